@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
+    Loc,
     Module,
+    Operation,
     Pass,
     Phase,
     Region,
@@ -28,7 +30,9 @@ class MarkParts(Pass):
     """Put an `stg.cross` behind each value that `stg.part` names; all users take its result.
 
     What the value is computed of is the part, as far as nothing else takes it. What no parameter
-    has a part in, such as a mask, every part computes for itself.
+    has a part in, such as a mask, every part computes for itself. A parameter that the rest of the
+    model uses too, such as a tied embedding, is main's: what takes it there is main's, and crosses
+    to the part.
 
     Before:
         stg.strategy @s {
@@ -74,20 +78,34 @@ def mark_parts(module: Module, rules: tuple[PartRule, ...]) -> None:
             what = "is the rest of the model" if rule.name == MAIN else "stands twice"
             raise error(f"the part '{rule.name}' {what}", rule.loc, remedy="choose another name")
         names.add(rule.name)
-        _mark(module, body, rule)
+        value = _named(body, rule)
+        if not value.uses:
+            raise error(f"nothing uses %{value.name}", rule.loc, remedy="name another value")
+        _cross(module, value, rule.name, MAIN, rule.loc)
+    for op in crosses(body):
+        _share(module, body, op)
     _check_alone(body)
 
 
-def _mark(module: Module, body: Region, rule: PartRule) -> None:
-    value = _named(body, rule)
+def _cross(module: Module, value: Value, source: str, to: str, loc: Loc) -> None:
+    """Let all that use a value take what crosses."""
     users, op = list(value.uses), value.producer
-    if op is None or not users:
-        raise error(f"%{value.name} is not computed and used", rule.loc, remedy="name another one")
-    attrs = {"value": value.name, "source": rule.name, "to": MAIN}
-    b = Builder.after(module.registry, op, loc=made_by(MarkParts.name, rule.loc))
-    there = b.value("stg.cross", [value], attrs, hint=f"{value.name}_{MAIN}")
-    for user, index in users:
-        user.set_operand(index, there)
+    attrs = {"value": value.name, "source": source, "to": to}
+    if op is not None:
+        b = Builder.after(module.registry, op, loc=made_by(MarkParts.name, loc))
+        there = b.value("stg.cross", [value], attrs, hint=f"{value.name}_{to}")
+        for user, index in users:
+            user.set_operand(index, there)
+
+
+def _share(module: Module, body: Region, end: Operation) -> None:
+    """Leave main what takes a parameter that main uses too, and nothing of the part."""
+    mine, theirs = _takes(body, [end.operands[0]])[0], _takes(body, body.terminator.operands)[0]
+    for shared in [v for v in _parameters(mine) if v in theirs]:
+        for op in dict.fromkeys(op for op, _ in shared.uses if op in body.ancestors(end.operands)):
+            alone = set(_parameters(_takes(body, op.operands)[0])) == {shared}
+            if alone and op.region is None:
+                _cross(module, op.result, MAIN, end.text("source"), end.loc)
 
 
 def _named(body: Region, rule: PartRule) -> Value:
@@ -127,36 +145,33 @@ def _named(body: Region, rule: PartRule) -> Value:
 
 def _check_alone(body: Region) -> None:
     """Refuse parts of parts, and parameters that two parts use."""
-    ends = {op.text("source"): (op.operands[0], op.loc) for op in crosses(body)}
     users: dict[Value, str] = {}
-    for part, (end, loc) in ends.items():
-        taken, given = _takes(body, [end])
-        if given:
-            raise error(
-                f"the part '{part}' takes %{given[0].name} of another part",
-                loc,
-                remedy="let one part compute both",
-            )
-        _claim(users, taken, part)
-    taken, _ = _takes(body, body.terminator.operands)
-    _claim(users, taken, MAIN)
+    ends: dict[str, list[Value]] = {MAIN: list(body.terminator.operands)}
+    for op in crosses(body):
+        ends.setdefault(op.text("source"), []).append(op.operands[0])
+    for part, values in ends.items():
+        taken, given = _takes(body, values)
+        for op in given:
+            if op.text("to") != part:
+                raise error(
+                    f"the part '{part}' takes %{op.operands[0].name} of the part "
+                    f"'{op.text('source')}'",
+                    op.loc,
+                    remedy="let one part compute both",
+                )
+        for value in _parameters(taken):
+            if (other := users.setdefault(value, part)) != part:
+                raise error(
+                    f"the parameter %{value.name} is used by the parts '{other}' and '{part}'",
+                    value.loc,
+                    remedy="untie it, or name a value that it has no part in",
+                )
 
 
-def _claim(users: dict[Value, str], taken: Iterable[Value], part: str) -> None:
-    """Note whose parameters these are. Raises `DiagnosticError` for one that another part has."""
-    for value in (v for v in taken if v.tensor.role in PARAMETERS):
-        if (other := users.setdefault(value, part)) != part:
-            raise error(
-                f"the parameter %{value.name} is used by the parts '{other}' and '{part}'",
-                value.loc,
-                remedy="untie it, or name a value that it has no part in",
-            )
-
-
-def _takes(body: Region, ends: Iterable[Value]) -> tuple[set[Value], list[Value]]:
+def _takes(body: Region, ends: Iterable[Value]) -> tuple[set[Value], list[Operation]]:
     """The arguments that values are computed of without crossing, and what crosses to them."""
     found: set[Value] = set()
-    given: list[Value] = []
+    given: list[Operation] = []
     pending, seen = list(ends), set[Value]()
     while pending:
         value = pending.pop()
@@ -167,8 +182,11 @@ def _takes(body: Region, ends: Iterable[Value]) -> tuple[set[Value], list[Value]
         if op is None:
             found.add(value)
         elif isinstance(op.definition, Cross):
-            given.append(op.operands[0])
+            given.append(op)
         elif op.parent is body:
             pending += op.reads()
     return found, given
 
+
+def _parameters(values: Iterable[Value]) -> Iterator[Value]:
+    return (v for v in values if v.tensor.role in PARAMETERS)
