@@ -36,6 +36,8 @@ from stagec.text.build import parse_module
 from stagec.text.printer import print_module
 from tests.support import STEP, inputs_of, run_passes
 
+#: Makes gradients long.
+SCALE = 3.0
 #: The sender's pod and rank, the receiver's pod and rank, and the tag.
 Key = tuple[str, int, str, int, int]
 
@@ -194,27 +196,31 @@ def _rank(module: Module, at: Mapping[str, int]) -> int:
     return found
 
 
+def pods_of(
+    path: str, parts: Sequence[str], **options: Any
+) -> tuple[dict[str, Module], Mapping[str, Mapping[str, Sequence[Ints]]]]:
+    """The planned modules of the pods of a job, and the ranks that each exchanges values with."""
+    texts = tuple(_part(text) for text in parts)
+    sizes = {"B": 8, **options.pop("sizes", {})}
+    job = JobOptions(path, sizes=sizes, part=texts, **options)
+    plans = {name: Planned(print_module) for name in part_names(job)}
+    found = lower_parts(job, {name: [plan] for name, plan in plans.items()})
+    registry = found.modules["main"].registry
+    texts_of = {name: Source(name, plan.needed("parts")) for name, plan in plans.items()}
+    return {name: parse_module(text, registry) for name, text in texts_of.items()}, found.far
+
+
 def assert_parts_train(path: str, parts: Sequence[str], **options: Any) -> None:
     """The pods of a step give the loss and the updated parameters of the whole step on one device,
     to 1e-9."""
-    texts = tuple(_part(text) for text in parts)
-    sizes = options.pop("sizes", {})
-    job = JobOptions(path, sizes={"B": 8, **sizes}, part=texts, **options)
-    names = part_names(job)
-    last = "reshard-parameters"
-    plans = {name: Planned(print_module, after="plan-memory") for name in names}
-    found = lower_parts(job, {name: [plan] for name, plan in plans.items()})
-    registry = found.modules["main"].registry
-    pods = {
-        name: parse_module(Source(name, plan.needed(last)), registry)
-        for name, plan in plans.items()
-    }
-    inputs, expected = whole_step(path, tuple(sorted(sizes.items())), **_numbers(options))
-    results = run_pods(pods, found.far, inputs)
+    pods, far = pods_of(path, parts, **options)
+    sizes = tuple(sorted(options.get("sizes", {}).items()))
+    inputs, expected = whole_step(path, sizes)
+    results = run_pods(pods, far, inputs)
     assert len(results) == len(expected)
     for name, value in results.items():
-        theirs = expected.get(name, expected.get(name.removesuffix("_sum")))
-        assert theirs is not None, name
+        names = name, name.removesuffix("_sum"), name.removesuffix("_g")
+        theirs = next(expected[n] for n in names if n in expected)
         np.testing.assert_allclose(value, theirs, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
@@ -224,17 +230,13 @@ def _part(text: str) -> PartText:
     return PartText(name, value, flags.strip())
 
 
-def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that change what a step computes."""
-    return {n: v for n, v in options.items() if n in ("clip", "fp8", "lora")}
-
-
 @cache
 def whole_step(
-    path: str, sizes: tuple[tuple[str, int], ...], **options: Any
+    path: str, sizes: tuple[tuple[str, int], ...], passes: str = STEP
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Inputs and results of the step on one device."""
-    builder = JobBuilder(JobOptions(path, sizes={"B": 8, **dict(sizes)}, **options))
-    module = run_passes(builder.module, STEP)
-    inputs = inputs_of(module, 2)
+    """Inputs and results of the step on one device, with gradients long enough to be clipped."""
+    builder = JobBuilder(JobOptions(path, sizes={"B": 8, **dict(sizes)}))
+    module = run_passes(builder.module, passes)
+    plain = inputs_of(module, 2)
+    inputs = {n: a * SCALE if a.dtype.kind == "f" else a for n, a in plain.items()}
     return inputs, run_named(module, module.env, inputs)
