@@ -25,7 +25,6 @@ from stagec.passes.partition.record_expert_rows import RecordExpertRows
 from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.parts.connect_parts import ConnectParts
 from stagec.passes.parts.cut_part import CutPart
-from stagec.passes.parts.mark_parts import MarkParts
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
@@ -55,10 +54,10 @@ PLUGIN = Plugin(
     passes=(
         Inline,
         InferShapes,
+        CutPart,
         ToServing,
         AbsorbLatent,
         NormalizeStrategy,
-        MarkParts,
         AddLora,
         SetElementTypes,
         InsertFp8Casts,
@@ -74,7 +73,6 @@ PLUGIN = Plugin(
         RingAttention,
         Differentiate,
         AddOptimizer,
-        CutPart,
         PropagateSharding,
         InsertCollectives,
         NarrowCollectives,
@@ -101,7 +99,7 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "normalize-strategy,mark-parts,copy-experts,add-lora,set-element-types,"
+        "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

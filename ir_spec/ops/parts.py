@@ -7,16 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr
-from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
-from stagec.ir.traits import Stays, View
-from stagec.ir.types import Type
-from stagec.ir_spec.ops.base import pointwise
+from stagec.ir.traits import BeginsBackward, Stays
+from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
 
 #: The part that has what no statement names.
@@ -34,8 +32,8 @@ class PartRule(Record):
 class PartOp(Statement):
     """A part of the model is what a value is computed of. What no part has is the part `main`.
 
-    A job has a pod for each part, with a mesh and a strategy of its own. In a module that is not
-    cut, on one mesh, the statement changes nothing.
+    A job has a pod for each part, with a mesh and a strategy of its own, which `cut-part` leaves its
+    part. In a module that is not cut the statement changes nothing.
     """
 
     name, record, repeats = "stg.part", PartRule, True
@@ -57,76 +55,82 @@ class PartOp(Statement):
             yield {"name": part.name, "of": part.value}
 
 
-_VALUE = Param("value", "values", "what it is called at both ends", required=True, positional=True)
-_SOURCE = Param("source", "name", "the part that it comes from", required=True)
-_TO = Param("to", "name", "the part that it goes to", required=True)
+_ENDS = (
+    Param("value", "values", "what it is called at both ends", required=True, positional=True),
+    Param("source", "name", "the part that it comes from", required=True),
+    Param("to", "name", "the part that it goes to", required=True),
+    Param("trained", "flag", "a trained parameter has a part in it: its gradient goes the other way"),
+)
 
 
-class Cross(OpDef):
-    """A value goes from one part of the model to another; its gradient comes back.
+class Depart(OpDef):
+    """A value goes to another part of the model. If it is trained, backward begins here too, with
+    the gradient that comes back."""
 
-    On one mesh it is the value itself. `cut-part` leaves each pod its end.
-    """
-
-    name = "stg.cross"
+    name = "stg.depart"
     operands = ("x",)
-    params = (_VALUE, _SOURCE, _TO)
-    traits = (View(),)
-    example = "%y = stg.cross[e, source = encoder, to = main](%x) : bf16[B, S, D]"
+    results = ()
+    params = _ENDS
+    traits = (Stays(), BeginsBackward())
+    example = "stg.depart[e, source = encoder, to = main](%x)"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        if not op.flag("trained"):
+            return [None]
+        x = op.operands[0]
+        about: dict[str, RawAttr] = {"dtype": x.tensor.dtype}
+        about |= {"sizes": x.tensor.shape} if x.tensor.rank else {}
+        attrs = {**_back(op), **about}
+        return [b.value("stg.arrive", (), attrs, type=x.tensor.inner, hint=x.prefixed("d_"))]
+
+
+class Arrive(OpDef):
+    """A value comes from another part of the model. If it is trained, its gradient goes back."""
+
+    name = "stg.arrive"
+    params = (
+        *_ENDS,
+        Param("sizes", "sizes", "its shape (default: a scalar)"),
+        Param("dtype", "name", "its element type", required=True),
+    )
+    example = (
+        "%e = stg.arrive[e, source = encoder, to = main, sizes = (B, S, D), dtype = bf16]"
+        " : bf16[B, S, D]"
+    )
 
     def rule(self, op: Operation) -> Rule:
-        return pointwise(op, linear=True)
+        sizes = op.exprs("sizes")
+        factors = letters(len(sizes))
+        return Rule((), (tuple((f,) for f in factors),), sizes=dict(zip(factors, sizes, strict=True)))
 
-    def bytes_touched(self, op: Operation) -> Expr:
-        return ZERO
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.text("dtype")]
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        if dy is None:
-            return [None]
-        (value,) = op.names("value")
-        path, slash, last = value.rpartition("/")
-        name = f"{path}{slash}d_{last}"
-        back = {"value": name, "source": op.text("to"), "to": op.text("source")}
-        return [b.value("stg.cross", [dy], back, hint=op.operands[0].prefixed("d_"))]
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0]]
-
-
-class Depart(OpDef):
-    """A value leaves for another part: the end of a crossing in the pod that has it."""
-
-    name = "stg.depart"
-    operands = ("x",)
-    results = ()
-    params = (_VALUE, _SOURCE, _TO)
-    traits = (Stays(),)
-    example = "stg.depart[e, source = encoder, to = main](%x)"
-
-
-class Arrive(OpDef):
-    """A value comes from another part: the end of a crossing in the pod that gets it. The type
-    says what it is."""
-
-    name = "stg.arrive"
-    params = (_VALUE, _SOURCE, _TO)
-    example = "%e = stg.arrive[e, source = encoder, to = main] : bf16[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule | None:
-        if not op.results or op.result.type is None:
-            return None
-        factors = letters(op.result.tensor.rank)
-        sizes = dict(zip(factors, op.result.tensor.shape, strict=True))
-        return Rule((), (tuple((f,) for f in factors),), sizes=sizes)
-
-    def infer(self, op: Operation) -> list[Type]:
-        return [r.type for r in op.results if r.type is not None]
+        if dy is not None and op.flag("trained"):
+            depart(b, dy, op.result.tensor.inner, _back(op))
+        return []
 
     def bytes_touched(self, op: Operation) -> Expr:
         return ZERO
 
 
-OPS = (PartOp(), Cross(), Depart(), Arrive())
+def depart(b: Builder, value: Value, type_: TensorType, attrs: Mapping[str, RawAttr]) -> None:
+    """Let a value go to another part, in the placement of a type, if that has one."""
+    if type_.placed:
+        value = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
+    b.op("stg.depart", [value], attrs, types=())
+
+
+def _back(op: Operation) -> dict[str, RawAttr]:
+    """The ends of the gradient of what crosses."""
+    path, slash, last = op.names("value")[0].rpartition("/")
+    return {"value": f"{path}{slash}d_{last}", "source": op.text("to"), "to": op.text("source")}
+
+
+OPS = (PartOp(), Depart(), Arrive())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagec.api import (
@@ -17,8 +17,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
-from stagec.ir_spec.ops.parts import MAIN
-from stagec.sharding.parts import parts_of
+from stagec.ir_spec.ops.parts import MAIN, depart
 from stagec.sharding.zero import StatePlacement
 
 
@@ -73,7 +72,9 @@ def add_optimizer(module: Module) -> None:
     body = module.main.body
     end, params = body.terminator, module.trainable()
     placement = StatePlacement(module, strategy, PASS)
-    grads = end.operands[1:]
+    part = module.main.text("part", MAIN)
+    losses = end.operands[: 1 if part == MAIN else 0]
+    grads = end.operands[len(losses) :]
     if len(grads) != len(params):
         raise error(
             f"a step of {len(params)} parameters returns {len(grads)} gradients behind the loss",
@@ -83,7 +84,9 @@ def add_optimizer(module: Module) -> None:
     b = Builder(
         module.registry, body, len(body.ops) - 1, loc=made_by(PASS, strategy.loc), phase="optimizer"
     )
-    clips = _clip_factors(b, module, grads, strategy.clip) if strategy.clip != 0 else {}
+    clip = None
+    if strategy.clip != 0 and grads:
+        clip = _clip_factor(b, grads, strategy.clip, part, module.main.names("peers"))
     outputs: list[Value] = []
     placed: list[TensorType] = []
     for param, grad in zip(params, grads, strict=True):
@@ -97,50 +100,34 @@ def add_optimizer(module: Module) -> None:
             for kind, dtype in dtypes.items()
         }
         updated = [param, *(state[kind] for kind in ("m", "v", "master") if kind in state)]
-        operands = [param, grad, *updated[1:], *([clips[grad]] if clips else [])]
-        given = (("master", "master" in state), ("clip", bool(clips)))
+        operands = [param, grad, *updated[1:], *([clip] if clip is not None else [])]
+        given = (("master", "master" in state), ("clip", clip is not None))
         flags = {name: True for name, there in given if there}
         names = [f"{v.name}_new" for v in updated]
         outputs += b.op("stg.adamw", operands, flags, names=names).results
         placed += [v.tensor.inner for v in updated]
-    end.set_operands([end.operands[0], *outputs])
+    end.set_operands([*losses, *outputs])
     end.attrs["phase"] = "optimizer"
-    body.returns = (*body.returns[:1], *placed)
+    body.returns = (*body.returns[: len(losses)], *placed)
 
 
-def _clip_factors(
-    b: Builder, module: Module, grads: tuple[Value, ...], clip: Expr
-) -> Mapping[Value, Value]:
-    """The factor that clips each gradient. The norm is that of all gradients; parts of the model
-    tell each other their shares of it."""
-    owners = parts_of(module, grads)
-    shares: dict[str, Value] = {}
-    for part in dict.fromkeys(owners.values()):
-        squares = [
-            b.value("stg.squared_norm", [g], hint=g.prefixed("sq_"))
-            for g in grads
-            if owners[g] == part
-        ]
-        shares[part] = _added(b, squares, "norm_sq" if part == MAIN else f"norm_sq_{part}")
-    told = {
-        (to, source): _crossed(b, share, source, to)
-        for source, share in shares.items()
-        for to in shares
-        if to != source
-    }
-    found: dict[str, Value] = {}
-    for part, share in shares.items():
-        others = [v for (to, _), v in told.items() if to == part]
-        norm = _added(b, [share, *others], f"norm_sq_of_all_{part}")
-        hint = "clip" if part == MAIN else f"clip_{part}"
-        found[part] = b.value("stg.clip_factor", [norm], {"max": clip}, hint=hint)
-    return {grad: found[part] for grad, part in owners.items()}
+def _clip_factor(
+    b: Builder, grads: Sequence[Value], clip: Expr, part: str, peers: Sequence[str]
+) -> Value:
+    """The factor that clips the norm of all gradients. The parts of a model tell each other their
+    shares of it."""
+    squares = [b.value("stg.squared_norm", [g], hint=g.prefixed("sq_")) for g in grads]
+    norm = _added(b, squares, "norm_sq")
+    shares = [norm]
+    for peer in peers:
+        ends = {"value": f"norm_sq_{part}", "source": part, "to": peer}
+        depart(b, norm, replace(norm.tensor, placed=True), ends)
+    for peer in peers:
+        ends = {"value": f"norm_sq_{peer}", "source": peer, "to": part, "dtype": norm.tensor.dtype}
+        type_ = replace(norm.tensor, placed=True)
+        shares.append(b.value("stg.arrive", (), ends, type=type_, hint=f"norm_sq_{peer}"))
+    return b.value("stg.clip_factor", [_added(b, shares, "norm_sq_all")], {"max": clip}, hint="clip")
 
 
 def _added(b: Builder, values: Sequence[Value], hint: str) -> Value:
     return b.value("stg.add", values, hint=hint) if len(values) > 1 else values[0]
-
-
-def _crossed(b: Builder, share: Value, source: str, to: str) -> Value:
-    attrs = {"value": f"norm_sq_{source}", "source": source, "to": to}
-    return b.value("stg.cross", [share], attrs, hint=f"norm_sq_{source}_{to}")

@@ -12,13 +12,13 @@ from tests.oracle.test_parts import ENDS, path
 from tests.support import EXHAUSTIVE, stagec
 
 BATCH = 8
-#: Of whisper with E: strategies of the encoder and of main.
+#: Strategies of the encoder and of main.
 CASES = (
     ("dp=4", "--dp 2 --tp 2 --microbatches 2"),
     ("tp=2,dp=2", "--tp 4 --sp --microbatches 2"),
     ("tp=4,sp", "--dp 4 --zero 3"),
     ("", "--tp 2"),
-    ("dp=2,cp=2", "--dp 2 --tp 2"),
+    ("dp=2,cp=2,cp-mode=ulysses", "--dp 2 --tp 2"),
 )
 
 
@@ -35,7 +35,8 @@ def flags(name: str, part: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["whisper", pytest.param("t5", marks=EXHAUSTIVE)])
 @pytest.mark.parametrize(
-    ("part", "main"), [pytest.param(*c, marks=[EXHAUSTIVE] if i else []) for i, c in enumerate(CASES)]
+    ("part", "main"),
+    [pytest.param(*c, marks=[EXHAUSTIVE] if i else []) for i, c in enumerate(CASES)],
 )
 def test_pods_are_one_job(name: str, part: str, main: str, tmp_path: Path) -> None:
     """The checker proves it, and each pod gets each byte of a value as often as it holds it."""
@@ -57,9 +58,8 @@ def test_nothing_is_computed_twice(name: str, part: str, main: str) -> None:
     whole = analysed(name)
     found = analysed(name, *main.split(), *flags(name, part))
     for phase in ("forward", "backward"):
-        made = sum(
-            c["count"] * c["matmul_flops"][phase] for p in found["pods"].values() for c in p["classes"]
-        )
+        classes = [c for pod in found["pods"].values() for c in pod["classes"]]
+        made = sum(c["count"] * c["matmul_flops"][phase] for c in classes)
         assert made == whole["classes"][0]["matmul_flops"][phase], phase
     assert sum(p["parameters"] for p in found["pods"].values()) == whole["parameters"]
 

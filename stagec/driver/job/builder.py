@@ -327,7 +327,7 @@ class JobBuilder:
                 + ("--serve is given" if self.serving else "no argument is a 'param'"),
                 remedy="leave it out",
             )
-        return f"{TRAIN},+before(propagate-sharding):cut-part{{keep={self.options.keep}}}"
+        return f"{TRAIN},+after(infer-shapes):cut-part{{keep={self.options.keep}}}"
 
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY."""
