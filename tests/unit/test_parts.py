@@ -51,17 +51,24 @@ def test_pods_are_one_job(name: str, part: str, main: str, tmp_path: Path) -> No
     assert {c["pod"] for c in manifest["classes"]} == {"main", "encoder"}
 
 
-@pytest.mark.parametrize(("part", "main"), CASES)
+@pytest.mark.parametrize(
+    "strategy", ["dp=2,tp=2", "dp=4,zero=3", *[pytest.param("tp=4,sp", marks=EXHAUSTIVE)]]
+)
 @pytest.mark.parametrize("name", ["whisper", "t5"])
-def test_nothing_is_computed_twice(name: str, part: str, main: str) -> None:
-    """Matrix products of all ranks, and parameters, are those of the step on one device."""
-    whole = analysed(name)
-    found = analysed(name, *main.split(), *flags(name, part))
+def test_nothing_is_computed_twice(name: str, strategy: str) -> None:
+    """Matrix products of all ranks, and parameters, are those of the step on one mesh with the
+    strategy that both parts have here."""
+    words = [w for flag in strategy.split(",") for w in f"--{flag}".split("=")]
+    whole, found = analysed(name, *words), analysed(name, *words, *flags(name, strategy))
     for phase in ("forward", "backward"):
-        classes = [c for pod in found["pods"].values() for c in pod["classes"]]
-        made = sum(c["count"] * c["matmul_flops"][phase] for c in classes)
-        assert made == whole["classes"][0]["matmul_flops"][phase], phase
+        made = [_made(pod, phase) for pod in found["pods"].values()]
+        assert sum(made) == _made(whole, phase), phase
+        assert all(made), phase
     assert sum(p["parameters"] for p in found["pods"].values()) == whole["parameters"]
+
+
+def _made(pod: dict[str, Any], phase: str) -> int:
+    return sum(int(c["count"] * c["matmul_flops"][phase]) for c in pod["classes"])
 
 
 def test_each_rank_gets_what_it_holds() -> None:
