@@ -177,12 +177,12 @@ def _inputs(module: Module, inputs: Mapping[str, Array]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for name, arg in args.items():
         base = arg.tensor.part[0] if arg.tensor.part is not None else name
-        value = inputs[base]
+        value: Array = inputs[base]
         split = [d for d, dim in enumerate(arg.tensor.dims) if "B" in dim.size.symbols]
         if split and not arg.tensor.role:
             ranks = prod(module.env[a] for a in arg.tensor.dims[split[0]].axes)
-            ids = np.arange(value.shape[split[0]])
-            order = ids.reshape(microbatches(module), ranks, -1).transpose(1, 0, 2).reshape(-1)
+            ids: Ints = np.arange(int(value.shape[split[0]]), dtype=np.int64)
+            order: Ints = ids.reshape(microbatches(module), ranks, -1).transpose(1, 0, 2).ravel()
             value = np.take(value, order, axis=split[0])
         found[base] = value
     return found

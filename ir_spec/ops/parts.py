@@ -32,8 +32,8 @@ class PartRule(Record):
 class PartOp(Statement):
     """A part of the model is what a value is computed of. What no part has is the part `main`.
 
-    A job has a pod for each part, with a mesh and a strategy of its own, which `cut-part` leaves its
-    part. In a module that is not cut the statement changes nothing.
+    A job has a pod for each part, with a mesh and a strategy of its own; `cut-part` leaves it
+    its part. In a module that is not cut the statement changes nothing.
     """
 
     name, record, repeats = "stg.part", PartRule, True
@@ -59,7 +59,7 @@ _ENDS = (
     Param("value", "values", "what it is called at both ends", required=True, positional=True),
     Param("source", "name", "the part that it comes from", required=True),
     Param("to", "name", "the part that it goes to", required=True),
-    Param("trained", "flag", "a trained parameter has a part in it: its gradient goes the other way"),
+    Param("trained", "flag", "a trained parameter has a part in it: its gradient goes back"),
 )
 
 
@@ -103,7 +103,9 @@ class Arrive(OpDef):
     def rule(self, op: Operation) -> Rule:
         sizes = op.exprs("sizes")
         factors = letters(len(sizes))
-        return Rule((), (tuple((f,) for f in factors),), sizes=dict(zip(factors, sizes, strict=True)))
+        return Rule(
+            (), (tuple((f,) for f in factors),), sizes=dict(zip(factors, sizes, strict=True))
+        )
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("dtype")]

@@ -126,7 +126,9 @@ def _clip_factor(
         ends = {"value": f"norm_sq_{peer}", "source": peer, "to": part, "dtype": norm.tensor.dtype}
         type_ = replace(norm.tensor, placed=True)
         shares.append(b.value("stg.arrive", (), ends, type=type_, hint=f"norm_sq_{peer}"))
-    return b.value("stg.clip_factor", [_added(b, shares, "norm_sq_all")], {"max": clip}, hint="clip")
+    return b.value(
+        "stg.clip_factor", [_added(b, shares, "norm_sq_all")], {"max": clip}, hint="clip"
+    )
 
 
 def _added(b: Builder, values: Sequence[Value], hint: str) -> Value:

@@ -51,7 +51,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.traits import Accumulates, BeginsBackward, Repeats
+from stagec.ir.traits import Accumulates, BeginsBackward
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import MAIN
 from stagec.passes.autodiff.frozen import idle_values

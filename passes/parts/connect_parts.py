@@ -1,4 +1,4 @@
-"""connect-parts: what crosses to another part, or from it, becomes messages to ranks of that pod."""
+"""connect-parts: what crosses to another part, or from it, becomes messages between ranks."""
 
 from __future__ import annotations
 

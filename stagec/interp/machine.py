@@ -40,8 +40,8 @@ class Meeting:
     microbatch: int
 
 
-#: Gives what an end of a crossing makes of the parts of its operand, if it has one. Without it a pod runs alone:
-#: what it takes over is there.
+#: Gives what an end of a crossing makes of the parts of its operand, if it has one. Without it a
+#: pod runs alone: what it takes over is there.
 Meet = Callable[[Operation, Meeting, Locals], Locals]
 
 

@@ -131,7 +131,7 @@ def _check_alike(ends: Mapping[str, Mapping[Way, Operation]], pods: Mapping[str,
     (a, mine), (b, theirs) = ends.items()
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
-        op = (mine | theirs)[lost] if lost in mine else theirs[lost]
+        op = mine[lost] if lost in mine else theirs[lost]
         raise error(
             f"{lost} has one end, expected two",
             op.loc,

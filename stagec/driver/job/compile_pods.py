@@ -87,7 +87,9 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     pods = _lowered(options, plans)
     result = _analysis(pods)
     compiled = time.perf_counter() - began
-    crossed = {"crossings": result["crossings"]} if options.part else {"serving": result["handover"]}
+    crossed = (
+        {"crossings": result["crossings"]} if options.part else {"serving": result["handover"]}
+    )
     about = {**_provenance(pods, options, given), **crossed}
     job = _job(pods, name, given, durations, plans)
     written: list[Written] = []
