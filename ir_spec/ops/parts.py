@@ -56,7 +56,7 @@ class PartOp(Statement):
 
 
 _ENDS = (
-    Param("value", "values", "what it is called at both ends", required=True, positional=True),
+    Param("value", "name", "what it is called at both ends", required=True, positional=True),
     Param("source", "name", "the part that it comes from", required=True),
     Param("to", "name", "the part that it goes to", required=True),
     Param("trained", "flag", "a trained parameter has a part in it: its gradient goes back"),
@@ -131,8 +131,8 @@ def depart(b: Builder, value: Value, type_: TensorType, attrs: Mapping[str, RawA
 
 def _back(op: Operation) -> dict[str, RawAttr]:
     """The ends of the gradient of what crosses."""
-    path, slash, last = op.names("value")[0].rpartition("/")
-    return {"value": f"{path}{slash}d_{last}", "source": op.text("to"), "to": op.text("source")}
+    value = op.text("value")
+    return {"value": f"d_{value}", "source": op.text("to"), "to": op.text("source")}
 
 
 OPS = (PartOp(), Depart(), Arrive())

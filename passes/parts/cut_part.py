@@ -50,10 +50,10 @@ class CutPart(Pass):
         stg.strategy @s {
           stg.part[encoder, of = e]
         }
-        stg.func @f[part = main, peers = (encoder)]() -> f32[] {
-          %e_2 = stg.arrive[
-            e, source = encoder, to = main, trained, sizes = B, dtype = f32] : f32[B]
-          %l = stg.sum["b->"](%e_2) : f32[]
+        stg.func @f[part = main]() -> f32[] {
+          %e = stg.arrive[
+            e, trained, source = encoder, to = main, sizes = B, dtype = f32] : f32[B]
+          %l = stg.sum["b->"](%e) : f32[]
           stg.return(%l)
         }
     """
@@ -64,7 +64,15 @@ class CutPart(Pass):
     keep: str = field(default=MAIN, metadata={"help": "the part that the pod has"})
 
     def run(self, module: Module) -> None:
-        cut_part(module, read_strategy(module).all(PartRule), self.keep)
+        strategy = read_strategy(module)
+        if strategy.pipeline is not None:
+            raise error(
+                f"the part '{self.keep}' has pipeline stages: their microbatches and those of "
+                "other parts would wait for each other",
+                strategy.pipeline.loc,
+                remedy="leave --pp out of all parts",
+            )
+        cut_part(module, strategy.all(PartRule), self.keep)
 
 
 def cut_part(module: Module, rules: Sequence[PartRule], keep: str) -> None:
@@ -225,8 +233,9 @@ def _named(body: Region, rule: PartRule) -> Value:
 
 
 def _cut(module: Module, parts: _Parts, keep: str) -> None:
-    """Put the ends of a part in the place of what crosses, and erase what other parts have."""
-    body, kept = parts.body, parts.ops(keep)
+    """Put the ends of a part in the place of what crosses, and erase what nothing takes then: what
+    other parts have."""
+    body = parts.body
     trained = {c: parts.trains(c) for c in parts.crossings}
     for crossing in parts.crossings:
         if keep in (crossing.source, crossing.to):
@@ -234,10 +243,6 @@ def _cut(module: Module, parts: _Parts, keep: str) -> None:
     if keep != MAIN:
         body.terminator.set_operands(())
         body.returns = ()
-    ends = {op for op in body.ops if op.name in ("stg.depart", "stg.arrive")}
-    for op in reversed(body.ops[:-1]):
-        if op not in kept and op not in ends:
-            op.erase()
     erase_unused(body)
     body.args[:] = [arg for arg in body.args if arg.uses]
     for index, arg in enumerate(body.args):
@@ -256,7 +261,7 @@ def _end(module: Module, crossing: _Crossing, *, trained: bool, arrives: bool) -
         return
     b = Builder.after(module.registry, op, loc=made_by(CutPart.name, crossing.loc))
     attrs: dict[str, RawAttr] = {
-        "value": value.name,
+        "value": value.name.replace("/", "_"),
         "source": crossing.source,
         "to": crossing.to,
         **({"trained": True} if trained else {}),

@@ -56,7 +56,7 @@ def ends_of(module: Module) -> Iterator[tuple[Way, Operation]]:
     for func in module.functions:
         for op in func.body.walk():
             if isinstance(op.definition, Depart | Arrive):
-                yield Way(op.names("value")[0], op.text("source"), op.text("to")), op
+                yield Way(op.text("value"), op.text("source"), op.text("to")), op
 
 
 def pod_of(module: Module) -> str:
@@ -126,8 +126,8 @@ def _met(way: Way, held: Mapping[str, Held], op: Operation) -> Handover:
 
 
 def _check_alike(ends: Mapping[str, Mapping[Way, Operation]], pods: Mapping[str, Module]) -> None:
-    """Raises `DiagnosticError` for ends of one pod that the other one does not have, and for
-    microbatches and orders of positions that differ."""
+    """Raises `DiagnosticError` for ends of one pod that the other one does not have, and
+    for microbatches and orders of positions that differ."""
     (a, mine), (b, theirs) = ends.items()
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())

@@ -100,6 +100,7 @@ def test_a_pod_that_waits_for_nothing_that_comes_is_found() -> None:
     [
         ("encoder=e: microbatches=2", {}, "has 1 microbatches and 'encoder' has 2"),
         ("encoder=e: dp=3", {"dp": 2, "sizes": {"B": 12}}, "2 parts, and 3"),
+        ("encoder=e", {"pp": 2, "microbatches": 4}, "'main' has pipeline stages"),
         ("main=e", {}, "the part 'main' is the rest of the model"),
         ("encoder=nothing", {}, "no value '%nothing'"),
         ("encoder=r1", {}, "made inside of layers"),

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "steps": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
     "requests": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
-    "symbolic": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
-    "limit": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
+    "symbolic": ("is of one pod", "leave it out, or look at one pod of --serve disaggregated"),
+    "limit": ("is of one pod", "leave it out, or look at one pod of --serve disaggregated"),
     "html": ("of one job is for 'stagec memory'", "look at one pod with that"),
 }
 

@@ -175,7 +175,7 @@ class Parts(click.ParamType[PartText]):
         head, _, flags = str(value).partition(":")
         name, _, of = (word.strip() for word in head.partition("="))
         of = of.removeprefix("%")
-        if not (_is_name(name) and all(map(_is_name, of.split("/")))):
+        if not (_is_name(name) and _is_name(of)):
             self.fail(f"expects NAME=VALUE: FLAGS, as in 'encoder=e: tp=2', found '{value}'")
         return PartText(name, of, flags.strip())
 
