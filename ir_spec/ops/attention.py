@@ -8,7 +8,6 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
-from stagec.ir.latent import rows_of_latent
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
@@ -36,6 +35,7 @@ from stagec.ir_spec.ops.attention_core import (
 )
 from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
+from stagec.ir_spec.ops.latent import rows_of_latent
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.strategy import ORDERS
 from stagec.support.diagnostics import error
