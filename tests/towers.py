@@ -123,6 +123,12 @@ TOWERS: Mapping[str, Keys] = {
         "text_config": {**_ENCODER, "num_hidden_layers": 2},
         "vision_config": _VISION,
     },
+    "clip_vision_model": {**_VISION, "architectures": ["CLIPVisionModelWithProjection"]}
+    | {"projection_dim": 8},
+    "clip_text_model": _ENCODER,
+    "siglip_vision_model": _VISION,
+    "siglip_vision_model-patches": {**_VISION, "vision_use_head": False},
+    "siglip_text_model": {**_ENCODER, "projection_size": 8},
     "DiTTransformer2DModel": {
         "num_attention_heads": 4,
         "attention_head_dim": 4,
