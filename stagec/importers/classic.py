@@ -40,7 +40,8 @@ def read_gpt(config: Config) -> ModelText:
     kin = Kin(config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512), read_groups=False)
     act = config.word("afn", among=ACTIVATIONS, default="gelu_new")
     act = "gelu_new" if act == "gelu" else act  # what the class makes of it
-    config.skip("n_ctx")
+    config.only("n_special", 0)
+    config.skip("n_ctx", "predict_special_tokens")
     _skip_summary(config)
     mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None)
     block = FeedForward(act, gated=False, bias=True)

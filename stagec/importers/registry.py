@@ -23,6 +23,7 @@ from stagec.importers import (
     masked,
     mixture,
     multimodal,
+    omni,
     pairs,
     recent,
     rwkv,
@@ -56,6 +57,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *diffusion.FAMILIES,
     *recent.FAMILIES,
     *multimodal.FAMILIES,
+    *omni.FAMILIES,
     *beside.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
