@@ -346,6 +346,8 @@ ALIASES = {
     "llava_next_video": "llava",
     "llava_onevision": "llava",
     "smolvlm": "idefics3",
+    "qwen2_5_omni": "qwen2_5_omni_thinker",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe",
     "mvp": "plbart",
     "mt5": "t5-gated",
     "xlm-roberta": "roberta",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stagec.importers.blocks import RMS
-from stagec.importers.common import read_size
+from stagec.importers.common import identifier, read_size
 from stagec.importers.config import Config
 from stagec.importers.text import Body, ModelText
 from stagec.importers.towers import linear
@@ -18,7 +18,7 @@ _PLAIN = "stg.layernorm[affine = none]({})"
 def begin_images(config: Config, title: str) -> ModelText:
     name = config.text("_class_name")
     text = ModelText(
-        title.lower(),
+        identifier(title.lower()),
         f"{title}: a training step, forward. Written by stagec import from a {name};",
         ["the comments name the keys of the configuration."],
     )
