@@ -50,7 +50,9 @@ class Latent:
             body.let("q", replace(self.rope, part="R", last=True).step().format(q0))
         c0 = body.let("c0", f'stg.einsum["bsd,dc->bsc"](%x, {body.param("wkv_a", "D, C")})')
         c = body.let("c", f"stg.rmsnorm[cached]({c0}, {body.param('kv_norm', 'C')})")
-        kr1 = body.let("kr0", f'stg.einsum["bsd,dr->bsr"](%x, {body.param("wk_rope", "D, R")})')
+        flag = "" if self.rope else ", cached"
+        step = f'stg.einsum["bsd,dr->bsr"{flag}](%x, {body.param("wk_rope", "D, R")})'
+        kr1 = body.let("kr0", step)
         if self.rope:
             kr1 = body.let("kr1", replace(self.rope, cached=True).step().format(kr1))
         kr = body.let("kr", f'stg.broadcast["bsr->bshr", sizes = H]({kr1})')
