@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from stagec.machines import Level, Machine
 from stagec.program.groups import crosses_pods
 from stagec.program.runs import Run
-from stagec.time.costs import Measurements
-from stagec.time.network import level_between, message_seconds
+from stagec.time.costs.network import level_between, message_seconds
+from stagec.time.costs.nodes import Measurements
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 

@@ -17,7 +17,7 @@ from stagec.driver.request.serving import PODS
 from stagec.driver.time.timed import time_job
 from stagec.ir.serving import PREFILL
 from stagec.machines import load_machine
-from stagec.time.network import message_seconds
+from stagec.time.costs.network import message_seconds
 from stagec.time.step import Issued, step_time
 from tests.support import LLAMA, stagec, tiny_options
 from tests.unit.test_step_time import arbitrary, compare

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stagec.ir.expr import Expr
     from stagec.ir.module import Module
     from stagec.machines import Machine
-    from stagec.time.costs import Measurements
+    from stagec.time.costs.nodes import Measurements
     from stagec.time.step import Issued, StepTime
 
 
