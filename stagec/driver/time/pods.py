@@ -114,54 +114,9 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
         )
         for pod in PODS
     }
-<<<<<<< HEAD
     level = level_between_pods(machine, [alone[pod].ranks for pod in PODS])
     sent = transfer_time(issued[PREFILL], on, level, alone[PREFILL].step, **how)
     return PodsTime(alone, sent)
-=======
-    pods = lower_pods(options)
-    level = _between(machine, [alone[pod].ranks for pod in PODS])
-    issued = Issued.of(pods.modules[PREFILL])
-    sending = step_time(issued, on, pods=level, **how)
-    result = handed_over(pods)
-    exposed = max(0.0, sending.seconds - alone[PREFILL].step_seconds)
-    return PodsTime(
-        alone,
-        TransferTime(
-            result.bytes,
-            result.messages,
-            level.name,
-            _alone(issued, on, level),
-            exposed,
-        ),
-    )
-
-
-def _between(machine: Machine, ranks: list[int]) -> Level:
-    """The level of the network between two pods, the second of which begins on a node of its own.
-    Raises `DiagnosticError` if there is none."""
-    from stagec.time.costs.network import level_between
-
-    node = machine.network[0].ranks or 1
-    first, second = ranks
-    return level_between(machine, 0, -(-first // node) * node + second - 1)
-
-
-def _alone(issued: Issued, machine: Machine, level: Level) -> float:
-    """Seconds of the messages of the rank that sends most, one after the other."""
-    from stagec.program.groups import crosses_pods
-    from stagec.time.costs.network import message_seconds
-
-    longest = 0.0
-    for runs in issued.runs:
-        total = 0.0
-        for kind, times in Counter(run.kind for run in runs).items():
-            sizes = Counter(n.size for n in kind.nodes if crosses_pods(n.op))
-            each = sum(k * message_seconds(machine, size, level) for size, k in sizes.items())
-            total += times * each
-        longest = max(longest, total)
-    return longest
->>>>>>> wt-me
 
 
 def _print(found: PodsTime, out: StringIO) -> None:

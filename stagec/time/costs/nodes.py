@@ -18,11 +18,6 @@ from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
-<<<<<<< HEAD:stagec/time/costs.py
-from stagec.time.kernels import seconds_in_step
-from stagec.time.network import Span, collective_seconds, level_between, message_seconds, spans
-=======
-from stagec.support.diagnostics import error
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.network import (
     Span,
@@ -32,7 +27,6 @@ from stagec.time.costs.network import (
     spans,
 )
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
->>>>>>> wt-me:stagec/time/costs/nodes.py
 from stagec.time.streams import PICOSECONDS, Cost
 
 #: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
