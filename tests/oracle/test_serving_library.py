@@ -49,7 +49,7 @@ def kind_of(entry: LibraryModel) -> str:
     return str(config.get("model_type") or entry.name.partition("-")[0].partition(".")[0])
 
 
-KINDS = {kind_of(e): e.name for e in reversed(library().values()) if kind_of(e) not in OTHERS}
+KINDS = {kind_of(e): e.name for e in reversed([*library().values()]) if kind_of(e) not in OTHERS}
 
 
 def job_of(kind: str, folder: Path) -> JobOptions:
