@@ -179,13 +179,6 @@ class HandedOver:
     bytes: int
 
 
-def handed_over(pods: Pods) -> HandedOver:
-    """What goes from one pod to the other in a step."""
-    from stagec.analysis.report import analysis
-
-    return _sent(analysis(pods.modules[PREFILL], pods.name))
-
-
 def _sent(prefill: Mapping[str, Any]) -> HandedOver:
     messages = total = 0
     for each in prefill["classes"]:
