@@ -4,7 +4,7 @@ up.
     first     the work of a microbatch in which nothing is computed again; no parameters are held
     then      the work as it is, and what stays in memory
     at last   the work with what is exchanged for each microbatch, where that is something; the
-              actions of a pipeline, one after the other
+              actions of a pipeline, one after the other, and what its two ends hold
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -20,17 +21,20 @@ from stagec.driver.job.legal import BATCH, count_of, size_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Ints, Jobs
 from stagec.driver.search.probes import (
+    FEW,
     RECOMPUTED,
+    TWO_STAGES,
     Asked,
     Probe,
     What,
+    ends_probe,
     of_work,
     refined_probe,
     state_probe,
     work_probe,
 )
 from stagec.explore.bounds import SLACK, Floats, Held, Work, columns, memory_bound, time_bound
-from stagec.explore.layout import Layers, Layout, laid_out
+from stagec.explore.layout import Layers, Layout, laid_out, rank_layers
 from stagec.explore.pipelined import Pair, Pipeline, pipelined
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
@@ -39,6 +43,9 @@ from stagec.machines import Machine
 Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
 #: What the bounds take of probes of work, in the order of `Work` and `Held`.
 _WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
+#: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
+#: as good as it gets.
+_CLOSE = 0.9
 #: The job is the same as one before it.
 SAME = -1.0
 
@@ -46,7 +53,8 @@ SAME = -1.0
 class JobBounds:
     """Bounds of the seconds and of the bytes of jobs of a model of these layers and sizes.
     `refused` says of each job why the compiler makes no probe of it, `array_seconds` is what the
-    bounds of all took, without the probes."""
+    bounds of all took, without the probes. Of pipelines that hold much less than `room` it is not
+    asked how much it is."""
 
     def __init__(
         self,
@@ -57,9 +65,11 @@ class JobBounds:
         probing: Probing,
         *,
         overlap: bool = True,
+        room: float = 0.0,
     ) -> None:
         self._jobs, self._layers, self._sizes = jobs, layers, sizes
         self._machine, self._overlap, self._probing = machine, overlap, probing
+        self._room = room
         self._stage: defaultdict[int, int] = defaultdict(int)
         self._work: dict[int, Probe] = {}
         self._static: dict[int, float] = {}
@@ -124,8 +134,13 @@ class JobBounds:
         return dict(zip(given, self._probed(given.values()), strict=True))
 
     def _follow(self, numbers: Sequence[int], exchanged: Mapping[int, Probe]) -> None:
-        """Better bounds of pipelines, by their actions one after the other."""
+        """Better bounds of pipelines, by their actions one after the other, and by what their ends
+        hold."""
         tails = self._probed([state_probe(self._jobs[n]) for n in numbers], "tail")
+        close = [n for n in numbers if self.held[n] >= _CLOSE * self._room]
+        ends = self._probed([ends_probe(self._jobs[n], self._sizes) for n in close], "ends")
+        for number, end in zip(close, ends, strict=True):
+            self.held[number] = max(self.held[number], SLACK * self._held(number, end))
         for number, tail in zip(numbers, tails, strict=True):
             mine = self._work[number]
             if mine.times is None:
@@ -133,9 +148,30 @@ class JobBounds:
             other = exchanged[number].times if number in exchanged else None
             times, job = mine.times.exchanging(other, tail.tail), self._jobs[number]
             ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
-            about = job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-            seconds = pipelined(self._layers, Pipeline(*about), times, ready, mine.again)
+            seconds = pipelined(self._layers, Pipeline(*_shape(job)), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
+
+    def _held(self, number: int, end: Probe) -> float:
+        """Bytes that a rank of a pipeline holds at least, by a probe of two stages: what its ends
+        hold beside layers, and what a backward of the first needs beside all that is kept."""
+        each, stash = self._static[number], self._work[number].stash * self._keeps[number]
+        if self._layers.mixed or not any(end.ends):
+            return 0.0
+        few, many = (rank_layers(replace(self._layers, many=2 * n), *TWO_STAGES, ()) for n in FEW)
+        held = zip(end.ends, few, strict=True)
+        first, last = (max(0.0, static - rank.own * each) for static, rank in held)
+        one, other = end.beside[0] - few[0].kept * stash, end.beside[1] - many[0].kept * stash
+        # the same for any number of layers: it is there when the first of them begins
+        beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
+        ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
+        return max(
+            rank.own * each
+            + rank.kept * stash
+            + rank.first * first
+            + rank.last * last
+            + rank.begins * beside
+            for rank in ranks
+        )
 
     def _is_piped(self, number: int) -> bool:
         return size_of(self._jobs[number], "pp") > 1
@@ -232,5 +268,9 @@ class JobBounds:
 
 
 def _layout(job: JobOptions, layers: Layers) -> Layout:
-    about = size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-    return laid_out(layers, job.schedule, *about)
+    return laid_out(layers, *_shape(job))
+
+
+def _shape(job: JobOptions) -> tuple[str, int, int, int, tuple[int, ...]]:
+    """The schedule of a job, its stages, microbatches and chunks, and the layers of its parts."""
+    return job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
