@@ -36,7 +36,7 @@ _MESSAGES = (
 )
 
 
-class Crossing(OpDef):
+class PodOp(OpDef):
     """Base of both ends."""
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -71,7 +71,7 @@ def crossing(op: Operation) -> TensorType:
     return replace(type_, dims=tuple(dims))
 
 
-class HandOver(Crossing):
+class HandOverOp(PodOp):
     """Sends a value to the ranks of another pod, which hold it in their own placement.
 
     Each rank cuts what it holds, or the last `rows` of it, into `pieces` and sends `ways` messages,
@@ -86,7 +86,7 @@ class HandOver(Crossing):
     example = "stg.hand_over[to = decode, ways = 2, pieces = 2, stream = 0, streams = 2](%k)"
 
 
-class TakeOver(Crossing):
+class TakeOver(PodOp):
     """Receives what another pod hands over, in `ways` messages: into the buffer of the operand, or
     without one into a buffer of the type that it says."""
 
@@ -123,4 +123,4 @@ class TakeOver(Crossing):
         return [args[0]]
 
 
-OPS = (HandOver(), TakeOver())
+OPS = (HandOverOp(), TakeOver())

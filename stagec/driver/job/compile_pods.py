@@ -196,13 +196,6 @@ class HandedOver:
     bytes: int
 
 
-def handed_over(pods: Pods) -> HandedOver:
-    """What goes from one pod to the other in a step."""
-    from stagec.analysis.report import analysis
-
-    return _sent(analysis(pods.modules[PREFILL], pods.name), DECODE)
-
-
 def _sent(pod: Mapping[str, Any], to: str) -> HandedOver:
     """What the ranks of a pod send to those of another one."""
     messages = total = 0
