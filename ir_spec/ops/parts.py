@@ -15,7 +15,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import BeginsBackward, Stays
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
 
 #: The part that has what no statement names.
 MAIN = "main"
@@ -50,7 +50,7 @@ class PartOp(Statement):
     training = "a step of serving has other pods: --serve disaggregated"
     example = "stg.part[encoder, of = e]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         for part in request["part"]:
             yield {"name": part.name, "of": part.value}
 

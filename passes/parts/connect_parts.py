@@ -18,7 +18,14 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.ops.pods import message_bytes
-from stagec.program.parts import PartCrossing, Way, crossed_type, ends_of, part_crossings, pod_of
+from stagec.program.parts import (
+    CrossedValue,
+    PartCrossing,
+    crossed_type,
+    ends_of,
+    part_crossings,
+    pod_of,
+)
 from stagec.support.diagnostics import NotAnIntegerError
 from stagec.support.texts import read_text
 
@@ -78,7 +85,7 @@ def _message(
     op: Operation,
     attrs: dict[str, RawAttr],
     crossing: PartCrossing,
-    way: Way,
+    way: CrossedValue,
 ) -> Operation:
     b = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
     b.phase = op.phase
@@ -93,7 +100,7 @@ def _message(
     return b.op("stg.hand_over", op.operands, given)
 
 
-def _check(module: Module, op: Operation, crossing: PartCrossing, way: Way) -> None:
+def _check(module: Module, op: Operation, crossing: PartCrossing, way: CrossedValue) -> None:
     """Raises `DiagnosticError` for a dimension that is cut into parts which are not whole, and for
     messages without a whole number of bytes."""
     if crossing.whole or not op.operands:

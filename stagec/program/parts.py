@@ -15,12 +15,12 @@ from stagec.ir.core import Operation
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.parts import Arrive, Depart
-from stagec.program.crossings import Held, Numbers, PodMesh, Share, microbatches, pod_mesh
+from stagec.program.crossings import HeldCache, LayerShare, Numbers, PodMesh, microbatches, pod_mesh
 from stagec.program.handover import Handover, Ints, Layouts, NoHandoverError, handover
 from stagec.support.diagnostics import error
 
 
-class Way(NamedTuple):
+class CrossedValue(NamedTuple):
     """What crosses: its name, and the parts that it comes from and goes to."""
 
     value: str
@@ -47,16 +47,16 @@ class PartCrossings:
     """All that crosses between two pods. `peers` has for each pod the ranks of the other one that
     message j of each of its ranks goes to, or comes from."""
 
-    values: Mapping[Way, PartCrossing]
+    values: Mapping[CrossedValue, PartCrossing]
     peers: Mapping[str, Sequence[Ints]]
 
 
-def ends_of(module: Module) -> Iterator[tuple[Way, Operation]]:
+def ends_of(module: Module) -> Iterator[tuple[CrossedValue, Operation]]:
     """The ends of what crosses that a pod has."""
     for func in module.functions:
         for op in func.body.walk():
             if isinstance(op.definition, Depart | Arrive):
-                yield Way(op.text("value"), op.text("source"), op.text("to")), op
+                yield CrossedValue(op.text("value"), op.text("source"), op.text("to")), op
 
 
 def pod_of(module: Module) -> str:
@@ -87,7 +87,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}
     _check_alike(ends, pods)
     meshes = {pod: pod_mesh(module) for pod, module in pods.items()}
-    (a, b), found = pods, dict[Way, PartCrossing]()
+    (a, b), found = pods, dict[CrossedValue, PartCrossing]()
     numbers = {a: Numbers(meshes[a], meshes[b]), b: Numbers(meshes[b], meshes[a])}
     ways = sorted(ends[a])
     tensors = [way for way in ways if crossed_type(ends[a][way]).rank]
@@ -104,17 +104,19 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     return PartCrossings(found, {pod: each.peers for pod, each in numbers.items()})
 
 
-def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[Way, Operation]:
+def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[CrossedValue, Operation]:
     return {way: op for way, op in ends_of(module) if way.source in pods and way.to in pods}
 
 
-def _held(mesh: PodMesh, op: Operation) -> Held:
+def _held(mesh: PodMesh, op: Operation) -> HeldCache:
     type_ = crossed_type(op)
     value = (op.operands or op.results)[0]
-    return Held(Layouts(mesh.inner, tuple(d.axes for d in type_.dims)), (Share(0),), 1, value)
+    return HeldCache(
+        Layouts(mesh.inner, tuple(d.axes for d in type_.dims)), (LayerShare(0),), 1, value
+    )
 
 
-def _met(way: Way, held: Mapping[str, Held], op: Operation) -> Handover:
+def _met(way: CrossedValue, held: Mapping[str, HeldCache], op: Operation) -> Handover:
     try:
         return handover(held[way.source].layouts, held[way.to].layouts)
     except NoHandoverError as what:
@@ -125,7 +127,9 @@ def _met(way: Way, held: Mapping[str, Held], op: Operation) -> Handover:
         ) from None
 
 
-def _check_alike(ends: Mapping[str, Mapping[Way, Operation]], pods: Mapping[str, Module]) -> None:
+def _check_alike(
+    ends: Mapping[str, Mapping[CrossedValue, Operation]], pods: Mapping[str, Module]
+) -> None:
     """Raises `DiagnosticError` for ends of one pod that the other one does not have, and
     for microbatches and orders of positions that differ."""
     (a, mine), (b, theirs) = ends.items()
@@ -150,7 +154,7 @@ def _check_alike(ends: Mapping[str, Mapping[Way, Operation]], pods: Mapping[str,
             _check_order(module, pod, way, op)
 
 
-def _check_order(module: Module, pod: str, way: Way, op: Operation) -> None:
+def _check_order(module: Module, pod: str, way: CrossedValue, op: Operation) -> None:
     """Raises `DiagnosticError` for a dimension whose positions lie in zigzag order."""
     for dim in crossed_type(op).dims:
         for name, over in module.zigzag.items():
