@@ -19,8 +19,8 @@ from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.ops.pods import message_bytes
 from stagec.program.parts import (
-    CrossedValue,
     PartCrossing,
+    PartWay,
     crossed_type,
     ends_of,
     part_crossings,
@@ -85,7 +85,7 @@ def _message(
     op: Operation,
     attrs: dict[str, RawAttr],
     crossing: PartCrossing,
-    way: CrossedValue,
+    way: PartWay,
 ) -> Operation:
     b = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
     b.phase = op.phase
@@ -100,7 +100,7 @@ def _message(
     return b.op("stg.hand_over", op.operands, given)
 
 
-def _check(module: Module, op: Operation, crossing: PartCrossing, way: CrossedValue) -> None:
+def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) -> None:
     """Raises `DiagnosticError` for a dimension that is cut into parts which are not whole, and for
     messages without a whole number of bytes."""
     if crossing.whole or not op.operands:

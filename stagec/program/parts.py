@@ -20,7 +20,7 @@ from stagec.program.handover import Handover, Ints, Layouts, NoHandoverError, ha
 from stagec.support.diagnostics import error
 
 
-class CrossedValue(NamedTuple):
+class PartWay(NamedTuple):
     """What crosses: its name, and the parts that it comes from and goes to."""
 
     value: str
@@ -47,16 +47,16 @@ class PartCrossings:
     """All that crosses between two pods. `peers` has for each pod the ranks of the other one that
     message j of each of its ranks goes to, or comes from."""
 
-    values: Mapping[CrossedValue, PartCrossing]
+    values: Mapping[PartWay, PartCrossing]
     peers: Mapping[str, Sequence[Ints]]
 
 
-def ends_of(module: Module) -> Iterator[tuple[CrossedValue, Operation]]:
+def ends_of(module: Module) -> Iterator[tuple[PartWay, Operation]]:
     """The ends of what crosses that a pod has."""
     for func in module.functions:
         for op in func.body.walk():
             if isinstance(op.definition, Depart | Arrive):
-                yield CrossedValue(op.text("value"), op.text("source"), op.text("to")), op
+                yield PartWay(op.text("value"), op.text("source"), op.text("to")), op
 
 
 def pod_of(module: Module) -> str:
@@ -87,7 +87,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}
     _check_alike(ends, pods)
     meshes = {pod: pod_mesh(module) for pod, module in pods.items()}
-    (a, b), found = pods, dict[CrossedValue, PartCrossing]()
+    (a, b), found = pods, dict[PartWay, PartCrossing]()
     numbers = {a: Numbers(meshes[a], meshes[b]), b: Numbers(meshes[b], meshes[a])}
     ways = sorted(ends[a])
     tensors = [way for way in ways if crossed_type(ends[a][way]).rank]
@@ -104,7 +104,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     return PartCrossings(found, {pod: each.peers for pod, each in numbers.items()})
 
 
-def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[CrossedValue, Operation]:
+def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[PartWay, Operation]:
     return {way: op for way, op in ends_of(module) if way.source in pods and way.to in pods}
 
 
@@ -116,7 +116,7 @@ def _held(mesh: PodMesh, op: Operation) -> HeldCache:
     )
 
 
-def _met(way: CrossedValue, held: Mapping[str, HeldCache], op: Operation) -> Handover:
+def _met(way: PartWay, held: Mapping[str, HeldCache], op: Operation) -> Handover:
     try:
         return handover(held[way.source].layouts, held[way.to].layouts)
     except NoHandoverError as what:
@@ -128,7 +128,7 @@ def _met(way: CrossedValue, held: Mapping[str, HeldCache], op: Operation) -> Han
 
 
 def _check_alike(
-    ends: Mapping[str, Mapping[CrossedValue, Operation]], pods: Mapping[str, Module]
+    ends: Mapping[str, Mapping[PartWay, Operation]], pods: Mapping[str, Module]
 ) -> None:
     """Raises `DiagnosticError` for ends of one pod that the other one does not have, and
     for microbatches and orders of positions that differ."""
@@ -154,7 +154,7 @@ def _check_alike(
             _check_order(module, pod, way, op)
 
 
-def _check_order(module: Module, pod: str, way: CrossedValue, op: Operation) -> None:
+def _check_order(module: Module, pod: str, way: PartWay, op: Operation) -> None:
     """Raises `DiagnosticError` for a dimension whose positions lie in zigzag order."""
     for dim in crossed_type(op).dims:
         for name, over in module.zigzag.items():

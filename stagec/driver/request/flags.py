@@ -161,7 +161,7 @@ class PartText:
         return f"{self.name}={self.value}" + (f": {self.flags}" if self.flags else "")
 
 
-class PartType(click.ParamType[PartText]):
+class PartFlag(click.ParamType[PartText]):
     """`NAME=VALUE`, or `NAME=VALUE: FLAGS`."""
 
     name = "PART"
@@ -193,5 +193,5 @@ _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "ratio": lambda flag: Ratio(flag.least),
     "layers": lambda flag: LayersType(),
     "loads": lambda flag: LoadFile(),
-    "parts": lambda flag: PartType(),
+    "parts": lambda flag: PartFlag(),
 }
