@@ -1,7 +1,7 @@
 """Fit the network constants of machines on measured collectives: `python tools/fit_network.py`.
 
 The rows are those of the PyPI package `aiconfigurator-core` (Apache-2.0): NCCL by kind, ranks and
-message size, one node. Every second size is fitted, the others judge. `stagec.time.fit_network`
+message size, one node. Every second size is fitted, the others judge. `stagec.time.fit.network`
 fits, as it does for `stagec fit`.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 from stagec.machines import Machine, machines
 from stagec.machines.efficiency import NetworkEfficiency
 from stagec.machines.writing import network_section, rounded_network, with_sections
-from stagec.time.fit_network import LARGE, Case, Floats, errors, fit, with_level
-from stagec.time.network import spans
+from stagec.time.costs.network import spans
+from stagec.time.fit.network import LARGE, Case, Floats, errors, fit, with_level
 
 #: Machine: folder of its tables, and the newest version of NCCL there.
 TABLES = {

@@ -17,11 +17,18 @@ import numpy as np
 from stagec.analysis.memory_events import EventPlans
 from stagec.program.nodes import MICROBATCH, Node, marker_of
 from stagec.program.runs import Run
-from stagec.time.held import Held, held
-from stagec.time.intervals import inner_waits, node_times, occurrences, stream_name, title_of, waits
+from stagec.time.clock.held import Held, held
+from stagec.time.clock.intervals import (
+    inner_waits,
+    node_times,
+    occurrences,
+    stream_name,
+    title_of,
+    waits,
+)
+from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.shapes import Step
 from stagec.time.path import critical_path
-from stagec.time.replay import ClassReplay
-from stagec.time.shapes import Step
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import BUBBLE, COMPUTE, Stream
 

@@ -19,13 +19,13 @@ from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
-from stagec.time.costs import CostTable, Measurements, picoseconds
-from stagec.time.hosts import Hosts, HostTimes, host_costs
-from stagec.time.join import Joined, joined
-from stagec.time.network import spans
-from stagec.time.pieces import Piece
-from stagec.time.replay import ClassReplay, replay
-from stagec.time.shapes import Shape
+from stagec.time.clock.hosts import Hosts, HostTimes, host_costs
+from stagec.time.clock.join import Joined, joined
+from stagec.time.clock.pieces import Piece
+from stagec.time.clock.replay import ClassReplay, replay
+from stagec.time.clock.shapes import Shape
+from stagec.time.costs.network import spans
+from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
 ShapeCosts = Callable[[Shape], Sequence[Cost]]
@@ -215,7 +215,7 @@ class Issued:
 @dataclass(frozen=True)
 class StepTime:
     """The time of a step: `picoseconds`, the replays of all classes, and how many kernels and
-    collectives were matched, interpolated and modelled (`stagec.time.tables`)."""
+    collectives were matched, interpolated and modelled (`stagec.time.measured.tables`)."""
 
     picoseconds: int
     classes: Sequence[ClassReplay]

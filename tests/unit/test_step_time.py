@@ -24,14 +24,14 @@ from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import replay as replay_actions
 from stagec.support.diagnostics import DiagnosticError
-from stagec.time.clock import RankWork, clock
-from stagec.time.costs import CostTable
-from stagec.time.hosts import Hosts
-from stagec.time.join import joined
+from stagec.time.clock.definition import RankWork, clock
+from stagec.time.clock.hosts import Hosts
+from stagec.time.clock.join import joined
+from stagec.time.clock.pieces import Piece
+from stagec.time.clock.replay import ClassReplay, replay
+from stagec.time.clock.shapes import Shape
+from stagec.time.costs.nodes import CostTable
 from stagec.time.path import critical_path
-from stagec.time.pieces import Piece
-from stagec.time.replay import ClassReplay, replay
-from stagec.time.shapes import Shape
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
 from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, each_value, tiny_options, tries

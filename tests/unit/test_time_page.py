@@ -19,8 +19,8 @@ from stagec.analysis.time_picture import time_picture
 from stagec.driver.time.timed import Timed, time_job
 from stagec.machines import load_machine
 from stagec.program.nodes import MICROBATCH, marker_of
-from stagec.time.held import Held
-from stagec.time.intervals import NONE, node_times, title_of
+from stagec.time.clock.held import Held
+from stagec.time.clock.intervals import NONE, node_times, title_of
 from tests.support import LLAMA, stagec, tiny_options
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS, drawn
 

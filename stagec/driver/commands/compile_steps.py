@@ -34,7 +34,7 @@ from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
-from stagec.time.durations import Durations
+from stagec.time.costs.durations import Durations
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
 #: Of many steps the first and the last ones are shown.

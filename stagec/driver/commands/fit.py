@@ -19,7 +19,7 @@ from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-    from stagec.time.fit import Errors, Fit, Part
+    from stagec.time.fit.constants import Errors, Fit, Part
 
 _MANY = 2
 _STDOUT = "-"
@@ -54,8 +54,8 @@ def command(
     Without -o that is all; with it the fitted machine is written, a text for --machine FILE.
     """
     from stagec.machines import is_file, read_machine
-    from stagec.time.fit import fit_tables
-    from stagec.time.measured import read_measured
+    from stagec.time.fit.constants import fit_tables
+    from stagec.time.measured.files import read_measured
 
     machine = machine_of(base)
     name = machine.name

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.program.groups import GroupAxes
+from stagec.time.clock.replay import At, ClassReplay
+from stagec.time.clock.shapes import Step
 from stagec.time.path import cause_of
-from stagec.time.replay import At, ClassReplay
-from stagec.time.shapes import Step
 from stagec.time.streams import PICOSECONDS, Stream
 
 _LAYER = re.compile(r"/L(\d+)[/.]")

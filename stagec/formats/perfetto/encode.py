@@ -26,9 +26,9 @@ from stagec.formats.perfetto.trace_pb2 import (
     TrackEvent,
 )
 from stagec.formats.timeline.ranks import RankTrace, Timeline, streams_in
-from stagec.time.held import Held
-from stagec.time.intervals import NONE, stream_name, title_of
-from stagec.time.shapes import Step
+from stagec.time.clock.held import Held
+from stagec.time.clock.intervals import NONE, stream_name, title_of
+from stagec.time.clock.shapes import Step
 from stagec.time.streams import Stream
 
 _PICOSECONDS = 1000

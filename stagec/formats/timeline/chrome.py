@@ -24,8 +24,8 @@ from stagec.formats.timeline.ranks import (
     streams_in,
 )
 from stagec.program.nodes import Ints, Node
-from stagec.time.intervals import NONE, stream_name, title_of
-from stagec.time.shapes import Step
+from stagec.time.clock.intervals import NONE, stream_name, title_of
+from stagec.time.clock.shapes import Step
 from stagec.time.streams import Stream
 
 

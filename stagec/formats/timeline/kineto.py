@@ -33,7 +33,7 @@ from stagec.formats.timeline.ranks import (
 )
 from stagec.formats.torch_comm import NCCL, elements_of
 from stagec.program.nodes import Ints, Node
-from stagec.time.intervals import NONE, stream_name, title_of
+from stagec.time.clock.intervals import NONE, stream_name, title_of
 
 #: PyTorch names so many ranks of a group.
 _MOST_RANKS = 30

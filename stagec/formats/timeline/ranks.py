@@ -17,9 +17,9 @@ from stagec.machines import Machine
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
-from stagec.time.costs import Measurements
-from stagec.time.held import Held, held
-from stagec.time.intervals import NodeTimes, node_times
+from stagec.time.clock.held import Held, held
+from stagec.time.clock.intervals import NodeTimes, node_times
+from stagec.time.costs.nodes import Measurements
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
 

@@ -29,8 +29,8 @@ from stagec.formats.timeline.ranks import HOST, Timeline
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.support.diagnostics import error
-from stagec.time.intervals import NONE, NodeTimes
-from stagec.time.shapes import Step
+from stagec.time.clock.intervals import NONE, NodeTimes
+from stagec.time.clock.shapes import Step
 from stagec.time.streams import COMPUTE, Stream, part_of
 
 _PICOSECONDS = 10**6
