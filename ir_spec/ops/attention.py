@@ -73,7 +73,7 @@ def _kernel(op: Operation, kind: str, q: int, n: Sizes) -> KernelShape:
     return core_kernel(op, kind, n, keys, op.flag("causal"), left)
 
 
-class Attention(OpDef):
+class FlashAttention(OpDef):
     """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
     included.
 
@@ -236,4 +236,4 @@ class AttentionGrad(OpDef):
         return backward(x, scores_of(op, ctx, ctx, 3, x), dy, y, lse)
 
 
-OPS = (Attention(), AttentionGrad())
+OPS = (FlashAttention(), AttentionGrad())

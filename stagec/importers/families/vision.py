@@ -28,7 +28,7 @@ _IMAGES = "%images: bf16[B, C, X*P, X*P]"
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class TowerSizes:
     """The values of keys that a tower's configuration leaves out."""
 
     width: int
@@ -39,7 +39,7 @@ class Sizes:
     patch: int = 16
 
 
-def read_images(config: Config, text: ModelText, sizes: Sizes) -> None:
+def read_images(config: Config, text: ModelText, sizes: TowerSizes) -> None:
     """Declare C, P and X: channels, elements of a patch's side, patches of an image's side."""
     read_size(config, text, "C", "num_channels", default=3)
     patch = read_size(config, text, "P", "patch_size", default=sizes.patch)
@@ -51,7 +51,7 @@ def read_images(config: Config, text: ModelText, sizes: Sizes) -> None:
     text.symbol("X", image // patch, "patches along a side: image_size / patch_size")
 
 
-def read_tower(config: Config, text: ModelText, suffix: str, sizes: Sizes) -> Tower:
+def read_tower(config: Config, text: ModelText, suffix: str, sizes: TowerSizes) -> Tower:
     """Declare D, H, K, F and L of a tower."""
     tower = Tower(suffix)
     read_size(config, text, tower["D"], "hidden_size", default=sizes.width)
@@ -78,7 +78,7 @@ def read_deit(config: Config) -> ModelText:
 def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     text, _ = begin(config, title, 1)
     text.symbols.pop("S")
-    sizes = Sizes(768, 3072, 12, 12)
+    sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
     biased = config.flag("qkv_bias", default=True)
@@ -124,7 +124,7 @@ def read_dinov2_registers(config: Config) -> ModelText:
 def _dinov2(config: Config, title: str, registers: int) -> ModelText:
     text, _ = begin(config, title, 1)
     text.symbols.pop("S")
-    sizes = Sizes(768, 3072, 12, 12, patch=14)
+    sizes = TowerSizes(768, 3072, 12, 12, patch=14)
     read_images(config, text, sizes)
     width = read_size(config, text, "D", "hidden_size", default=768)
     read_heads_of(config, text, "", "num_attention_heads", 12)
@@ -195,7 +195,7 @@ def read_dinov3(config: Config) -> ModelText:
     """DINOv3 (arXiv 2508.10104): rotary positions, registers, biases by keys."""
     text, _ = begin(config, "DINOv3", 1)
     text.symbols.pop("S")
-    sizes = Sizes(384, 1536, 12, 6)
+    sizes = TowerSizes(384, 1536, 12, 6)
     read_images(config, text, sizes)
     read_tower(config, text, "", sizes)
     text.symbol("theta", config.size("rope_theta", default=100), "rope_theta")
@@ -223,9 +223,9 @@ def read_clip(config: Config) -> ModelText:
     """CLIP (arXiv 2103.00020): the vector of each image is to be near that of its own text, among
     all pairs of the batch."""
     text, vision, words = _two_towers(config, "CLIP")
-    v = read_tower(vision, text, VISION, Sizes(768, 3072, 12, 12, patch=32))
-    read_images(vision, text, Sizes(768, 3072, 12, 12, patch=32))
-    t = _read_words(words, text, Sizes(512, 2048, 12, 8), 49408, 77)
+    v = read_tower(vision, text, VISION, TowerSizes(768, 3072, 12, 12, patch=32))
+    read_images(vision, text, TowerSizes(768, 3072, 12, 12, patch=32))
+    t = _read_words(words, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     read_size(config, text, "J", "projection_dim", default=512)
     config.skip("logit_scale_init_value")
     for side in (vision, words):
@@ -280,7 +280,9 @@ def _two_towers(config: Config, title: str) -> tuple[ModelText, Config, Config]:
     return text, vision, words
 
 
-def _read_words(words: Config, text: ModelText, sizes: Sizes, vocab: int, length: int) -> Tower:
+def _read_words(
+    words: Config, text: ModelText, sizes: TowerSizes, vocab: int, length: int
+) -> Tower:
     tower = read_tower(words, text, "", sizes)
     read_size(words, text, "V", "vocab_size", default=vocab)
     longest = words.size("max_position_embeddings", default=length)
@@ -317,7 +319,7 @@ def similarities(body: Body, images: str, texts: str, width: str) -> str:
 def read_siglip(config: Config) -> ModelText:
     """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
     text, vision, words = _two_towers(config, "SigLIP")
-    sizes = Sizes(768, 3072, 12, 12)
+    sizes = TowerSizes(768, 3072, 12, 12)
     v = read_tower(vision, text, VISION, sizes)
     read_images(vision, text, sizes)
     t = _read_words(words, text, sizes, 32000, 64)

@@ -55,7 +55,7 @@ class Part:
         return body.steps(letter, x, steps)
 
 
-class Written(Protocol):
+class LayerKind(Protocol):
     """A kind of layers."""
 
     def write(self, body: Body, x: str) -> str:
@@ -115,7 +115,7 @@ class Decoder:
     positions: Positions | None = None
 
     def write(
-        self, text: ModelText, kinds: Mapping[str, Written], order: Sequence[str]
+        self, text: ModelText, kinds: Mapping[str, LayerKind], order: Sequence[str]
     ) -> ModelText:
         """Add the function that is compiled, with layers of these kinds in this order; the text."""
         body = Body()
@@ -204,7 +204,7 @@ def write_stack(
     text: ModelText,
     body: Body,
     x: str,
-    kinds: Mapping[str, Written],
+    kinds: Mapping[str, LayerKind],
     order: Sequence[str],
     *,
     name: str = "layers",

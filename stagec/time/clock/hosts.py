@@ -19,7 +19,7 @@ from typing import NamedTuple
 from stagec.program.groups import GroupAxes
 from stagec.time.clock.join import Joined
 from stagec.time.clock.pieces import Piece
-from stagec.time.clock.shapes import Shape, Step
+from stagec.time.clock.shapes import Shape, ShapeNode
 from stagec.time.streams import Cost, Stream
 
 
@@ -63,7 +63,7 @@ def host_costs(spent: HostTimes, shape: Shape) -> list[Cost]:
     return [some if _is_issued(step) else calls.get(step.node.group, none) for step in shape.steps]
 
 
-def _is_issued(step: Step) -> bool:
+def _is_issued(step: ShapeNode) -> bool:
     """Whether a node counts. Optimizers launch few kernels, each for many parameters."""
     return step.node.is_computation and step.node.phase != "optimizer"
 
