@@ -29,6 +29,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array, Registry
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.pipeline.verify import verify_module
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Program
 from stagec.support.source import Source
@@ -104,8 +105,12 @@ def parse_one(text: str, name: str = "test.stg") -> Operation:
 
 
 def run_passes(module: Module, pipeline: str) -> Module:
-    """The same module after the passes, verified between them."""
-    PassManager(loaded().pipeline(pipeline)).run(module)
+    """The same module after the passes, verified after each; in a quick run after the last one
+    only, for lit tests have each pass verified."""
+    quick = settings.get_current_profile_name() == "quick"
+    PassManager(loaded().pipeline(pipeline), verify=not quick).run(module)
+    if quick:
+        verify_module(module)
     return module
 
 
