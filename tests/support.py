@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from stagec.analysis.count import Counts, count_graph, lowered_graphs
 from stagec.analysis.report import analysis
 from stagec.driver.cli import main
 from stagec.driver.job.builder import JobBuilder
@@ -322,3 +323,9 @@ def only_program(module: Module) -> Program:
     """The program of the one rank class of a lowered module."""
     (only,) = rank_classes(module)
     return only.program()
+
+
+def counted(module: Module) -> Counts:
+    """What is counted of the one graph of a lowered module."""
+    (only,) = lowered_graphs(module)
+    return count_graph(module, only)
