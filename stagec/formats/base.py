@@ -86,7 +86,11 @@ class TraceJob(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Its mesh, its communicators, and who talks to whom."""
+        """Its mesh, its communicators, and, but of several pods, who talks to whom."""
+        ...
+
+    def layout_of(self, number: int) -> Layout:
+        """The mesh and the communicators of the ranks of a class, and whom they talk to."""
         ...
 
     @property
@@ -145,9 +149,9 @@ class Format:
 
     `suffix` ends the names of files, `NAME.RANK.SUFFIX`. What has `patched` makes encoders that are
     `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
-    as archives. What takes `pods` writes jobs of several meshes, whose peers `layout.peer` knows;
-    one that looks at the mesh or the model of the job does not. All formats go with worker
-    processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
+    as archives. What takes `pods` writes jobs of several meshes: whom ranks talk to, `layout_of`
+    their class knows; one that looks at the mesh or the model of the job does not. All formats go
+    with worker processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
 
     A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
     field `max_ranks`. They are texts, integers, floats or flags, as their defaults are.

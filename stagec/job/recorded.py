@@ -129,6 +129,10 @@ class RecordedJob:
         """Who talks to whom."""
         return Layout(self.mesh, self.groups)
 
+    def layout_of(self, number: int) -> Layout:
+        """That of all ranks."""
+        return self.layout
+
     @cached_property
     def _timed(self) -> bool:
         return any(stored_seconds(n) for each in self.classes for n in each.program.prototypes)
