@@ -12,10 +12,12 @@ from stagec.ir.decisions import Decisions
 from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
-from stagec.pipeline.instrument import PLAN, TYPED, Hooks, Instrument, Verification
+from stagec.pipeline.blame import plugin_of
+from stagec.pipeline.instrument import PLAN, TYPED, Hooks, Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
+from stagec.pipeline.verify import verify_module
 from stagec.program.classes import RankClass, rank_classes
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
@@ -118,7 +120,13 @@ class Compiled:
         self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
     ) -> None:
         watch, self.tokens = _Watch(), step_tokens(module)
-        PassManager(pipeline, [watch, Verification(), *around], verify=False).run(module)
+        # of our own passes both ends are verified, of a plug-in's what each has made
+        own = not any(plugin_of(type(p).__module__) for p in pipeline.passes)
+        if own:
+            verify_module(module)
+        PassManager(pipeline, [watch, *around], verify=not own).run(module)
+        if own:
+            verify_module(module)
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans = module, watch.plans

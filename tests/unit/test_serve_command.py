@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagec.analysis.serving_rates import Engine, colocated, disaggregated
+from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
 from tests.support import Outcome, stagec
 from tests.unit.test_time_pods import slow_network
 
@@ -20,7 +20,7 @@ H100 = 3.35e12
 
 def test_one_sequence_waits_for_nobody() -> None:
     """One at a time: a request takes its prefill and its steps, and so do tokens a second."""
-    rates = colocated(Engine(1, 0.4, 2), Engine(1, 0.02, 2), 500)
+    rates = colocated(PodStep(1, 0.4, 2), PodStep(1, 0.02, 2), 500)
     assert rates.tpot == pytest.approx(0.02)
     assert rates.latency == pytest.approx(0.4 + 499 * 0.02)
     assert rates.tokens_per_second == pytest.approx(500 / (0.4 + 500 * 0.02))
@@ -30,7 +30,7 @@ def test_one_sequence_waits_for_nobody() -> None:
 def test_a_cycle_has_all_prompts_and_all_steps() -> None:
     """Counted out: 8 sequences of 10 tokens, prompts two at a time: 4 steps of prefill and 10 of
     decode make 80 tokens."""
-    rates = colocated(Engine(2, 0.3, 4), Engine(8, 0.05, 4), 10)
+    rates = colocated(PodStep(2, 0.3, 4), PodStep(8, 0.05, 4), 10)
     assert rates.tokens_per_second == pytest.approx(80 / (4 * 0.3 + 10 * 0.05))
     assert rates.tpot == pytest.approx(0.05 + 3 * 0.3 / 10)
 
@@ -38,7 +38,7 @@ def test_a_cycle_has_all_prompts_and_all_steps() -> None:
 def test_pods_keep_each_other_busy() -> None:
     """A pod that decodes 32 sequences of 100 tokens in 0.01 s a step ends 32 a second; one that
     takes 0.25 s for two prompts starts 8: four of them."""
-    rates = disaggregated(Engine(2, 0.25, 4), Engine(32, 0.01, 8), 100)
+    rates = disaggregated(PodStep(2, 0.25, 4), PodStep(32, 0.01, 8), 100)
     assert rates.prefill_pods == pytest.approx(4)
     assert rates.tokens_per_second == pytest.approx(3200)
     assert rates.per_rank == pytest.approx(3200 / (8 + 4 * 4))
@@ -47,7 +47,7 @@ def test_pods_keep_each_other_busy() -> None:
 def test_a_pod_that_sends_for_longer_than_it_computes() -> None:
     """Caches of a prompt take 0.4 s of a link, the step 0.25 s: TTFT waits for what is left of
     them, and links say how many pods keep the other one busy."""
-    rates = disaggregated(Engine(2, 0.25, 4, 0.4, 0.2), Engine(32, 0.01, 8), 100)
+    rates = disaggregated(PodStep(2, 0.25, 4, 0.4, 0.2), PodStep(32, 0.01, 8), 100)
     assert rates.ttft == pytest.approx(0.45)
     assert rates.latency == pytest.approx(0.45 + 99 * 0.01)
     assert rates.prefill_pods == pytest.approx(32 * 0.4 / 2)

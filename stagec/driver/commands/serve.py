@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from stagec.analysis.serving_rates import Engine, ServingRates, colocated, disaggregated
+from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pods import handing_over, one_group, options_of_pod
 from stagec.driver.output.common import kept_reports, reports_once, write_output
@@ -23,7 +23,7 @@ from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
-from stagec.driver.sweep.plot import PlotAxis, Point, plot
+from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.driver.time.table import seconds_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.sharding.strategy import read_strategy
@@ -59,7 +59,7 @@ class Batches(click.ParamType[tuple[int, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ServedBatch:
     """A batch: what it gives, the bytes that a rank holds, and whether these fit."""
 
     rates: ServingRates
@@ -230,22 +230,22 @@ def _at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found
 
 def _prefill(
     options: JobOptions, machine: Machine, target: _Target | None
-) -> tuple[Engine, TransferTime | None]:
+) -> tuple[PodStep, TransferTime | None]:
     """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
     together. The last of them hands the caches over, if another pod decodes. Raises
     `DiagnosticError`."""
 
-    def look(options: JobOptions) -> tuple[Engine, TransferTime | None]:
+    def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
         with kept_reports():  # the last chunk reaches the last position
             seconds = sum(_step(each, machine)[1].step_seconds for each in before)
         sequences = options.batch or 1
         if target is None:
             found = _step(last, machine)[1]
-            return Engine(sequences, seconds + found.step_seconds, found.ranks), None
+            return PodStep(sequences, seconds + found.step_seconds, found.ranks), None
         found, sent = _sending(last, machine, target)
         sending = sent.alone_seconds, sent.exposed_seconds
-        return Engine(sequences, seconds + found.step_seconds, found.ranks, *sending), sent
+        return PodStep(sequences, seconds + found.step_seconds, found.ranks, *sending), sent
 
     return _at_least(options, look)
 
@@ -262,12 +262,12 @@ def _chunks(options: JobOptions) -> Iterator[JobOptions]:
 def _rows(
     options: Mapping[str, JobOptions],
     machine: Machine,
-    prefill: Engine,
+    prefill: PodStep,
     output: int,
     wanted: Sequence[int] | None,
     *,
     apart: bool,
-) -> Iterator[Row]:
+) -> Iterator[ServedBatch]:
     """A row for each batch: those that are wanted, or as they double, while they fit."""
     rates = disaggregated if apart else colocated
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
@@ -286,13 +286,15 @@ def _rows(
         fits = figures.peak <= machine.left(sum(n > 1 for n in figures.mesh.values()))
         if not fits and not wanted:
             return
-        engine = Engine(batch, report.step_seconds, report.ranks)
-        yield Row(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
+        engine = PodStep(batch, report.step_seconds, report.ranks)
+        yield ServedBatch(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
     if not found and problem is not None:
         raise problem
 
 
-def _best(rows: Sequence[Row], ttft: float | None, tpot: float | None) -> Row | None:
+def _best(
+    rows: Sequence[ServedBatch], ttft: float | None, tpot: float | None
+) -> ServedBatch | None:
     """The row that gives most for each rank within the limits."""
     within = [
         row
@@ -308,7 +310,7 @@ def _best(rows: Sequence[Row], ttft: float | None, tpot: float | None) -> Row | 
 
 
 def _print(
-    result: Mapping[str, Any], rows: Sequence[Row], best: Row | None, stream: TextIO
+    result: Mapping[str, Any], rows: Sequence[ServedBatch], best: ServedBatch | None, stream: TextIO
 ) -> None:
     out = console(stream)
     ranks = result["ranks"]
@@ -349,11 +351,12 @@ def _print(
         )
 
 
-def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[ServedBatch]) -> None:
     """The curve: tokens of a rank over tokens of a user."""
     title = f"{result['model']} on {result['machine']}"
     points = [
-        Point(row.rates.per_user, row.rates.per_rank, title, _about(row), row.fits) for row in rows
+        PlotPoint(row.rates.per_user, row.rates.per_rank, title, _about(row), row.fits)
+        for row in rows
     ]
     x = PlotAxis("tokens/s of a user", lambda v: f"{v:,.3g}")
     y = PlotAxis("tokens/s of a rank", lambda v: f"{v:,.3g}")
@@ -373,7 +376,7 @@ def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     write_file(file, page)
 
 
-def _about(row: Row) -> str:
+def _about(row: ServedBatch) -> str:
     r = row.rates
     return (
         f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}, "

@@ -25,7 +25,7 @@ from stagec.formats.base import TraceJob
 from stagec.formats.timeline.chrome import arguments, kernel_text
 from stagec.formats.timeline.ranks import (
     HOST,
-    RankTrace,
+    ShownRank,
     Timeline,
     TimelineFormat,
     microseconds,
@@ -81,7 +81,7 @@ class KinetoWriter:
 
 
 def _rank(
-    timeline: Timeline, each: RankTrace, parts: _Parts, groups: Mapping[str, list[int]]
+    timeline: Timeline, each: ShownRank, parts: _Parts, groups: Mapping[str, list[int]]
 ) -> Iterator[bytes]:
     rank = each.rank
     own = {name: ranks for name, ranks in groups.items() if rank in ranks}
@@ -116,7 +116,7 @@ def _rank(
     yield b"\n]}\n"
 
 
-def _about(timeline: Timeline, each: RankTrace) -> Iterator[str]:
+def _about(timeline: Timeline, each: ShownRank) -> Iterator[str]:
     def named(what: str, process: int, name: str, thread: int = 0) -> str:
         args = {"name": name}
         return json.dumps({"ph": "M", "name": what, "pid": process, "tid": thread, "args": args})

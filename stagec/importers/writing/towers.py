@@ -82,7 +82,7 @@ class MultiHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TowerPart:
     """A part of a layer: what is called, on `{}`, and the beginning of its norm's name."""
 
     name: str
@@ -90,7 +90,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class TowerLayers:
     """The layers of a tower, each of some parts that add to the stream. With `post` a norm follows
     each sum, else it stands before the part. What parts make is multiplied by a vector if it is
     `scaled`."""
@@ -98,7 +98,7 @@ class Stack:
     tower: Tower
     name: str
     count: str
-    steps: Sequence[Step]
+    steps: Sequence[TowerPart]
     norm: Norm = LAYER
     post: bool = False
     scaled: bool = False
@@ -113,7 +113,7 @@ class Stack:
         body.nested(head, inner)
         return f"%{out}"
 
-    def _part(self, body: Body, h: str, step: Step, number: int) -> str:
+    def _part(self, body: Body, h: str, step: TowerPart, number: int) -> str:
         width, norm = self.tower["D"], f"{step.name}_norm"
         if self.post:
             a = body.let(step.name[0], step.call.format(h))
@@ -140,14 +140,14 @@ def encoder(
     post: bool = False,
     scaled: bool = False,
     operands: Sequence[str] = (),
-) -> Stack:
+) -> TowerLayers:
     """Layers of self-attention, with more `operands` of the block, and a feed-forward block."""
     t = tower or Tower()
     steps = [
-        Step("attn", t.call(attention.write(text), attention.symbols, "{}", *operands)),
-        Step("mlp", t.call(mlp.write(text), "D F", "{}")),
+        TowerPart("attn", t.call(attention.write(text), attention.symbols, "{}", *operands)),
+        TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
     ]
-    return Stack(t, name, count, steps, norm, post, scaled)
+    return TowerLayers(t, name, count, steps, norm, post, scaled)
 
 
 def decoder(
@@ -162,15 +162,15 @@ def decoder(
     norm: Norm = LAYER,
     post: bool = False,
     operands: Sequence[str] = (),
-) -> Stack:
+) -> TowerLayers:
     """Layers of self-attention, attention to `source` and a feed-forward block."""
     t = tower or Tower()
     steps = [
-        Step("self", t.call(attention.write(text), attention.symbols, "{}", *operands)),
-        Step("cross", t.call(cross.write(text), cross.symbols, "{}", source)),
-        Step("mlp", t.call(mlp.write(text), "D F", "{}")),
+        TowerPart("self", t.call(attention.write(text), attention.symbols, "{}", *operands)),
+        TowerPart("cross", t.call(cross.write(text), cross.symbols, "{}", source)),
+        TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
     ]
-    return Stack(t, "decoder", count, steps, norm, post)
+    return TowerLayers(t, "decoder", count, steps, norm, post)
 
 
 def linear(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = True) -> str:

@@ -17,7 +17,7 @@ from stagec.program.nodes import MICROBATCH, Ints, marker_of
 from stagec.program.runs import Run
 from stagec.time.clock.pieces import Cause, Entry
 from stagec.time.clock.replay import ClassReplay
-from stagec.time.clock.shapes import Shape, Step
+from stagec.time.clock.shapes import Shape, ShapeNode
 from stagec.time.streams import BUBBLE, Part, Stream
 
 #: Stands for no microbatch.
@@ -30,7 +30,7 @@ class NodeTimes(NamedTuple):
     to `end[i]`, in picoseconds. The gap in which a computation is launched, `launch[i]`, is in
     it."""
 
-    steps: Sequence[Step]
+    steps: Sequence[ShapeNode]
     step: Ints
     microbatch: Ints
     tag: Ints
@@ -38,18 +38,18 @@ class NodeTimes(NamedTuple):
     end: Ints
     launch: Ints
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[NodeRow]:
         """The nodes one by one."""
         columns = self[1:]
         lists: list[list[int]] = [column.tolist() for column in columns]
         for number, *others in zip(*lists, strict=True):
-            yield Row(self.steps[number], *others)
+            yield NodeRow(self.steps[number], *others)
 
 
-class Row(NamedTuple):
+class NodeRow(NamedTuple):
     """A node of `NodeTimes`."""
 
-    step: Step
+    step: ShapeNode
     microbatch: int
     tag: int
     start: int
@@ -82,7 +82,7 @@ def occurrences(runs: Sequence[Run], each: ClassReplay) -> Iterator[tuple[int, s
 
 def node_times(runs: Sequence[Run], each: ClassReplay) -> NodeTimes:
     """When the nodes of one rank of a class run, that issues these runs."""
-    steps: list[Step] = []
+    steps: list[ShapeNode] = []
     firsts: dict[Shape, int] = {}
     rows: list[tuple[Ints, ...]] = []
     slots = cache(_slots)
@@ -111,7 +111,7 @@ def _slots(shape: Shape) -> Ints:
     return np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
 
 
-def _tags(steps: Sequence[Step], run: Run) -> Ints:
+def _tags(steps: Sequence[ShapeNode], run: Run) -> Ints:
     tags = [run.tag(step.node) if step.node.is_message else 0 for step in steps]
     return np.array(tags, dtype=np.int64)
 

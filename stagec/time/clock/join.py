@@ -11,7 +11,7 @@ from stagec.ir.expr import evaluate
 from stagec.program.classes import RankClass
 from stagec.program.groups import Channel, GroupAxes
 from stagec.program.runs import Run
-from stagec.time.clock.plan import Planned, Planner
+from stagec.time.clock.plan import ClassPlanner, PlannedPiece
 
 Coords = Mapping[str, int]
 
@@ -25,7 +25,7 @@ class Joined(NamedTuple):
     """
 
     name: str
-    plan: Sequence[Planned]
+    plan: Sequence[PlannedPiece]
     senders: Mapping[Channel, Sequence[int]]
     members: Mapping[GroupAxes, tuple[int, ...]]
     computed: Sequence[tuple[int, int, int]]
@@ -41,7 +41,7 @@ def joined(
 ) -> list[Joined]:
     """The plans of classes that issue these runs."""
     coords = [each.coords for each in classes]
-    planner = Planner(overlap=overlap, one_stream=one_stream)
+    planner = ClassPlanner(overlap=overlap, one_stream=one_stream)
     found: list[Joined] = []
     for each, mine in zip(classes, runs, strict=True):
         groups = {g: tuple(members(each.coords, coords, g, mesh)) for g in each.groups}
@@ -56,7 +56,7 @@ def joined(
     return found
 
 
-def _computed(plan: Sequence[Planned]) -> list[tuple[int, int, int]]:
+def _computed(plan: Sequence[PlannedPiece]) -> list[tuple[int, int, int]]:
     times = Counter(planned.shape for planned in plan)
     first = {planned.shape: i for i, planned in reversed([*enumerate(plan)])}
     found: dict[Hashable, tuple[int, int, int]] = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from stagec.time.clock.shapes import Shape, Step
+from stagec.time.clock.shapes import Shape, ShapeNode
 from stagec.time.streams import COMPUTE, INTERFERENCE, Cost, Part, Stream, merged, stretched
 
 Intervals = tuple[tuple[int, int], ...]
@@ -71,6 +71,11 @@ class Piece:
         self.spans = [cost.launch + cost.time for cost in costs]
         self._known: dict[State, Entry] = {}
 
+    @property
+    def met(self) -> Mapping[State, Entry]:
+        """The states in which it was met, and what happened."""
+        return self._known
+
     def entry(self, state: State, slowdown: int) -> Entry:
         """What happens in a state, found at the first time."""
         found = self._known.get(state)
@@ -80,7 +85,8 @@ class Piece:
 
 
 class _Run:
-    """Runs a piece node by node, and what is a chain at once. Streams are numbered as in `Step`."""
+    """Runs a piece node by node, and what is a chain at once. Streams are numbered as in
+    `ShapeNode`."""
 
     def __init__(self, piece: Piece, state: State, slowdown: int) -> None:
         self._piece, self._state, self._slowdown = piece, state, slowdown
@@ -145,7 +151,7 @@ class _Run:
             tuple(self._before),
         )
 
-    def _run(self, place: int, step: Step, before: Cause) -> None:
+    def _run(self, place: int, step: ShapeNode, before: Cause) -> None:
         """Run a node; `before` is the last computation."""
         free = self._free
         start, cause = self._start(step, before)
@@ -162,7 +168,7 @@ class _Run:
         self._ends.append(end)
         self._causes.append(cause)
 
-    def _start(self, step: Step, before: Cause) -> tuple[int, Cause]:
+    def _start(self, step: ShapeNode, before: Cause) -> tuple[int, Cause]:
         """When a node starts, and why: its streams are free and what it waits for is there."""
         free, ends, inputs = self._free, self._ends, self._state.inputs
         start, stream, inner, given = -_FOREVER, 0, -1, -1
@@ -193,7 +199,7 @@ class _Run:
         self._parts[INTERFERENCE] += slowed - end
         return slowed
 
-    def _run_beside(self, step: Step, start: int, end: int) -> None:
+    def _run_beside(self, step: ShapeNode, start: int, end: int) -> None:
         """Note until when computations are slower after a node."""
         if step.computes and self._busy and self._busy[-1][1] <= end:
             self._busy.clear()

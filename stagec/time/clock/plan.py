@@ -27,7 +27,7 @@ Groups = frozenset[GroupAxes]
 _Item = tuple[Node, int, Sequence[int]]
 
 
-class Planned(NamedTuple):
+class PlannedPiece(NamedTuple):
     """A piece of a class: its shape, and where its inputs come from."""
 
     shape: Shape
@@ -54,7 +54,7 @@ class _Cut:
     order: Ints
 
 
-class Planner:
+class ClassPlanner:
     """Plans classes; what they have in common is prepared once. It does not ask what nodes cost."""
 
     def __init__(self, *, overlap: bool, one_stream: bool = False) -> None:
@@ -62,7 +62,7 @@ class Planner:
         self._cuts: dict[tuple[Groups, RunKind], list[_Cut]] = {}
         self._shapes: dict[tuple[_Cut, tuple[int, ...]], Shape] = {}
 
-    def plan(self, runs: Sequence[Run], alone: Groups) -> list[Planned]:
+    def plan(self, runs: Sequence[Run], alone: Groups) -> list[PlannedPiece]:
         """The pieces of a class in the order of issue. Collectives over the axes `alone` join ranks
         of the class only."""
         return list(_ClassPlan(self, runs, alone).pieces())
@@ -146,7 +146,7 @@ class _ClassPlan:
     others may wait for what was sent before it.
     """
 
-    def __init__(self, planner: Planner, runs: Sequence[Run], alone: Groups) -> None:
+    def __init__(self, planner: ClassPlanner, runs: Sequence[Run], alone: Groups) -> None:
         self._planner, self._runs, self._alone = planner, runs, alone
         most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
         #: By handle: the piece and the place of a node, whether it is beside the computations, and
@@ -159,7 +159,7 @@ class _ClassPlan:
         #: The inputs of a part that may have to be waited for, by where its instance has them from.
         self._candidates: dict[tuple[Inputs, _Cut], Sequence[int]] = {}
 
-    def pieces(self) -> Iterator[Planned]:
+    def pieces(self) -> Iterator[PlannedPiece]:
         """The pieces, in the order of issue."""
         times = Counter(run.kind for run in self._runs)
         once: list[_Item] = []
@@ -182,12 +182,12 @@ class _ClassPlan:
         if once:
             yield self._together(once)
 
-    def _together(self, items: Sequence[_Item]) -> Planned:
+    def _together(self, items: Sequence[_Item]) -> PlannedPiece:
         cut = self._planner.part(items)
         own = np.array([handle for _, handle, _ in items], dtype=np.int64)
         return self._planned(cut, own, enumerate(cut.places))
 
-    def _of_run(self, cut: _Cut, run: Run) -> Planned:
+    def _of_run(self, cut: _Cut, run: Run) -> PlannedPiece:
         """A part of a run."""
         instance = run.instance
         inputs: Iterable[tuple[int, int]] = enumerate(cut.places)
@@ -209,7 +209,9 @@ class _ClassPlan:
             if cut.always[i] or instance.passes(place) or self._beside[instance.handle(place)]
         ]
 
-    def _planned(self, cut: _Cut, own: slice | Ints, inputs: Iterable[tuple[int, int]]) -> Planned:
+    def _planned(
+        self, cut: _Cut, own: slice | Ints, inputs: Iterable[tuple[int, int]]
+    ) -> PlannedPiece:
         """The piece of a part with its `own` handles, of which these inputs, by number, are these
         handles."""
         always, beside = cut.always, self._beside.item
@@ -221,7 +223,7 @@ class _ClassPlan:
         if cut.joins:
             self._joined[own] = True
         self._count += 1
-        return Planned(self._planner.shape(cut, tuple([i for i, _ in wanted])), at)
+        return PlannedPiece(self._planner.shape(cut, tuple([i for i, _ in wanted])), at)
 
 
 def _items(run: Run) -> Iterator[_Item]:

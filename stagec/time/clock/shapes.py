@@ -23,7 +23,7 @@ _NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ShapeNode:
     """A node of a piece, and what it waits for: places in the piece, and numbers of inputs.
 
     `on` are the numbers of its streams: 0 is that of computations, others are one more than their
@@ -69,7 +69,7 @@ class Shape:
     one node; if that is a message, `channel` is its channel.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[ShapeNode]
     chains: Sequence[Chain]
     joins: bool
     computes: bool
@@ -96,7 +96,7 @@ def make_shape(
 ) -> Shape:
     """The shape of nodes, with the streams that each is on, and the places and the inputs that it
     waits for."""
-    steps: list[Step] = []
+    steps: list[ShapeNode] = []
     order = _Order(steps)
     after_base: list[bool] = []
     late_streams: dict[Stream, bool] = {}
@@ -116,7 +116,7 @@ def make_shape(
         beside = node.is_collective and not computes and not joins
         own, given = order.add(others, inner[i], inputs[i], computes=computes)
         on = (*([0] if computes else []), *(n + 1 for n in numbers))
-        steps.append(Step(node, streams, on, own, given, beside, part_of(node), computes))
+        steps.append(ShapeNode(node, streams, on, own, given, beside, part_of(node), computes))
     first = next((step for step in steps if step.computes), None)
     sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
     return Shape(
@@ -141,7 +141,7 @@ class _Order:
     those that may be the first of such.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[ShapeNode]) -> None:
         self.follows: list[bool] = []
         self.leads: list[bool] = []
         self._steps, self._computed, self._call = steps, -1, -1
@@ -188,7 +188,7 @@ class _Order:
         return all(self._done.get(stream, -1) >= place for stream in self._steps[place].streams)
 
 
-def _chains(steps: Sequence[Step], order: _Order) -> Sequence[Chain]:
+def _chains(steps: Sequence[ShapeNode], order: _Order) -> Sequence[Chain]:
     follows, leads = order.follows, order.leads
     found: list[Chain] = []
     first = 0

@@ -44,7 +44,7 @@ from stagec.time.fit.kernels import (
     product_rows,
     with_constants,
 )
-from stagec.time.fit.network import Case, decided, with_level
+from stagec.time.fit.network import CollectiveRows, decided, with_level
 from stagec.time.measured.tables import Table, consensus
 
 #: Rows that each constant needs: two to fit it, two to judge it.
@@ -67,7 +67,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FitPart:
     """The rows of one kind and type (of collectives: one kind and level).
 
     `constants` are those that were fitted on them, `rows` how many rows were fitted and left out,
@@ -91,7 +91,7 @@ class Fit:
     none if nothing was fitted."""
 
     machine: Machine
-    parts: tuple[Part, ...]
+    parts: tuple[FitPart, ...]
     sections: Mapping[str, str]
 
 
@@ -283,7 +283,7 @@ def _too_few(group: _Group, bounds: Bounds) -> bool:
 
 
 def _fit_levels(state: _State, tables: Sequence[Table]) -> None:
-    found: dict[str, list[Case]] = {}
+    found: dict[str, list[CollectiveRows]] = {}
     for table in tables:
         for ranks in map(int, np.unique(table.extents[:, 0])):
             rows = table.extents[:, 0] == ranks
@@ -296,7 +296,7 @@ def _fit_levels(state: _State, tables: Sequence[Table]) -> None:
             size = table.extents[rows, 1]
             fitted = _alternating(np.argsort(size, kind="stable"))
             over = spans(state.machine, np.arange(ranks))
-            case = Case(table.kind, over, size.astype(float), table.seconds[rows], fitted)
+            case = CollectiveRows(table.kind, over, size.astype(float), table.seconds[rows], fitted)
             found.setdefault(over[-1].level.name, []).append(case)
     for level in state.machine.network:
         if level.name in found:
@@ -310,7 +310,7 @@ def _not_joined(machine: Machine, ranks: int) -> str:
     return f"{ranks} ranks: the base joins 2 to {min(most, _MOST_RANKS):,}"
 
 
-def _fit_level(state: _State, level: str, cases: Sequence[Case]) -> None:
+def _fit_level(state: _State, level: str, cases: Sequence[CollectiveRows]) -> None:
     count = {kind: sum(len(c.size) for c in cases if c.kind == kind) for kind in _COLLECTIVES}
     told = decided(state.machine, level, cases)
     enough = {
@@ -343,7 +343,7 @@ def _fit_level(state: _State, level: str, cases: Sequence[Case]) -> None:
     state.levels.append(level)
 
 
-def _errors_of(cases: Sequence[Case]) -> Callable[[Machine], Floats]:
+def _errors_of(cases: Sequence[CollectiveRows]) -> Callable[[Machine], Floats]:
     def errors(machine: Machine) -> Floats:
         found: list[Floats] = [fit_network.errors_of(machine, c) for c in cases]
         return np.concatenate(found)
@@ -354,10 +354,10 @@ def _errors_of(cases: Sequence[Case]) -> Callable[[Machine], Floats]:
 # -- what it is worth ------------------------------------------------------------------------------
 
 
-def _part(group: _Group, base: Machine, machine: Machine) -> Part:
+def _part(group: _Group, base: Machine, machine: Machine) -> FitPart:
     before, after = (_judged(group, m) for m in (base, machine))
     rows = int(group.fitted.sum()), int((~group.fitted).sum())
-    return Part(
+    return FitPart(
         group.kind, group.dtype, group.level, group.constants, rows, before, after, group.note
     )
 
@@ -376,7 +376,7 @@ def _errors(found: Floats) -> Errors | None:
 
 
 def _sections(
-    state: _State, parts: Sequence[Part], base: str, origin: str
+    state: _State, parts: Sequence[FitPart], base: str, origin: str
 ) -> Iterator[tuple[str, str]]:
     """The tables of the text, each with its record."""
     for kind, values in state.values.items():
@@ -389,7 +389,7 @@ def _sections(
         yield f"efficiency.network.{level}", network_section(level, found)
 
 
-def _record(title: str, state: _State, parts: Sequence[Part], base: str, origin: str) -> str:
+def _record(title: str, state: _State, parts: Sequence[FitPart], base: str, origin: str) -> str:
     told: list[str] = []
     for group, part in zip(state.groups, parts, strict=True):
         left = part.after[1]

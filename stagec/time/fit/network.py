@@ -33,7 +33,7 @@ _LEAST, _MOST = 1e-3, 0.9975
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CollectiveRows:
     """The rows of one kind on so many ranks: bytes, the seconds measured, and which are fitted."""
 
     kind: str
@@ -112,7 +112,7 @@ def with_level(machine: Machine, level: str, found: NetworkEfficiency) -> Machin
     return machine.model_copy(update={"efficiency": old.model_copy(update={"network": network})})
 
 
-def errors_of(machine: Machine, case: Case, chosen: Mask | None = None) -> Floats:
+def errors_of(machine: Machine, case: CollectiveRows, chosen: Mask | None = None) -> Floats:
     """Logarithms of modelled over measured seconds, of all rows of a case or of some."""
     rows = slice(None) if chosen is None else chosen
     time = collective_seconds(machine, case.kind, case.size[rows], case.over)
@@ -120,12 +120,12 @@ def errors_of(machine: Machine, case: Case, chosen: Mask | None = None) -> Float
     return found
 
 
-def errors(machine: Machine, cases: Sequence[Case], *, fitted: bool) -> Floats:
+def errors(machine: Machine, cases: Sequence[CollectiveRows], *, fitted: bool) -> Floats:
     """The errors of the rows that are fitted, or of the others."""
     return np.concatenate([errors_of(machine, c, c.fitted == fitted) for c in cases])
 
 
-def decided(machine: Machine, level: str, cases: Sequence[Case]) -> dict[str, Mask]:
+def decided(machine: Machine, level: str, cases: Sequence[CollectiveRows]) -> dict[str, Mask]:
     """By group of constants (`protocols`, `multicast`, `pairs`), which of `Constants.names` these
     cases can tell: all kinds that use them, and hops where the number of them differs."""
     names = Constants(machine.efficiency.network[level]).names
@@ -157,7 +157,7 @@ def decided(machine: Machine, level: str, cases: Sequence[Case]) -> dict[str, Ma
 def fit(
     machine: Machine,
     level: str,
-    cases: Sequence[Case],
+    cases: Sequence[CollectiveRows],
     first: NetworkEfficiency,
     chosen: Mask | None = None,
 ) -> NetworkEfficiency:
