@@ -113,6 +113,11 @@ class TraceJob(Protocol):
         """What it was compiled from; None of an archive, which holds programs only."""
         ...
 
+    @property
+    def models(self) -> Sequence[ModelJob]:
+        """The same of each pod, in order."""
+        ...
+
     def program(self, number: int) -> Program:
         """The nodes of a class. The latest few are kept: go over the classes once."""
         ...
@@ -123,12 +128,13 @@ class ModelJob:
     """What a compiled job has and an archive has not: the lowered module, with its sizes and
     schedules, and the rank classes in the order of `TraceJob.members`. `flops` are those of a step
     by the model's text, of all ranks, if the format `wants_flops` and they are known. `measured`
-    are times that win over models."""
+    are times that win over models; `pod` is the name of the pod, if there are several."""
 
     module: Module
     classes: Sequence[RankClass]
     flops: int | None = None
     measured: Measurements | None = None
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +284,7 @@ def check_needs(format_: Format, job: TraceJob) -> None:
             f"the format '{format_.name}' needs the times of computations",
             remedy="compile the job with --machine h100-sxm, for example",
         )
-    if "model" in format_.needs and job.model is None:
+    if "model" in format_.needs and not (job.models if format_.pods else job.model):
         raise error(
             f"the format '{format_.name}' needs more of a job than an archive holds",
             remedy="compile the job with this --format, without an archive",

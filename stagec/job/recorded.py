@@ -81,6 +81,7 @@ class RecordedJob:
     format: Format = CHAKRA
     machine: Machine | None = None
     model: ModelJob | None = None
+    models: Sequence[ModelJob] = ()
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.formats.base import Durations, Layout
+from stagec.formats.base import Durations, Layout, ModelJob
 from stagec.formats.goal import format as format_module
 from stagec.formats.goal.encode import Patched, binary_head, binary_of
 from stagec.formats.goal.encode import text_of as text_of_ops
@@ -183,6 +183,7 @@ class One:
     name: str = "one"
     machine: None = None
     model: None = None
+    models: tuple[ModelJob, ...] = ()
     durations: Durations | None = None
 
     @property

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -142,12 +142,13 @@ def _job(
     found = pods.crossings
     far = {PREFILL: {DECODE: found.to}, DECODE: {PREFILL: found.of}}
     machine = durations.machine if durations is not None else None
+    measured = durations.measured if durations is not None else None
     each: list[Pod] = []
     for pod in PODS:
         annotate = plans[pod].needed("--memory-events").annotate if plans else None
         how = durations, given["names"], given["granularity"], annotate
         job = make_job(pods.modules[pod], name, *how, machine=machine)
-        each.append(Pod(pod, job, far[pod]))
+        each.append(Pod(pod, replace(job, measured=measured), far[pod]))
     return PodsJob(name, each)
 
 
