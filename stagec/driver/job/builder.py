@@ -6,7 +6,7 @@ one way in for strategies; `--print-strategy` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,7 +265,22 @@ class JobBuilder:
         has them shown.
 
         Raises `DiagnosticError`."""
-        pipeline = self.loaded.pipeline(self.pipeline_text())
+        for _ in self.passes(until, watching, without=without, verify=verify):
+            pass
+        return self.module
+
+    def passes(
+        self,
+        until: str | None = None,
+        watching: Iterable[Instrument] = (),
+        *,
+        text: str | None = None,
+        without: Collection[str] = (),
+        verify: bool = True,
+    ) -> Iterator[str]:
+        """Run what `lower` runs, or the pipeline `text`, and pause behind each pass: its name.
+        Raises `DiagnosticError`."""
+        pipeline = self.loaded.pipeline(self.pipeline_text() if text is None else text)
         names = [p.name for p in pipeline.passes]
         if until in names:
             end = names.index(until) + 1
@@ -278,10 +293,10 @@ class JobBuilder:
                 pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
             )
         known = self.loaded.passes.values()
-        PassManager(pipeline, [*shown, *watching], known=known, verify=verify).run(self.module)
+        manager = PassManager(pipeline, [*shown, *watching], known=known, verify=verify)
+        yield from manager.one_by_one(self.module)
         for diagnostic in self.module.diagnostics.items:
             report(diagnostic)
-        return self.module
 
     def pipeline_text(self) -> str:
         """The passes to run: as asked for, else those that fit what the model computes."""

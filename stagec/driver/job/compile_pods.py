@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stagec.ir.opdef import Registry
     from stagec.job.pods import PodsJob
     from stagec.job.writer import Written
-    from stagec.time.durations import Durations
+    from stagec.time.costs.durations import Durations
 
 #: Options of `compile` and `analyze` that say nothing of several pods, and why.
 _REFUSED: Mapping[str, tuple[str, str]] = {
@@ -177,13 +177,6 @@ class HandedOver:
 
     messages: int
     bytes: int
-
-
-def handed_over(pods: Pods) -> HandedOver:
-    """What goes from one pod to the other in a step."""
-    from stagec.analysis.report import analysis
-
-    return _sent(analysis(pods.modules[PREFILL], pods.name))
 
 
 def _sent(prefill: Mapping[str, Any]) -> HandedOver:

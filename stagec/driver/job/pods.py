@@ -4,7 +4,7 @@ the second."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.output.common import kept_reports, reports_once
+from stagec.driver.output.common import reports_once
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.serving import PODS
+from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.traits import Accumulates
 from stagec.pipeline.instrument import Hooks
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error, note
 from stagec.support.suggest import did_you_mean
 
@@ -48,41 +51,59 @@ class Pods:
 def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | None = None) -> Pods:
     """Compile both pods, each with its further instruments. Raises `DiagnosticError`.
 
-    Each is compiled up to where caches cross first, in silence, since who sends what to whom takes
-    the placements of both.
+    Each is compiled up to where caches cross, then further, since who sends what to whom takes the
+    placements of both.
     """
     from stagec.program.crossings import crossings
     from stagec.text.printer import print_module
 
-    asked = {pod: options_of_pod(pod, options) for pod in PODS}
-    placed: dict[str, Module] = {}
-    passes: dict[str, str] = {}
-    for pod, each in asked.items():
-        with kept_reports(), _about(pod):
-            builder = JobBuilder(each.changed(**_SILENT))
-            passes[pod], placed[pod] = builder.pipeline_text(), builder.lower(until=_PLACED)
     builders: dict[str, JobBuilder] = {}
-    modules: dict[str, Module] = {}
+    running: dict[str, Iterator[str]] = {}
     with tempfile.TemporaryDirectory() as folder, reports_once():
         texts = {pod: Path(folder) / f"{pod}.stg" for pod in PODS}
-        for pod, module in placed.items():
-            texts[pod].write_text(print_module(module), encoding="utf-8")
         for pod, way, other in ((PREFILL, "to", DECODE), (DECODE, "source", PREFILL)):
-            crossing = f"hand-over{{{way}={other},module={texts[other]}}}"
-            text = f"{passes[pod]},+before({_BEHIND}):{crossing}"
             with _about(pod):
-                builders[pod] = JobBuilder(asked[pod].changed(pipeline=text))
-                modules[pod] = builders[pod].lower(watching=(watching or {}).get(pod, ()))
-    return Pods(builders, modules, crossings(placed[PREFILL], placed[DECODE]))
+                builder = builders[pod] = JobBuilder(options_of_pod(pod, options))
+                text = _with_crossing(builder.pipeline_text(), way, other, texts[other])
+                seen = (watching or {}).get(pod, ())
+                running[pod] = builder.passes(watching=seen, text=text)
+                next(name for name in running[pod] if name == _PLACED)
+            texts[pod].write_text(print_module(builder.module), encoding="utf-8")
+        placed = crossings(builders[PREFILL].module, builders[DECODE].module)
+        for pod in PODS:
+            with _about(pod):
+                for _ in running[pod]:
+                    pass
+    return Pods(builders, {pod: each.module for pod, each in builders.items()}, placed)
 
 
-#: What shows passes at work, off.
-_SILENT: Mapping[str, Any] = {
-    "print_after": (),
-    "dump_dir": None,
-    "time_passes": False,
-    "check_numerics": False,
-}
+def one_group(options: JobOptions) -> str:
+    """The placed module of a pod as those see it who send it the sequences of a step: these go to
+    one of the groups of ranks that have sequences of their own, and into one microbatch there. A
+    text of which placements, stages and microbatches hold. Raises `DiagnosticError`."""
+    from stagec.program.crossings import caches_of
+    from stagec.text.printer import print_module
+
+    module = JobBuilder(options).lower(until=_PLACED)
+    batch = read_strategy(module).batch
+    held = [dim for _, cache, _, _ in caches_of(module) for dim in cache.tensor.dims]
+    over = [axis for dim in held if batch in dim.size.symbols for axis in dim.axes]
+    module.set_values(dict.fromkeys(over, 1))
+    for op in module.functions[0].body.ops:
+        if op.has(Accumulates):
+            op.attrs["count"] = const(1)
+    return print_module(module)
+
+
+def handing_over(options: JobOptions, to: Path) -> JobOptions:
+    """The options of a step of prefill that hands its caches over to the pod of a text. Raises
+    `DiagnosticError`."""
+    text = JobBuilder(options).pipeline_text()
+    return options.changed(pipeline=_with_crossing(text, "to", DECODE, to))
+
+
+def _with_crossing(passes: str, way: str, other: str, text: Path) -> str:
+    return f"{passes},+before({_BEHIND}):hand-over{{{way}={other},module={text}}}"
 
 
 @contextmanager
@@ -114,6 +135,11 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
             "--serve disaggregated expects --prompt: the tokens of each sequence that are handed "
             "over",
             remedy="give --prompt 4096",
+        )
+    if options.chunk is not None:
+        raise error(
+            "--chunk is one step of several, and caches are handed over behind the last one",
+            remedy="give the last one: --prompt with its tokens, --context with those before it",
         )
     if options.pipeline is not None or options.strategy is not None or options.preset:
         raise error(
