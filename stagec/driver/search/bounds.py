@@ -34,8 +34,8 @@ from stagec.driver.search.probes import (
     work_probe,
 )
 from stagec.explore.bounds import SLACK, Floats, Held, Work, columns, memory_bound, time_bound
-from stagec.explore.layout import Layers, Layout, laid_out, rank_layers
-from stagec.explore.pipelined import ActionTimes, Pair, Pipeline, pipelined
+from stagec.explore.layout import Layers, StepLayout, laid_out, rank_layers
+from stagec.explore.pipelined import ActionTimes, Pair, PipelineBound, pipelined
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
@@ -99,7 +99,7 @@ class JobBounds:
     ) -> tuple[Floats, Floats]:
         """Bounds of some jobs, each with its probe of work; `keeps` is 0 for those of whose probes
         nothing follows for what is kept of a microbatch, else 1."""
-        shape = Layout(*self._layouts[:, self._layout[rows]])
+        shape = StepLayout(*self._layouts[:, self._layout[rows]])
         table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
         mine = table.reshape(len(_WORK), -1)[:, work]
         kept = mine[-2:] * keeps
@@ -162,7 +162,7 @@ class JobBounds:
         if mine.times is not None:
             times = mine.times.exchanging(other, tail)
             ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
-            seconds = pipelined(self._layers, Pipeline(*_shape(job)), times, ready, mine.again)
+            seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
     def _held(self, number: int, end: Probe) -> float:
@@ -180,13 +180,14 @@ class JobBounds:
         told = stash and round(one) == round(other) and self._jobs[number].zero < 3
         beside = max(0.0, one) if told else 0.0
         ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
-        return max(
+        bounds = (
             rank.own * each
             + rank.kept * stash
             + max(rank.first * first, rank.last * last)  # both may hold the same, if tied
             + rank.begins * beside
             for rank in ranks
         )
+        return float(max(bounds))
 
     def _is_piped(self, number: int) -> bool:
         return size_of(self._jobs[number], "pp") > 1
@@ -271,7 +272,7 @@ class JobBounds:
         return self._laid_out[1]
 
 
-def _layout(job: JobOptions, layers: Layers) -> Layout:
+def _layout(job: JobOptions, layers: Layers) -> StepLayout:
     return laid_out(layers, *_shape(job))
 
 
