@@ -155,9 +155,7 @@ def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
     """What is added to the tags of each instance's messages."""
     column = {stream: i for i, stream in enumerate(template.sent)}
     streams = [
-        column[template.stream(n)]
-        if n.is_message and not crosses_pods(n.op)
-        else len(column)
+        column[template.stream(n)] if n.is_message and not crosses_pods(n.op) else len(column)
         for n in template.nodes
     ]
     rows = [[*(i.tags[s] for s in template.sent), 0] for i in instances]
