@@ -58,7 +58,6 @@ def time_job(
 ) -> Timed:
     """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
     Raises `DiagnosticError`."""
-    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import model_flops, step_flops, step_tokens
     from stagec.analysis.time_report import time_report
     from stagec.time.step import Issued
@@ -66,11 +65,11 @@ def time_job(
     builder = JobBuilder(options)
     tokens = step_tokens(builder.module)
     forward = Planned(model_flops, after=TYPED)
-    plans = Planned(EventPlans)
+    plans = _event_plans() if memory else None
     module = (
-        builder.lower(watching=[forward, plans])
-        if memory
-        else builder.lower(watching=[forward], without={PLAN})
+        builder.lower(watching=[forward], without={PLAN})
+        if plans is None
+        else builder.lower(watching=[forward, plans])
     )
     issued = Issued.of(module)
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)
@@ -87,4 +86,10 @@ def time_job(
     )
     if levers is None and not report.levers:
         tell("--levers tries what would help")
-    return Timed(options, report, issued, plans.needed("memory over time") if memory else None)
+    return Timed(options, report, issued, plans and plans.needed("memory over time"))
+
+
+def _event_plans() -> Planned[EventPlans]:
+    from stagec.analysis.memory_events import EventPlans
+
+    return Planned(EventPlans)
