@@ -228,8 +228,11 @@ class Unroller:
         return f"{op.phase}/{self._prefix}"
 
     def _node(self, op: Operation) -> Ref:
-        make = {"et.comp": self._computation, "et.coll": self._collective, "et.copy": self._copy}
-        return make.get(op.name, self._message)(op)
+        if op.name == "et.comp":
+            return self._computation(op)
+        if op.name == "et.coll":
+            return self._collective(op)
+        return self._copy(op) if op.name == "et.copy" else self._message(op)
 
     def _copy(self, op: Operation) -> Node:
         """Not before the computation above it is done: what comes back is not there earlier."""

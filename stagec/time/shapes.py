@@ -22,8 +22,7 @@ BASE, NO_FLOOR = -2, -1
 _NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A node of a piece, and what it waits for: places in the piece, and numbers of inputs.
 
     `on` are the numbers of its streams: 0 is that of computations, others are one more than their

@@ -86,7 +86,8 @@ def time_job(
     )
     if levers is None and not report.levers:
         tell("--levers tries what would help")
-    return Timed(options, report, issued, plans and plans.needed("memory over time"))
+    found = None if plans is None else plans.needed("memory over time")
+    return Timed(options, report, issued, found)
 
 
 def _event_plans() -> Planned[EventPlans]:
