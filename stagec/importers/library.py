@@ -9,7 +9,7 @@ from stagec.models import LIBRARY, LibraryModel, library_text
 from stagec.support.source import Source
 
 if TYPE_CHECKING:
-    from stagec.importers.text import ModelText
+    from stagec.importers.writing.text import ModelText
 
 
 def model_source(model: LibraryModel) -> Source:

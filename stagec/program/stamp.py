@@ -83,7 +83,7 @@ class TemplatePart:
         return seen.body.owner, seen.skip, self.prefix, self.slot, self.action
 
 
-class Front(NamedTuple):
+class Frontier(NamedTuple):
     """What is seen of the computations before a step: the last one, the last matrix product and the
     one right before that, in order, and whether each is a matrix product. They are `places` in a
     table, or handles."""
@@ -92,7 +92,7 @@ class Front(NamedTuple):
     products: tuple[bool, ...]
 
     @classmethod
-    def of(cls, found: Iterable[tuple[int, bool]]) -> Front:
+    def of(cls, found: Iterable[tuple[int, bool]]) -> Frontier:
         """From a row for each."""
         rows = list(found)
         return cls(tuple(place for place, _ in rows), tuple(product for _, product in rows))
@@ -118,14 +118,14 @@ class Template:
     sent: Mapping[Stream, int]
     channels: int
     computations: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
-    front: Front | None = None
+    front: Frontier | None = None
 
     def __post_init__(self) -> None:
         ordered = enumerate(self.nodes[: self.ordered])
         self.computations = [(i, bool(n.matmul)) for i, n in ordered if n.is_computation][::-1]
         found, complete = front_of(iter(self.computations))
         if complete:
-            self.front = Front.of((self.outside + i, product) for i, product in found)
+            self.front = Frontier.of((self.outside + i, product) for i, product in found)
 
     def stream(self, node: Node) -> Stream:
         """The stream of a message of it."""

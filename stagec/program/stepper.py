@@ -21,7 +21,7 @@ from stagec.program.runs import Run, issued_runs
 from stagec.program.sizes import Layered
 from stagec.program.stamp import (
     INSIDE,
-    Front,
+    Frontier,
     Inputs,
     Instance,
     Placeholders,
@@ -188,7 +188,7 @@ class Stepper(Unroller):
         parts: Sequence[TemplatePart],
         sources: Sequence[Source],
         last: Instance | None,
-        front: Front,
+        front: Frontier,
         made: _Stamps,
     ) -> Inputs:
         """The template of a step, and where what it takes from outside comes from: the sources and,
@@ -220,7 +220,7 @@ class Stepper(Unroller):
             template = self._templates[key] = self._unrolled(parts, shapes, front.products)
         return Inputs(template, origins)
 
-    def _front(self) -> tuple[Instance | None, Front]:
+    def _front(self) -> tuple[Instance | None, Frontier]:
         """What is seen of the computations before a step, and the instance that has it; None if
         there are several."""
         for thing in reversed(self._order):
@@ -231,7 +231,7 @@ class Stepper(Unroller):
             if thing.template.computations:
                 break
         found, _ = front_of((handle_of(t, i), product) for t, i, product in self._computations())
-        return None, Front.of(found)
+        return None, Frontier.of(found)
 
     def _unrolled(
         self,

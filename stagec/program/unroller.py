@@ -21,7 +21,7 @@ from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces,
 from stagec.program.columns import Columns
 from stagec.program.groups import Channel, channel_of, crosses_pods, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
-from stagec.program.sizes import Layered, Sizes
+from stagec.program.sizes import Layered, OpNumbers
 from stagec.program.stamp import Held, Instance, Made, Stream, build
 
 
@@ -66,7 +66,7 @@ class Unroller:
         slot: int = 0,
     ) -> None:
         self._env, self._channels, self._joined = env, channels, joined
-        self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
+        self._sizes, self._loads, self._layer = OpNumbers(plain(env), loads), loads, 0
         self._slot = slot
         self._turn: int = 0
         self._refs: dict[Value, Held] = {}

@@ -19,13 +19,13 @@ from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
-from stagec.time.costs import CostTable, Measurements, picoseconds
-from stagec.time.hosts import HostTimes, host_costs, never_late
-from stagec.time.join import Joined, joined
-from stagec.time.network import spans
-from stagec.time.pieces import Piece
-from stagec.time.replay import ClassReplay, replay
-from stagec.time.shapes import Shape
+from stagec.time.clock.hosts import HostTimes, host_costs, never_late
+from stagec.time.clock.join import Joined, joined
+from stagec.time.clock.pieces import Piece
+from stagec.time.clock.replay import ClassReplay, replay
+from stagec.time.clock.shapes import Shape
+from stagec.time.costs.network import spans
+from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
 ShapeCosts = Callable[[Shape], Sequence[Cost]]
@@ -213,7 +213,7 @@ class Issued:
 @dataclass(frozen=True)
 class StepTime:
     """The time of a step: `picoseconds`, the replays of all classes, and how many kernels and
-    collectives were matched, interpolated and modelled (`stagec.time.tables`)."""
+    collectives were matched, interpolated and modelled (`stagec.time.measured.tables`)."""
 
     picoseconds: int
     classes: Sequence[ClassReplay]
@@ -247,7 +247,7 @@ def step_time(
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
-    Messages to another pod cross the level `pods` of the network.
+    Messages to another pod cross the level `pods` of the network; without it they take no time.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.

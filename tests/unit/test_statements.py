@@ -15,13 +15,13 @@ import pytest
 from stagec.driver.cli import cli
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.command_line import job_words
-from stagec.driver.request.flags import FLAGS, SHORTHANDS, STATEMENTS
+from stagec.driver.request.flags import FLAGS, SHORTHANDS, STATEMENTS, PartText
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.ir_spec.ops.policies import BucketRule, RecomputeRule
-from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
 from stagec.ir_spec.ops.strategy import ShardParamsRule
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
@@ -39,6 +39,7 @@ BY_KIND: Mapping[str, object] = {
     "ratio": "5/4",
     "layers": (1, 2),
     "loads": ((5, 1), (1, 3)),
+    "parts": (PartText("encoder", "e", "tp=2"), PartText("tower", "t")),
 }
 BESIDE: Mapping[str, Mapping[str, object]] = {
     "weight_block": {"weight_dtype": "int4"},
@@ -69,7 +70,7 @@ def another(flag: Flag) -> Any:
 
 def text_of(**given: Any) -> str:
     """The statements that flags stand for, on a mesh with all axes."""
-    request = Request(vars(JobOptions("", **given)), AXES, SIZES)
+    request = FlagValues(vars(JobOptions("", **given)), AXES, SIZES)
     lines = [line for statement in STATEMENTS for line in statement.text(request)]
     return "stg.module @m {\n  stg.strategy @s {\n" + "\n".join(lines) + "\n  }\n}"
 

@@ -25,15 +25,15 @@ from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import replay as replay_actions
 from stagec.support.diagnostics import DiagnosticError
-from stagec.time.clock import RankWork, clock
-from stagec.time.costs import CostTable
-from stagec.time.hosts import HostTimes, never_late
-from stagec.time.join import Joined, joined
+from stagec.time.clock.definition import RankWork, clock
+from stagec.time.clock.hosts import HostTimes, never_late
+from stagec.time.clock.join import Joined, joined
+from stagec.time.clock.pieces import Piece
+from stagec.time.clock.plan import PlannedPiece
+from stagec.time.clock.replay import ClassReplay, replay
+from stagec.time.clock.shapes import Shape, make_shape
+from stagec.time.costs.nodes import CostTable
 from stagec.time.path import critical_path
-from stagec.time.pieces import Piece
-from stagec.time.plan import Planned
-from stagec.time.replay import ClassReplay, replay
-from stagec.time.shapes import Shape, make_shape
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, Cost, merged, stretched
 from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, each_value, tiny_options, tries
@@ -450,17 +450,19 @@ def test_what_waits_for_a_late_norm_in_another_piece_may_be_late() -> None:
     first = make_shape([norm, product], [(COMPUTE,)] * 2, [[], []], [[], []], joins=False)
     second = make_shape([copy], [("copy", "host")], [[]], [[0]], joins=False)
     costs = {norm: Cost(10), product: Cost(1000), copy: Cost(5)}
-    of_norm, of_product = ((Planned(first, ()), Planned(second, ((0, i),))) for i in (0, 1))
+    of_norm, of_product = (
+        (PlannedPiece(first, ()), PlannedPiece(second, ((0, i),))) for i in (0, 1)
+    )
     assert not is_clear(costs, of_norm)
     assert is_clear(costs, of_product)
-    assert is_clear(costs, [Planned(first, ())])
+    assert is_clear(costs, [PlannedPiece(first, ())])
     beside = [(COMPUTE,), ("copy", "host"), (COMPUTE,)]
-    early = make_shape([norm, copy, product], beside, [[], [0], []], [[]] * 3, joins=False)
-    assert not is_clear(costs, [Planned(early, ())])
-    assert not is_clear(costs, [Planned(replace(first, sends=((0, ("pp", ZERO, 0)),)), ())])
+    early = make_shape([norm, copy, product], beside, [[], [0], []], [[], [], []], joins=False)
+    assert not is_clear(costs, [PlannedPiece(early, ())])
+    assert not is_clear(costs, [PlannedPiece(replace(first, sends=((0, ("pp", ZERO, 0)),)), ())])
 
 
-def is_clear(costs: Mapping[Node, Cost], plan: Sequence[Planned]) -> bool:
+def is_clear(costs: Mapping[Node, Cost], plan: Sequence[PlannedPiece]) -> bool:
     """Whether hosts that take 100 for a computation are never behind a class with this plan."""
     device = ClassReplay(
         0,

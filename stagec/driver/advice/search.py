@@ -15,7 +15,7 @@ from itertools import combinations, groupby
 from typing import TypeAlias
 
 from stagec.analysis.figures import Figures
-from stagec.driver.advice.knobs import Change, Space, in_order
+from stagec.driver.advice.knobs import Change, KnobSpace, in_order
 from stagec.driver.advice.prediction import Combination, Prediction, cost, further
 from stagec.driver.request.options import JobOptions
 
@@ -87,7 +87,7 @@ def advise(
     `before` are the figures of the job, `sizes` those of the model. At most `budget` other jobs are
     compiled. Ranks and batch stay.
     """
-    jobs = dict(_combinations(Space(options, sizes)))
+    jobs = dict(_combinations(KnobSpace(options, sizes)))
     search = _Search(jobs, before, room, evaluate, wanted, budget)
     for numerics in (False, True):
         search.widen(numerics)
@@ -96,7 +96,7 @@ def advise(
     return search.advice()
 
 
-def _combinations(space: Space) -> Iterator[tuple[Combination, JobOptions]]:
+def _combinations(space: KnobSpace) -> Iterator[tuple[Combination, JobOptions]]:
     """All legal combinations, that of no change among them, with the jobs that they make."""
     single = space.changes()
     for size in range(MOST_CHANGES + 1):
@@ -159,21 +159,19 @@ class _Search:
         batch = [c for c in batch if c not in self._tried][: self._budget - len(self._tried)]
         self._tried.update(batch)
         jobs = [self._jobs[c] for c in batch]
-        for combination, figures in zip(batch, self._evaluate(jobs), strict=True):
-            if figures is None:
+        found = dict(zip(batch, self._evaluate(jobs), strict=True))
+        for combination, figures in found.items():
+            if figures is not None:
+                self._known[combination] = figures
+                self._expected.correct(combination, figures)
+        for combination, figures in found.items():
+            if figures is None or figures == self._before:
                 self._drop(combination)
-            else:
-                self._learn(combination, figures)
-
-    def _learn(self, combination: Combination, figures: Figures) -> None:
-        self._known[combination] = figures
-        self._expected.correct(combination, figures)
-        if figures == self._before:
-            self._drop(combination)
 
     def _drop(self, combination: Combination) -> None:
-        """What is no job, or changes nothing, is not worth further changes."""
-        for other in [c for c in self._jobs if c > combination]:
+        """What is no job, or changes nothing, is not worth further changes: but those of which more
+        is known."""
+        for other in [c for c in self._jobs if c > combination and c not in self._known]:
             del self._jobs[other]
             self._open.discard(other)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +16,7 @@ from stagec.driver.request.expert_load import LoadFile
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import AXES, EXPERTS
 from stagec.ir_spec.ops.axes import FLAGS as AXIS_FLAGS
-from stagec.ir_spec.ops.statement import Flag, Request, Statement
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Statement
 
 #: The statements of a strategy, in the order in which flags write them.
 STATEMENTS = tuple(op for op in BUILTIN if isinstance(op, Statement))
@@ -42,7 +43,8 @@ def option(flag: Flag) -> Callable[[Any], Any]:
     """The click option of a flag."""
     about: dict[str, Any] = {"default": flag.default, "metavar": flag.metavar, "help": flag.help}
     if flag.kind != "switch":
-        return click.option(flag.option, type=type_of(flag), **about)
+        multiple = flag.kind == "parts"
+        return click.option(flag.option, type=type_of(flag), multiple=multiple, **about)
     negation = f"/--no-{flag.option[2:]}" if flag.default else ""
     return click.option(flag.option + negation, is_flag=True, **about)
 
@@ -58,6 +60,10 @@ def words(name: str, value: object) -> Iterator[str]:
     if isinstance(value, bool):
         yield option if value else f"--no-{option[2:]}"
         return
+    if name in FLAGS and FLAGS[name].kind == "parts":
+        for each in cast("tuple[object, ...]", value):
+            yield from (option, str(each))
+        return
     yield option
     if name in FLAGS and FLAGS[name].kind == "loads":
         yield json.dumps(value)
@@ -67,7 +73,7 @@ def words(name: str, value: object) -> Iterator[str]:
         yield str(value)
 
 
-def strategy_text(request: Request) -> str:
+def strategy_text(request: FlagValues) -> str:
     """The strategy that flags stand for, as the text that could have been given instead."""
     serves = bool(request.flags.get("serve"))
     said = (statement for statement in STATEMENTS if not (serves and statement.training))
@@ -79,7 +85,7 @@ def strategy_text(request: Request) -> str:
 # -- types of values -------------------------------------------------------------------------------
 
 
-class Layers(click.ParamType[tuple[int, ...]]):
+class LayersType(click.ParamType[tuple[int, ...]]):
     """`7,8*14,7`: numbers of layers, each with how often it stands."""
 
     name = "LAYERS"
@@ -143,6 +149,41 @@ class Ratio(click.ParamType[Fraction]):
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """`encoder=e: tp=2,dp=2`: the name of a part, the value that it computes, and its flags."""
+
+    name: str
+    value: str
+    flags: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}" + (f": {self.flags}" if self.flags else "")
+
+
+class PartFlag(click.ParamType[PartText]):
+    """`NAME=VALUE`, or `NAME=VALUE: FLAGS`."""
+
+    name = "PART"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> PartText:
+        """The part."""
+        if isinstance(value, PartText):
+            return value
+        head, _, flags = str(value).partition(":")
+        name, _, of = (word.strip() for word in head.partition("="))
+        of = of.removeprefix("%")
+        if not (_is_name(name) and _is_name(of)):
+            self.fail(f"expects NAME=VALUE: FLAGS, as in 'encoder=e: tp=2', found '{value}'")
+        return PartText(name, of, flags.strip())
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.isidentifier()
+
+
 _Type: TypeAlias = click.ParamType[Any]
 _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "int": lambda flag: click.IntRange(flag.least, flag.most),
@@ -150,6 +191,7 @@ _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "text": lambda flag: click.STRING,
     "names": lambda flag: Names(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),
-    "layers": lambda flag: Layers(),
+    "layers": lambda flag: LayersType(),
     "loads": lambda flag: LoadFile(),
+    "parts": lambda flag: PartFlag(),
 }

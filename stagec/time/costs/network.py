@@ -1,0 +1,393 @@
+"""The time of communication: which levels of the network a group of ranks spans, and what a
+collective or a message costs over them.
+
+A worked example: an all_reduce of B bytes over 32 ranks, 8 in each of 4 nodes, on `h100-sxm`.
+
+    spans       nvlink: 8 units of 1 rank, infiniband: 4 units of 8 ranks
+    ring        2 * 31 steps, 2 * 3 of them between nodes; 2 * 31/32 B bytes at the slower of
+                450 GB/s and 8 * 50 GB/s (each rank of a node sends by its own link)
+    multicast   switches add inside a node, a tree of parts B/8 joins the nodes
+    time        the least over algorithms and protocols
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, inf, log2, prod
+from typing import TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.machines import Level, Machine
+from stagec.machines.efficiency import Protocol
+from stagec.support.diagnostics import error
+
+Floats: TypeAlias = NDArray[np.float64]
+#: Bytes of one call, or of many.
+Bytes: TypeAlias = "int | float | NDArray[np.int64] | Floats"
+
+#: How often (n-1)/n of the full buffer crosses a ring of n.
+ROUNDS: Mapping[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+#: A tree reaches this share of what a ring does: NVIDIA/nccl, src/graph/tuning.cc.
+TREE_SHARE = 0.92
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One level of the network that a group crosses.
+
+    `units`: how many units inside this level hold members, in one unit of it. `inner`: the members
+    in each of these (the fewest, where they differ). `parts`: such units in the whole group.
+    `size`: the members in one unit of the level.
+    `share`: the part of the links of a rank that the group gets when all groups like it run.
+
+    The spans of a group hold for all machines whose levels have the same ranks and kinds: costs
+    take the figures of the machine that they are asked for.
+    """
+
+    level: Level
+    units: int
+    inner: int
+    parts: int
+    size: int
+    share: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s of one direction between the units: each member sends by its own link."""
+        return self.level.bandwidth.value * self.share * self.inner / self.level.oversubscription
+
+
+def level_between(machine: Machine, a: int, b: int) -> Level:
+    """The innermost level that joins two ranks. Raises `DiagnosticError` if there is none."""
+    for level in machine.network:
+        if level.ranks is None or a // level.ranks == b // level.ranks:
+            return level
+    raise _too_many(machine, max(a, b))
+
+
+def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
+    """The levels that a group crosses, from the inside out; none for a group of one rank.
+
+    Ranks number the mesh row-major, and consecutive ranks sit together: unit u of a level of N
+    ranks holds the ranks uN to (u+1)N - 1. Raises `DiagnosticError` if the network does not join
+    them.
+    """
+    inside = ranks if bool(np.all(np.diff(ranks) > 0)) else np.unique(ranks)
+    members = np.ones(len(inside), dtype=np.int64)
+    found: list[Span] = []
+    below = 1
+    for level in machine.network:
+        if len(inside) == 1:
+            return tuple(found)
+        unit = inside * below // level.ranks if level.ranks is not None else np.zeros_like(inside)
+        first = np.flatnonzero(np.diff(unit, prepend=-1))
+        held = np.diff(first, append=len(unit))
+        units = int(held.max())
+        size = np.add.reduceat(members, first)
+        if units > 1:
+            length = level.ranks // below if level.ranks is not None else len(inside)
+            share = _share(level, inside[: int(np.diff(first, append=len(unit))[0])], length)
+            found.append(
+                Span(level, units, int(members.min()), len(inside), int(size.max()), share)
+            )
+        inside, members, below = unit[first], size, level.ranks or below
+    if len(inside) > 1:
+        raise _too_many(machine, int(ranks.max()))
+    return tuple(found)
+
+
+def _too_many(machine: Machine, rank: int) -> Exception:
+    last = machine.network[-1]
+    return error(
+        f"machine {machine.name} joins {last.ranks} ranks, but there is a rank {rank}",
+        remedy=f"give its network a level around '{last.name}', or level '{last.name}' more ranks",
+    )
+
+
+def _share(level: Level, units: NDArray[np.int64], length: int) -> float:
+    """What a group over these units gets of the bandwidth of a rank.
+
+    On a ring each of the two links carries half. Where the members stand `stride` places apart, as
+    many groups use each link; a group that does not close the ring has the links of one direction
+    at its ends only, so it uses half (jax-ml/scaling-book, sharding.md). In a mesh a rank uses its
+    links to members only.
+    """
+    if level.kind == "ring":
+        stride = max(1, int(units[-1] - units[0]) // max(1, len(units) - 1))
+        closed = len(units) * stride == length and len(units) > 1 and length > 2
+        return (1.0 if closed else 0.5) / stride
+    return (len(units) - 1) / (length - 1) if level.kind == "mesh" else 1.0
+
+
+def _lanes(machine: Machine, over: Sequence[Span]) -> Iterable[tuple[Protocol, ...]]:
+    """For each protocol that all levels have, its constants on each of them."""
+    levels = [machine.efficiency.network[span.level.name].protocols for span in over]
+    names = [n for n in levels[0] if all(n in level for level in levels)]
+    return (tuple(level[name] for level in levels) for name in names)
+
+
+def _rate(over: Sequence[Span], lanes: Sequence[Protocol]) -> float:
+    """Bytes/s of the slowest level."""
+    return min(span.rate * lane.share for span, lane in zip(over, lanes, strict=True))
+
+
+def _start(lanes: Iterable[Protocol]) -> float:
+    return max(lane.start for lane in lanes)
+
+
+def _hop(span: Span, lane: Protocol) -> float:
+    return span.level.latency.value * lane.hops
+
+
+def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds of a ring through all n ranks, node by node, the fastest protocol.
+
+    start + rounds * sum over levels(steps * hop) + (rounds * (n - 1) + copy)/n * bytes / rate
+          + rounds * (n - 1) * gap + (n - 1)/n * bytes * adds / memory bandwidth, where it reduces
+
+    Of the n - 1 steps of a round those that cross a level cost its hop; the rate is that of the
+    slowest level, where all members of a unit send. `copy`: each rank also writes the part that is
+    its own, once: to the result of a gather, or of a sum between its two rounds
+    (NVIDIA/nccl, src/device/all_reduce.h, directRecvReduceCopyDirectSend). `gap`: n - 1 messages of
+    a round pass each link, one after the other; the link that needs the most for each counts.
+    Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel: nsteps, nInterSteps, latencies,
+    bandwidths); `copy` by fit; `gap`: Alexandrov et al., LogGP, 1995; `adds`: astra-sim/astra-sim,
+    astra-sim/system/PacketBundle.cc.
+    """
+    n, rounds = over[-1].size, ROUNDS[kind]
+    steps = _steps(over)
+
+    def one(lanes: tuple[Protocol, ...]) -> Floats:
+        hops = sum(s * _hop(p, q) for s, p, q in zip(steps, over, lanes, strict=True))
+        moved = size * ((rounds * (n - 1) + lanes[0].copy_) / n)
+        gaps = (n - 1) * max(lane.gap for lane in lanes)
+        time = _start(lanes) + rounds * (hops + gaps) + moved / _rate(over, lanes)
+        adds = 0.0 if kind == "all_gather" else lanes[0].adds
+        return time + size * ((n - 1) / n * adds / machine.memory.bandwidth.value)
+
+    return _least(map(one, _lanes(machine, over)))
+
+
+def _steps(over: Sequence[Span]) -> list[int]:
+    """Of the n - 1 steps of a round through all ranks, those that cross each level and no outer."""
+    return [a - b for a, b in pairwise([*(span.parts - 1 for span in over), 0])]
+
+
+def tree(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds of an all_reduce by two binary trees over the outermost level, chains inside.
+
+    start + 2 * (sum over inner levels((units - 1) * hop) + ceil(log2(units)) * hop)
+          + 2 * bytes / (rate * 0.92)
+
+    Each rank passes half of the buffer up and down in each of the two trees. Source:
+    NVIDIA/nccl, src/graph/tuning.cc (NCCL_ALGO_TREE); Sanders, Speck, Träff: Two-tree algorithms
+    for full bandwidth broadcast, reduction and scan, 2009.
+    """
+    if kind != "all_reduce" or (len(over) == 1 and over[0].level.kind != "fat-tree"):
+        return np.full_like(size, inf)
+
+    def one(lanes: tuple[Protocol, ...]) -> Floats:
+        hops = sum(_depth(p) * _hop(p, q) for p, q in zip(over, lanes, strict=True))
+        return _start(lanes) + 2 * (hops + size / (_rate(over, lanes) * TREE_SHARE))
+
+    return _least(map(one, _lanes(machine, over)))
+
+
+def _depth(span: Span) -> int:
+    return ceil(log2(span.units)) if span.level.kind == "fat-tree" else span.units - 1
+
+
+def multicast(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds of an all_reduce whose additions and copies are made by the switches inside.
+
+    start + max((1 + 1/units) * bytes / rate, sum of the tree outside)
+
+    A rank sends the buffer to the switch and gets its part of the sum, then sends this part and
+    gets the buffer. Outside, every rank of a unit joins a tree of its part; chunks go through both.
+    Source: NVIDIA/nccl, src/graph/tuning.cc (NCCL_ALGO_NVLS, NCCL_ALGO_NVLS_TREE).
+    """
+    inside = over[0]
+    if kind != "all_reduce" or not inside.level.reductions or inside.inner > 1:
+        return np.full_like(size, inf)
+    lane = machine.efficiency.network[inside.level.name].multicast
+    time = (1 + 1 / inside.units) * size / (inside.rate * lane.share)
+    start = lane.start + 2 * _hop(inside, lane)
+    for span in over[1:]:
+        constants = machine.efficiency.network[span.level.name]
+        fast = max(constants.protocols.values(), key=lambda p: p.share)
+        times = 1 + 1 / span.units if span.level.reductions else 2
+        outside = times * size / (span.rate * fast.share)
+        time, start = np.maximum(time, outside), start + 2 * _depth(span) * _hop(span, fast)
+    return start + time
+
+
+def hierarchical(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds of rings along each level, one after the other: on the inner ones the whole buffer,
+    on the outer ones the part of a rank. The axes of a torus run at once, on parts of the buffer.
+
+    start + rounds * sum over levels((units - 1) * hop + (units - 1)/units * bytes / rate)
+
+    For a torus the units multiply and the rates add up. Source: jax-ml/scaling-book, sharding.md
+    (AllGather over several axes: V / (W * axes)); Cho et al., BlueConnect, 2019.
+    """
+    rounds = ROUNDS[kind]
+
+    def one(lanes: tuple[Protocol, ...]) -> Floats:
+        both = list(zip(over, lanes, strict=True))
+        torus = [(p, q) for p, q in both if p.level.kind == "ring"]
+        rest = [(p, q) for p, q in both if p.level.kind != "ring"]
+        hops = sum((p.units - 1) * _hop(p, q) for p, q in both)
+        moved = sum(((p.units - 1) / p.units / (p.rate * q.share) for p, q in rest), 0.0)
+        if torus:
+            units = prod(p.units for p, _ in torus)
+            inner = min(p.inner for p, _ in torus)
+            total = inner * sum(p.rate / p.inner * q.share for p, q in torus)
+            moved += (units - 1) / units / total
+        return _start(lanes) + rounds * (hops + size * moved)
+
+    return _least(map(one, _lanes(machine, over)))
+
+
+def all_to_all(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds of messages of bytes/n from every rank to every other, all at once.
+
+    start + latency + sum over levels(peers * hops * latency)
+          + max over levels(bytes that cross / rate)
+
+    What crosses a level goes to the n - inner ranks outside the unit of a rank. `kind` is not
+    asked for. Source: NVIDIA/nccl, src/enqueue.cc (a kernel with all sends and receives of a rank).
+    """
+    n = over[-1].size
+    constants = [machine.efficiency.network[span.level.name].pairs for span in over]
+    names = [name for name in constants[-1] if all(name in level for level in constants)]
+
+    def one(name: str) -> Floats:
+        lanes = [level[name] for level in constants]
+        both = list(zip(over, lanes, strict=True))
+        peers = [span.size - span.inner for span in over]
+        hops = sum(k * _hop(p, q) for k, (p, q) in zip(peers, both, strict=True))
+        rates = [(n - p.inner + q.copy_) / n / (p.rate / p.inner * q.share) for p, q in both]
+        return _start(lanes) + over[-1].level.latency.value + hops + size * max(rates)
+
+    return _least(map(one, names))
+
+
+def permute(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds in which every rank sends `size` bytes to the next: a message over the outermost
+    level, which some of them cross."""
+    return _message(machine, size, over[-1].level)
+
+
+def broadcast(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds of a chain of chunks from one rank through all others (or, for a reduce, to it).
+
+    start + sum over levels(steps * hop) + bytes / rate
+
+    Source: NVIDIA/nccl, src/graph/tuning.cc (ncclCollBroadcast, NCCL_ALGO_RING).
+    """
+
+    def one(lanes: tuple[Protocol, ...]) -> Floats:
+        hops = sum(s * _hop(p, q) for s, p, q in zip(_steps(over), over, lanes, strict=True))
+        return _start(lanes) + hops + size / _rate(over, lanes)
+
+    return _least(map(one, _lanes(machine, over)))
+
+
+Cost: TypeAlias = Callable[[Machine, str, Floats, Sequence[Span]], Floats]
+#: The algorithms that `efficiency.collectives` names; a plug-in may replace one.
+ALGORITHMS: dict[str, Cost] = {
+    "ring": ring,
+    "tree": tree,
+    "multicast": multicast,
+    "hierarchical": hierarchical,
+}
+#: The kinds that have one way.
+SINGLE: dict[str, Cost] = {
+    "all_to_all": all_to_all,
+    "collective_permute": permute,
+    "broadcast": broadcast,
+    "reduce": broadcast,
+}
+
+
+def _least(times: Iterable[Floats]) -> Floats:
+    found = list(times)
+    return found[0] if len(found) == 1 else np.minimum.reduce(found)
+
+
+@overload
+def collective_seconds(
+    machine: Machine, kind: str, size: float, over: Sequence[Span], sharing: float = 1
+) -> float: ...
+@overload
+def collective_seconds(
+    machine: Machine,
+    kind: str,
+    size: NDArray[np.int64] | Floats,
+    over: Sequence[Span],
+    sharing: float = 1,
+) -> Floats: ...
+def collective_seconds(
+    machine: Machine, kind: str, size: Bytes, over: Sequence[Span], sharing: float = 1
+) -> float | Floats:
+    """Seconds of a collective of `size` bytes, the larger side on one rank, in a group with these
+    spans: the least of the algorithms that the machine has. Nothing for a group of one.
+
+    `sharing` groups use the links of each rank at once. Raises KeyError for a kind that is none of
+    `ROUNDS` and `SINGLE`.
+    """
+    sizes = np.asarray(size, dtype=np.float64)
+    over = [replace(span, level=_own(machine, span.level)) for span in over]
+    if not over:
+        ways = [np.zeros_like(sizes)]
+    elif kind in SINGLE:
+        ways = [SINGLE[kind](machine, kind, sizes * sharing, over)]
+    else:
+        ROUNDS[kind]
+        names = machine.efficiency.collectives
+        ways = [ALGORITHMS[name](machine, kind, sizes * sharing, over) for name in names]
+    least = _least(ways)
+    return least if least.ndim else float(least)
+
+
+@overload
+def message_seconds(machine: Machine, size: float, level: Level) -> float: ...
+@overload
+def message_seconds(machine: Machine, size: NDArray[np.int64] | Floats, level: Level) -> Floats: ...
+def message_seconds(machine: Machine, size: Bytes, level: Level) -> float | Floats:
+    """Seconds of a message of `size` bytes between two ranks over a level.
+
+    start + latency + bytes / (bandwidth * share)
+
+    A pair has one of the two links of a ring, and one link in a mesh. Source: the alpha-beta model,
+    Hockney 1994; constants of each protocol as in `all_to_all`.
+    """
+    time = _message(machine, np.asarray(size, dtype=np.float64), _own(machine, level))
+    return time if time.ndim else float(time)
+
+
+def _own(machine: Machine, level: Level) -> Level:
+    """The level of this machine that has the name of a level of another one."""
+    return next(own for own in machine.network if own.name == level.name)
+
+
+def _message(machine: Machine, size: Floats, level: Level) -> Floats:
+    share = 1 / level.oversubscription
+    if level.kind == "ring":
+        share /= 2
+    elif level.kind == "mesh" and level.ranks is not None:
+        share /= max(1, level.ranks // _below(machine, level) - 1)
+    bandwidth, lanes = level.bandwidth.value * share, machine.efficiency.network[level.name].pairs
+    return level.latency.value + _least(
+        lane.start + size / (bandwidth * lane.share) for lane in lanes.values()
+    )
+
+
+def _below(machine: Machine, level: Level) -> int:
+    """The ranks of one unit inside the level."""
+    inside = [1, *(other.ranks or 1 for other in machine.network)]
+    return inside[machine.network.index(level)]
