@@ -27,7 +27,8 @@ SMALL: Keys = {
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
     baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
-    persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
+    persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb
+    RefinedWebModel
 """
 #: Families without a base of rotary positions.
 UNROTATED = "openai-gpt bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"

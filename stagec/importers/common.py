@@ -30,6 +30,7 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
     text = ModelText(
         identifier(name), heading, ["the comments name the keys of the configuration."]
     )
+    text.among = config.among
     text.positions = longest if config.has(*_LENGTHS) else None
     text.symbol("B", None, "sequences")
     text.symbol("S", min(longest, _LENGTH), "tokens of a sequence")
