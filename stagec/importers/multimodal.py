@@ -10,7 +10,7 @@ from stagec.importers.common import read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily, Reader
 from stagec.importers.idle import Idle, gates, image_tokens, read_idle
-from stagec.importers.images import read_qwen2_5_vl_images
+from stagec.importers.images import read_qwen2_5_vl_images, read_qwen2_vl_images
 from stagec.importers.images_llama import read_mllama_images
 from stagec.importers.kin import Kin, Sizes
 from stagec.importers.linear import read_qwen3_5, read_qwen3_5_moe
@@ -302,7 +302,13 @@ FAMILIES: Sequence[ModelFamily] = (
         "Qwen2; tower with SwiGLU, 2 x 2 merger",
         read_images=read_qwen2_5_vl_images,
     ),
-    ModelFamily("Qwen2-VL", ("qwen2_vl",), read_qwen2_vl, "Qwen2; tower of ViT, 2 x 2 merger"),
+    ModelFamily(
+        "Qwen2-VL",
+        ("qwen2_vl",),
+        read_qwen2_vl,
+        "Qwen2; tower of ViT, 2 x 2 merger",
+        read_images=read_qwen2_vl_images,
+    ),
     ModelFamily(
         "Llama 3.2 Vision",
         ("mllama",),

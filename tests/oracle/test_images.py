@@ -77,6 +77,21 @@ SMALL: Mapping[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {
         },
         {"S": 32, "N_v": 32, "I_v": 2},
     ),
+    "qwen2_vl": (
+        {
+            **_WORDS,
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]},
+            "vision_config": {
+                "depth": 4,
+                "embed_dim": 16,
+                "mlp_ratio": 2,
+                "num_heads": 4,
+                "hidden_size": 16,
+                "patch_size": 2,
+            },
+        },
+        {"S": 32, "N_v": 32, "I_v": 2},
+    ),
     "mllama": (
         {
             "text_config": {**_WORDS, "cross_attention_layers": [1, 3]},
@@ -206,6 +221,25 @@ def test_figures_of_qwen_are_those_of_words_and_of_the_tower(patches: int, tmp_p
     assert found["parameters"] == published["params"]
     words = published["flops_fwd"]["total_dense"]
     assert found["matmul_flops"]["forward"] == words + _qwen_tower(patches)
+
+
+def test_figures_of_qwen2_are_those_of_words_and_of_the_tower(tmp_path: Path) -> None:
+    """The tower of Qwen2-VL has no gate, and all patches of an image see each other."""
+    words = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+    heads = {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064}
+    config = {"model_type": "qwen2_vl", **words, **heads, "vision_config": {"hidden_size": 3584}}
+    path = tmp_path / "qwen2.json"
+    path.write_text(json.dumps(config))
+    text = path.with_suffix(".stg")
+    text.write_text(import_configuration(str(path), images=True).text)
+    seen = analyse(str(text), sizes={"B": 1, "S": 4096, "N_v": 1024})
+    read = analyse(str(path), sizes={"B": 1, "S": 4096})
+    assert seen["parameters"] == read["parameters"]
+    d, f, n = 1280, 5120, 1024
+    layer = 2 * n * (4 * d * d + 2 * d * f) + 4 * n * n * d
+    merger = 2 * (n // 4) * (4 * d * 4 * d + 4 * d * 3584)
+    tower = 2 * n * 3 * 2 * 14 * 14 * d + 32 * layer + merger
+    assert seen["matmul_flops"]["forward"] - read["matmul_flops"]["forward"] == tower
 
 
 @pytest.mark.parametrize("tiles", [1, 4])
