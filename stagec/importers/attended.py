@@ -278,7 +278,7 @@ def read_gemma3_towers(config: Config) -> ModelText:
     return gemma3_tower(config, read_gemma3(config))
 
 
-def read_llama4_images(config: Config) -> ModelText:
+def read_llama4_towers(config: Config) -> ModelText:
     """Llama 4 with its tower, which a step of texts does not use."""
     config.merge("text_config")
     return llama4_tower(config, read_llama4(config))
@@ -296,5 +296,4 @@ FAMILIES = (
     ModelFamily(
         "Llama 4", ("llama4_text",), read_llama4, "blocks 3:1, no positions, scaled expert inputs"
     ),
-    ModelFamily("Llama 4 with images", ("llama4",), read_llama4_images, "a tower of its own"),
 )

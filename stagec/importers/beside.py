@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stagec.importers.attended import read_gemma3_towers
+from stagec.importers.attended import read_gemma3_towers, read_llama4_towers
 from stagec.importers.blocks import ACTIVATIONS
 from stagec.importers.common import read_size
 from stagec.importers.config import Config
@@ -21,6 +21,7 @@ from stagec.importers.images_beside import (
     READ_MISTRAL3,
     READ_PALIGEMMA,
     read_gemma3_images,
+    read_llama4_images,
 )
 from stagec.importers.spoken import language_of
 from stagec.importers.text import ModelText
@@ -210,6 +211,13 @@ FAMILIES: Sequence[ModelFamily] = (
         read_gemma3_towers,
         "a tower of SigLIP",
         read_images=read_gemma3_images,
+    ),
+    ModelFamily(
+        "Llama 4 with images",
+        ("llama4",),
+        read_llama4_towers,
+        "a tower of its own",
+        read_images=read_llama4_images,
     ),
     ModelFamily(
         "LLaVA",

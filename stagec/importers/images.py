@@ -21,7 +21,7 @@ _PATCHES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class SeenAttention:
     """Attention of the tower: all patches of an image, or windows of W_v of them; rotated by rows
     and columns. Windows are sequences of their own, as the reference computes them."""
 
@@ -156,7 +156,7 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, wind
         f"vision_{name}": Layer(
             [
                 Part(
-                    _Seen(name == "window").write(text),
+                    SeenAttention(name == "window").write(text),
                     "attn",
                     norm,
                     width="D_v",

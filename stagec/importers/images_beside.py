@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from stagec.importers.attended import GEMMA_NORM, read_gemma3
+from stagec.importers.attended import GEMMA_NORM, read_gemma3, read_llama4
 from stagec.importers.blocks import ACTIVATIONS, LAYER, RMS, FeedForward, Norm, Rope
+from stagec.importers.common import read_size
 from stagec.importers.config import Config
 from stagec.importers.encoders import read_activation, read_heads_of
 from stagec.importers.family import Reader
@@ -123,6 +125,10 @@ _EYES = {
             biases="",
         ),
         (1024, 4096, 24, 16, 16, 1024),
+    ),
+    "llama4_vision_model": (
+        Eye(patch_bias=False, token=True, pre=LAYER, turned=True),
+        (768, 5632, 34, 14, 16, 448),
     ),
     "internvl_vision": (
         Eye(token=True, post=False, scaled=True),
@@ -290,6 +296,33 @@ def read_gemma3_images(config: Config) -> ModelText:
     idles: list[Idle] = []
     config.among = _among(config, vision, "siglip_vision_model", _pooled, idles)
     return _finished(config, read_gemma3(config), idles)
+
+
+def read_llama4_images(config: Config) -> ModelText:
+    """Llama 4 with I_v images in each sequence: squares of patches, an adapter, a projection."""
+    vision = config.section("vision_config")
+    if vision is None:
+        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    config.merge("text_config")
+
+    def adapted(config: Config, text: ModelText, body: Body, x: str) -> str:
+        ratio = vision.ratio("pixel_shuffle_ratio", default=Fraction(1, 2))
+        side = int(1 / ratio) if ratio > 0 and (1 / ratio).denominator == 1 else 0
+        j = _joined(body, _squares(vision, "pixel_shuffle_ratio", text, body, x, side))
+        vision.only("intermediate_size", side * side * _size(text, "D_v"))
+        read_size(vision, text, "U_v", "projector_input_dim", default=4096)
+        read_size(vision, text, "O_v", "projector_output_dim", default=4096)
+        vision.only("vision_output_dim", _size(text, "O_v"))
+        vision.skip("vision_feature_select_strategy", "multi_modal_projector_bias")
+        vision.skip("projector_dropout", "vision_feature_layer")
+        for out, sizes in (("adapted0", f"{side * side}*D_v, U_v"), ("adapted1", "U_v, O_v")):
+            u = _product(body, f"{out}_u", j, out, sizes, bias=False)
+            j = body.let(out, f"stg.gelu[form = erf]({u})")
+        return _product(body, "proj", j, "linear", "O_v, D", bias=False)
+
+    idles: list[Idle] = []
+    config.among = _among(config, vision, "llama4_vision_model", adapted, idles)
+    return _finished(config, read_llama4(config), idles)
 
 
 def _finished(config: Config, text: ModelText, idles: list[Idle]) -> ModelText:

@@ -12,6 +12,7 @@ from stagec.importers.family import ModelFamily, Reader
 from stagec.importers.idle import Idle, gates, image_tokens, read_idle
 from stagec.importers.images import read_qwen2_5_vl_images, read_qwen2_vl_images
 from stagec.importers.images_llama import read_mllama_images
+from stagec.importers.images_qwen3 import read_qwen3_vl_images, read_qwen3_vl_moe_images
 from stagec.importers.kin import Kin, Sizes
 from stagec.importers.linear import read_qwen3_5, read_qwen3_5_moe
 from stagec.importers.llama import read_glm4v_text, read_qwen2, read_qwen3
@@ -316,8 +317,20 @@ FAMILIES: Sequence[ModelFamily] = (
         "gated cross attention, tiles",
         read_images=read_mllama_images,
     ),
-    ModelFamily("Qwen3-VL", ("qwen3_vl",), read_qwen3_vl, "Qwen3; ViT with deep mergers"),
-    ModelFamily("Qwen3-VL-MoE", ("qwen3_vl_moe",), read_qwen3_vl_moe, "Qwen3-MoE; the same tower"),
+    ModelFamily(
+        "Qwen3-VL",
+        ("qwen3_vl",),
+        read_qwen3_vl,
+        "Qwen3; ViT with deep mergers",
+        read_images=read_qwen3_vl_images,
+    ),
+    ModelFamily(
+        "Qwen3-VL-MoE",
+        ("qwen3_vl_moe",),
+        read_qwen3_vl_moe,
+        "Qwen3-MoE; the same tower",
+        read_images=read_qwen3_vl_moe_images,
+    ),
     ModelFamily("Qwen3.5 with images", ("qwen3_5",), read_qwen3_5_vl, "the tower of Qwen3-VL"),
     ModelFamily(
         "Qwen3.5-MoE with images", ("qwen3_5_moe",), read_qwen3_5_vl_moe, "the tower of Qwen3-VL"

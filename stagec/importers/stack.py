@@ -97,6 +97,18 @@ class NormedSums(Layer):
 
 
 @dataclass(frozen=True, slots=True)
+class _Added:
+    """A layer behind which a value of this name is added to the stream."""
+
+    layer: Written
+    value: str
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        return body.let("more", f"stg.add({self.layer.write(body, x)}, %{self.value})")
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
     """Learned positions: the symbol of their number, and how many of the first are not used."""
 
@@ -148,6 +160,9 @@ class Decoder:
         if text.among:
             seen = text.among.write(text, body)
             x = body.let("x", f"stg.merge_rows({x}, {seen}, %merged)")
+            deep = [f"deep{i}" for i in range(text.among.deep)]
+            kinds = dict(kinds) | {k: _Added(kinds[order[i]], k) for i, k in enumerate(deep)}
+            order = [*deep, *order[len(deep) :]]
         x = write_stack(text, body, x, kinds, order)
         self.write_head(text, body, x, table)
         return text.train(arguments(text), body)

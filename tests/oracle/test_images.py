@@ -92,6 +92,22 @@ SMALL: Mapping[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {
         },
         {"S": 32, "N_v": 32, "I_v": 2},
     ),
+    "qwen3_vl": (
+        {
+            "text_config": {**_WORDS, "head_dim": 4},
+            "vision_config": {
+                "depth": 4,
+                "hidden_size": 16,
+                "intermediate_size": 8,
+                "num_heads": 4,
+                "patch_size": 2,
+                "num_position_embeddings": 9,
+                "out_hidden_size": 16,
+                "deepstack_visual_indexes": [0, 2],
+            },
+        },
+        {"S": 32, "N_v": 32, "I_v": 2},
+    ),
     "mllama": (
         {
             "text_config": {**_WORDS, "cross_attention_layers": [1, 3]},
@@ -116,6 +132,28 @@ SMALL: Mapping[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {
             "text_config": {**_WORDS, "head_dim": 4, "sliding_window": 6},
             "vision_config": _EYES,
             "mm_tokens_per_image": 4,
+        },
+        {"S": 32, "I_v": 2},
+    ),
+    "llama4": (
+        {
+            "text_config": {
+                **_WORDS,
+                "head_dim": 4,
+                "attention_chunk_size": 4,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "intermediate_size_mlp": 24,
+                "interleave_moe_layer_step": 2,
+            },
+            "vision_config": {
+                **_EYES,
+                "intermediate_size": 64,
+                "pixel_shuffle_ratio": 0.5,
+                "projector_input_dim": 8,
+                "projector_output_dim": 8,
+                "vision_output_dim": 8,
+            },
         },
         {"S": 32, "I_v": 2},
     ),
@@ -221,6 +259,34 @@ def test_figures_of_qwen_are_those_of_words_and_of_the_tower(patches: int, tmp_p
     assert found["parameters"] == published["params"]
     words = published["flops_fwd"]["total_dense"]
     assert found["matmul_flops"]["forward"] == words + _qwen_tower(patches)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_figures_of_qwen3_are_those_of_words_and_of_the_tower(
+    experts: bool, tmp_path: Path
+) -> None:
+    """Three layers of the tower have mergers of their own besides the last one."""
+    words = {**_WORDS, "hidden_size": 64, "head_dim": 16}
+    if experts:
+        words |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    vision = {"out_hidden_size": 64}
+    config = {
+        "model_type": "qwen3_vl_moe" if experts else "qwen3_vl",
+        "text_config": words,
+        "vision_config": vision,
+    }
+    path = tmp_path / "qwen3.json"
+    path.write_text(json.dumps(config))
+    text = path.with_suffix(".stg")
+    text.write_text(import_configuration(str(path), images=True).text)
+    seen = analyse(str(text), sizes={"B": 1, "S": 4096, "N_v": 1024})
+    read = analyse(str(path), sizes={"B": 1, "S": 4096})
+    assert seen["parameters"] == read["parameters"]
+    d, f, n = 1152, 4304, 1024
+    layer = 2 * n * (4 * d * d + 2 * d * f) + 4 * n * n * d
+    merger = 2 * (n // 4) * (4 * d * 4 * d + 4 * d * 64)
+    tower = 2 * n * 3 * 2 * 16 * 16 * d + 27 * layer + 4 * merger
+    assert seen["matmul_flops"]["forward"] - read["matmul_flops"]["forward"] == tower
 
 
 def test_figures_of_qwen2_are_those_of_words_and_of_the_tower(tmp_path: Path) -> None:
