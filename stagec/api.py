@@ -19,9 +19,9 @@ from stagec.formats.base import (
     Variant,
     all_ranks,
 )
-from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
-from stagec.importers.text import Body, ModelText
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.text import Body, ModelText
 from stagec.ir import traits
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value

@@ -17,7 +17,7 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.job.emit import Job, make_job
 from stagec.job.writer import Emission, write_source
 from stagec.machines import load_machine
-from stagec.time.durations import Durations
+from stagec.time.costs.durations import Durations
 from tests.support import (
     DEEPSEEK,
     EXHAUSTIVE,

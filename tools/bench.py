@@ -310,7 +310,7 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     from stagec.formats.registry import asked_formats
     from stagec.job.emit import emit_module
     from stagec.machines import load_machine
-    from stagec.time.durations import Durations
+    from stagec.time.costs.durations import Durations
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
     try:

@@ -31,8 +31,8 @@ from stagec.machines.kernel_efficiency import (
 )
 from stagec.machines.writing import kernel_section, with_sections
 from stagec.program.kernels import Kernel
-from stagec.time.aiconfigurator import FOLDERS, read_tables
-from stagec.time.fit_kernels import (
+from stagec.time.costs.kernels import matmul_seconds, memory_seconds
+from stagec.time.fit.kernels import (
     BOUNDS,
     ELEMENT,
     LONG,
@@ -49,8 +49,8 @@ from stagec.time.fit_kernels import (
     product_rows,
     with_constants,
 )
-from stagec.time.kernels import matmul_seconds, memory_seconds
-from stagec.time.tables import Measured, Table, consensus
+from stagec.time.measured.aiconfigurator import FOLDERS, read_tables
+from stagec.time.measured.tables import Measured, Table, consensus
 
 #: What these tables hold beside kernels: what a prefill copies into a cache, in parts of what it
 #: moves, and seconds of what quantizes beside products of fewer bits, more than its kernels alone.

@@ -1,7 +1,7 @@
 """Fit the network constants of machines on measured collectives: `python tools/fit_network.py`.
 
 The rows are those of the PyPI package `aiconfigurator-core` (Apache-2.0): NCCL by kind, ranks and
-message size, one node. Every second size is fitted, the others judge. `stagec.time.fit_network`
+message size, one node. Every second size is fitted, the others judge. `stagec.time.fit.network`
 fits, as it does for `stagec fit`.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 from stagec.machines import Machine, machines
 from stagec.machines.efficiency import NetworkEfficiency
 from stagec.machines.writing import network_section, rounded_network, with_sections
-from stagec.time.fit_network import LARGE, Case, Floats, errors, fit, with_level
-from stagec.time.network import spans
+from stagec.time.costs.network import spans
+from stagec.time.fit.network import LARGE, CollectiveRows, Floats, errors, fit, with_level
 
 #: Machine: folder of its tables, and the newest version of NCCL there.
 TABLES = {
@@ -49,7 +49,7 @@ FIRST: Mapping[str, Any] = {
 }
 
 
-def cases(machine: Machine, folder: Path) -> list[Case]:
+def cases(machine: Machine, folder: Path) -> list[CollectiveRows]:
     """The rows of a machine. Sums of 8-bit integers are left out: switches do not add these."""
     device, version = TABLES[machine.name]
     parquet = importlib.import_module("pyarrow.parquet")
@@ -68,10 +68,10 @@ def cases(machine: Machine, folder: Path) -> list[Case]:
     ]
 
 
-def _case(machine: Machine, kind: str, ranks: int, size: Floats, seconds: Floats) -> Case:
+def _case(machine: Machine, kind: str, ranks: int, size: Floats, seconds: Floats) -> CollectiveRows:
     """Sizes that are 4^k are fitted."""
     even = np.round(np.log2(size)).astype(int) % 2 == 0
-    return Case(kind, spans(machine, np.arange(ranks)), size, seconds, even)
+    return CollectiveRows(kind, spans(machine, np.arange(ranks)), size, seconds, even)
 
 
 def told(e: Floats) -> str:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
-from stagec.importers.json_text import JsonText
-from stagec.importers.keys import ENDINGS, NO_EFFECT, OFF
-from stagec.importers.registry import BUILT_IN
+from stagec.importers.reading.config import Config
+from stagec.importers.reading.json_text import JsonText
+from stagec.importers.reading.keys import ENDINGS, NO_EFFECT, OFF
+from stagec.importers.registry import BUILT_IN, READERS
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
 from tools.markup import page
@@ -18,7 +18,8 @@ from tools.markup import page
 _INTRO = (
     "The families whose configurations `stagec import` reads: the values of `model_type`, what "
     "tells a family from Llama, and the keys that it reads besides those of Llama. A key in a "
-    "section is not listed. [models.md](models.md) says how an import works."
+    "section is not listed. The name of a family leads to its reader. [models.md](models.md) says "
+    "how an import works."
 )
 
 
@@ -28,13 +29,18 @@ def families_page() -> str:
 
 
 def _body() -> Iterator[str]:
+    files = {
+        family.name: f"../{readers.__name__.replace('.', '/')}.py"
+        for readers in READERS
+        for family in readers.FAMILIES
+    }
     usual = _keys(next(f for f in BUILT_IN if "llama" in f.model_types))
     yield "| family | `model_type` | features | keys |"
     yield "|---|---|---|---|"
     for family in sorted(BUILT_IN, key=lambda f: f.name.lower()):
         names = _listed((*family.model_types, *family.marks))
         own = _listed(sorted(_keys(family) - usual))
-        yield f"| {family.name} | {names} | {family.features} | {own} |"
+        yield f"| [{family.name}]({files[family.name]}) | {names} | {family.features} | {own} |"
     yield from ("", "## Keys of Llama", "", "All readers that follow Llama know these:", "")
     yield from (_listed(sorted(usual)) + ".", "")
     yield from ("## Keys without effect", "")

@@ -1,5 +1,6 @@
 """Lints what other checkers accept in silence: misspelt directives of lit tests, paths of one
-machine in a tracked file, passes that import each other or pass by `stagec.api`."""
+machine in a tracked file, passes that import each other or pass by `stagec.api`, class names that
+stand for two things."""
 
 from __future__ import annotations
 
@@ -130,9 +131,29 @@ def lint_passes(root: Path) -> Iterator[LintFinding]:
                 )
 
 
+# ------------------------------------------------------------------ names
+
+
+def lint_names(root: Path) -> Iterator[LintFinding]:
+    """Public classes of the product whose name another module defines too."""
+    first: dict[str, Path] = {}
+    rooms = (root / room for room in ("stagec", "passes", "ir_spec"))
+    for path in (path for room in rooms for path in sorted(room.rglob("*.py"))):
+        if path.stem.endswith("_pb2"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            there = first.setdefault(node.name, path)
+            if there != path:
+                message = f"class `{node.name}` is another one in {there.relative_to(root)}"
+                yield LintFinding(path, node.lineno, f"{message}: name one of them otherwise")
+
+
 def main(root: Path = ROOT) -> int:
     """Print the findings; exit code 1 if there are any."""
-    findings = [*lint_lit(root / "tests" / "lit"), *lint_tracked(root), *lint_passes(root)]
+    lit = lint_lit(root / "tests" / "lit")
+    findings = [*lit, *lint_tracked(root), *lint_passes(root), *lint_names(root)]
     for finding in findings:
         print(finding)
     print(f"lint_checks: {len(findings)} finding(s)")

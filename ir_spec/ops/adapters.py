@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LoraOp(Statement):
     training = "servers add trained adapters to the weights"
     example = "stg.lora[targets = (wq, wv), rank = 16]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["lora"]:
             yield self.flag_values(request)
 

@@ -8,7 +8,6 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
-from stagec.ir.latent import rows_of_latent
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
@@ -36,6 +35,7 @@ from stagec.ir_spec.ops.attention_core import (
 )
 from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
+from stagec.ir_spec.ops.latent import rows_of_latent
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.strategy import ORDERS
 from stagec.support.diagnostics import error
@@ -73,7 +73,7 @@ def _kernel(op: Operation, kind: str, q: int, n: Sizes) -> KernelShape:
     return core_kernel(op, kind, n, keys, op.flag("causal"), left)
 
 
-class Attention(OpDef):
+class FlashAttention(OpDef):
     """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
     included.
 
@@ -236,4 +236,4 @@ class AttentionGrad(OpDef):
         return backward(x, scores_of(op, ctx, ctx, 3, x), dy, y, lse)
 
 
-OPS = (Attention(), AttentionGrad())
+OPS = (FlashAttention(), AttentionGrad())

@@ -37,7 +37,7 @@ def silu_derivative(x: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class GeluForm:
     """A form of GeLU: its value and derivative, element-wise, and the FLOPs per element of it and
     of its gradient, the product with dy included."""
 
@@ -47,7 +47,7 @@ class Curve:
     grad_cost: int
 
 
-def gelu_form(op: Operation) -> Curve:
+def gelu_form(op: Operation) -> GeluForm:
     """The form of GeLU that the op states."""
     return _GELU[op.text("form", FORM.default)]
 
@@ -86,8 +86,8 @@ def _quick_derivative(x: Array) -> Array:
     return silu_derivative(_QUICK * x)
 
 
-_GELU: Mapping[str, Curve] = {
-    "tanh": Curve(_tanh, _tanh_derivative, 8, 14),
-    "erf": Curve(_erf, _erf_derivative, 5, 11),
-    "quick": Curve(_quick, _quick_derivative, 4, 8),
+_GELU: Mapping[str, GeluForm] = {
+    "tanh": GeluForm(_tanh, _tanh_derivative, 8, 14),
+    "erf": GeluForm(_erf, _erf_derivative, 5, 11),
+    "quick": GeluForm(_quick, _quick_derivative, 4, 8),
 }

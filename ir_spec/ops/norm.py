@@ -192,7 +192,7 @@ class WithVectors(RowOp):
         return x * (1 + w if op.flag("zero_centered") else w)
 
 
-class Norm(WithVectors):
+class NormBase(WithVectors):
     """Base of norms, whose gradient op is `<name>_grad`."""
 
     def grad(
@@ -207,7 +207,7 @@ class Norm(WithVectors):
         return b.op(f"{op.name}_grad", taken, attrs, names=names).results
 
 
-class RmsNorm(Norm):
+class RmsNorm(NormBase):
     """x / rms(x) * scale (arXiv 1910.07467), 4 FLOPs per element; 2 if it is given the sums of the
     squares of the rows.
 
@@ -263,7 +263,7 @@ class RmsNormGrad(WithVectors):
         return [dx, (dy * x * r).reshape(-1, x.shape[-1]).sum(0)][: 1 + self.vectors(op)]
 
 
-class LayerNorm(Norm):
+class LayerNorm(NormBase):
     """(x - mean) / std * scale + bias (arXiv 1607.06450), 7 FLOPs per element; 4 if it is given the
     sums over the rows of x and x*x.
 

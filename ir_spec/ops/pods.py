@@ -35,7 +35,7 @@ _MESSAGES = (
 )
 
 
-class Crossing(OpDef):
+class PodOp(OpDef):
     """Base of both ends."""
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -65,7 +65,7 @@ def crossing(op: Operation) -> TensorType:
     return replace(type_, dims=tuple(dims))
 
 
-class HandOver(Crossing):
+class HandOverOp(PodOp):
     """Sends a value to the ranks of another pod, which hold it in their own placement.
 
     Each rank cuts what it holds, or the last `rows` of it, into `pieces` and sends `ways` messages,
@@ -80,7 +80,7 @@ class HandOver(Crossing):
     example = "stg.hand_over[to = decode, ways = 2, pieces = 2, stream = 0, streams = 2](%k)"
 
 
-class TakeOver(Crossing):
+class TakeOver(PodOp):
     """Receives what another pod hands over into the buffer of the operand, in `ways` messages."""
 
     name = "stg.take_over"
@@ -101,4 +101,4 @@ class TakeOver(Crossing):
         return [args[0]]
 
 
-OPS = (HandOver(), TakeOver())
+OPS = (HandOverOp(), TakeOver())

@@ -12,7 +12,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const
 from stagec.ir.traits import Declares
 from stagec.ir_spec.ops.axes import EXPERTS, REDUCED, REPLICAS
-from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
+from stagec.ir_spec.ops.statement import Axes, Flag, FlagValues, Record, Statement, parameter
 
 RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
@@ -50,7 +50,7 @@ class TpInputsOp(Statement):
     name, record = "stg.tp_inputs", TpInputsRule
     example = "stg.tp_inputs[regather]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "tp" in request.axes:
             yield {"policy": "regather", **self.flag_values(request)}
 
@@ -84,7 +84,7 @@ class BlockingOp(Statement):
     name, record, repeats = "stg.blocking", BlockingRule, True
     example = "stg.blocking[over = tp]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "tp" in request.axes and not request["async_tp"]:
             yield {"over": request.over("tp", REPLICAS)}
 
@@ -181,7 +181,7 @@ class ExpertLoadOp(Statement):
         if any(n < 0 for n in loads) or not any(loads):
             yield "expects loads of 0 or more, and not only 0"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         loads = request["expert_load"]
         if loads and not isinstance(loads[0], tuple):
             yield {"loads": loads}
@@ -230,7 +230,7 @@ class DtypesOp(Statement):
     name, record = "stg.dtypes", DtypesRule
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
         yield {**types, **self.flag_values(request)}
 
@@ -269,7 +269,7 @@ class BucketOp(Statement):
     training = "there are no gradients to reduce"
     example = "stg.bucket[bytes = 26214400]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["ddp_bucket"] and request["zero"] < 2 and request.over(*REDUCED):
             yield {"bytes": request["ddp_bucket"]}
 
@@ -335,14 +335,14 @@ class RecomputeOp(Statement):
             if name in op.attrs and op.text("policy") == "none":
                 yield f"nothing is computed again, so '{name}' says nothing"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["recompute"] != "none":
             names = _names(request)
             is_policy = names[0] in RECOMPUTE
             what = {"policy": names[0]} if is_policy else {"ops": names}
             yield {**what, **self.flag_values(request)}
 
-    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
         if unnamed:
             message = (
@@ -353,7 +353,7 @@ class RecomputeOp(Statement):
             yield message, f"choose {policies}, or ops of the model, such as silu,multiply"
 
 
-def _names(request: Request) -> tuple[str, ...]:
+def _names(request: FlagValues) -> tuple[str, ...]:
     """A policy of recompute, or names of ops."""
     given: str = request["recompute"]
     policy = given.replace("-", "_")
@@ -399,7 +399,7 @@ class OffloadOp(Statement):
     training = "nothing waits for a backward"
     example = "stg.offload[optimizer]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["offload"]:
             yield self.flag_values(request)
 
@@ -426,7 +426,7 @@ class OptimizerOp(Statement):
     training = "there is no optimizer"
     example = "stg.optimizer[adamw, clip = 1]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         yield {"kind": "adamw", "clip": 1}
 
 

@@ -20,7 +20,7 @@ from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude
 from stagec.ir_spec.ops.serving import PAST, past_of
 
 
-class Rope(OpDef):
+class RotaryEmbedding(OpDef):
     """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
     per rotated element.
 
@@ -263,4 +263,4 @@ def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]
     return start + np.where(distance < single, distance, far)
 
 
-OPS = (Rope(), Temperature(), RelativeBias(), RelativeBiasGrad())
+OPS = (RotaryEmbedding(), Temperature(), RelativeBias(), RelativeBiasGrad())

@@ -62,7 +62,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FlagValues:
     """What a command line asks for: the values of its flags, the axes of the mesh (None: of open
     size) and the symbols of the model, with their sizes as far as they are known."""
 
@@ -265,7 +265,7 @@ class Statement(Declaration):
 
     # -- flags -------------------------------------------------------------------------------------
 
-    def text(self, request: Request) -> Iterator[str]:
+    def text(self, request: FlagValues) -> Iterator[str]:
         """The statements that flags stand for, as they stand in a text."""
         known = {f.param.name: f for f in self._fields}
         order = list(known)
@@ -273,13 +273,13 @@ class Statement(Declaration):
             parts = [known[name].text(said[name]) for name in sorted(said, key=order.index)]
             yield f"{self.name}[{', '.join(parts)}]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         """The statements that flags stand for, each as its parameters; by default one if a flag
         of a parameter is given."""
         if said := self.flag_values(request):
             yield said
 
-    def flag_values(self, request: Request) -> dict[str, Any]:
+    def flag_values(self, request: FlagValues) -> dict[str, Any]:
         """The parameters whose flags have another value than the default."""
         found: dict[str, Any] = {}
         for each in self._fields:
@@ -291,7 +291,7 @@ class Statement(Declaration):
                 found[each.param.name] = _said(flag, value)
         return found
 
-    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         """What is wrong with the flags of this statement, each with a remedy."""
         return iter(())
 

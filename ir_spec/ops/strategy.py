@@ -11,7 +11,7 @@ from stagec.ir.core import Operation
 from stagec.ir.param import Param
 from stagec.ir.traits import Declares, Holds
 from stagec.ir_spec.ops.axes import DATA_AXES, EXPERTS, HEADS, REPLICAS, SHARDING, TENSOR_PARALLEL
-from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
+from stagec.ir_spec.ops.statement import Axes, Flag, FlagValues, Record, Statement, parameter
 from stagec.ir_spec.ops.structure import Declaration
 
 ORDERS = ("zigzag", "plain")
@@ -93,7 +93,7 @@ class SplitOp(Statement):
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if data := request.over(*DATA_AXES):
             yield {"dims": "B", "over": data}
         if "ep" in request.axes:
@@ -107,7 +107,7 @@ class SplitOp(Statement):
         if "tp" in request.axes:
             yield from self._tensor_parallel(request)
 
-    def _tensor_parallel(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def _tensor_parallel(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
         for."""
         over = request.over("tp", REPLICAS)
@@ -142,7 +142,7 @@ class DeferOp(Statement):
     name, record, repeats = "stg.defer", DeferRule, True
     example = "stg.defer[over = tpr]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if REPLICAS in request.axes and "tp" in request.axes and "G" in request.sizes:
             yield {"over": REPLICAS}
 
@@ -167,7 +167,7 @@ class ExchangeOp(Statement):
     name, record, repeats = "stg.exchange", ExchangeRule, True
     example = "stg.exchange[S, into = (H, G)]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request.cp_mode == "ulysses":
             yield {"dim": "S", "into": tuple(n for n in HEADS if n in request.sizes)}
 
@@ -212,11 +212,11 @@ class RingOp(Statement):
     )
     example = "stg.ring[S, order = zigzag]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request.cp_mode == "ring":
             yield {"dim": "S", "order": request["cp_order"]}
 
-    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         mode, order = request["cp_mode"], request["cp_order"]
         if mode != "ring" and order != "zigzag":
             message = (
@@ -287,12 +287,12 @@ class ShardParamsOp(Statement):
             if name in op.attrs and stage < 3:
                 yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         over = request.over(*SHARDING)
         if request["zero"] and over:
             yield {"over": over, **self.flag_values(request)}
 
-    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         for flag in self.flags[1:]:
             value = request[flag.name]
             if request["zero"] < 3 and not flag.is_default(value):
@@ -326,7 +326,7 @@ class MicrobatchesOp(Statement):
     )
     example = "stg.microbatches[count = 4]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         count = microbatches(request["microbatches"], request.ranks("pp"))
         if count > 1:
             yield {"count": count}
@@ -399,7 +399,7 @@ class PipelineOp(Statement):
     name, record = "stg.pipeline", PipelineRule
     example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "pp" in request.axes:
             said = {"over": "pp", "schedule": request["schedule"], **self.flag_values(request)}
             scatter = request.over("tp", REPLICAS) if request["scatter_gather"] else ()
@@ -435,7 +435,7 @@ class GatherOp(Statement):
     )
     example = "stg.gather[V]"
 
-    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request.cp_mode == "all-gather":
             yield {"dims": "S"}
         if "tp" in request.axes and request["no_vocab_parallel"]:

@@ -10,10 +10,10 @@ from stagec.api import Operation, Region, Value, error, total
 from stagec.ir.builder import RawAttr
 from stagec.ir.kernel import EXTENTS, KernelShape
 from stagec.ir.traits import Free
-from stagec.sharding.work import Work, fused_work, is_left, viewed
+from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed
 
 
-def attributes(name: str, work: Work, left: Sequence[Value]) -> dict[str, RawAttr]:
+def attributes(name: str, work: ComputeWork, left: Sequence[Value]) -> dict[str, RawAttr]:
     """What an `et.comp` says of an op of this name that does this work, and leaves these values."""
     attrs: dict[str, RawAttr] = {"kind": name.partition(".")[2], "flops": work.flops}
     if work.matmul != 0:

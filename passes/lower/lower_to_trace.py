@@ -36,7 +36,7 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pods import BY_LAYER, Crossing, message_bytes
+from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, message_bytes
 from stagec.passes.lower.kernels import (
     attributes,
     fused_attributes,
@@ -151,7 +151,7 @@ class _Lowering:
             self._repeated(op, op.region, b)
         elif isinstance(op.definition, SendOp | RecvOp):
             self._message(op, b)
-        elif isinstance(op.definition, Crossing):
+        elif isinstance(op.definition, PodOp):
             self._cross(op, b)
         elif op.has(Recalls):
             again, stashed = self._deps(op.operands)

@@ -19,7 +19,7 @@ from stagec.ir.rewrite import carried
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.comm import Movement
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
-from stagec.sharding.stages import Piece
+from stagec.sharding.stages import ModelPiece
 
 
 @dataclass
@@ -42,7 +42,7 @@ class FarValues:
         return rows[after] if 0 <= after < len(rows) else ()
 
 
-def far_values(sections: Sections, pieces: Sequence[Piece]) -> FarValues:
+def far_values(sections: Sections, pieces: Sequence[ModelPiece]) -> FarValues:
     """Find them. Raises `DiagnosticError` for a value that no message can bring in time."""
     ways: dict[tuple[ActionKind, Value], tuple[int, int]] = {}
     order: dict[Value, int] = {}
@@ -95,7 +95,7 @@ def critical_ops(sections: Sections) -> set[Operation]:
 
 
 def _ways(
-    op: Operation, value: Value, position: int, sections: Sections, pieces: Sequence[Piece]
+    op: Operation, value: Value, position: int, sections: Sections, pieces: Sequence[ModelPiece]
 ) -> Iterator[tuple[ActionKind, int, int]]:
     """In which direction, and between which pieces (the lower one, the upper one), a value is
     sent for a use."""
@@ -122,7 +122,7 @@ def _ways(
             raise too_far(op, value)
 
 
-def _holders(position: int, pieces: Sequence[Piece]) -> list[int]:
+def _holders(position: int, pieces: Sequence[ModelPiece]) -> list[int]:
     return [depth for depth, piece in enumerate(pieces) if position in piece.positions]
 
 

@@ -36,8 +36,8 @@ from stagec.passes.pipeline_stages.stage_messages import StageMessages
 from stagec.passes.pipeline_stages.stage_step import StageStep
 from stagec.passes.pipeline_stages.stage_values import StageValues
 from stagec.sharding.stages import (
-    Held,
-    Piece,
+    ModelPiece,
+    PlacedPiece,
     StagePlan,
     accumulation,
     cut,
@@ -177,7 +177,7 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
 
 
 def _kind(
-    pipeline: StagePlan, pieces: Sequence[Piece], far: FarValues, stage: int
+    pipeline: StagePlan, pieces: Sequence[ModelPiece], far: FarValues, stage: int
 ) -> tuple[object, ...]:
     """What the function of a stage depends on. Stages of the same kind share a function."""
     return tuple(
@@ -206,7 +206,7 @@ class _StageMaker:
         module: Module,
         pipeline: StagePlan,
         sections: Sections,
-        pieces: Sequence[Piece],
+        pieces: Sequence[ModelPiece],
         far: FarValues,
         stages: Sequence[int],
         messages: StageMessages,
@@ -250,7 +250,7 @@ class _StageMaker:
         values.finish()
         return func
 
-    def _first_layers(self, held: Held, repeat: int) -> tuple[Expr, ...]:
+    def _first_layers(self, held: PlacedPiece, repeat: int) -> tuple[Expr, ...]:
         """The number of the first layer of a repeat that each of the stages holds in this place."""
         place = self._held.index(held)
         all_held = (held_pieces(self._pipeline, self._pieces, s) for s in self._stages)
@@ -269,7 +269,7 @@ class _StageMaker:
                     self._registry["stg.order"], (), attrs, symbol=symbol, loc=self._loc
                 )
 
-    def _order_name(self, held: Held, name: SymbolRef) -> SymbolRef:
+    def _order_name(self, held: PlacedPiece, name: SymbolRef) -> SymbolRef:
         """What the order of a stack is called on a chunk of these stages."""
         chunk = f"_c{held.home.chunk}" if len(self._held) > 1 else ""
         return SymbolRef(f"{name.name}_stage{self._stages[0]}{chunk}")
@@ -285,7 +285,9 @@ class _StageMaker:
             for held in ordered:
                 self._action(values, region, part, held)
 
-    def _action(self, values: StageValues, region: Region, part: ActionKind, held: Held) -> None:
+    def _action(
+        self, values: StageValues, region: Region, part: ActionKind, held: PlacedPiece
+    ) -> None:
         action = Operation(
             self._registry["stg.action"],
             (),
@@ -307,7 +309,7 @@ class _StageMaker:
             region.ops.remove(action)
             action.parent = None
 
-    def _ordered(self, part: ActionKind, held: Held) -> Iterator[Operation]:
+    def _ordered(self, part: ActionKind, held: PlacedPiece) -> Iterator[Operation]:
         """The operations of a piece in the order in which they run. A sum over several sections
         runs with the last of them."""
         slots = {Slot(position, part) for position in held.piece.positions}
@@ -321,7 +323,7 @@ class _StageMaker:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _entry(self, part: ActionKind, held: Held) -> tuple[Operation | None, bool]:
+    def _entry(self, part: ActionKind, held: PlacedPiece) -> tuple[Operation | None, bool]:
         """The repeat at which a piece is cut off from the one before, and whether the piece goes on
         with it (else the piece begins behind it)."""
         first = held.cut_in if part is ActionKind.FORWARD else held.cut_out
@@ -331,7 +333,7 @@ class _StageMaker:
         inside = 0 < at < self._sections.last
         return (self._sections.repeat(part, at) if inside else None), False
 
-    def _exit(self, part: ActionKind, held: Held) -> list[Value]:
+    def _exit(self, part: ActionKind, held: PlacedPiece) -> list[Value]:
         """The values of the whole step that leave a piece."""
         last = held.piece.positions[-1 if part is ActionKind.FORWARD else 0]
         if last % 2:
@@ -344,7 +346,7 @@ class _StageMaker:
         return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
 
     def _receive(
-        self, values: StageValues, inner: Region, part: ActionKind, held: Held
+        self, values: StageValues, inner: Region, part: ActionKind, held: PlacedPiece
     ) -> list[Value]:
         """The carried values that enter a piece. The repeat goes on with them, or has ended with
         them."""
@@ -364,7 +366,7 @@ class _StageMaker:
         return entered
 
     def _receive_far(
-        self, values: StageValues, inner: Region, part: ActionKind, held: Held
+        self, values: StageValues, inner: Region, part: ActionKind, held: PlacedPiece
     ) -> None:
         """Values from further away. To a sum over layers the piece adds its own part."""
         by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
@@ -382,7 +384,7 @@ class _StageMaker:
         values: StageValues,
         inner: Region,
         part: ActionKind,
-        held: Held,
+        held: PlacedPiece,
         by: int,
         index: int,
         value: Value,
@@ -395,7 +397,12 @@ class _StageMaker:
         return self._messages.receive(b, type_, self._message(by, index, part), value.name)
 
     def _send(
-        self, values: StageValues, inner: Region, part: ActionKind, held: Held, entered: list[Value]
+        self,
+        values: StageValues,
+        inner: Region,
+        part: ActionKind,
+        held: PlacedPiece,
+        entered: list[Value],
     ) -> None:
         """The values that leave a piece. From a piece without layers the values leave that have
         entered it."""

@@ -27,7 +27,7 @@ from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
 from stagec.ir_spec.ops.structure import joined
 from stagec.passes.pipeline_stages.stage_values import StageValues, chunk_name
-from stagec.sharding.stages import Held, Piece, StagePlan
+from stagec.sharding.stages import ModelPiece, PlacedPiece, StagePlan
 
 PASS = "split-stages"
 MIRRORED = "mirrored"
@@ -68,7 +68,7 @@ class StageStep:
         values: StageValues,
         old: Operation,
         new: Operation,
-        pieces: Sequence[Piece],
+        pieces: Sequence[ModelPiece],
         stages: Sequence[int],
     ) -> None:
         self._module, self._pipeline, self._values = module, pipeline, values
@@ -217,7 +217,7 @@ class StageStep:
             self._builder.phase = phase
         return known[value.index]
 
-    def _holding(self, key: int | None) -> Held:
+    def _holding(self, key: int | None) -> PlacedPiece:
         held = self._values.held
         return next((h for h in held if h.home.chunk == key), held[0])
 

@@ -23,7 +23,7 @@ from stagec.api import (
 from stagec.ir.layers import LayerStack, kind_of, stack_of
 from stagec.ir.traits import Repeats
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
-from stagec.sharding.stages import Held
+from stagec.sharding.stages import PlacedPiece
 
 
 def chunk_name(name: str, chunk: int) -> str:
@@ -40,9 +40,9 @@ class StageValues:
         func: Operation,
         accumulate: Operation,
         sections: Sections,
-        held: Sequence[Held],
-        first_layers: Callable[[Held, int], Attr],
-        order_name: Callable[[Held, SymbolRef], SymbolRef],
+        held: Sequence[PlacedPiece],
+        first_layers: Callable[[PlacedPiece, int], Attr],
+        order_name: Callable[[PlacedPiece, SymbolRef], SymbolRef],
     ) -> None:
         self._registry, self._first_layers = registry, first_layers
         self._order_name = order_name
@@ -56,11 +56,11 @@ class StageValues:
         self._fed: dict[tuple[int, Operation, int], Value] = {}
         self._arrived: dict[tuple[int, Value], Value] = {}
         self._action: Operation | None = None
-        self._holding: Held = held[0]
+        self._holding: PlacedPiece = held[0]
 
     # -- where we are ------------------------------------------------------------------------------
 
-    def enter(self, action: Operation | None, holding: Held) -> None:
+    def enter(self, action: Operation | None, holding: PlacedPiece) -> None:
         """Work on an action of a chunk from now on."""
         self._action, self._holding = action, holding
 
@@ -68,12 +68,14 @@ class StageValues:
         """What stands for a value of the whole step, on the present chunk."""
         self._env[self._holding.home.chunk][original] = value
 
-    def keep_for_next(self, holding: Held, value: Value, index: int, part: ActionKind) -> None:
+    def keep_for_next(
+        self, holding: PlacedPiece, value: Value, index: int, part: ActionKind
+    ) -> None:
         """Hand a value to the next piece of the model, which is on the same stage."""
         depth = holding.depth + (1 if part is ActionKind.FORWARD else -1)
         self._kept[holding.copy, depth, part, index] = value
 
-    def kept(self, holding: Held, index: int, part: ActionKind) -> Value:
+    def kept(self, holding: PlacedPiece, index: int, part: ActionKind) -> Value:
         """What the piece before has kept for this one."""
         return self.reach(self._kept[holding.copy, holding.depth, part, index])
 
@@ -112,13 +114,13 @@ class StageValues:
             self._exports[value] = home.add_result(value.name, value.type, value.loc)
         return self._exports[value]
 
-    def here(self, original: Value, holding: Held) -> Value | None:
+    def here(self, original: Value, holding: PlacedPiece) -> Value | None:
         """What stands for a value on a chunk, as a result of its action; None if nothing does."""
         found = self._env[holding.home.chunk].get(original)
         self.enter(None, holding)
         return None if found is None else self.reach(found)
 
-    def argument(self, original: Value, holding: Held) -> Value:
+    def argument(self, original: Value, holding: PlacedPiece) -> Value:
         """The stage's argument for one of the whole step: of a chunk if repeats slice it."""
         is_cut = original in self.sections.layers
         key = original, holding.home.chunk if is_cut else None
@@ -248,7 +250,7 @@ class StageValues:
             return None
         return self.sections.slots[op][0].position // 2
 
-    def cut_type(self, original: Value, holding: Held) -> Type | None:
+    def cut_type(self, original: Value, holding: PlacedPiece) -> Type | None:
         """The type of a value of the whole step, cut to the layers of the piece."""
         type_, counts = original.type, self.sections.layers.get(original)
         if counts is None or not isinstance(type_, TensorType):

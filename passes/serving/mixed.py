@@ -39,8 +39,8 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import substitute_attr
 from stagec.ir.expr import ONE, ZERO, substitute
-from stagec.ir.latent import is_cached
 from stagec.ir.serving import ServingStep
+from stagec.ir_spec.ops.latent import is_cached
 from stagec.serving.step import Step, parse_step
 
 BATCH = "B"

@@ -119,7 +119,18 @@ def to_serving(module: Module, given: ToServing) -> None:
     b = Builder(module.registry, body)
     parts = ONE if past == ZERO and mode != MIXED else _parts(module, new)
     step = ServingStep(
-        module.registry, body, module.env, mode, new, past, b, given.kv_dtype, given.page, parts
+        module.registry,
+        body,
+        module.env,
+        mode,
+        new,
+        past,
+        b,
+        appends="stg.append",
+        casts="stg.cast",
+        dtype=given.kv_dtype,
+        page=given.page,
+        parts=parts,
     )
     mixed = Mixed.of(module, step, parsed_classes(given.classes)) if given.classes else None
     _cut_tables(module, step, given.longest)

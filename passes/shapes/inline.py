@@ -47,7 +47,7 @@ from stagec.ir_spec.ops.functions import AS, CallOp, ParamOp
 from stagec.support.limits import MAX_DEPTH, MAX_OPERATIONS
 from stagec.support.source import file_loc
 from stagec.support.suggest import did_you_mean
-from stagec.text.imports import Block, read_blocks
+from stagec.text.imports import ImportedFunction, read_blocks
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Context:
 
 
 class _Inliner:
-    def __init__(self, module: Module, blocks: Mapping[str, Block]) -> None:
+    def __init__(self, module: Module, blocks: Mapping[str, ImportedFunction]) -> None:
         self._module, self._blocks, self._main = module, blocks, module.main
         self._declared = module.symbols.keys() | (module.mesh.axes if module.mesh else ())
         self._relations = {r for r, _ in module.relations}
@@ -224,7 +224,7 @@ class _Inliner:
                 remedy="state what runs several times once, in a stg.repeat",
             )
 
-    def _block(self, call: Operation, name: str, at: _Context) -> Block:
+    def _block(self, call: Operation, name: str, at: _Context) -> ImportedFunction:
         """The function that is called. Raises `DiagnosticError` if the call does not fit it."""
         block = self._blocks.get(name)
         if block is None:
@@ -256,7 +256,7 @@ class _Inliner:
                 )
         return block
 
-    def _sizes(self, call: Operation, block: Block, name: str) -> dict[str, Expr]:
+    def _sizes(self, call: Operation, block: ImportedFunction, name: str) -> dict[str, Expr]:
         """The values that a call gives symbols. Raises `DiagnosticError` for one that the function
         does not have, and for what is no size."""
         sizes: dict[str, Expr] = {}
@@ -280,7 +280,7 @@ class _Inliner:
             sizes[symbol] = value
         return sizes
 
-    def _symbols_of(self, block: Block, depth: int = 0) -> set[str]:
+    def _symbols_of(self, block: ImportedFunction, depth: int = 0) -> set[str]:
         """The symbols of a function, and of those that it calls unless it gives them values."""
         name = block.func.symbol or ""
         if name not in self._known:
@@ -304,7 +304,7 @@ class _Inliner:
                 f"stg.call @{name}[{missing[0]} = ...]",
             )
 
-    def _assume(self, call: Operation, block: Block, sizes: Mapping[str, Expr]) -> None:
+    def _assume(self, call: Operation, block: ImportedFunction, sizes: Mapping[str, Expr]) -> None:
         """Keep what the text of a function states, in the sizes of the call."""
         found = (r.substitute(sizes) for r in block.relations)
         new = [r for r in found if r.symbols <= self._declared and r not in self._relations]

@@ -23,7 +23,7 @@ from stagec.ir.opdef import OpDef
 from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.memory.buffers import Buffer, Step
+from stagec.memory.buffers import Buffer, RunOp
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import device_bytes
 from stagec.memory.step import MemoryRun, MicrobatchState, Planner, turns
@@ -152,7 +152,7 @@ class _Plan:
         )
 
 
-def _is_end(step: Step, kind: type[OpDef]) -> bool:
+def _is_end(step: RunOp, kind: type[OpDef]) -> bool:
     """Whether it is an end of a message between actions, not within one."""
     return isinstance(step.op.definition, kind)
 

@@ -22,7 +22,7 @@ from stagec.ir.types import index_name
 from stagec.ir_spec.ops.trace import MessageOp
 from stagec.program.classes import class_coordinates
 from stagec.schedule.attached import stages_of
-from stagec.time.kernels import peak
+from stagec.time.costs.kernels import peak
 
 if TYPE_CHECKING:
     from stagec.machines import Machine

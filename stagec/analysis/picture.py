@@ -30,7 +30,7 @@ from stagec.schedule.costs import Costs
 from stagec.schedule.replay import replay
 from stagec.sharding.work import is_computation, work_of
 from stagec.support.diagnostics import error
-from stagec.time.durations import Durations
+from stagec.time.costs.durations import Durations
 
 #: More operations of a function than this, in all iterations of its repeats, are not drawn.
 MOST_OPERATIONS = 250_000

@@ -26,7 +26,7 @@ _TOLERANCE = Fraction(1, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CountedRun:
     """A run as rows name it: model, sizes of its text, axes of its mesh, options."""
 
     title: str
@@ -37,14 +37,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RunCounts:
     """What was counted of a run, in MB as printed.
 
     `kinds` are added up, over the axis `over`; `send` are messages. Of all element types without a
     `dtype`.
     """
 
-    job: Job
+    job: CountedRun
     kinds: tuple[str, ...]
     measured: str
     over: str = "tp"
@@ -61,16 +61,16 @@ class Counted:
 
 
 _5B = {"S": 1024, "B": 128}
-_TP8 = Job("GPT 5B, tp 8 sp", "gpt3-5b", _5B, ("tp=8",), {"sp": True, "microbatches": 128})
-_PP8 = Job("GPT 5B, pp 8", "gpt3-5b", _5B, ("pp=8",), {"microbatches": 128})
-_175B = Job(
+_TP8 = CountedRun("GPT 5B, tp 8 sp", "gpt3-5b", _5B, ("tp=8",), {"sp": True, "microbatches": 128})
+_PP8 = CountedRun("GPT 5B, pp 8", "gpt3-5b", _5B, ("pp=8",), {"microbatches": 128})
+_175B = CountedRun(
     "GPT-3 175B, tp 4 dp 2 pp 8 sp",
     "gpt3-175b",
     _5B,
     ("pp=8", "dp=2", "tp=4"),
     {"sp": True, "microbatches": 64},
 )
-_WIDE = Job(
+_WIDE = CountedRun(
     "GPT-3 175B, 24 layers, tp 32 sp",
     "gpt3-175b",
     {"L": 24, **_5B},
@@ -78,15 +78,15 @@ _WIDE = Job(
     {"sp": True, "microbatches": 128},
 )
 _70B = {"L": 32, "S": 2048, "B": 128}
-_PP2 = Job(
+_PP2 = CountedRun(
     "Llama width 8192, tp 4 pp 2 sp",
     "llama3-70b",
     _70B,
     ("pp=2", "tp=4"),
     {"sp": True, "microbatches": 128},
 )
-_LLAMA = Job("Llama width 8192, tp 8", "llama3-70b", _70B, ("tp=8",), {"microbatches": 128})
-_DP2 = Job(
+_LLAMA = CountedRun("Llama width 8192, tp 8", "llama3-70b", _70B, ("tp=8",), {"microbatches": 128})
+_DP2 = CountedRun(
     "Llama width 8192, tp 4 dp 2 pp 2",
     "llama3-70b",
     _70B,
@@ -94,19 +94,19 @@ _DP2 = Job(
     {"microbatches": 64},
 )
 COUNTED = (
-    Counted(_TP8, ("all_gather",), "19730.0"),
-    Counted(_TP8, ("reduce_scatter", "all_reduce"), "105228.1", dtype=""),
-    Counted(_PP8, ("send",), "1073.7"),
-    Counted(_175B, ("all_gather",), "29393.7"),
-    Counted(_175B, ("reduce_scatter",), "77309.4", blocks=True),
-    Counted(_WIDE, ("all_gather",), "14571.0", blocks=True),
-    Counted(_WIDE, ("reduce_scatter",), "310043.0", blocks=True),
-    Counted(_PP2, ("all_gather",), "104153.0"),
-    Counted(_PP2, ("reduce_scatter",), "279172.9"),
-    Counted(_PP2, ("send",), "1073.7"),
-    Counted(_LLAMA, ("all_reduce",), "558315.3"),
-    Counted(_DP2, ("all_reduce",), "139552.9"),
-    Counted(_DP2, ("send",), "2147.5"),
+    RunCounts(_TP8, ("all_gather",), "19730.0"),
+    RunCounts(_TP8, ("reduce_scatter", "all_reduce"), "105228.1", dtype=""),
+    RunCounts(_PP8, ("send",), "1073.7"),
+    RunCounts(_175B, ("all_gather",), "29393.7"),
+    RunCounts(_175B, ("reduce_scatter",), "77309.4", blocks=True),
+    RunCounts(_WIDE, ("all_gather",), "14571.0", blocks=True),
+    RunCounts(_WIDE, ("reduce_scatter",), "310043.0", blocks=True),
+    RunCounts(_PP2, ("all_gather",), "104153.0"),
+    RunCounts(_PP2, ("reduce_scatter",), "279172.9"),
+    RunCounts(_PP2, ("send",), "1073.7"),
+    RunCounts(_LLAMA, ("all_reduce",), "558315.3"),
+    RunCounts(_DP2, ("all_reduce",), "139552.9"),
+    RunCounts(_DP2, ("send",), "2147.5"),
 )
 
 
@@ -133,7 +133,7 @@ def counter_rows(compiled: CountsOf) -> Iterator[PublishedRow]:
         )
 
 
-def _bytes(counted: Counted, counts: Counts) -> Expr:
+def _bytes(counted: RunCounts, counts: Counts) -> Expr:
     """Bytes of a rank, by the conventions above."""
     found = ZERO
     for key, collective in counts.collectives.items():

@@ -18,7 +18,7 @@ SOURCE = "counted in PyTorch"
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedModel:
     """A model of the library: parameters, and forward FLOPs of a sequence of `length` tokens."""
 
     name: str
@@ -28,21 +28,21 @@ class Counted:
 
 
 COUNTED = (
-    Counted("gpt2", 124_439_808, 291_648_307_200, 1024),
-    Counted("llama3.2-1b", 1_235_814_400, 12_322_261_172_224),
-    Counted("mistral-7b", 7_241_732_096, 67_044_439_490_560),
-    Counted("qwen2.5-7b", 7_615_616_512, 64_654_290_190_336),
-    Counted("qwen3-8b", 8_190_735_360, 71_893_457_567_744),
-    Counted("phi-4", 14_659_507_200, 129_622_112_993_280),
-    Counted("olmo-2-7b", 7_298_617_344, 65_214_783_422_464),
-    Counted("gemma-2-9b", 9_241_705_984, 87_247_965_650_944),
-    Counted("gemma-3-4b", 4_300_079_472, 36_457_024_585_728),
-    Counted("gpt-oss-20b", 20_914_757_184, 36_146_780_307_456),
-    Counted("llama4-scout", 108_641_793_536, 148_694_452_142_080),
-    Counted("deepseek-v3.2", 671_877_929_216, 407_740_572_762_112),
-    Counted("deepseek-v2-lite", 15_706_484_224, 24_719_684_272_128),
-    Counted("glm-4.5-air", 106_852_245_504, 142_809_810_075_648),
-    Counted("kimi-k2", 1_026_408_209_408, 301_491_134_922_752),
+    CountedModel("gpt2", 124_439_808, 291_648_307_200, 1024),
+    CountedModel("llama3.2-1b", 1_235_814_400, 12_322_261_172_224),
+    CountedModel("mistral-7b", 7_241_732_096, 67_044_439_490_560),
+    CountedModel("qwen2.5-7b", 7_615_616_512, 64_654_290_190_336),
+    CountedModel("qwen3-8b", 8_190_735_360, 71_893_457_567_744),
+    CountedModel("phi-4", 14_659_507_200, 129_622_112_993_280),
+    CountedModel("olmo-2-7b", 7_298_617_344, 65_214_783_422_464),
+    CountedModel("gemma-2-9b", 9_241_705_984, 87_247_965_650_944),
+    CountedModel("gemma-3-4b", 4_300_079_472, 36_457_024_585_728),
+    CountedModel("gpt-oss-20b", 20_914_757_184, 36_146_780_307_456),
+    CountedModel("llama4-scout", 108_641_793_536, 148_694_452_142_080),
+    CountedModel("deepseek-v3.2", 671_877_929_216, 407_740_572_762_112),
+    CountedModel("deepseek-v2-lite", 15_706_484_224, 24_719_684_272_128),
+    CountedModel("glm-4.5-air", 106_852_245_504, 142_809_810_075_648),
+    CountedModel("kimi-k2", 1_026_408_209_408, 301_491_134_922_752),
 )
 
 

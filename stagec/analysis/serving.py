@@ -40,7 +40,7 @@ _CLASS = re.compile(r"_(\d+)_cache")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedBytes:
     """Bytes on a rank that runs a function of a step: what a further token of one sequence adds to
     its caches, the caches of all its sequences, state of fixed size, and weights."""
 
@@ -55,25 +55,25 @@ class Served:
         return dict(zip(FIGURES, (show(expand(e)) for e in each), strict=False))
 
 
-def served(module: Module, tokens: Expr | None) -> dict[int, Served]:
+def served(module: Module, tokens: Expr | None) -> dict[int, ServedBytes]:
     """The figures of each stage of a planned step whose sequences hold so many tokens each; None of
     a mixed step: each class holds its own after the step, and a further token is one of the first
     class."""
-    found: dict[int, Served] = {}
+    found: dict[int, ServedBytes] = {}
     for func in module.functions:
         figures = _of_function(func, tokens) if tokens is not None else _of_mixed(module, func)
         found |= dict.fromkeys(stages_of(func) or (0,), figures)
     return found
 
 
-def _of_function(func: Operation, tokens: Expr) -> Served:
+def _of_function(func: Operation, tokens: Expr) -> ServedBytes:
     args = func.body.args
     rows = [a for a in args if a.tensor.role == "cache"]
     one = total(_bytes(a, tokens + 1, one=True) - _bytes(a, tokens, one=True) for a in rows)
     return _served(args, one, total(_bytes(a, tokens) for a in rows))
 
 
-def _of_mixed(module: Module, func: Operation) -> Served:
+def _of_mixed(module: Module, func: Operation) -> ServedBytes:
     one, caches = ZERO, ZERO
     for cache in (a for a in func.body.args if a.tensor.role == "cache"):
         found = _CLASS.search(cache.name)
@@ -86,8 +86,8 @@ def _of_mixed(module: Module, func: Operation) -> Served:
     return _served(func.body.args, one, caches)
 
 
-def _served(args: Sequence[Value], one: Expr, caches: Expr) -> Served:
-    return Served(
+def _served(args: Sequence[Value], one: Expr, caches: Expr) -> ServedBytes:
+    return ServedBytes(
         one,
         caches,
         total(a.tensor.local_bytes for a in args if a.tensor.role in CACHED - {"cache"}),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class PodStep:
     """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod."""
 
     sequences: int
@@ -39,7 +39,7 @@ class ServingRates:
         return 1 / self.tpot
 
 
-def colocated(prefill: Engine, decode: Engine, output: int) -> ServingRates:
+def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     """The same ranks prefill and decode, a step of one or of the other at a time.
 
     While a sequence makes its O tokens, B others come and go: the ranks run O steps of decode and
@@ -59,7 +59,7 @@ def colocated(prefill: Engine, decode: Engine, output: int) -> ServingRates:
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 
-def disaggregated(prefill: Engine, decode: Engine, output: int) -> ServingRates:
+def disaggregated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     """Some pods prefill, others decode: as many of each as keep each other busy.
 
     A pod for prefill ends b / t_prefill prompts a second, one for decode B / (O t_decode), so
@@ -74,8 +74,8 @@ def disaggregated(prefill: Engine, decode: Engine, output: int) -> ServingRates:
 
 
 def _rates(
-    prefill: Engine,
-    decode: Engine,
+    prefill: PodStep,
+    decode: PodStep,
     output: int,
     tpot: float,
     total: float,

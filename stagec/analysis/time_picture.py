@@ -17,11 +17,18 @@ import numpy as np
 from stagec.analysis.memory_events import EventPlans
 from stagec.program.nodes import MICROBATCH, Node, marker_of
 from stagec.program.runs import Run
-from stagec.time.held import Held, held
-from stagec.time.intervals import inner_waits, node_times, occurrences, stream_name, title_of, waits
+from stagec.time.clock.held import HeldBytes, held
+from stagec.time.clock.intervals import (
+    inner_waits,
+    node_times,
+    occurrences,
+    stream_name,
+    title_of,
+    waits,
+)
+from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.shapes import ShapeNode
 from stagec.time.path import critical_path
-from stagec.time.replay import ClassReplay
-from stagec.time.shapes import Step
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import BUBBLE, COMPUTE, Stream
 
@@ -99,7 +106,7 @@ class _Tables:
     def part(self, name: str) -> int:
         return self.parts.setdefault(name, len(self.parts))
 
-    def node(self, step: Step) -> int:
+    def node(self, step: ShapeNode) -> int:
         """The number of a node on these streams."""
         node = step.node
         key = id(node), step.streams
@@ -182,7 +189,7 @@ def _pieces(tables: _Tables, each: ClassReplay, runs: Sequence[Run]) -> _Drawn:
 
 
 def _segments(
-    tables: _Tables, times: Iterator[tuple[Step, int, int]]
+    tables: _Tables, times: Iterator[tuple[ShapeNode, int, int]]
 ) -> Iterator[tuple[int, int, int]]:
     """Computations of one kind that follow each other, as one."""
     kind, first, last, flops = "", 0, 0, 0
@@ -284,7 +291,7 @@ def _memories(
     return found
 
 
-def thinned(curve: Held, end: int, most: int) -> Held:
+def thinned(curve: HeldBytes, end: int, most: int) -> HeldBytes:
     """A curve of `most` points at most: of each column of the time the highest moment."""
     if len(curve.time) <= most:
         return curve
@@ -294,7 +301,7 @@ def thinned(curve: Held, end: int, most: int) -> Held:
     lasts = np.searchsorted(curve.time, edges[1:], side="left")
     ends = np.stack([firsts, lasts], axis=1).ravel()
     highest = np.maximum.reduceat(np.append(curve.bytes, 0), ends)[::2]
-    return Held(np.maximum(edges[:-1], curve.time[0]), highest)
+    return HeldBytes(np.maximum(edges[:-1], curve.time[0]), highest)
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:

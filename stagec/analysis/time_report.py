@@ -11,14 +11,14 @@ from typing import Any
 from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
-from stagec.time.costs import Measurements
+from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.shapes import Shape
+from stagec.time.costs.nodes import Measurements
 from stagec.time.levers import levers as all_levers
+from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
-from stagec.time.replay import ClassReplay
-from stagec.time.shapes import Shape
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
-from stagec.time.tables import INTERPOLATED, MATCHED, NOT_FOUND
 
 SCHEMA = 1
 _FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.explore.layout import Layout
+from stagec.explore.layout import StepLayout
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -57,13 +57,13 @@ class Held:
 SLACK = 1 - 1e-4
 
 
-def columns(layouts: Sequence[Layout]) -> Floats:
+def columns(layouts: Sequence[StepLayout]) -> Floats:
     """A row for each field of a layout."""
-    rows: Floats = np.array(layouts, dtype=np.float64).reshape(-1, len(Layout._fields)).T
+    rows: Floats = np.array(layouts, dtype=np.float64).reshape(-1, len(StepLayout._fields)).T
     return rows
 
 
-def time_bound(work: Work, shape: Layout) -> Floats:
+def time_bound(work: Work, shape: StepLayout) -> Floats:
     """Seconds that a step takes at least.
 
     On one rank: its work, and the chunks that others run before its first and after its last. On
@@ -87,7 +87,7 @@ def time_bound(work: Work, shape: Layout) -> Floats:
     return least
 
 
-def memory_bound(held: Held, shape: Layout) -> Floats:
+def memory_bound(held: Held, shape: StepLayout) -> Floats:
     """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
     that has most layers."""
     kept = shape.held * held.static + shape.stashes * held.stash + shape.whole * held.rest

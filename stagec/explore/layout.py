@@ -16,7 +16,7 @@ from stagec.support.diagnostics import DiagnosticError
 _WARM = 4
 
 
-class Layout(NamedTuple):
+class StepLayout(NamedTuple):
     """A step: `layers` of the model that are many, stages, chunks of a rank, microbatches.
 
     In layers of one microbatch, forward and backward: `work` is the most that a rank runs, `busy`
@@ -69,16 +69,16 @@ class Layers:
 
 def laid_out(
     layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
-) -> Layout:
+) -> StepLayout:
     """The layout of a schedule of so many stages, microbatches and chunks (0: its own number);
     `cut` are the layers of each part, if they are given. Of a schedule of a plug-in nothing is
     known but the mean."""
     many = layers.many
     schedule: Schedule | None = SCHEDULES.get(name)
     if stages == 1:
-        return Layout(many, 1, 1, count, many * count, 0, 0, many, many, many, 1)
+        return StepLayout(many, 1, 1, count, many * count, 0, 0, many, many, many, 1)
     chunks = given or (schedule.default_chunks if schedule else 1)
-    plain = Layout(many, stages, chunks, count)
+    plain = StepLayout(many, stages, chunks, count)
     if schedule is None:
         return plain
     placement = schedule.placement(stages, chunks)

@@ -84,7 +84,7 @@ class _Action(NamedTuple):
     source: int
 
 
-class Pipeline(NamedTuple):
+class PipelineBound(NamedTuple):
     """What is known of a pipeline beside times: its schedule, stages, microbatches and chunks of a
     rank (0: the schedule's own), and the layers of each part, if they are given."""
 
@@ -97,7 +97,7 @@ class Pipeline(NamedTuple):
 
 def pipelined(
     layers: Layers,
-    shape: Pipeline,
+    shape: PipelineBound,
     times: ActionTimes,
     ready: Pair = NONE,
     again: float = 0.0,

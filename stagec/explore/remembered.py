@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Reading:
+class NotedValues:
     """Values by name, as attributes and as items, that notes which of them are read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class Remembered(Generic[T]):
     """A function that reads its values one after the other: which it reads next depends on those
     that it has read. Values are hashable."""
 
-    def __init__(self, function: Callable[[Reading], T]) -> None:
+    def __init__(self, function: Callable[[NotedValues], T]) -> None:
         self._function, self._first = function, _Node[T]()
 
     def __call__(self, values: Mapping[str, Any]) -> T:
@@ -60,7 +60,7 @@ class Remembered(Generic[T]):
         return node.answer[0] if node.answer else self._ask(values)
 
     def _ask(self, values: Mapping[str, Any]) -> T:
-        reading = Reading(values)
+        reading = NotedValues(values)
         answer = self._function(reading)
         node = self._first
         for name, value in reading.read.items():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.program.classes import RankClass
-    from stagec.time.costs import Measurements
+    from stagec.time.costs.nodes import Measurements
 
 #: A mesh axis, and a difference of coordinates along it.
 Neighbour = tuple[str, int]

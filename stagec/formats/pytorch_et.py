@@ -26,7 +26,7 @@ from stagec.formats.base import Estimate, JobFormat, Layout, TraceJob
 from stagec.formats.torch_comm import NCCL, elements_of
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
-from stagec.time.torch_ops import SIZES
+from stagec.time.measured.torch_ops import SIZES
 
 #: The version of the schema, of those that comm_replay reads.
 _SCHEMA = "1.1.0-chakra.0.0.4"

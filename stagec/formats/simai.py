@@ -46,7 +46,7 @@ _SMALLEST = 4096
 Column = Literal["fwd", "ig", "wg"]
 
 
-class Part(NamedTuple):
+class ColumnWork(NamedTuple):
     """A column of a record: nanoseconds, then a collective of so many bytes of the full buffer."""
 
     time: int = 0
@@ -55,19 +55,21 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Record:
+class SimaiRecord:
     """A record, by the column."""
 
     name: str
-    parts: dict[Column, Part] = field(default_factory=dict[Column, Part])
+    parts: dict[Column, ColumnWork] = field(default_factory=dict[Column, ColumnWork])
 
     def add(self, column: Column, time: int, comm: str = "NONE", size: int = 0) -> None:
         """Put more into a column that has no collective yet."""
-        self.parts[column] = Part(self.parts.get(column, Part()).time + time, comm, size)
+        self.parts[column] = ColumnWork(
+            self.parts.get(column, ColumnWork()).time + time, comm, size
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class SimaiGroups:
     """SimAI's groups as axes of a mesh: TP, the stages of PP, experts, and all others, DP."""
 
     mesh: Mapping[str, int]
@@ -162,8 +164,8 @@ class SimAiFormat(JobFormat):
             workload = Workload(job.program(number), groups, nanoseconds(durations))
             yield f"{job.name}.{each.name}.txt", self._text(each, workload)
 
-    def _groups(self, layout: Layout) -> Groups:
-        return Groups(layout.mesh, self.tp, self.pp, self.ep)
+    def _groups(self, layout: Layout) -> SimaiGroups:
+        return SimaiGroups(layout.mesh, self.tp, self.pp, self.ep)
 
     def _text(self, each: RankClass, workload: Workload) -> Iterator[bytes]:
         groups, found = workload.groups, accumulation_of(each.graph)
@@ -192,10 +194,10 @@ class Workload:
     """The records of a program; `nanoseconds` of computations are integers."""
 
     program: Program
-    groups: Groups
+    groups: SimaiGroups
     nanoseconds: Callable[[Node], int]
-    _known: dict[tuple[bool, bytes], list[Record]] = field(
-        default_factory=dict[tuple[bool, bytes], list[Record]]
+    _known: dict[tuple[bool, bytes], list[SimaiRecord]] = field(
+        default_factory=dict[tuple[bool, bytes], list[SimaiRecord]]
     )
 
     @property
@@ -223,7 +225,7 @@ class Workload:
             found.append([_numbered(line, number) for line in shown[key]])
         return found
 
-    def _blocks(self) -> Iterator[tuple[list[Record], list[Record], int]]:
+    def _blocks(self) -> Iterator[tuple[list[SimaiRecord], list[SimaiRecord], int]]:
         """The records of forward and of backward that stand together, and a microbatch: those of
         one layer, as far as both follow each other in the same order."""
         forward, backward = self._runs(True), self._runs(False)[::-1]
@@ -246,7 +248,7 @@ class Workload:
             else:
                 yield [], theirs[1], theirs[2]
 
-    def _runs(self, forward: bool) -> list[tuple[tuple[int, str], list[Record], int]]:
+    def _runs(self, forward: bool) -> list[tuple[tuple[int, str], list[SimaiRecord], int]]:
         """The records of nodes that follow each other in one microbatch and layer, with a key: the
         layer, and how many microbatches and chunks have begun before (in backward: will begin).
         Buckets stand with what they are issued behind."""
@@ -263,7 +265,7 @@ class Workload:
         starts: list[int] = [0, *(1 + np.flatnonzero(changes)).tolist()][: len(prototype)]
         ends = [*starts[1:], len(prototype)][: len(starts)]
         units: dict[tuple[int, str], int] = {}
-        found: list[tuple[int, str, list[Record], int]] = []
+        found: list[tuple[int, str, list[SimaiRecord], int]] = []
         for start, end in zip(starts, ends, strict=True):
             chunk, layer = tails[prototype[with_[start]]]
             number = int(microbatch[start])
@@ -272,7 +274,7 @@ class Workload:
         last = 0 if forward else len(units) - 1
         return [((abs(last - unit), layer), records, n) for unit, layer, records, n in found]
 
-    def _records(self, prototypes: Ints, forward: bool) -> list[Record]:
+    def _records(self, prototypes: Ints, forward: bool) -> list[SimaiRecord]:
         """The records of some nodes, in the order of the file; made once."""
         key = forward, prototypes.tobytes()
         if key not in self._known:
@@ -282,8 +284,8 @@ class Workload:
             self._known[key] = found if forward else found[::-1]
         return self._known[key]
 
-    def _cut(self, nodes: Iterable[Node], forward: bool) -> list[Record]:
-        found: list[Record] = []
+    def _cut(self, nodes: Iterable[Node], forward: bool) -> list[SimaiRecord]:
+        found: list[SimaiRecord] = []
         own: Column = "fwd" if forward else "ig"
         for node in nodes:
             if node.is_message or node.is_copy:
@@ -294,7 +296,7 @@ class Workload:
             column, word = place
             ended = column == own and found and _ends(found[-1], own)
             if not found or ended or "wg" in found[-1].parts:
-                found.append(Record(node.name))
+                found.append(SimaiRecord(node.name))
             if word:
                 found[-1].add(column, 0, word, node.size)
                 found[-1].name = node.name
@@ -303,9 +305,9 @@ class Workload:
         return found
 
 
-def _ends(record: Record, column: Column) -> bool:
+def _ends(record: SimaiRecord, column: Column) -> bool:
     """Whether a column has its collective."""
-    return record.parts.get(column, Part()).comm != "NONE"
+    return record.parts.get(column, ColumnWork()).comm != "NONE"
 
 
 def _forward(node: Node) -> bool:
@@ -320,15 +322,15 @@ def _tail(node: Node) -> tuple[str, str]:
     return chunk, "/".join(inner[1:] if chunk else inner)
 
 
-def _rows(forward: Record | None, backward: Record | None) -> list[str]:
+def _rows(forward: SimaiRecord | None, backward: SimaiRecord | None) -> list[str]:
     """The line of both; two if both have something in `wg`."""
     given = [r for r in (forward, backward) if r is not None]
     if len(given) > 1 and all("wg" in r.parts for r in given):
         return _rows(forward, None) + _rows(None, backward)
-    parts: dict[Column, Part] = {}
+    parts: dict[Column, ColumnWork] = {}
     for record in given:
         parts |= record.parts
-    shown = [parts.get(column, Part()) for column in ("fwd", "ig", "wg")]
+    shown = [parts.get(column, ColumnWork()) for column in ("fwd", "ig", "wg")]
     fields = [str(value) for part in shown for value in part]
     return ["\t".join([given[0].name.replace(" ", "_") or "layer", "-1", *fields, "0\n"])]
 

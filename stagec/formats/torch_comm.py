@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stagec.program.nodes import Node
-from stagec.time.torch_ops import SIZES
+from stagec.time.measured.torch_ops import SIZES
 
 #: The kinds of collectives and messages: as PyTorch calls them, and NCCL's kernels.
 NCCL: Mapping[str, tuple[str, str]] = {

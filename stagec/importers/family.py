@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from stagec.importers.config import Config
-from stagec.importers.json_text import JsonText, Object
-from stagec.importers.text import ModelText
+from stagec.importers.reading.config import Config
+from stagec.importers.reading.json_text import JsonText, Object
+from stagec.importers.writing.text import ModelText
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean

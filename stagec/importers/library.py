@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from stagec.importers.family import import_model
 from stagec.importers.registry import BUILT_IN
-from stagec.importers.text import ModelText
+from stagec.importers.writing.text import ModelText
 from stagec.models import LIBRARY, LibraryModel, library_text
 from stagec.support.source import Source
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import (
-    attended,
-    beside,
-    classic,
+from stagec.importers.families import (
+    bart,
     conditioned,
     deepseek,
     diffusion,
@@ -16,11 +14,13 @@ from stagec.importers import (
     falcon_h1,
     further,
     gemma4,
+    gpt,
     griffin,
-    hybrids,
     kimi,
-    linear,
+    linear_attention,
     llama,
+    llava,
+    mamba,
     masked,
     mixture,
     multimodal,
@@ -28,39 +28,43 @@ from stagec.importers import (
     pairs,
     recent,
     rwkv,
-    sides,
     vision,
+    windows,
     zamba,
 )
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
-BUILT_IN: tuple[ModelFamily, ...] = (
-    *llama.FAMILIES,
-    *classic.FAMILIES,
-    *attended.FAMILIES,
-    *mixture.FAMILIES,
-    *deepseek.FAMILIES,
-    *further.FAMILIES,
-    *gemma4.FAMILIES,
-    *hybrids.FAMILIES,
-    *falcon_h1.FAMILIES,
-    *linear.FAMILIES,
-    *kimi.FAMILIES,
-    *griffin.FAMILIES,
-    *rwkv.FAMILIES,
-    *zamba.FAMILIES,
-    *encoders.FAMILIES,
-    *masked.FAMILIES,
-    *sides.FAMILIES,
-    *vision.FAMILIES,
-    *pairs.FAMILIES,
-    *diffusion.FAMILIES,
-    *conditioned.FAMILIES,
-    *recent.FAMILIES,
-    *multimodal.FAMILIES,
-    *omni.FAMILIES,
-    *beside.FAMILIES,
+#: The modules of readers, in the order in which their families are listed.
+READERS = (
+    llama,
+    gpt,
+    windows,
+    mixture,
+    deepseek,
+    further,
+    gemma4,
+    mamba,
+    falcon_h1,
+    linear_attention,
+    kimi,
+    griffin,
+    rwkv,
+    zamba,
+    encoders,
+    masked,
+    bart,
+    vision,
+    pairs,
+    diffusion,
+    conditioned,
+    recent,
+    multimodal,
+    omni,
+    llava,
+)
+BUILT_IN: tuple[ModelFamily, ...] = tuple(
+    family for readers in READERS for family in readers.FAMILIES
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 

@@ -22,7 +22,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
-from stagec.ir_spec.ops.pods import Crossing
+from stagec.ir_spec.ops.pods import PodOp
 from stagec.ir_spec.ops.structure import joined_dim
 from stagec.support.diagnostics import error
 
@@ -49,7 +49,7 @@ class DisagreementError(Exception):
     """Ranks that hold the same value hold different numbers: a collective is missing or wrong."""
 
 
-class Machine:
+class Interpreter:
     """All ranks of a mesh, or those at some coordinates: `env` gives sizes of symbols and axes, and
     `meet` is the other pod."""
 
@@ -154,7 +154,7 @@ class Machine:
             outputs = self._accumulate(op, op.region, operands)
         elif isinstance(op.definition, Movement):
             outputs = self._movement(op, op.definition, operands)
-        elif isinstance(op.definition, Crossing) and self._meet_pod is not None:
+        elif isinstance(op.definition, PodOp) and self._meet_pod is not None:
             microbatch = self._microbatch[1] if self._microbatch is not None else 0
             where = Meeting(self.ranks, self._iteration, microbatch)
             outputs = [self._meet_pod(op, where, operands[0])]
@@ -305,4 +305,4 @@ def run_module(
             module.main.loc,
             remedy=f"give them: --set {','.join(f'{m}=4' for m in sorted(missing))}",
         )
-    return Machine(module, env, meet=meet).run(module.main, inputs)
+    return Interpreter(module, env, meet=meet).run(module.main, inputs)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from stagec.interp.machine import DisagreementError, Locals, Machine, Meet, run_module, together
+from stagec.interp.machine import DisagreementError, Interpreter, Locals, Meet, run_module, together
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.layers import LayerStack, in_order
@@ -136,7 +136,7 @@ def _agree(name: str, known: dict[_K, Array], key: _K, value: Array) -> None:
     known[key] = value
 
 
-class _Stage(Machine):
+class _Stage(Interpreter):
     """The ranks of one stage in lockstep."""
 
     def __init__(self, job: _Job, module: Module, func: Operation, stage: int) -> None:

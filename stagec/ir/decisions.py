@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 Value = TypeVar("Value")
 
 
-class Question(Protocol[T_co]):
+class Decision(Protocol[T_co]):
     """A hashable question about values; calling it gives the answer."""
 
     def __call__(self, values: Mapping[str, int], /) -> T_co:
@@ -92,8 +92,8 @@ class UnitAxes:
 class Decisions:
     """The questions that a compile asked, and what was answered."""
 
-    answers: dict[Question[object], object] = field(
-        default_factory=dict["Question[object]", object]
+    answers: dict[Decision[object], object] = field(
+        default_factory=dict["Decision[object]", object]
     )
 
     def same(self, values: Mapping[str, int]) -> bool:
@@ -108,7 +108,7 @@ class Decisions:
 class Where:
     """A question for some coordinates, which are no values of the job."""
 
-    question: Question[object]
+    question: Decision[object]
     coordinates: tuple[tuple[str, int], ...]
 
     def __call__(self, values: Mapping[str, int]) -> object:
@@ -127,7 +127,7 @@ class Watched(Mapping[str, Value]):
         self.values_, self.decisions = values, decisions
         self._coordinates = tuple(coordinates.items())
 
-    def note(self, question: Question[object], answer: object) -> None:
+    def note(self, question: Decision[object], answer: object) -> None:
         """Keep the answer to a question."""
         at = self._coordinates
         self.decisions.answers[Where(question, at) if at else question] = answer
@@ -156,7 +156,7 @@ def ask(question: Callable[[Mapping[str, Any]], T_co], values: Mapping[str, Any]
     return answer
 
 
-def note(question: Question[object], answer: object, values: Mapping[str, Any]) -> None:
+def note(question: Decision[object], answer: object, values: Mapping[str, Any]) -> None:
     """Keep the answer to a question, if the values are watched."""
     if isinstance(values, Watched):
         values.note(question, answer)

@@ -25,7 +25,7 @@ from stagec.ir.traits import Repeats
 from stagec.support.diagnostics import error
 
 
-class Turn(NamedTuple):
+class LayerTurn(NamedTuple):
     """A layer as it runs: its number in the stack, the number of its kind among the members, and
     its number among the layers of the kind."""
 
@@ -42,17 +42,17 @@ class LayerStack:
     members: tuple[Operation, ...]
     order: LayerOrder | None = None
 
-    def turns(self, count: int) -> Sequence[Turn]:
+    def turns(self, count: int) -> Sequence[LayerTurn]:
         """The layers in the order in which they run; a repeat by itself has `count` of them."""
         alone = self.order is None
-        found = [Turn(i, 0, i) for i in range(count)] if alone else self._ordered
+        found = [LayerTurn(i, 0, i) for i in range(count)] if alone else self._ordered
         return found[::-1] if self.members[0].flag("reverse") else found
 
     @cached_property
-    def _ordered(self) -> list[Turn]:
+    def _ordered(self) -> list[LayerTurn]:
         numbers = {op.symbol: number for number, op in enumerate(self.members)}
         layers = enumerate(self.order.numbered) if self.order is not None else ()
-        return [Turn(p, numbers[k], i) for p, (k, i) in layers if k in numbers]
+        return [LayerTurn(p, numbers[k], i) for p, (k, i) in layers if k in numbers]
 
     @property
     def carried(self) -> int:

@@ -37,6 +37,8 @@ class ServingStep:
     `new` is a size (a symbol) of the module; `past` is 0 where nothing is cached; `env` has the
     values that are known. Rows of caches are of `dtype`, or as they are made; there are whole pages
     of `page` tokens on each of `parts` ranks. `b` inserts before the op that is rewritten.
+    `appends` names the op that writes rows behind those of a cache, `casts` the one that changes
+    an element type.
     """
 
     registry: Registry
@@ -46,6 +48,8 @@ class ServingStep:
     new: Expr
     past: Expr
     b: Builder
+    appends: str
+    casts: str
     dtype: str = ""
     page: int = 1
     parts: Expr = ONE
@@ -105,7 +109,7 @@ class ServingStep:
             attrs["span"] = span
         if self.page > 1:
             attrs["page"] = const(self.page)
-        updated = self.b.value("stg.append", [cache, new], attrs, hint=f"{new.name}_rows")
+        updated = self.b.value(self.appends, [cache, new], attrs, hint=f"{new.name}_rows")
         self.keep(cache, updated)
         return updated
 
@@ -113,7 +117,7 @@ class ServingStep:
         """What is cached, in the element type of caches."""
         if not self.dtype or new.tensor.dtype == self.dtype:
             return new
-        return self.b.value("stg.cast", [new], {"to": self.dtype}, hint=new.name)
+        return self.b.value(self.casts, [new], {"to": self.dtype}, hint=new.name)
 
     def _rows(self, span: Expr | None) -> Expr:
         """The rows of a cache, whole pages on each of the ranks that split it."""
@@ -131,7 +135,7 @@ class ServingStep:
         value = self._typed(value)
         held = cache = self.cache(value.name + "_cache", value.tensor)
         if self.mode != "decode" and self.past == ZERO:
-            held = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
+            held = self.b.value(self.appends, [cache, value], hint=f"{value.name}_rows")
         self.keep(cache, held)
         return held
 

@@ -81,7 +81,7 @@ def labelled(program: Program, *, chunks: bool) -> Labels:
 
 
 @dataclass(frozen=True)
-class Template:
+class TurnTemplate:
     """What a run of turns consists of: the roles of its nodes, and to which of its microbatches
     each belongs. `context` is the kind of an overlapped pair, whose nodes wait for others."""
 
@@ -100,16 +100,16 @@ class Apart:
     roles: Sequence[int]
     fixed: Sequence[int]
     after: Sequence[int | None]
-    templates: Mapping[Run, Template]
+    templates: Mapping[Run, TurnTemplate]
 
-    def template(self, run: Run) -> Template:
+    def template(self, run: Run) -> TurnTemplate:
         """What a run consists of: as recorded, or of runs that were recorded. Raises
         `DiagnosticError` if neither is known."""
         found = self.templates.get(run)
         for cut in range(1, len(run)):
             if found is None and run[:cut] in self.templates and run[cut:] in self.templates:
                 one, two = self.templates[run[:cut]], self.templates[run[cut:]]
-                found = Template(one.roles + two.roles, one.slots + two.slots, one.context)
+                found = TurnTemplate(one.roles + two.roles, one.slots + two.slots, one.context)
         if found is None:
             raise error(
                 "the traces do not have the actions that follow each other with more microbatches",
@@ -133,7 +133,7 @@ def taken_apart(program: Program, turns: Sequence[Turn], axis: str, *, chunks: b
     there = np.flatnonzero(labels.microbatch >= 0)
     roles, role = _roles(labels)
     tokens = _tokens(program, labels, axis)
-    templates: dict[Run, Template] = {}
+    templates: dict[Run, TurnTemplate] = {}
     example: dict[Run, int] = {}
     at = 0
     for run, turn in runs(turns):
@@ -142,7 +142,7 @@ def taken_apart(program: Program, turns: Sequence[Turn], axis: str, *, chunks: b
         while at < len(there) and tokens[int(there[at])] in slots:
             at += 1
         places: list[int] = there[first:at].tolist()
-        found = Template(
+        found = TurnTemplate(
             tuple(int(role[i]) for i in places),
             tuple(slots[tokens[i]] for i in places),
             turn.kind if turn.overlapped else None,
@@ -217,7 +217,7 @@ def _fixed(labels: Labels, role: Ints) -> tuple[list[int], list[int | None]]:
     return fixed, after
 
 
-def _told_apart(found: Mapping[Run, Template]) -> dict[Run, Template]:
+def _told_apart(found: Mapping[Run, TurnTemplate]) -> dict[Run, TurnTemplate]:
     """Of two turns that were recorded right behind each other, and one of them alone, the other
     one, too."""
     known = dict(found)
@@ -226,20 +226,22 @@ def _told_apart(found: Mapping[Run, Template]) -> dict[Run, Template]:
             head, tail = known.get(run[:cut]), known.get(run[cut:])
             if head is not None and tail is None and whole.roles[: len(head.roles)] == head.roles:
                 size = len(head.roles)
-                known[run[cut:]] = Template(whole.roles[size:], whole.slots[size:], whole.context)
+                known[run[cut:]] = TurnTemplate(
+                    whole.roles[size:], whole.slots[size:], whole.context
+                )
             if tail is not None and head is None and len(tail.roles) <= len(whole.roles):
                 size = len(whole.roles) - len(tail.roles)
                 if whole.roles[size:] == tail.roles:
                     cut_off = whole.roles[:size], whole.slots[:size]
-                    known[run[:cut]] = Template(*cut_off, whole.context)
+                    known[run[:cut]] = TurnTemplate(*cut_off, whole.context)
     return known
 
 
 def _differs(
     labels: Labels,
     role: Ints,
-    known: tuple[Template, int],
-    found: tuple[Template, int],
+    known: tuple[TurnTemplate, int],
+    found: tuple[TurnTemplate, int],
     places: Sequence[int],
 ) -> DiagnosticError:
     """The error of a turn that does not consist of what such a turn consisted of before."""

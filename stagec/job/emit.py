@@ -17,7 +17,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
-from stagec.time.costs import Measurements
+from stagec.time.costs.nodes import Measurements
 
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]

@@ -1,4 +1,4 @@
-"""How much of its peaks a device reaches in kernels: the constants of `stagec.time.kernels`.
+"""How much of its peaks a device reaches in kernels: the constants of `stagec.time.costs.kernels`.
 
 All have a physical meaning. What a text does not state has the defaults below: rounded means of
 the constants that `tools/fit_machines.py` finds for A100, H100 and B200. A text whose `fitted` is

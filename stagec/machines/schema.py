@@ -73,7 +73,7 @@ class Level(Text):
     reductions: bool = False
 
 
-class Host(Text):
+class HostLink(Text):
     """The link of a device to the memory of its host: one direction."""
 
     bandwidth: Bandwidth
@@ -90,7 +90,7 @@ class Machine(Text):
     compute: Compute
     memory: Memory
     network: Annotated[tuple[Level, ...], Field(min_length=1)]
-    host: Host
+    host: HostLink
     efficiency: Efficiency
 
     @model_validator(mode="after")

@@ -86,7 +86,7 @@ Ref: TypeAlias = "Buffer | tuple[Ref, ...] | None"
 
 
 @dataclass(slots=True)
-class Step:
+class RunOp:
     """One operation as it runs: `part` is the action that it belongs to.
 
     In one without `counts` nothing runs: it stands for the iterations that are left out.
@@ -102,7 +102,7 @@ class Step:
 class Lifetimes:
     """The steps of a function, and every buffer that is not static."""
 
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[RunOp] = field(default_factory=list[RunOp])
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     scheduled: int | None = None  # the step at which the actions of a schedule run
 

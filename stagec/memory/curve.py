@@ -21,7 +21,7 @@ from typing import TypeAlias
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.traits import Accumulates
-from stagec.memory.buffers import Buffer, Step
+from stagec.memory.buffers import Buffer, RunOp
 from stagec.memory.step import ActionInState, ActionRegion, MemoryRun, MicrobatchState, turns
 from stagec.memory.timeline import DEVICE, MemoryTimeline, Sized
 
@@ -40,12 +40,12 @@ class CurveColumn:
 
     start: int
     title: str
-    step: Step | None
+    step: RunOp | None
     total: int
     counts: Mapping[BufferKind, int]
 
 
-class Stretch:
+class CurvePart:
     """Operations as they run: when each starts, and what is held on top of what was before."""
 
     def __init__(self, run: MemoryRun, sized: Sized, duration: Duration) -> None:
@@ -106,13 +106,13 @@ class Stretches:
         self.of = cache(self._of)
         self.sizes = {kind(b): sized.size(b) for b in sized.buffers}
         self.held = cache(self._held)
-        self.outside: Stretch = self.of(None)
+        self.outside: CurvePart = self.of(None)
         sums = [i for i, s in enumerate(self.outside.steps) if s.op.has(Accumulates)]
         #: The microbatches run between two steps of the accumulation, if there is one.
         self.first, self.last = (sums[0], sums[-1]) if sums else (len(self.outside.steps),) * 2
 
-    def _of(self, work: ActionInState | None) -> Stretch:
-        return Stretch(self.sized.run(work), self.sized, self._duration)
+    def _of(self, work: ActionInState | None) -> CurvePart:
+        return CurvePart(self.sized.run(work), self.sized, self._duration)
 
     def times(self) -> Mapping[ActionRegion, int]:
         """The time of each region of the actions."""
@@ -158,7 +158,7 @@ class _Piece:
     start: int
     title: str
     states: Mapping[MicrobatchState, int] | None
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[CurvePart, ...] = ()
     first: int = 0
     end: int = 0
 

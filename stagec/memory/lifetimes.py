@@ -30,7 +30,7 @@ from stagec.ir.traits import EndsLifetime, Recalls, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
-from stagec.memory.buffers import Buffer, Lifetimes, Ref, Step, Together, buffers_of
+from stagec.memory.buffers import Buffer, Lifetimes, Ref, RunOp, Together, buffers_of
 from stagec.memory.iterations import IterationRun, patterns, slices
 from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered, updated
 from stagec.sharding.gathers import ahead_of
@@ -108,7 +108,7 @@ class _Runner:
     def _step(self, op: Operation, made: Sequence[Value], *, counts: bool = True) -> int:
         """A step that makes the buffers of these values."""
         number = len(self.found.steps)
-        self.found.steps.append(Step(op, self._part, [], counts))
+        self.found.steps.append(RunOp(op, self._part, [], counts))
         for value in made:
             self._refs[value] = self._make(value, number, number)
         return number

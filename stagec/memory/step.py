@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from stagec.ir.core import Operation
-from stagec.memory.buffers import Buffer, Lifetimes, Step
+from stagec.memory.buffers import Buffer, Lifetimes, RunOp
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
 
@@ -25,7 +25,7 @@ ActionInState = tuple[tuple[ActionRegion, ...], MicrobatchState]
 
 
 #: The steps of a work, or of all outside of actions, each with the buffers that end after it.
-MemoryRun = Sequence[tuple[Step, tuple[Buffer, ...]]]
+MemoryRun = Sequence[tuple[RunOp, tuple[Buffer, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Moment:
     place: int
 
     @property
-    def step(self) -> Step:
+    def step(self) -> RunOp:
         """The step."""
         return self.run[self.place][0]
 
@@ -200,7 +200,7 @@ class Planner:
         numbers = (n for p in parts for n in self._steps.get(p, ()))
         return tuple((steps_[n], tuple(ending.get(n, ()))) for n in numbers)
 
-    def is_scheduled(self, step: Step) -> bool:
+    def is_scheduled(self, step: RunOp) -> bool:
         """Whether the actions of a schedule run right after a step."""
         at = self._found.scheduled
         return at is not None and step is self._found.steps[at]

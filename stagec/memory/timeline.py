@@ -16,7 +16,7 @@ from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import CACHED, WEIGHTS
-from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, Step
+from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, RunOp
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
 from stagec.memory.step import (
@@ -60,7 +60,7 @@ class Point:
     bytes of each category."""
 
     title: str
-    step: Step
+    step: RunOp
     bytes: Mapping[str, int]
     moments: tuple[Moment, ...] = ()
     states: Mapping[MicrobatchState, int] | None = None  # of microbatches, while a schedule runs
@@ -78,7 +78,7 @@ class BufferEvent:
     starts: bool
     number: int
     buffer: Buffer
-    step: Step
+    step: RunOp
 
 
 def line_of(value: Value) -> str:
@@ -282,7 +282,7 @@ class MemoryTimeline:
                 yield from self._ends(step, ends, action.microbatch, numbers, space)
 
     def _starts(
-        self, step: Step, microbatch: int, numbers: dict[tuple[int, Buffer], int], space: str
+        self, step: RunOp, microbatch: int, numbers: dict[tuple[int, Buffer], int], space: str
     ) -> Iterator[BufferEvent]:
         for buffer in step.made:
             if buffer.space == space and self.size(buffer):
@@ -291,7 +291,7 @@ class MemoryTimeline:
 
     def _ends(
         self,
-        step: Step,
+        step: RunOp,
         ends: Sequence[Buffer],
         microbatch: int,
         numbers: dict[tuple[int, Buffer], int],

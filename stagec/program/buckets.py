@@ -21,7 +21,7 @@ import numpy as np
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Env, Expr, buckets, const, evaluate, total
-from stagec.ir.layers import LayerStack, Turn, stack_of
+from stagec.ir.layers import LayerStack, LayerTurn, stack_of
 from stagec.ir.traits import Repeats
 from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
 
@@ -34,7 +34,7 @@ class GradientRun:
 
     parts: tuple[int, ...]
     repeat: Operation | None = None
-    turns: Sequence[Turn] | None = None
+    turns: Sequence[LayerTurn] | None = None
 
     @property
     def times(self) -> Expr:

@@ -33,7 +33,7 @@ from stagec.program.runs import Run
 from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll, unrolled
-from stagec.schedule.attached import Rows, joined_axis, stages_of
+from stagec.schedule.attached import StageRows, joined_axis, stages_of
 from stagec.support.diagnostics import error
 
 #: What a graph is unrolled with.
@@ -56,7 +56,7 @@ class RankClass:
     inner: Mapping[str, int]
     channels: Mapping[Channel, int]
     loads: Loads
-    rows: Rows
+    rows: StageRows
     templates: Templates
 
     @property
@@ -128,7 +128,7 @@ def rank_classes(module: Module) -> list[RankClass]:
         )
     env = module.env
     known = dict(plain(env))
-    channels, loads, rows = _channels(graphs), Loads(module), Rows(module)
+    channels, loads, rows = _channels(graphs), Loads(module), StageRows(module)
     found: list[RankClass] = []
     for graph in graphs:
         indices = index_axes(module, graph)

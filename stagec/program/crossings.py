@@ -27,7 +27,7 @@ from stagec.support.diagnostics import error
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LayerShare:
     """The layers from `start` on of a cache, which a chunk of a pipeline stage holds: the part of
     the model of number `depth`. What no repeat slices counts as one layer, ranks without stages as
     stage 0."""
@@ -39,12 +39,12 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldCache:
     """How a pod holds a cache: its placement on the ranks of a stage, the stages, and so many
     `layers` in all. `value` is one of the arguments that are parts of it."""
 
     layouts: Layouts
-    shares: tuple[Share, ...]
+    shares: tuple[LayerShare, ...]
     layers: int
     value: Value = field(compare=False)
 
@@ -81,7 +81,7 @@ class PodMesh:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class PodEnd:
     """The messages of one pod for a cache.
 
     For each chunk of the pod, `first` is the number of its first message among all of the pod;
@@ -103,8 +103,8 @@ class Crossing:
     from `stream` on of all that cross."""
 
     way: Handover
-    source: End
-    target: End
+    source: PodEnd
+    target: PodEnd
     stream: int
     layers: int
 
@@ -158,7 +158,7 @@ class _Numbers:
         self._first: dict[tuple[object, ...], int] = {}
         self.peers: list[Ints] = []
 
-    def end(self, here: Held, there: Held, ways: Sequence[Ints], turns: int) -> End:
+    def end(self, here: HeldCache, there: HeldCache, ways: Sequence[Ints], turns: int) -> PodEnd:
         """The end of a cache here, where `ways` are who meets whom in a stage."""
         shares, each = there.shares, len(ways) * turns
         stages, skipped = tuple(s.stage for s in shares), 0
@@ -173,10 +173,12 @@ class _Numbers:
                     self.peers += [self._stages[stage][way[self._places]]] * turns
             first[chunk] = self._first[key] + skipped * each
         starts = {(s.stage, s.chunk): s.start for s in here.shares}
-        return End(first, starts, tuple(s.start for s in shares), each, turns)
+        return PodEnd(first, starts, tuple(s.start for s in shares), each, turns)
 
 
-def _check_alike(source: Module, mine: Mapping[str, Held], theirs: Mapping[str, Held]) -> None:
+def _check_alike(
+    source: Module, mine: Mapping[str, HeldCache], theirs: Mapping[str, HeldCache]
+) -> None:
     """Raises `DiagnosticError` for caches that the pods do not share."""
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
@@ -209,25 +211,25 @@ def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
                 yield func, arg, name, chunk
 
 
-def held_caches(module: Module) -> dict[str, Held]:
+def held_caches(module: Module) -> dict[str, HeldCache]:
     """The caches of a placed module by name. Raises `DiagnosticError` for open sizes."""
     layouts = pod_mesh(module).inner
-    parts: dict[str, dict[int, tuple[Share, int, Value]]] = {}
+    parts: dict[str, dict[int, tuple[LayerShare, int, Value]]] = {}
     for func, arg, name, chunk in caches_of(module):
         count = _layers(module, arg)
         for stage in stages_of(func) or (0,):
             place = _depth(module, func, stage, chunk)
-            parts.setdefault(name, {})[place] = Share(0, place, stage, chunk), count, arg
-    found: dict[str, Held] = {}
+            parts.setdefault(name, {})[place] = LayerShare(0, place, stage, chunk), count, arg
+    found: dict[str, HeldCache] = {}
     for name, by_depth in parts.items():
-        shares: list[Share] = []
+        shares: list[LayerShare] = []
         start = 0
         for _, (share, count, _) in sorted(by_depth.items(), key=lambda item: item[0]):
             shares.append(replace(share, start=start))
             start += count
         value = next(v for _, _, v in by_depth.values())
         splits = tuple(d.axes for d in value.tensor.dims)
-        found[name] = Held(Layouts(layouts, splits), tuple(shares), start, value)
+        found[name] = HeldCache(Layouts(layouts, splits), tuple(shares), start, value)
     return found
 
 

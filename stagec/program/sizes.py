@@ -30,7 +30,7 @@ class Layered:
     slot: int
 
 
-class Work(NamedTuple):
+class NodeWork(NamedTuple):
     """What a computation is: its kind and phase, bytes, FLOPs, those of matrix products, bytes of
     its result, and its kernel."""
 
@@ -43,7 +43,7 @@ class Work(NamedTuple):
     kernel: Kernel
 
 
-class Sizes:
+class OpNumbers:
     """The numbers of operations for these values of all symbols; each is found once.
 
     Numbers raise `NotAnIntegerError` for sizes that do not divide.
@@ -53,7 +53,7 @@ class Sizes:
         self._env, self._loads = env, loads
         self._known: dict[tuple[Expr, int], int] = {}
         self._buckets: dict[Operation, list[int]] = {}
-        self._works: dict[tuple[Operation, int], Work] = {}
+        self._works: dict[tuple[Operation, int], NodeWork] = {}
 
     def number(self, op: Operation, name: str, layer: int = 0) -> int:
         """What a parameter of an operation is in a layer; 0 if it is not stated."""
@@ -68,14 +68,14 @@ class Sizes:
             self._known[key] = evaluate(expr, env)
         return self._known[key]
 
-    def work(self, op: Operation, layer: int = 0) -> Work:
+    def work(self, op: Operation, layer: int = 0) -> NodeWork:
         """What a computation is in a layer."""
         key = op, layer if self._loads is not None else 0
         if key not in self._works:
             names = "bytes", "flops", "matmul", "out"
             size, flops, matmul, out = (self.number(op, name, layer) for name in names)
             kernel = self._kernel(op, layer)
-            self._works[key] = Work(op.text("kind"), op.phase, size, flops, matmul, out, kernel)
+            self._works[key] = NodeWork(op.text("kind"), op.phase, size, flops, matmul, out, kernel)
         return self._works[key]
 
     def _kernel(self, op: Operation, layer: int) -> Kernel:

@@ -21,7 +21,7 @@ from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces,
 from stagec.program.columns import Columns
 from stagec.program.groups import Channel, channel_of, crosses_pods, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
-from stagec.program.sizes import Layered, Sizes
+from stagec.program.sizes import Layered, OpNumbers
 from stagec.program.stamp import Held, Instance, Made, Stream, build
 
 
@@ -66,7 +66,7 @@ class Unroller:
         slot: int = 0,
     ) -> None:
         self._env, self._channels, self._joined = env, channels, joined
-        self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
+        self._sizes, self._loads, self._layer = OpNumbers(plain(env), loads), loads, 0
         self._slot = slot
         self._turn: int = 0
         self._refs: dict[Value, Held] = {}
@@ -296,9 +296,9 @@ class Unroller:
     def _numbered(self, op: Operation, kind: str) -> tuple[int, int]:
         """How far a message goes along its axis, and its tag: its number in its stream."""
         channel = channel_of(op)
-        count = self._sent[kind, channel]
-        self._sent[kind, channel] += 1
-        tag = count * len(self._channels) + self._channels[channel]
+        number = self._channels[channel]
+        tag = self._sent[kind, number] * len(self._channels) + number
+        self._sent[kind, number] += 1
         return self._count(op, "by") % self._env[channel[0]], tag
 
     def _crossing(self, op: Operation) -> tuple[int, int]:

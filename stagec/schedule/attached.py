@@ -38,16 +38,16 @@ def accumulation_of(op: Operation) -> Operation | None:
 
 def actions_of(module: Module, op: Operation, stage: int) -> RankActions:
     """What a stage does, in order; () if its function or graph is not scheduled."""
-    return Rows(module).actions(op, stage)
+    return StageRows(module).actions(op, stage)
 
 
 def receives_of(module: Module, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
     """By the place of the first action of a step: the actions whose receives stand before it, in
     the order in which their messages are sent."""
-    return Rows(module).receives(op, stage)
+    return StageRows(module).receives(op, stage)
 
 
-class Rows:
+class StageRows:
     """What the stages of a module do, and what they send each other: found once for each stage."""
 
     def __init__(self, module: Module) -> None:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from stagec.schedule.action import Action, Actions, Placement, round_robin
 from stagec.schedule.costs import UNIT, Costs
-from stagec.schedule.replay import Timeline
+from stagec.schedule.replay import ScheduleEvents
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.limits import MAX_ACTIONS
 
@@ -85,7 +85,7 @@ class Schedule(ABC):
         """What theory says of a replay without transfer times."""
         return ClosedForm()
 
-    def bubble(self, timeline: Timeline) -> Fraction:
+    def bubble(self, timeline: ScheduleEvents) -> Fraction:
         """The largest idle time of a rank, in the scope that the closed form speaks of."""
         idle = timeline.idle if self.scope == "step" else timeline.idle_in_span
         return max(idle(rank) for rank in range(timeline.ranks))

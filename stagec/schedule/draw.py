@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stagec.schedule.replay import Event, Timeline
+from stagec.schedule.replay import Event, ScheduleEvents
 
 #: An action's kind, an overlapped pair, or nothing.
 CellKind: TypeAlias = Literal["F", "B", "W", "FB", ""]
@@ -24,7 +24,7 @@ class Cell:
     text: str
 
 
-def columns_for(timeline: Timeline, width: int) -> int:
+def columns_for(timeline: ScheduleEvents, width: int) -> int:
     """How many columns to draw on, at most `width`: a whole number for each tick if that fits."""
     ticks = timeline.ticks
     shortest = min((e.end - e.start for row in timeline.rows for e in row), default=1)
@@ -32,7 +32,7 @@ def columns_for(timeline: Timeline, width: int) -> int:
     return ticks * min(wanted, width // ticks) if ticks <= width else width
 
 
-def cells(timeline: Timeline, rank: int, columns: int) -> Iterator[Cell]:
+def cells(timeline: ScheduleEvents, rank: int, columns: int) -> Iterator[Cell]:
     """A rank's row from the start of the step to its end.
 
     A column shows what runs in the middle of its time, so in a narrow picture short actions may

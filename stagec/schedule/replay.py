@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ScheduleEvents:
     """What happened when: one row of events per rank, times in ticks of `tick` units of the costs.
 
     Methods give exact times in the unit of the costs.
@@ -92,7 +92,7 @@ def replay(
     placement: Placement,
     costs: Costs | Sequence[Costs] = UNIT,
     transfer: Time = 0,
-) -> Timeline:
+) -> ScheduleEvents:
     """Run the lists. Linear in the number of actions.
 
     `costs` are those of a rank's share, the same for all; or one per virtual stage, each of that
@@ -101,7 +101,7 @@ def replay(
     or for an action that no list holds.
     """
     clock = _Clock(actions, placement, _Durations.of(placement, costs, transfer))
-    return Timeline(clock.run(), placement, clock.durations.tick)
+    return ScheduleEvents(clock.run(), placement, clock.durations.tick)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from stagec.schedule.base import ClosedForm, Schedule, counted
 from stagec.schedule.costs import UNIT, Costs, Time
-from stagec.schedule.replay import Timeline, replay
+from stagec.schedule.replay import ScheduleEvents, replay
 from stagec.schedule.validate import check_schedule
 
 
@@ -23,7 +23,7 @@ class ScheduleRun:
     chunks: int
     costs: Costs
     transfer: Time
-    timeline: Timeline
+    timeline: ScheduleEvents
     theory: ClosedForm
 
     @property
@@ -147,7 +147,7 @@ def as_json(run: ScheduleRun) -> dict[str, Any]:
     }
 
 
-def _row_json(timeline: Timeline, rank: int) -> list[dict[str, Any]]:
+def _row_json(timeline: ScheduleEvents, rank: int) -> list[dict[str, Any]]:
     return [
         {
             "kind": action.kind,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from stagec.schedule.replay import Event, Timeline
+from stagec.schedule.replay import Event, ScheduleEvents
 
 _ROW, _GAP, _LEFT, _LINE = 22, 4, 60, 16
 _CELL, _NARROWEST, _WIDEST = 26, 640, 8000
@@ -26,7 +26,7 @@ _STYLE = """
 """
 
 
-def timeline_svg(timeline: Timeline, title: str, facts: Sequence[str] = ()) -> str:
+def timeline_svg(timeline: ScheduleEvents, title: str, facts: Sequence[str] = ()) -> str:
     """The text of an SVG image, `facts` as lines over the picture.
 
     Every cell says on hover what it is and when it runs.
@@ -53,7 +53,7 @@ def timeline_svg(timeline: Timeline, title: str, facts: Sequence[str] = ()) -> s
     return "\n".join([*head, *lines, *legend, *rows, "</svg>", ""])
 
 
-def _scale(timeline: Timeline) -> float:
+def _scale(timeline: ScheduleEvents) -> float:
     """Pixels per tick: room for a label in the shortest action, within a bearable width."""
     ticks = max(1, timeline.ticks)
     shortest = min((e.end - e.start for row in timeline.rows for e in row), default=1)
@@ -61,7 +61,7 @@ def _scale(timeline: Timeline) -> float:
     return min(wanted, _WIDEST / ticks)
 
 
-def _legend(timeline: Timeline, y: int) -> Iterator[str]:
+def _legend(timeline: ScheduleEvents, y: int) -> Iterator[str]:
     kinds = {event.action.kind for event in timeline.rows[0]}
     x = _LEFT
     for kind, name in _NAMES.items():
@@ -74,7 +74,7 @@ def _legend(timeline: Timeline, y: int) -> Iterator[str]:
         yield f'<text x="{x}" y="{y + 10}">darker: odd chunks</text>'
 
 
-def _row(timeline: Timeline, rank: int, scale: float, top: int) -> Iterator[str]:
+def _row(timeline: ScheduleEvents, rank: int, scale: float, top: int) -> Iterator[str]:
     y = top + rank * (_ROW + _GAP)
     yield f'<text x="{_GAP}" y="{y + 15}">rank {rank}</text>'
     width = timeline.ticks * scale
@@ -85,7 +85,7 @@ def _row(timeline: Timeline, rank: int, scale: float, top: int) -> Iterator[str]
             yield _cell(event, scale, y + index * height, height, timeline)
 
 
-def _cell(event: Event, scale: float, y: int, height: int, timeline: Timeline) -> str:
+def _cell(event: Event, scale: float, y: int, height: int, timeline: ScheduleEvents) -> str:
     action, start, end = event
     x, width = round(_LEFT + start * scale, 2), round((end - start) * scale, 2)
     what = f"{_NAMES[action.kind]} of microbatch {action.microbatch}, chunk {action.chunk}"

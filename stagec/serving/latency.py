@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Latencies:
     """Nanoseconds of the requests in order, least first; at least one."""
 
     values: Sequence[Fraction]
@@ -35,7 +35,7 @@ class Spread:
         return {name: float(v / SECOND) for name, v in {"mean": self.mean, **named}.items()}
 
 
-def latencies(served: Sequence[Served]) -> dict[str, Spread]:
+def latencies(served: Sequence[Served]) -> dict[str, Latencies]:
     """`ttft`, from arrival to the first token; `tpot`, between tokens of a request, the mean of
     each; `latency`, from arrival to the last token. What no request has is left out, such as `tpot`
     where all have one token."""
@@ -45,4 +45,4 @@ def latencies(served: Sequence[Served]) -> dict[str, Spread]:
         "tpot": [Fraction(s.last - s.first, s.request.output - 1) for s in several],
         "latency": [Fraction(s.last - s.request.arrival) for s in served],
     }
-    return {name: Spread(sorted(values)) for name, values in found.items() if values}
+    return {name: Latencies(sorted(values)) for name, values in found.items() if values}

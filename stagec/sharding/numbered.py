@@ -18,7 +18,7 @@ from stagec.ir.traits import HasRegion, Repeats
 from stagec.support.diagnostics import error, note
 
 
-class Rows:
+class RowSources:
     """Where the rows of dimensions come from. Placements do not matter, so what is found stays."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Rows:
 def check_rows(region: Region) -> None:
     """Raises `DiagnosticError` for an op that takes or joins rows that were numbered by another
     split than its own. All types have placements."""
-    rows = Rows()
+    rows = RowSources()
     for op in region.walk():
         rule = op.definition.rule(op) if op.region is None else None
         for group in {g: None for s in rule.operands for g in s} if rule is not None else ():

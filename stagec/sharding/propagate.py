@@ -29,7 +29,7 @@ from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
-from stagec.sharding.numbered import Rows
+from stagec.sharding.numbered import RowSources
 from stagec.sharding.strategy import read_strategy
 from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing
 from stagec.support.diagnostics import error, note
@@ -47,7 +47,7 @@ class Propagation:
         self._order = module.mesh.axes if module.mesh else ()
         self._deferred = read_strategy(module).deferred
         self._weighing = Weighing(module)
-        self._rows = Rows()
+        self._rows = RowSources()
         self._nodes: dict[Operation, ShardedOp] = {}
         #: Carried arguments get their placements from the values around them; those of a stack of
         #: several kinds of layers have one.

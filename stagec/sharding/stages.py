@@ -111,7 +111,7 @@ def take_pipeline(module: Module, op: Operation) -> StagePlan | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ModelPiece:
     """A part of the model: iterations of each repeat, the straight sections, and of stacks of
     several kinds of layers the order of those that it holds."""
 
@@ -130,7 +130,7 @@ class Piece:
         return next((order for symbol, order in self.orders if symbol == name), None)
 
 
-def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> list[Piece]:
+def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> list[ModelPiece]:
     """The pieces of one copy of the model, first to last. Raises `DiagnosticError`."""
     if not repeats:
         raise error(
@@ -140,7 +140,7 @@ def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> li
         )
     parts, whole = pipeline.parts, [op.expr("count") for op in repeats]
     if len(whole) == 1 and not pipeline.rule.layers and _divides(module, whole[0], parts):
-        found = [Piece((whole[0] / parts,), frozenset()) for _ in range(parts)]
+        found = [ModelPiece((whole[0] / parts,), frozenset()) for _ in range(parts)]
     else:
         found = _numbered(module, pipeline, repeats)
     sections: list[set[int]] = [set() for _ in found]
@@ -163,7 +163,9 @@ def _divides(module: Module, count: Expr, parts: int) -> bool:
         return True
 
 
-def _numbered(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> list[Piece]:
+def _numbered(
+    module: Module, pipeline: StagePlan, repeats: Sequence[Operation]
+) -> list[ModelPiece]:
     """Pieces with iterations of each repeat as numbers."""
     rule, parts, whole = pipeline.rule, pipeline.parts, [op.expr("count") for op in repeats]
     try:
@@ -206,7 +208,7 @@ def _taken(runs: list[tuple[int, int]], wanted: int) -> Iterator[tuple[int, int]
         wanted -= min(size, wanted)
 
 
-def _piece(repeats: Sequence[Operation], taken: Iterable[tuple[int, int]]) -> Piece:
+def _piece(repeats: Sequence[Operation], taken: Iterable[tuple[int, int]]) -> ModelPiece:
     counts = [0] * len(repeats)
     kinds: dict[SymbolRef, list[str]] = {}
     for number, size in taken:
@@ -215,7 +217,7 @@ def _piece(repeats: Sequence[Operation], taken: Iterable[tuple[int, int]]) -> Pi
         if isinstance(name := op.attrs.get("order"), SymbolRef):
             kinds.setdefault(name, []).extend([op.symbol or ""] * size)
     orders = tuple((name, compact(k)) for name, k in kinds.items() if len(set(k)) > 1)
-    return Piece(tuple(map(const, counts)), frozenset(), orders)
+    return ModelPiece(tuple(map(const, counts)), frozenset(), orders)
 
 
 def shared_out(
@@ -260,7 +262,7 @@ def _text(layers: tuple[int, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Held:
+class PlacedPiece:
     """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
     the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
     there is none. `cut_in` and `cut_out` are the positions at which it is cut off: the first of
@@ -270,16 +272,16 @@ class Held:
     home: StageChunk
     depth: int
     copy: int
-    piece: Piece
+    piece: ModelPiece
     comes_from: int | None
     goes_to: int | None
     cut_in: int
     cut_out: int
 
 
-def held_pieces(pipeline: StagePlan, pieces: Sequence[Piece], stage: int) -> list[Held]:
+def held_pieces(pipeline: StagePlan, pieces: Sequence[ModelPiece], stage: int) -> list[PlacedPiece]:
     """The pieces of a stage in the order of the model."""
-    placement, found = pipeline.placement, list[Held]()
+    placement, found = pipeline.placement, list[PlacedPiece]()
     for number, home in enumerate(placement.homes):
         if home.rank != stage:
             continue
@@ -293,7 +295,7 @@ def held_pieces(pipeline: StagePlan, pieces: Sequence[Piece], stage: int) -> lis
         cut_in = next(p for piece in pieces[depth:] for p in piece.positions)
         cut_out = next(p for piece in pieces[depth::-1] for p in piece.positions[::-1])
         piece = pieces[depth]
-        found.append(Held(home, depth, copy, piece, comes_from, goes_to, cut_in, cut_out))
+        found.append(PlacedPiece(home, depth, copy, piece, comes_from, goes_to, cut_in, cut_out))
     return sorted(found, key=lambda h: h.depth)
 
 

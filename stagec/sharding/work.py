@@ -14,7 +14,7 @@ from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 
 
-class Work(NamedTuple):
+class ComputeWork(NamedTuple):
     """What a computation does on one rank: FLOPs, those of matrix products, bytes touched; and its
     kernel, if that is a matrix product or attention."""
 
@@ -24,13 +24,13 @@ class Work(NamedTuple):
     kernel: KernelShape | None
 
 
-def work_of(op: Operation) -> Work:
+def work_of(op: Operation) -> ComputeWork:
     """The work of a computation with local sizes."""
     definition, rule = op.definition, op.definition.rule(op)
     sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
     flops, matmul = definition.flops(op, sizes), definition.matmul_flops(op, sizes)
     kernel = definition.kernel(op, sizes)
-    return Work(flops, matmul, definition.bytes_touched(op), kernel)
+    return ComputeWork(flops, matmul, definition.bytes_touched(op), kernel)
 
 
 def part_of_kernel(op: Operation, factor: str, part: Callable[[Expr], Expr]) -> KernelShape | None:
@@ -42,7 +42,7 @@ def part_of_kernel(op: Operation, factor: str, part: Callable[[Expr], Expr]) -> 
     return op.definition.kernel(op, {**sizes, factor: part(sizes[factor])})
 
 
-def fused_work(ops: Sequence[Operation]) -> Work:
+def fused_work(ops: Sequence[Operation]) -> ComputeWork:
     """The work of operations that run as one kernel, in their order.
 
     It executes the FLOPs of all. It reads each operand once, and neither writes nor reads again
@@ -56,7 +56,7 @@ def fused_work(ops: Sequence[Operation]) -> Work:
             saved.append(value.tensor.local_bytes)
         seen.add(data_of(value))
     flops, matmul = total(w.flops for w in works), total(w.matmul for w in works)
-    return Work(flops, matmul, total(w.bytes for w in works) - total(saved), works[0].kernel)
+    return ComputeWork(flops, matmul, total(w.bytes for w in works) - total(saved), works[0].kernel)
 
 
 def is_left(value: Value, ops: Sequence[Operation]) -> bool:

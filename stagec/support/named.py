@@ -9,13 +9,13 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 
-class Named(Protocol):
+class HasName(Protocol):
     """A class of things that have a name, as users write it."""
 
     name: ClassVar[str]
 
 
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", bound=HasName)
 T = TypeVar("T")
 
 

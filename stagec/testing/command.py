@@ -15,7 +15,7 @@ import click
 from stagec.driver.output.streams import tell
 from stagec.support.diagnostics import error
 from stagec.testing import golden, suite
-from stagec.testing.suite import Found, Result
+from stagec.testing.suite import FoundTests, Result
 
 
 @click.command("test")
@@ -69,12 +69,12 @@ def _summary(count: int, failed: int, seconds: float) -> str:
     return f"{tests}: {verdict} ({seconds:.1f} s)"
 
 
-def _remark_inputs(found: Found, verbose: bool) -> None:
+def _remark_inputs(found: FoundTests, verbose: bool) -> None:
     if verbose and found.inputs:
         tell(f"without a RUN line, so no tests: {', '.join(map(str, found.inputs))}")
 
 
-def _nothing(found: Found, part: str | None) -> Exception:
+def _nothing(found: FoundTests, part: str | None) -> Exception:
     if found.tests:
         return error(f"no test has '{part}' in its path", remedy="'-v' names the tests")
     return error(

@@ -14,7 +14,7 @@ from stagec.testing.syntax import find_tests, read_test
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTests:
     """The tests, and the files beside them that have no directive: inputs."""
 
     tests: Sequence[Path]
@@ -30,7 +30,7 @@ class Result:
     wrote: str = ""
 
 
-def find(paths: Iterable[Path]) -> Found:
+def find(paths: Iterable[Path]) -> FoundTests:
     """What stands in these folders and files; a file that is named is a test in any case."""
     tests: list[Path] = []
     inputs: list[Path] = []
@@ -39,7 +39,7 @@ def find(paths: Iterable[Path]) -> Found:
             (tests if means_a_test(read_test(file)) else inputs).append(file)
         if not path.is_dir():
             tests.append(path)
-    return Found(tuple(dict.fromkeys(tests)), tuple(dict.fromkeys(inputs)))
+    return FoundTests(tuple(dict.fromkeys(tests)), tuple(dict.fromkeys(inputs)))
 
 
 def run(tests: Sequence[Path], outputs: Path, jobs: int) -> Iterator[Result]:

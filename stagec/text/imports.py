@@ -25,14 +25,14 @@ from stagec.text.build import parse_module
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ImportedFunction:
     """A private function, and what the text that it was imported from states of its sizes."""
 
     func: Operation
     relations: tuple[Relation, ...] = ()
 
 
-def read_blocks(module: Module) -> dict[str, Block]:
+def read_blocks(module: Module) -> dict[str, ImportedFunction]:
     """The private functions by name; the texts that were read are kept as sources of the module.
 
     Raises `DiagnosticError` for a text that cannot be read, for texts that import each other in a
@@ -47,7 +47,7 @@ def read_blocks(module: Module) -> dict[str, Block]:
 class _Reader:
     def __init__(self, module: Module) -> None:
         self._module = module
-        self.blocks: dict[str, Block] = {}
+        self.blocks: dict[str, ImportedFunction] = {}
 
     def take(self, module: Module, chain: tuple[str, ...], *, imported: Operation | None) -> None:
         """Add the private functions of a module, and those of what it imports; `imported` is the
@@ -55,7 +55,7 @@ class _Reader:
         relations = tuple(r for r, _ in module.relations) if imported is not None else ()
         for func in module.functions:
             if func.flag("private") and func.symbol:
-                self._add(func.symbol, Block(func, relations), imported or func)
+                self._add(func.symbol, ImportedFunction(func, relations), imported or func)
         for op in module.declaring("import"):
             source = _find(op)
             if source.name in chain:
@@ -77,7 +77,7 @@ class _Reader:
                 verify_module(text)
                 self.take(text, (*chain, source.name), imported=op)
 
-    def _add(self, name: str, block: Block, where: Operation) -> None:
+    def _add(self, name: str, block: ImportedFunction, where: Operation) -> None:
         known = self.blocks.setdefault(name, block)
         if known is not block:
             raise error(

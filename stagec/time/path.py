@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stagec.program.nodes import Node
-from stagec.time.replay import At, ClassReplay
+from stagec.time.clock.replay import At, ClassReplay
 from stagec.time.step import StepTime
 from stagec.time.streams import COMPUTE, Part
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from stagec.machines import Machine
 from stagec.program.kernels import Kernel
-from stagec.time.kernels import kernel_seconds
-from stagec.time.network import collective_seconds, spans
-from stagec.time.tables import Table
+from stagec.time.costs.kernels import kernel_seconds
+from stagec.time.costs.network import collective_seconds, spans
+from stagec.time.measured.tables import Table
 
 KIB = 1 << 10
 _ONE = [(1, *e) for e in product((64, 192, 1024, 4096), (96, 1024, 5120), (256, 2048, 9000))]

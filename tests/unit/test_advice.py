@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stagec.analysis.figures import Figures
-from stagec.driver.advice.knobs import Change, Space, stretch
+from stagec.driver.advice.knobs import Change, KnobSpace, stretch
 from stagec.driver.advice.prediction import Prediction, cost
 from stagec.driver.advice.search import Advice, Suggestion, advise
 from stagec.driver.job.builder import JobBuilder, mesh_axes
@@ -98,7 +98,7 @@ def every_of_the_job() -> dict[tuple[Change, ...], JobOptions]:
 
 def every(options: JobOptions, sizes: Mapping[str, int]) -> dict[tuple[Change, ...], JobOptions]:
     """All legal combinations of up to three changes."""
-    space = Space(options, sizes)
+    space = KnobSpace(options, sizes)
     found: dict[tuple[Change, ...], JobOptions] = {}
     for number in range(1, 4):
         for chosen in combinations(space.changes(), number):
@@ -133,7 +133,7 @@ def test_suggestions_differ_and_go_no_further_than_needed() -> None:
     assert len(found) == len({frozenset(s.knob for s in each.changes) for each in found}) > 3
     for each in found:
         for fewer in combinations(each.changes, len(each.changes) - 1):
-            job = Space(JOB, SIZES).job(fewer)
+            job = KnobSpace(JOB, SIZES).job(fewer)
             less = world(job or JOB)
             assert less.peak > 2 * UNIT or cost(less) - cost(world(JOB)) > each.cost
 
@@ -166,7 +166,7 @@ def test_what_turns_out_otherwise_corrects_what_goes_further() -> None:
     )
     both, more = frozenset({zero, eight}), frozenset({zero, sixteen})
     chosen = [frozenset[Change](), frozenset({zero}), frozenset({eight}), frozenset({sixteen})]
-    jobs = {c: Space(JOB, SIZES).job(c) or JOB for c in (*chosen, both, more)}
+    jobs = {c: KnobSpace(JOB, SIZES).job(c) or JOB for c in (*chosen, both, more)}
     expected = Prediction(jobs, {c: world(jobs[c]) for c in chosen})
 
     def costs() -> dict[frozenset[Change], float]:
@@ -231,7 +231,7 @@ def test_what_can_be_changed() -> None:
     }
     job = JOB.changed(model=DEEPSEEK, zero=0, ep=2, **spends)
     found: dict[str, list[Any]] = {}
-    for change in Space(job, {**SIZES, "B": 32, "E": 64}).changes():
+    for change in KnobSpace(job, {**SIZES, "B": 32, "E": 64}).changes():
         found.setdefault(change.knob, []).append(change.value)
     assert found == {
         "sp": [True],
@@ -252,7 +252,7 @@ def test_what_can_be_changed() -> None:
         "fp8": ["hybrid"],
     }
     keeps = JOB.changed(zero=3, reshard_after_forward="never", offload="activations")
-    values = {s.knob: s.value for s in Space(keeps, SIZES).changes() if s.level == 1}
+    values = {s.knob: s.value for s in KnobSpace(keeps, SIZES).changes() if s.level == 1}
     assert values["reshard_after_forward"] == "last"
     assert values["offload"] == "activations,optimizer"
     assert "zero" not in values

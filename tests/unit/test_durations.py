@@ -21,8 +21,8 @@ from stagec.machines.roofline import roofline_machine
 from stagec.program.classes import rank_classes
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
-from stagec.time.durations import Durations
-from stagec.time.kernels import seconds_in_step
+from stagec.time.costs.durations import Durations
+from stagec.time.costs.kernels import seconds_in_step
 from tests.support import LLAMA, stagec
 
 JOB = (LLAMA, "--set", "L=2,B=4,S=2048", "--tp", "2", "--dp", "2", "--quiet")

@@ -16,11 +16,11 @@ import pytest
 from stagec.machines import Machine, load_machine, machines
 from stagec.machines.efficiency import Protocol
 from stagec.machines.writing import kernel_section, quoted, with_sections
-from stagec.time.fit import EACH, Fit, Part, fit_tables
-from stagec.time.fit_network import Constants
-from stagec.time.measured import Key, table_text
-from stagec.time.search import Floats, least_squares, simplex
-from stagec.time.tables import Table
+from stagec.time.fit.constants import EACH, Fit, FitPart, fit_tables
+from stagec.time.fit.network import Constants
+from stagec.time.fit.search import Floats, least_squares, simplex
+from stagec.time.measured.files import Key, table_text
+from stagec.time.measured.tables import Table
 from tests.support import EXHAUSTIVE, stagec
 from tests.unit.fit_tables import (
     BYTES,
@@ -90,11 +90,11 @@ KERNELS = [
 ]
 
 
-def part(found: Fit, kind: str, dtype: str = "") -> Part:
+def part(found: Fit, kind: str, dtype: str = "") -> FitPart:
     return next(p for p in found.parts if p.kind == kind and dtype in ("", p.dtype))
 
 
-def medians(found: Part) -> tuple[float, float]:
+def medians(found: FitPart) -> tuple[float, float]:
     """Errors of the rows that were left out, before and after."""
     before, after = found.before[1], found.after[1]
     assert before is not None
@@ -329,7 +329,7 @@ def test_the_text_is_the_machine_that_was_fitted(
 
 
 def _read(path: Path) -> list[Table]:
-    from stagec.time.measured import read_measured
+    from stagec.time.measured.files import read_measured
 
     return read_measured(path)
 

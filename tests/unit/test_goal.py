@@ -23,7 +23,7 @@ from stagec.formats.base import Durations, Layout
 from stagec.formats.goal import format as format_module
 from stagec.formats.goal.encode import Patched, binary_head, binary_of
 from stagec.formats.goal.encode import text_of as text_of_ops
-from stagec.formats.goal.format import GoalFormat, Schedule
+from stagec.formats.goal.format import GoalFormat, GoalSchedule
 from stagec.formats.goal.ops import CALC, COLLECTIVE_TAG, RECV, SEND, Ops, Place
 from stagec.formats.messages import ALGORITHMS, KINDS, expansion, other_end, part_bytes, shape_of
 from stagec.job.emit import Job
@@ -175,7 +175,7 @@ def one_collective(kind: str, size: int, mesh: dict[str, int], over: str) -> One
 
 def run(job: One, algorithm: str) -> list[Rank]:
     """The operations of all ranks."""
-    return parse(b"".join(map(bytes, Schedule(job, algorithm).text())).decode())
+    return parse(b"".join(map(bytes, GoalSchedule(job, algorithm).text())).decode())
 
 
 @examples(60)
@@ -389,7 +389,7 @@ def test_bytes_are_made_once_for_a_class(algorithm: str, monkeypatch: pytest.Mon
 def test_numbers_that_differ_are_as_wide_in_all_ranks(tmp_path: Path) -> None:
     """Twelve ranks, and a buffer that does not divide."""
     job = one_collective("all_reduce", 25, {"dp": 12}, "dp")
-    text = b"".join(map(bytes, Schedule(job, "ring").text())).decode()
+    text = b"".join(map(bytes, GoalSchedule(job, "ring").text())).decode()
     assert "send 02b to 01 tag 1073741824 cpu 1" in text
     assert len({len(part) for part in text.split("rank ")[2:11]}) == 1
     ranks = parse(text)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.importers.family import import_model
-from stagec.importers.json_text import MAX_DEPTH
+from stagec.importers.reading.json_text import MAX_DEPTH
 from stagec.importers.registry import BUILT_IN
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import FileLoc, Source

@@ -18,7 +18,7 @@ from stagec.machines.kernel_efficiency import (
 )
 from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import DiagnosticError
-from stagec.time.kernels import (
+from stagec.time.costs.kernels import (
     attention_seconds,
     kernel_seconds,
     matmul_seconds,

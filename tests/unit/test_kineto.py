@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stagec.time.kineto import Reading, read_trace
-from stagec.time.measured import Key
-from stagec.time.observed import rows
-from stagec.time.torch_ops import NO_SHAPES, Recorded, row_of
+from stagec.time.measured.files import Key
+from stagec.time.measured.kineto import Reading, read_trace
+from stagec.time.measured.observed import rows
+from stagec.time.measured.torch_ops import NO_SHAPES, Recorded, row_of
 from tests.unit.kineto_traces import Trace, comms
 
 BF16, F32 = "c10::BFloat16", "float"

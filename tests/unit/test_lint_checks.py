@@ -160,3 +160,21 @@ def test_a_pass_imports_what_is_public_from_there(tmp_path: Path) -> None:
     found = complaints_about_passes(tmp_path, **{"passes/part/a": A_PASS + core})
     expected = "import `Operation` from stagec.api, as a user's pass does"
     assert found == [f"passes/part/a.py:6: {expected}"]
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_a_class_name_stands_for_one_thing(tmp_path: Path) -> None:
+    texts = {
+        "stagec/time/held.py": "class Held:\n    pass\n\nclass _Part:\n    pass\n",
+        "stagec/time/other.py": "class Step:\n    pass\n\nclass _Part:\n    pass\n",
+        "passes/part/a.py": "import os\n\nclass Held:\n    pass\n",
+        "tests/support.py": "class Step:\n    pass\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (found,) = lint_checks.lint_names(tmp_path)
+    assert (found.path, found.line) == (tmp_path / "passes/part/a.py", 3)
+    assert found.message.startswith("class `Held` is another one in stagec/time/held.py")

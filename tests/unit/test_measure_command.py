@@ -14,9 +14,9 @@ import pytest
 from stagec.support import json_stream
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.json_stream import JsonStream
-from stagec.time.kineto import read_trace
-from stagec.time.measured import read_measured
-from stagec.time.observed import rows
+from stagec.time.measured.files import read_measured
+from stagec.time.measured.kineto import read_trace
+from stagec.time.measured.observed import rows
 from tests.support import stagec
 from tests.unit.kineto_traces import Trace
 

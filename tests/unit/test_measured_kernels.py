@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import FileLoc
-from stagec.time import aiconfigurator
-from stagec.time.measured import read_measured
-from stagec.time.tables import INTERPOLATED, MATCHED, NOT_FOUND, Measured, Table, consensus
+from stagec.time.measured import aiconfigurator
+from stagec.time.measured.files import read_measured
+from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND, Measured, Table, consensus
 
 
 def table(

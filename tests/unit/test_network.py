@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stagec.ir_spec.ops import comm
 from stagec.machines import Machine, machines, read_machine
 from stagec.support.diagnostics import DiagnosticError
-from stagec.time import network
-from stagec.time.network import collective_seconds, level_between, message_seconds, spans
+from stagec.time.costs import network
+from stagec.time.costs.network import collective_seconds, level_between, message_seconds, spans
 from tests.support import examples
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as public_untyped
 from stagec.driver.time.timed import Timed, time_job
 from stagec.formats.timeline import ranks as timeline
 from stagec.machines import load_machine
-from stagec.time.intervals import node_times, stream_name, title_of
+from stagec.time.clock.intervals import node_times, stream_name, title_of
 from tests.support import LLAMA, stagec, tiny_options
 
 public: Any = public_untyped

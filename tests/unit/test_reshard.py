@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stagec.interp.machine import Machine
+from stagec.interp.machine import Interpreter
 from stagec.ir.builder import Builder
 from stagec.ir.core import Value
 from stagec.ir.module import Module
@@ -97,7 +97,7 @@ def test_the_steps_lead_to_the_target(have: Placement, want: Placement) -> None:
     assert set(value.tensor.partial_axes) == set(want.partial)
     env: dict[str, int] = dict.fromkeys(AXES, 2)
     whole = np.arange(SIZE**RANK, dtype=float).reshape([SIZE] * RANK)
-    (found,) = Machine(module, env).run(module.main, {"a": whole})
+    (found,) = Interpreter(module, env).run(module.main, {"a": whole})
     parts = 2 ** len(have.partial)  # every part of the sum holds the whole
     np.testing.assert_array_equal(found, whole * parts)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import UNIT, Costs
 from stagec.schedule.registry import SCHEDULES
-from stagec.schedule.replay import Timeline, replay
+from stagec.schedule.replay import ScheduleEvents, replay
 from stagec.schedule.validate import check_schedule
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, examples
@@ -103,13 +103,13 @@ def grid(name: str, stages: int) -> Iterator[Sizes]:
                 yield stages, m, v
 
 
-def run(name: str, sizes: Sizes, costs: Costs = UNIT) -> Timeline:
+def run(name: str, sizes: Sizes, costs: Costs = UNIT) -> ScheduleEvents:
     p, m, v = sizes
     schedule = SCHEDULES[name]
     return replay(schedule.actions(p, m, v), schedule.placement(p, v), costs)
 
 
-def in_flight(timeline: Timeline) -> tuple[Fraction, ...]:
+def in_flight(timeline: ScheduleEvents) -> tuple[Fraction, ...]:
     return tuple(timeline.in_flight(rank) for rank in range(timeline.ranks))
 
 

@@ -32,8 +32,8 @@ from stagec.driver.search.space import KNOBS, default_space, listed
 from stagec.driver.search.table import command_of
 from stagec.explore.bounds import Floats, Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
-from stagec.explore.layout import Layers, Layout, laid_out
-from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes, Pipeline, pipelined
+from stagec.explore.layout import Layers, StepLayout, laid_out
+from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes, PipelineBound, pipelined
 from stagec.explore.reasons import crossed, limits, reason
 from stagec.explore.space import Space
 from stagec.schedule.costs import Costs
@@ -288,14 +288,16 @@ def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
     def of(*numbers: float) -> list[Any]:
         return [np.array([n], dtype=np.float64) for n in numbers]
 
-    shape = Layout(*of(*laid_out(Layers(0, layers), name, stages, count, chunks, (1,) * layers)))
+    shape = StepLayout(
+        *of(*laid_out(Layers(0, layers), name, stages, count, chunks, (1,) * layers))
+    )
     each = 3 * forward / chunks
     bound = time_bound(Work(*of(each, 0, 0, 0, 0, 0)), shape)[0]
     assert bound <= span
     if name in ("1f1b", "interleaved"):
         assert bound == pytest.approx(span, rel=1e-3)
     times_of = ActionTimes((PhaseTimes(forward / chunks), PhaseTimes(2 * forward / chunks)))
-    piped = pipelined(Layers(0, layers), Pipeline(name, stages, count, chunks), times_of)
+    piped = pipelined(Layers(0, layers), PipelineBound(name, stages, count, chunks), times_of)
     assert piped == pytest.approx(span)
 
 
@@ -303,7 +305,7 @@ def test_what_an_action_leaves_delays_the_next() -> None:
     """The last of two stages runs F B F B: a wait between B and F counts once, one at a border of
     the model for each message of the way there and back, and a tail at the end; what is split or
     runs both ways at once is not bounded."""
-    layers, shape = Layers(0, 2), Pipeline("1f1b", 2, 2, 1)
+    layers, shape = Layers(0, 2), PipelineBound("1f1b", 2, 2, 1)
     phases = PhaseTimes(1.0), PhaseTimes(2.0)
     plain = pipelined(layers, shape, ActionTimes(phases))
     assert plain == 1 + 2 * 3 + 2
@@ -313,7 +315,7 @@ def test_what_an_action_leaves_delays_the_next() -> None:
     assert pipelined(layers, shape, ActionTimes(phases, tail=0.5)) == plain + 0.5
     assert pipelined(layers, shape, ActionTimes(phases), again=0.5) == plain - 0.5
     for name in ("zb-h1", "zbv", "dualpipe"):
-        assert pipelined(layers, Pipeline(name, 2, 4, 0), ActionTimes(phases)) == 0
+        assert pipelined(layers, PipelineBound(name, 2, 4, 0), ActionTimes(phases)) == 0
     assert pipelined(layers, shape, ActionTimes((phases[0], None))) == 0
 
 

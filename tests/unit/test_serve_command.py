@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagec.analysis.serving_rates import Engine, colocated, disaggregated
+from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
 from tests.support import Outcome, stagec
 
 #: Llama-3 8B, bf16: bytes of weights that a step of decode reads (all but the embedding), and
@@ -19,7 +19,7 @@ H100 = 3.35e12
 
 def test_one_sequence_waits_for_nobody() -> None:
     """One at a time: a request takes its prefill and its steps, and so do tokens a second."""
-    rates = colocated(Engine(1, 0.4, 2), Engine(1, 0.02, 2), 500)
+    rates = colocated(PodStep(1, 0.4, 2), PodStep(1, 0.02, 2), 500)
     assert rates.tpot == pytest.approx(0.02)
     assert rates.latency == pytest.approx(0.4 + 499 * 0.02)
     assert rates.tokens_per_second == pytest.approx(500 / (0.4 + 500 * 0.02))
@@ -29,7 +29,7 @@ def test_one_sequence_waits_for_nobody() -> None:
 def test_a_cycle_has_all_prompts_and_all_steps() -> None:
     """Counted out: 8 sequences of 10 tokens, prompts two at a time: 4 steps of prefill and 10 of
     decode make 80 tokens."""
-    rates = colocated(Engine(2, 0.3, 4), Engine(8, 0.05, 4), 10)
+    rates = colocated(PodStep(2, 0.3, 4), PodStep(8, 0.05, 4), 10)
     assert rates.tokens_per_second == pytest.approx(80 / (4 * 0.3 + 10 * 0.05))
     assert rates.tpot == pytest.approx(0.05 + 3 * 0.3 / 10)
 
@@ -37,7 +37,7 @@ def test_a_cycle_has_all_prompts_and_all_steps() -> None:
 def test_pods_keep_each_other_busy() -> None:
     """A pod that decodes 32 sequences of 100 tokens in 0.01 s a step ends 32 a second; one that
     takes 0.25 s for two prompts starts 8: four of them."""
-    rates = disaggregated(Engine(2, 0.25, 4), Engine(32, 0.01, 8), 100)
+    rates = disaggregated(PodStep(2, 0.25, 4), PodStep(32, 0.01, 8), 100)
     assert rates.prefill_pods == pytest.approx(4)
     assert rates.tokens_per_second == pytest.approx(3200)
     assert rates.per_rank == pytest.approx(3200 / (8 + 4 * 4))

@@ -21,7 +21,7 @@ from stagec.ir.opdef import Registry
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.ir_spec.ops.policies import BucketRule, RecomputeRule
-from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
 from stagec.ir_spec.ops.strategy import ShardParamsRule
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
@@ -69,7 +69,7 @@ def another(flag: Flag) -> Any:
 
 def text_of(**given: Any) -> str:
     """The statements that flags stand for, on a mesh with all axes."""
-    request = Request(vars(JobOptions("", **given)), AXES, SIZES)
+    request = FlagValues(vars(JobOptions("", **given)), AXES, SIZES)
     lines = [line for statement in STATEMENTS for line in statement.text(request)]
     return "stg.module @m {\n  stg.strategy @s {\n" + "\n".join(lines) + "\n  }\n}"
 

@@ -15,7 +15,7 @@ from stagec.driver.job.step_modules import StepModules
 from stagec.driver.job.step_times import StepTimes
 from stagec.driver.request.machine import machine_of
 from stagec.serving.engine import Served
-from stagec.serving.latency import Spread, latencies
+from stagec.serving.latency import Latencies, latencies
 from stagec.serving.requests import Request
 from stagec.serving.step import SequenceClass, Step, parse_step, step_of
 from tests.support import LLAMA, examples, stagec, tiny_options
@@ -27,7 +27,7 @@ SMALL = ("llama3-8b", "--set", "L=2,D=256,F=512,V=512")
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 100))
 @examples(60)
 def test_a_percentile_is_the_least_that_so_many_do_not_exceed(values: list[int], at: int) -> None:
-    spread = Spread(sorted(map(Fraction, values)))
+    spread = Latencies(sorted(map(Fraction, values)))
     enough = [v for v in values if 100 * sum(w <= v for w in values) >= at * len(values)]
     assert spread.percentile(at) == min(enough)
     assert spread.mean == Fraction(sum(values), len(values))

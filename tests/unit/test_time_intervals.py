@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from stagec.program.runs import Run
-from stagec.time.intervals import NONE, node_times, occurrences, stream_name, title_of, waits
-from stagec.time.replay import ClassReplay
+from stagec.time.clock.intervals import NONE, node_times, occurrences, stream_name, title_of, waits
+from stagec.time.clock.replay import ClassReplay
 from stagec.time.step import Issued
 from stagec.time.streams import INTERFERENCE, LAUNCH
 from tests.support import EXHAUSTIVE

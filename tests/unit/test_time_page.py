@@ -19,8 +19,8 @@ from stagec.analysis.time_picture import time_picture
 from stagec.driver.time.timed import Timed, time_job
 from stagec.machines import load_machine
 from stagec.program.nodes import MICROBATCH, marker_of
-from stagec.time.held import Held
-from stagec.time.intervals import NONE, node_times, title_of
+from stagec.time.clock.held import HeldBytes
+from stagec.time.clock.intervals import NONE, node_times, title_of
 from tests.support import LLAMA, stagec, tiny_options
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS, drawn
 
@@ -149,7 +149,7 @@ def test_memory_has_the_planned_peak(timed: Timed, page: Path) -> None:
 def test_a_thinned_curve_keeps_its_highest_moments() -> None:
     rng = np.random.default_rng(1)
     time = np.sort(rng.choice(10_000, 700, replace=False)).astype(np.int64)
-    curve = Held(time, rng.integers(1, 1000, 700))
+    curve = HeldBytes(time, rng.integers(1, 1000, 700))
     found = pictures.thinned(curve, 10_000, 50)
     assert len(found.time) <= 50
     assert found.bytes.max() == curve.bytes.max()

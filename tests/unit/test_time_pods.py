@@ -12,7 +12,7 @@ import pytest
 from stagec.driver.job.pods import lower_pods
 from stagec.ir.serving import PREFILL
 from stagec.machines import load_machine
-from stagec.time.network import message_seconds
+from stagec.time.costs.network import message_seconds
 from stagec.time.step import Issued
 from tests.support import LLAMA, stagec, tiny_options
 from tests.unit.test_step_time import arbitrary, compare

@@ -16,7 +16,7 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.time.timed import time_of
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
-from stagec.time.replay import replay
+from stagec.time.clock.replay import replay
 from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, MIXTRAL, stagec
 
 #: A job, and values of it that differ in sizes and degrees.

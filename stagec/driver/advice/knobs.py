@@ -47,7 +47,7 @@ class Change:
         return f"{flag(self.knob)} {self.value}"
 
 
-class Space:
+class KnobSpace:
     """What can be changed in a job of flags whose ranks and batch are written down; `sizes` are
     those of the model."""
 

@@ -15,7 +15,7 @@ from itertools import combinations, groupby
 from typing import TypeAlias
 
 from stagec.analysis.figures import Figures
-from stagec.driver.advice.knobs import Change, Space, in_order
+from stagec.driver.advice.knobs import Change, KnobSpace, in_order
 from stagec.driver.advice.prediction import Combination, Prediction, cost, further
 from stagec.driver.request.options import JobOptions
 
@@ -87,7 +87,7 @@ def advise(
     `before` are the figures of the job, `sizes` those of the model. At most `budget` other jobs are
     compiled. Ranks and batch stay.
     """
-    jobs = dict(_combinations(Space(options, sizes)))
+    jobs = dict(_combinations(KnobSpace(options, sizes)))
     search = _Search(jobs, before, room, evaluate, wanted, budget)
     for numerics in (False, True):
         search.widen(numerics)
@@ -96,7 +96,7 @@ def advise(
     return search.advice()
 
 
-def _combinations(space: Space) -> Iterator[tuple[Combination, JobOptions]]:
+def _combinations(space: KnobSpace) -> Iterator[tuple[Combination, JobOptions]]:
     """All legal combinations, that of no change among them, with the jobs that they make."""
     single = space.changes()
     for size in range(MOST_CHANGES + 1):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from stagec.job.emit import Annotate, Job
     from stagec.job.writer import Written
     from stagec.pipeline.instrument import Hooks
-    from stagec.time.durations import Durations
+    from stagec.time.costs.durations import Durations
 
 
 @click.command("compile")
@@ -228,7 +228,7 @@ def _durations(given: Mapping[str, Any]) -> Durations | None:
         if given["measured"] or given["kernels_from"]:
             raise error("measured times need a machine", remedy="add --machine h100-sxm")
         return None
-    from stagec.time.durations import Durations
+    from stagec.time.costs.durations import Durations
 
     return Durations(machine, measurements(given["measured"], given["kernels_from"], machine))
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from stagec.driver.job.provenance import provenance
-from stagec.driver.job.serve_steps import Asked, StepList
+from stagec.driver.job.serve_steps import StepList, StepsAsked
 from stagec.driver.job.step_modules import StepModules
 from stagec.driver.job.step_times import StepTimes
 from stagec.driver.job.written import (
@@ -34,7 +34,7 @@ from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
-from stagec.time.durations import Durations
+from stagec.time.costs.durations import Durations
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
 #: Of many steps the first and the last ones are shown.
@@ -88,7 +88,7 @@ def _asked(
     given: Mapping[str, Any],
     modules: StepModules,
     durations: Durations | None,
-) -> Asked:
+) -> StepsAsked:
     module = modules.builder.module
     strategy, mesh = read_strategy(module), module.mesh
     axis = strategy.pipeline.over if strategy.pipeline is not None else ""
@@ -99,7 +99,9 @@ def _asked(
     times = None
     if given["machine"] is not None and durations is not None:
         times = StepTimes(modules, durations.machine, durations.measured, depth or 1)
-    return Asked(options, given, module.registry, depth or 1, positions, longest, groups, times)
+    return StepsAsked(
+        options, given, module.registry, depth or 1, positions, longest, groups, times
+    )
 
 
 def _job(

@@ -19,7 +19,7 @@ from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-    from stagec.time.fit import Errors, Fit, Part
+    from stagec.time.fit.constants import Errors, Fit, FitPart
 
 _MANY = 2
 _STDOUT = "-"
@@ -54,8 +54,8 @@ def command(
     Without -o that is all; with it the fitted machine is written, a text for --machine FILE.
     """
     from stagec.machines import is_file, read_machine
-    from stagec.time.fit import fit_tables
-    from stagec.time.measured import read_measured
+    from stagec.time.fit.constants import fit_tables
+    from stagec.time.measured.files import read_measured
 
     machine = machine_of(base)
     name = machine.name
@@ -110,7 +110,7 @@ def _print_json(found: Fit, machine: Machine, stream: TextIO) -> None:
     stream.flush()
 
 
-def _object(part: Part) -> dict[str, Any]:
+def _object(part: FitPart) -> dict[str, Any]:
     def both(place: int) -> dict[str, Any]:
         before, after = part.before[place], part.after[place]
         return {

@@ -14,8 +14,8 @@ from stagec.driver.request.emission import progress_on_terminal
 
 if TYPE_CHECKING:
     from stagec.job.writer import Progress
-    from stagec.time.kineto import Reading
-    from stagec.time.observed import Row
+    from stagec.time.measured.kineto import Reading
+    from stagec.time.measured.observed import Row
 
 _MISSED = 12
 #: Ops without shapes are told of beyond this share of the time.
@@ -34,8 +34,8 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
     What was read, and what of the GPU's time is not in the table, goes to stderr.
     """
     from stagec.support.diagnostics import error
-    from stagec.time.measured import table_text
-    from stagec.time.observed import rows
+    from stagec.time.measured.files import table_text
+    from stagec.time.measured.observed import rows
 
     named = (output or "").lower().endswith(".json")
     if as_json and output not in (None, "-") and not named:
@@ -52,7 +52,7 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
 
 
 def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
-    from stagec.time.kineto import read_trace
+    from stagec.time.measured.kineto import read_trace
 
     before, whole = 0, sum(path.stat().st_size for path in traces)
     found: list[Reading] = []
@@ -69,7 +69,7 @@ def _tell_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
 
 def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
     from stagec.driver.output.streams import tell
-    from stagec.time.torch_ops import NO_SHAPES
+    from stagec.time.measured.torch_ops import NO_SHAPES
 
     kinds: dict[str, list[float]] = {}
     missed: dict[tuple[str, str], list[float]] = {}

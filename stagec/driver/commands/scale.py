@@ -14,7 +14,7 @@ import click
 from stagec.driver.job.written import formats_asked, tell_written, write_formats
 from stagec.driver.request.emission import emission_options
 from stagec.driver.request.machine import MachineType
-from stagec.driver.request.options import Sizes
+from stagec.driver.request.options import SizesType
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "old",
-    type=Sizes(),
+    type=SizesType(),
     metavar="AXIS=N,...",
     help="The mesh of the traces, the axis of neighbouring ranks last (default: the manifest's).",
 )
 @click.option(
     "--to",
     "new",
-    type=Sizes(),
+    type=SizesType(),
     metavar="AXIS=N,...",
     help="The mesh to write (default: that of the traces).",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from stagec.analysis.serving_rates import Engine, ServingRates, colocated, disaggregated
+from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pods import options_of_pod
 from stagec.driver.output.common import kept_reports, reports_once, write_output
@@ -22,7 +22,7 @@ from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
-from stagec.driver.sweep.plot import PlotAxis, Point, plot
+from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.driver.time.table import seconds_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.support.diagnostics import DiagnosticError, error
@@ -52,7 +52,7 @@ class Batches(click.ParamType[tuple[int, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ServedBatch:
     """A batch: what it gives, the bytes that a rank holds, and whether these fit."""
 
     rates: ServingRates
@@ -172,7 +172,7 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     yield from (n for n in range(1, ranks + 1) if ranks % n == 0)
 
 
-def _prefill(options: JobOptions, machine: Machine) -> Engine:
+def _prefill(options: JobOptions, machine: Machine) -> PodStep:
     """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
     together. Raises `DiagnosticError`."""
     problem: DiagnosticError | None = None
@@ -185,7 +185,7 @@ def _prefill(options: JobOptions, machine: Machine) -> Engine:
         except DiagnosticError as told:
             problem = problem or told
             continue
-        return Engine(batch, sum(seconds for seconds, _ in found), found[0][1].ranks)
+        return PodStep(batch, sum(seconds for seconds, _ in found), found[0][1].ranks)
     raise problem or error("the strategy has no ranks")
 
 
@@ -201,12 +201,12 @@ def _chunks(options: JobOptions) -> Iterator[JobOptions]:
 def _rows(
     options: Mapping[str, JobOptions],
     machine: Machine,
-    prefill: Engine,
+    prefill: PodStep,
     output: int,
     wanted: Sequence[int] | None,
     *,
     apart: bool,
-) -> Iterator[Row]:
+) -> Iterator[ServedBatch]:
     """A row for each batch: those that are wanted, or as they double, while they fit."""
     rates = disaggregated if apart else colocated
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
@@ -225,13 +225,15 @@ def _rows(
         fits = figures.peak <= machine.left(sum(n > 1 for n in figures.mesh.values()))
         if not fits and not wanted:
             return
-        engine = Engine(batch, seconds, figures.ranks)
-        yield Row(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
+        engine = PodStep(batch, seconds, figures.ranks)
+        yield ServedBatch(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
     if not found and problem is not None:
         raise problem
 
 
-def _best(rows: Sequence[Row], ttft: float | None, tpot: float | None) -> Row | None:
+def _best(
+    rows: Sequence[ServedBatch], ttft: float | None, tpot: float | None
+) -> ServedBatch | None:
     """The row that gives most for each rank within the limits."""
     within = [
         row
@@ -247,7 +249,7 @@ def _best(rows: Sequence[Row], ttft: float | None, tpot: float | None) -> Row | 
 
 
 def _print(
-    result: Mapping[str, Any], rows: Sequence[Row], best: Row | None, stream: TextIO
+    result: Mapping[str, Any], rows: Sequence[ServedBatch], best: ServedBatch | None, stream: TextIO
 ) -> None:
     out = console(stream)
     ranks = result["ranks"]
@@ -280,11 +282,12 @@ def _print(
         )
 
 
-def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[ServedBatch]) -> None:
     """The curve: tokens of a rank over tokens of a user."""
     title = f"{result['model']} on {result['machine']}"
     points = [
-        Point(row.rates.per_user, row.rates.per_rank, title, _about(row), row.fits) for row in rows
+        PlotPoint(row.rates.per_user, row.rates.per_rank, title, _about(row), row.fits)
+        for row in rows
     ]
     x = PlotAxis("tokens/s of a user", lambda v: f"{v:,.3g}")
     y = PlotAxis("tokens/s of a rank", lambda v: f"{v:,.3g}")
@@ -304,7 +307,7 @@ def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     write_file(file, page)
 
 
-def _about(row: Row) -> str:
+def _about(row: ServedBatch) -> str:
     r = row.rates
     return (
         f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}, "

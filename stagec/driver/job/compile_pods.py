@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stagec.ir.opdef import Registry
     from stagec.job.pods import PodsJob
     from stagec.job.writer import Written
-    from stagec.time.durations import Durations
+    from stagec.time.costs.durations import Durations
 
 #: Options of `compile` and `analyze` that say nothing of several pods, and why.
 _REFUSED: Mapping[str, tuple[str, str]] = {

@@ -17,7 +17,7 @@ from stagec.text.printer import print_op
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
-    from stagec.time.costs import Measurements
+    from stagec.time.costs.nodes import Measurements
 
 #: Structures that a process has compiled, the latest ones; what differs in sizes and degrees only
 #: is one of them.

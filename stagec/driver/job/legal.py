@@ -14,7 +14,7 @@ from stagec.driver.request.experts import check_experts
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions, request
 from stagec.ir_spec.ops.axes import DATA_AXES
-from stagec.ir_spec.ops.statement import Flag, Request
+from stagec.ir_spec.ops.statement import Flag, FlagValues
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.schedule.registry import SCHEDULES
 from stagec.sharding.stages import shared_out
@@ -25,7 +25,7 @@ BATCH = "B"
 LegalRule: TypeAlias = Callable[[JobOptions], "Diagnostic | None"]
 
 
-def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = None) -> Request:
+def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = None) -> FlagValues:
     """What a job asks for, whose ranks and batch are written down, of a model of these sizes;
     `layers` are all that a pipeline may cut, if they are known. Raises `DiagnosticError` for what
     does not go together."""
@@ -49,7 +49,7 @@ def rules(sizes: Mapping[str, int], layers: int | None = None) -> list[LegalRule
 
     def combined(rule: Rule) -> LegalRule:
         def found(options: JobOptions) -> Diagnostic | None:
-            problems = rule(Request(_Flags(options), _Axes(options), sizes))
+            problems = rule(FlagValues(_Flags(options), _Axes(options), sizes))
             return next((d for d in problems if d.severity == "error"), None)
 
         return found
@@ -60,7 +60,7 @@ def rules(sizes: Mapping[str, int], layers: int | None = None) -> list[LegalRule
 
 def needless(flag: Flag, options: JobOptions, sizes: Mapping[str, int]) -> bool:
     """Whether a flag has no effect in a job."""
-    return lacking(Request(_Flags(options), _Axes(options), sizes), flag) is not None
+    return lacking(FlagValues(_Flags(options), _Axes(options), sizes), flag) is not None
 
 
 def _refusal(check: Callable[[], None]) -> Diagnostic | None:

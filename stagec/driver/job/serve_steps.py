@@ -155,7 +155,7 @@ class StepList:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepsAsked:
     """What a job of steps is asked for: its options, on so many pipeline stages, of a model with so
     many positions (0: not known), whose text has sequences of `longest` tokens (0: open); `groups`
     of ranks have requests of their own. `times` says how long a step takes on the machine, if there

@@ -16,7 +16,7 @@ from stagec.serving.step import Step
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-    from stagec.time.costs import Measurements
+    from stagec.time.costs.nodes import Measurements
 
 
 @dataclass

@@ -13,7 +13,7 @@ from stagec.driver.request.flags import FLAGS, STATEMENTS
 from stagec.driver.request.options import JobOptions
 from stagec.ir_spec.ops.axes import AXES as ALL_AXES
 from stagec.ir_spec.ops.axes import SHARDING
-from stagec.ir_spec.ops.statement import Flag, Need, Request, Statement
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Need, Statement
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import Diagnostic, error
@@ -31,7 +31,7 @@ TRAINING = {
 SEQUENCE = "S"
 
 
-Rule = Callable[[Request], Iterator[Diagnostic]]
+Rule = Callable[[FlagValues], Iterator[Diagnostic]]
 
 
 def flag(name: str) -> str:
@@ -155,7 +155,7 @@ def check_sequence(options: JobOptions, symbols: Collection[str]) -> None:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _one_mesh(request: Request) -> Iterator[Diagnostic]:
+def _one_mesh(request: FlagValues) -> Iterator[Diagnostic]:
     if request["dp"] > 1 and request["dp_replicate"] * request["dp_shard"] > 1:
         yield _error(
             "--dp and --dp-replicate or --dp-shard both give the data-parallel ranks",
@@ -168,7 +168,7 @@ def _one_mesh(request: Request) -> Iterator[Diagnostic]:
         )
 
 
-def _heads(request: Request) -> Iterator[Diagnostic]:
+def _heads(request: FlagValues) -> Iterator[Diagnostic]:
     """Tensor parallelism beyond the KV heads still needs a query head on every rank."""
     heads, groups = request.sizes.get("H"), request.sizes.get("G")
     tp = request.ranks("tp", "tpr")
@@ -180,7 +180,7 @@ def _heads(request: Request) -> Iterator[Diagnostic]:
         )
 
 
-def _ulysses(request: Request) -> Iterator[Diagnostic]:
+def _ulysses(request: FlagValues) -> Iterator[Diagnostic]:
     """Ulysses splits the KV heads that tensor parallelism leaves on a rank."""
     heads, cp, tp = request.sizes.get("G"), request.ranks("cp"), request.ranks("tp")
     if request["cp_mode"] != "ulysses" or not heads or cp == 1 or heads % (cp * tp) == 0:
@@ -193,7 +193,7 @@ def _ulysses(request: Request) -> Iterator[Diagnostic]:
     )
 
 
-def _pipeline(request: Request) -> Iterator[Diagnostic]:
+def _pipeline(request: FlagValues) -> Iterator[Diagnostic]:
     """What a pipeline does for every microbatch, it does often."""
     stages = request.ranks("pp")
     if stages == 1:
@@ -207,7 +207,7 @@ def _pipeline(request: Request) -> Iterator[Diagnostic]:
         )
 
 
-def _recompute(request: Request) -> Iterator[Diagnostic]:
+def _recompute(request: FlagValues) -> Iterator[Diagnostic]:
     """There are as many blocks as the model has layers."""
     layers = request.sizes.get("L")
     for name in ("recompute_layers", "recompute_every"):
@@ -221,19 +221,19 @@ def _recompute(request: Request) -> Iterator[Diagnostic]:
 def _refused_by(statement: Statement) -> Rule:
     """What a single statement refuses."""
 
-    def rule(request: Request) -> Iterator[Diagnostic]:
+    def rule(request: FlagValues) -> Iterator[Diagnostic]:
         yield from (_error(*found) for found in statement.problems(request))
 
     return rule
 
 
-def lacking(request: Request, given: Flag) -> Need | None:
+def lacking(request: FlagValues, given: Flag) -> Need | None:
     """What a flag is given without that it needs."""
     needed = () if given.is_default(request[given.name]) else given.needs
     return next((need for need in needed if not _is_met(request, need)), None)
 
 
-def _serving(request: Request) -> Iterator[Diagnostic]:
+def _serving(request: FlagValues) -> Iterator[Diagnostic]:
     """What is about training has no place in a step of serving, and the other way round."""
     serve = request.flags.get("serve")
     if not serve:
@@ -268,14 +268,14 @@ def _serving(request: Request) -> Iterator[Diagnostic]:
         )
 
 
-def idle(request: Request) -> Iterator[tuple[Flag, Need]]:
+def idle(request: FlagValues) -> Iterator[tuple[Flag, Need]]:
     """The flags that are given without what they need, and what that is."""
     for given in FLAGS.values():
         if (need := lacking(request, given)) is not None:
             yield given, need
 
 
-def without_effect(request: Request) -> Iterator[Diagnostic]:
+def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
     """Flags that change nothing here."""
     for given, need in idle(request):
         shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
@@ -288,7 +288,7 @@ def without_effect(request: Request) -> Iterator[Diagnostic]:
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
 
 
-def _is_met(request: Request, need: Need) -> bool:
+def _is_met(request: FlagValues, need: Need) -> bool:
     """Whether there is what a flag needs. Dimensions of the model are left to `check_experts`."""
     return any(_is_there(request, name) for name in _names(need))
 
@@ -297,7 +297,7 @@ def _names(need: Need) -> tuple[str, ...]:
     return (need,) if isinstance(need, str) else need
 
 
-def _is_there(request: Request, name: str) -> bool:
+def _is_there(request: FlagValues, name: str) -> bool:
     if name in ALL_AXES:
         return name in request.axes
     return name not in FLAGS or not FLAGS[name].is_default(request[name])
@@ -316,7 +316,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check(request: Request) -> list[Diagnostic]:
+def check(request: FlagValues) -> list[Diagnostic]:
     """What all rules say of a job, errors first."""
     found = [d for rule in RULES for d in rule(request)]
     return sorted(found, key=lambda d: d.severity != "error")

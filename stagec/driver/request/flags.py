@@ -15,7 +15,7 @@ from stagec.driver.request.expert_load import LoadFile
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import AXES, EXPERTS
 from stagec.ir_spec.ops.axes import FLAGS as AXIS_FLAGS
-from stagec.ir_spec.ops.statement import Flag, Request, Statement
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Statement
 
 #: The statements of a strategy, in the order in which flags write them.
 STATEMENTS = tuple(op for op in BUILTIN if isinstance(op, Statement))
@@ -67,7 +67,7 @@ def words(name: str, value: object) -> Iterator[str]:
         yield str(value)
 
 
-def strategy_text(request: Request) -> str:
+def strategy_text(request: FlagValues) -> str:
     """The strategy that flags stand for, as the text that could have been given instead."""
     serves = bool(request.flags.get("serve"))
     said = (statement for statement in STATEMENTS if not (serves and statement.training))
@@ -79,7 +79,7 @@ def strategy_text(request: Request) -> str:
 # -- types of values -------------------------------------------------------------------------------
 
 
-class Layers(click.ParamType[tuple[int, ...]]):
+class LayersType(click.ParamType[tuple[int, ...]]):
     """`7,8*14,7`: numbers of layers, each with how often it stands."""
 
     name = "LAYERS"
@@ -150,6 +150,6 @@ _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "text": lambda flag: click.STRING,
     "names": lambda flag: Names(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),
-    "layers": lambda flag: Layers(),
+    "layers": lambda flag: LayersType(),
     "loads": lambda flag: LoadFile(),
 }

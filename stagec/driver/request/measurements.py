@@ -11,8 +11,8 @@ import click
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-    from stagec.time.costs import Measurements
-    from stagec.time.tables import Table
+    from stagec.time.costs.nodes import Measurements
+    from stagec.time.measured.tables import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,12 +63,12 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 def _read(
     files: tuple[tuple[Path, tuple[int, int] | None], ...], package: str | None, machine: str
 ) -> Measurements:
-    from stagec.time.costs import Measurements
-    from stagec.time.measured import read_measured
+    from stagec.time.costs.nodes import Measurements
+    from stagec.time.measured.files import read_measured
 
     others: list[Table] = []
     if package is not None:
-        from stagec.time.aiconfigurator import read_tables
+        from stagec.time.measured.aiconfigurator import read_tables
 
         others = read_tables(machine)
     return Measurements([table for file, _ in files for table in read_measured(file)], others)

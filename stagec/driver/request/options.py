@@ -12,12 +12,12 @@ import click
 from stagec.driver.request.flags import FLAGS, option
 from stagec.driver.request.serving import OPTIONS
 from stagec.ir.expr import MAX_INTEGER
-from stagec.ir_spec.ops.statement import Request
+from stagec.ir_spec.ops.statement import FlagValues
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Sizes(click.ParamType[dict[str, int | None]]):
+class SizesType(click.ParamType[dict[str, int | None]]):
     """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
 
     name = "NAME=VALUE,..."
@@ -116,7 +116,7 @@ else:
 SIZES = click.option(
     "--set",
     "sizes",
-    type=Sizes(),
+    type=SizesType(),
     multiple=True,
     callback=merged_sizes,
     help="Sizes of symbols; B is the global batch in sequences.",
@@ -133,7 +133,7 @@ _OPTIONS = (
     SIZES,
     click.option(
         "--mesh",
-        type=Sizes(open_names=True),
+        type=SizesType(open_names=True),
         help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
     ),
     click.option(
@@ -173,9 +173,9 @@ _OPTIONS = (
 
 def request(
     options: JobOptions, axes: Mapping[str, int | None], sizes: Mapping[str, int | None]
-) -> Request:
+) -> FlagValues:
     """What options ask for, on a mesh of these axes, of a model of these sizes."""
-    return Request(vars(options), axes, sizes)
+    return FlagValues(vars(options), axes, sizes)
 
 
 def job_options(function: F) -> F:

@@ -30,8 +30,8 @@ from stagec.driver.search.probes import (
     work_probe,
 )
 from stagec.explore.bounds import SLACK, Floats, Held, Work, columns, memory_bound, time_bound
-from stagec.explore.layout import Layers, Layout, laid_out
-from stagec.explore.pipelined import Pair, Pipeline, pipelined
+from stagec.explore.layout import Layers, StepLayout, laid_out
+from stagec.explore.pipelined import Pair, PipelineBound, pipelined
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
@@ -89,7 +89,7 @@ class JobBounds:
     ) -> tuple[Floats, Floats]:
         """Bounds of some jobs, each with its probe of work; `keeps` is 0 for those of whose probes
         nothing follows for what is kept of a microbatch, else 1."""
-        shape = Layout(*self._layouts[:, self._layout[rows]])
+        shape = StepLayout(*self._layouts[:, self._layout[rows]])
         table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
         mine = table.reshape(len(_WORK), -1)[:, work]
         kept = mine[-2:] * keeps
@@ -134,7 +134,7 @@ class JobBounds:
             times, job = mine.times.exchanging(other, tail.tail), self._jobs[number]
             ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
             about = job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-            seconds = pipelined(self._layers, Pipeline(*about), times, ready, mine.again)
+            seconds = pipelined(self._layers, PipelineBound(*about), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
     def _is_piped(self, number: int) -> bool:
@@ -231,6 +231,6 @@ class JobBounds:
         return self._laid_out[1]
 
 
-def _layout(job: JobOptions, layers: Layers) -> Layout:
+def _layout(job: JobOptions, layers: Layers) -> StepLayout:
     about = size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
     return laid_out(layers, job.schedule, *about)

@@ -17,7 +17,7 @@ from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
-    from stagec.time.costs import Measurements
+    from stagec.time.costs.nodes import Measurements
 
 #: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
 #: it again and again takes longer than the work.

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.program.groups import GroupAxes
+from stagec.time.clock.replay import At, ClassReplay
+from stagec.time.clock.shapes import ShapeNode
 from stagec.time.path import cause_of
-from stagec.time.replay import At, ClassReplay
-from stagec.time.shapes import Step
 from stagec.time.streams import PICOSECONDS, Stream
 
 _LAYER = re.compile(r"/L(\d+)[/.]")
@@ -33,7 +33,7 @@ class _Ran(NamedTuple):
     """A node that ran, in picoseconds: its phase, or -1 for the optimizer, and its layer or -1."""
 
     at: At
-    step: Step
+    step: ShapeNode
     phase: int
     layer: int
     start: int
@@ -59,7 +59,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ClassSpan:
     """A class in a step of one stage, one microbatch and so many layers, in picoseconds: the chunks
     of forward and of backward, and what the first and the last part run beside them."""
 
@@ -79,7 +79,7 @@ def _gap(one: Chunk, other: Chunk) -> int:
     return max([0, *(one.leaves[s] - other.enters[s] for s in both)])
 
 
-def span_of(each: ClassReplay, before: int, many: int) -> Span | None:
+def span_of(each: ClassReplay, before: int, many: int) -> ClassSpan | None:
     """The span of a class of a model with so many layers, and so many others before them; None if
     its nodes do not tell them."""
     ran = list(_ran(each))
@@ -95,7 +95,7 @@ def span_of(each: ClassReplay, before: int, many: int) -> Span | None:
     first = one.first - steps[0].start, ended - other.end
     last = turned - one.end, other.first - turned
     around = (max(0, first[0]), max(0, last[0])), (max(0, first[1]), max(0, last[1]))
-    return Span(many, (one, other), around)
+    return ClassSpan(many, (one, other), around)
 
 
 def _ran(each: ClassReplay) -> Iterator[_Ran]:
@@ -176,7 +176,7 @@ def _of_data(stream: Stream) -> bool:
             return False
 
 
-def action_times(few: Sequence[Span], many: Sequence[Span], more: int) -> ActionTimes:
+def action_times(few: Sequence[ClassSpan], many: Sequence[ClassSpan], more: int) -> ActionTimes:
     """The times of the actions of a pipeline, the least of all classes: from probes of two numbers
     of layers, of which the second has so many more."""
     forward, backward = (_phase(few, many, more, phase) for phase in (_FORWARD, _BACKWARD))
@@ -184,7 +184,9 @@ def action_times(few: Sequence[Span], many: Sequence[Span], more: int) -> Action
     return ActionTimes((forward, backward), (Pair(*gaps[:2]), Pair(*gaps[2:])))
 
 
-def _phase(few: Sequence[Span], many: Sequence[Span], more: int, phase: int) -> PhaseTimes | None:
+def _phase(
+    few: Sequence[ClassSpan], many: Sequence[ClassSpan], more: int, phase: int
+) -> PhaseTimes | None:
     if not all(span.chunks[phase].proven for span in (*few, *many)):
         return None
     short, long = (min(s.chunks[phase].length for s in spans) for spans in (few, many))

@@ -23,7 +23,7 @@ from stagec.driver.search.space import data_ranks, microbatch_of
 from stagec.explore.pipelined import ActionTimes
 from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.time.replay import ClassReplay
+from stagec.time.clock.replay import ClassReplay
 from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 

@@ -18,7 +18,7 @@ from stagec.driver.request.combine import complete
 from stagec.driver.request.flags import FLAGS, type_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Jobs
-from stagec.explore.remembered import Reading, Remembered
+from stagec.explore.remembered import NotedValues, Remembered
 from stagec.explore.space import Point, Space, doubled
 from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
 from stagec.ir_spec.ops.statement import Flag
@@ -215,7 +215,7 @@ class _Listing:
         self._found.refused[_without_numbers(message)] += times
 
 
-def _on_options(function: Callable[[JobOptions], R]) -> Callable[[Reading], R]:
+def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], R]:
     """A function of options, of whatever has their values."""
     return lambda values: function(cast("JobOptions", values))
 

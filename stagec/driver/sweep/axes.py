@@ -13,7 +13,7 @@ import click
 
 from stagec.driver.output.common import read_source
 from stagec.driver.request.flags import FLAGS
-from stagec.driver.request.options import Sizes
+from stagec.driver.request.options import SizesType
 from stagec.driver.sweep.rows import Case
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
@@ -127,7 +127,7 @@ def _setting(
     if not name[:1].isupper():
         hint = did_you_mean(name, (n.replace("_", "-") for n in names)) or "tp=1,2"
         raise click.BadParameter(f"no flag '{name}' to sweep, nor a symbol; {hint}", ctx, param)
-    return Setting(name, "symbol", Sizes()(f"{name}={text}", param, ctx)[name])
+    return Setting(name, "symbol", SizesType()(f"{name}={text}", param, ctx)[name])
 
 
 # -- configurations in a file ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 from stagec.driver.output.tables import bytes_text
 from stagec.driver.sweep.axes import Axis
 from stagec.driver.sweep.order import known, unbeaten
-from stagec.driver.sweep.plot import PlotAxis, Point, plot
+from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.driver.sweep.rows import SweepRow
 from stagec.driver.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.support.diagnostics import error
@@ -107,7 +107,7 @@ def _drawn(jobs: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[S
     joined = x in swept or x == "ranks"
     about = _about(columns)
     points = [
-        Point(at, height, _series(row, x, joined), about(row), row.get("fits", True))
+        PlotPoint(at, height, _series(row, x, joined), about(row), row.get("fits", True))
         for row in jobs
         if (at := value_of(row, x, columns)) is not None
         and (height := value_of(row, y, columns)) is not None

@@ -38,7 +38,7 @@ STYLE = """
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlotPoint:
     """A row: its two values, the series that it belongs to, what it is, and whether it fits."""
 
     x: Any
@@ -58,7 +58,7 @@ class PlotAxis:
 
 
 def plot(
-    points: Sequence[Point],
+    points: Sequence[PlotPoint],
     x: PlotAxis,
     y: PlotAxis,
     *,
@@ -97,7 +97,7 @@ def plot(
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _dot(point: Point, place: str, color: str) -> str:
+def _dot(point: PlotPoint, place: str, color: str) -> str:
     cx, cy = place.split(",")
     fill = f'fill="{color}"' if point.fits else f'fill="none" stroke="{color}"'
     return f'<circle cx="{cx}" cy="{cy}" r="4" {fill}><title>{escape(point.about)}</title></circle>'

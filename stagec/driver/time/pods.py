@@ -137,7 +137,7 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
 def _between(machine: Machine, ranks: list[int]) -> Level:
     """The level of the network between two pods, the second of which begins on a node of its own.
     Raises `DiagnosticError` if there is none."""
-    from stagec.time.network import level_between
+    from stagec.time.costs.network import level_between
 
     node = machine.network[0].ranks or 1
     first, second = ranks
@@ -147,7 +147,7 @@ def _between(machine: Machine, ranks: list[int]) -> Level:
 def _alone(issued: Issued, machine: Machine, level: Level) -> float:
     """Seconds of the messages of the rank that sends most, one after the other."""
     from stagec.program.groups import crosses_pods
-    from stagec.time.network import message_seconds
+    from stagec.time.costs.network import message_seconds
 
     longest = 0.0
     for runs in issued.runs:

@@ -13,7 +13,7 @@ import click
 from stagec.driver.output.common import kept_reports
 from stagec.driver.request.flags import FLAGS, type_of
 from stagec.driver.request.machine import machine_of
-from stagec.driver.request.options import JobOptions, Sizes
+from stagec.driver.request.options import JobOptions, SizesType
 from stagec.support.diagnostics import NotAnIntegerError, error
 from stagec.support.garbage import seldom_collected
 from stagec.support.suggest import did_you_mean
@@ -79,7 +79,7 @@ def _value(name: str, value: Any) -> Any:
     """A value of the type that an option has."""
     if name in ("sizes", "mesh"):
         text = value if isinstance(value, str) else ",".join(f"{n}={v}" for n, v in value.items())
-        return cast("Any", Sizes()(text))
+        return cast("Any", SizesType()(text))
     if name == "ranks":
         return cast("Any", click.IntRange(min=1)(value))
     if name == "plugin":

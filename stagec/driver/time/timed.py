@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
-    from stagec.time.costs import Measurements
+    from stagec.time.costs.nodes import Measurements
     from stagec.time.step import Issued, StepTime
 
 

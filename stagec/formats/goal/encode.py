@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from stagec.formats.base import Bytes, Variant
-from stagec.formats.goal.ops import CALC, SEND, Counts, Key, Ops, Place, Share
+from stagec.formats.goal.ops import CALC, SEND, BufferShare, Key, OpCounts, Ops, Place
 from stagec.program.nodes import Ints
 
 MAGIC = 4223
@@ -90,7 +90,7 @@ def text_of(ops: Ops, ranks: int) -> Patched:
 
 def _width(key: Key, ranks: int) -> int:
     """Digits of the largest value of a key."""
-    return len(str(key.size if isinstance(key, Share) else ranks - 1))
+    return len(str(key.size if isinstance(key, BufferShare) else ranks - 1))
 
 
 def binary_of(ops: Ops) -> Patched:
@@ -110,12 +110,14 @@ def binary_of(ops: Ops) -> Patched:
     ends: dict[Key, Ints] = {}
     size, peer = _end("size"), _end("peer")
     for number, key in enumerate(ops.keys):
-        of_size = isinstance(key, Share)
+        of_size = isinstance(key, BufferShare)
         column = ops.share if of_size else ops.peer
         last = len(parts[0]) + (size if of_size else peer) - 1
         ends[key] = last + NODE.itemsize * np.flatnonzero(column == number)
     return Patched(
-        data, ends, lambda key, value: value.to_bytes(8 if isinstance(key, Share) else 4, "little")
+        data,
+        ends,
+        lambda key, value: value.to_bytes(8 if isinstance(key, BufferShare) else 4, "little"),
     )
 
 
@@ -126,7 +128,7 @@ def _end(name: Literal["size", "peer"]) -> int:
     return int(offset) + type_.itemsize
 
 
-def binary_bytes(counts: Counts) -> int:
+def binary_bytes(counts: OpCounts) -> int:
     """How many bytes that takes."""
     return 4 * (2 + counts.roots + counts.edges) + NODE.itemsize * counts.ops
 

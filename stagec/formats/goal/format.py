@@ -67,14 +67,14 @@ class GoalFormat(JobFormat):
         self, job: TraceJob, ranks: Ints | None
     ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
         all_ranks(self, ranks)
-        schedule = Schedule(job, self.collectives)
+        schedule = GoalSchedule(job, self.collectives)
         if self.binary:
             yield f"{job.name}.bin", schedule.binary()
         else:
             yield f"{job.name}.goal", schedule.text()
 
 
-class Schedule:
+class GoalSchedule:
     """The parts of a job's file, rank by rank. The bytes of a class are there as long as any of its
     ranks is to come."""
 

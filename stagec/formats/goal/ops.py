@@ -36,14 +36,14 @@ COMPUTE, COLLECTIVE, SENDS, RECEIVES, STORES, LOADS = range(6)
 COLLECTIVE_TAG = 1 << 30
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """The member of the rank's own group over these axes that is `other` from it."""
 
     axes: GroupAxes
     other: int
 
 
-class Share(NamedTuple):
+class BufferShare(NamedTuple):
     """Bytes of the part of a buffer that is `part` from the rank's own among those of a group."""
 
     axes: GroupAxes
@@ -52,7 +52,7 @@ class Share(NamedTuple):
 
 
 #: What ranks of a class differ in.
-Key = Member | Neighbour | Share
+Key = GroupMember | Neighbour | BufferShare
 
 
 @dataclass
@@ -75,10 +75,10 @@ class Place:
 
     def value(self, key: Key) -> int:
         """The rank of a peer, or the bytes of a share."""
-        if isinstance(key, Member):
+        if isinstance(key, GroupMember):
             row, position = self.row(key.axes)
             return int(row[other_end(key.other, position, len(row))])
-        if isinstance(key, Share):
+        if isinstance(key, BufferShare):
             row, position = self.row(key.axes)
             return part_bytes(key.size, len(row), (position + key.part) % len(row))
         return self.layout.peer(self.rank, *key)
@@ -96,7 +96,7 @@ Row = tuple[int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class NodeOps:
     """The operations of a node, each with its type, size, cpu, tag (-1: the node's own), peer and
     share (numbers of keys, or -1), and which (first) waits for which of them."""
 
@@ -123,7 +123,7 @@ class Ops:
         return len(self.type)
 
 
-class Counts(NamedTuple):
+class OpCounts(NamedTuple):
     """Sizes of `Ops`; `roots` wait for nothing."""
 
     ops: int
@@ -142,23 +142,23 @@ class Expander:
     algorithm: str
     shapes: Mapping[GroupAxes, Shape]
     _keys: dict[Key, int] = field(default_factory=dict[Key, int])
-    _blocks: list[Block] = field(default_factory=list[Block])
+    _blocks: list[NodeOps] = field(default_factory=list[NodeOps])
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[NodeOps]:
         """One for each prototype that is used."""
         if not self._blocks:
             pairs = zip(self.program.prototypes, self.program.counts.tolist(), strict=True)
-            self._blocks = [self._block(n) if used else Block([], []) for n, used in pairs]
+            self._blocks = [self._block(n) if used else NodeOps([], []) for n, used in pairs]
         return self._blocks
 
-    def counts(self) -> Counts:
+    def counts(self) -> OpCounts:
         """How many operations there are, without making them."""
         program, blocks = self.program, self.blocks()
         ops = np.array([len(b.rows) for b in blocks], dtype=np.int64)
         edges = np.array([len(b.edges) for b in blocks], dtype=np.int64)
         roots = int(np.count_nonzero(np.diff(program.starts) == 0))
         inner, outer = int(edges @ program.counts), len(program.edges)
-        return Counts(int(ops @ program.counts), inner + outer, roots)
+        return OpCounts(int(ops @ program.counts), inner + outer, roots)
 
     def ops(self) -> Ops:
         """The operations of a rank."""
@@ -180,19 +180,19 @@ class Expander:
         keys = [*self._keys]
         return Ops(type_, size, cpu, tag, peer, share, source[order], target[order], keys)
 
-    def _block(self, node: Node) -> Block:
+    def _block(self, node: Node) -> NodeOps:
         if node.is_collective:
             return self._collective(node)
         if node.is_message:
             sends = node.kind == "send"
             peer = self._key((node.over, node.by if sends else -node.by))
             type_, cpu = (SEND, SENDS) if sends else (RECV, RECEIVES)
-            return Block([(type_, max(1, node.size), cpu, -1, peer, -1)], [])
+            return NodeOps([(type_, max(1, node.size), cpu, -1, peer, -1)], [])
         copies = {"host": STORES, "device": LOADS}
         cpu = copies.get(node.to, COMPUTE)
-        return Block([(CALC, self.nanoseconds(node), cpu, 0, -1, -1)], [])
+        return NodeOps([(CALC, self.nanoseconds(node), cpu, 0, -1, -1)], [])
 
-    def _collective(self, node: Node) -> Block:
+    def _collective(self, node: Node) -> NodeOps:
         axes = node.group
         n = axes.size(self.layout.mesh)
         shape = self.shapes.get(axes, ()) if node.kind == "all_reduce" else ()
@@ -207,16 +207,16 @@ class Expander:
             if end.way == "join":
                 rows.append(nothing)
                 continue
-            peer, size, share = self._key(Member(axes, end.other)), max(1, node.size), -1
+            peer, size, share = self._key(GroupMember(axes, end.other)), max(1, node.size), -1
             if end.part is not None:
                 size = part_bytes(node.size, n, n - 1)
                 if node.size > n and node.size % n:
-                    share = self._key(Share(axes, node.size, end.part % n))
+                    share = self._key(BufferShare(axes, node.size, end.part % n))
             rows.append((SEND if end.way == "send" else RECV, size, COLLECTIVE, tag, peer, share))
         last = len(rows)
         rows.append(nothing)
         edges += [(last, 1 + place) for place in range(len(ends)) if place not in waited]
-        return Block(rows, edges or [(last, 0)])
+        return NodeOps(rows, edges or [(last, 0)])
 
     def _key(self, key: Key) -> int:
         return self._keys.setdefault(key, len(self._keys))

@@ -25,10 +25,10 @@ from stagec.formats.perfetto.trace_pb2 import (
     TrackDescriptor,
     TrackEvent,
 )
-from stagec.formats.timeline.ranks import RankTrace, Timeline, streams_in
-from stagec.time.held import Held
-from stagec.time.intervals import NONE, stream_name, title_of
-from stagec.time.shapes import Step
+from stagec.formats.timeline.ranks import ShownRank, Timeline, streams_in
+from stagec.time.clock.held import HeldBytes
+from stagec.time.clock.intervals import NONE, stream_name, title_of
+from stagec.time.clock.shapes import ShapeNode
 from stagec.time.streams import Stream
 
 _PICOSECONDS = 1000
@@ -79,7 +79,7 @@ class _Writer:
         for each in self._timeline.traces():
             yield from self._rank(each)
 
-    def _rank(self, each: RankTrace) -> Iterator[bytes]:
+    def _rank(self, each: ShownRank) -> Iterator[bytes]:
         times = each.times
         streams = streams_in(times)
         process = self._track()
@@ -120,7 +120,7 @@ class _Writer:
 
     # -- slices ------------------------------------------------------------------------------------
 
-    def _slices(self, each: RankTrace, tracks: Mapping[Stream, int]) -> Iterator[bytes]:
+    def _slices(self, each: ShownRank, tracks: Mapping[Stream, int]) -> Iterator[bytes]:
         """The beginnings and ends of the nodes, in the order of issue: a stream runs its own in
         that order."""
         numbered = self._labels.number("microbatch")
@@ -135,7 +135,7 @@ class _Writer:
                 yield _event(start // _PICOSECONDS, body + begins)
                 yield _event(end // _PICOSECONDS, ends)
 
-    def _body(self, step: Step) -> bytes:
+    def _body(self, step: ShapeNode) -> bytes:
         """What all slices of a node say, wherever they are."""
         found = self._bodies.get(id(step.node))
         if found is None:
@@ -164,7 +164,7 @@ class _Writer:
             ).SerializeToString()
         return found
 
-    def _flow(self, rank: int, step: Step, tag: int) -> bytes:
+    def _flow(self, rank: int, step: ShapeNode, tag: int) -> bytes:
         """The flow of a message, if its other end is there too."""
         node = step.node
         sends = node.kind == "send"
@@ -179,7 +179,7 @@ class _Writer:
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def _memory(self, held: Held, process: int, place: int) -> Iterator[bytes]:
+    def _memory(self, held: HeldBytes, process: int, place: int) -> Iterator[bytes]:
         track = self._track()
         yield _described(
             TrackDescriptor(

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from stagec.formats.base import TraceJob
 from stagec.formats.timeline.ranks import (
-    RankTrace,
+    ShownRank,
     Timeline,
     TimelineFormat,
     joined,
@@ -24,8 +24,8 @@ from stagec.formats.timeline.ranks import (
     streams_in,
 )
 from stagec.program.nodes import Ints, Node
-from stagec.time.intervals import NONE, stream_name, title_of
-from stagec.time.shapes import Step
+from stagec.time.clock.intervals import NONE, stream_name, title_of
+from stagec.time.clock.shapes import ShapeNode
 from stagec.time.streams import Stream
 
 
@@ -60,7 +60,7 @@ class _Writer:
                 separator = ",\n"
         yield "\n]}\n"
 
-    def _rank(self, each: RankTrace) -> Iterator[str]:
+    def _rank(self, each: ShownRank) -> Iterator[str]:
         rank, streams = each.rank, streams_in(each.times)
         threads = {stream: number for number, stream in enumerate(streams)}
         yield _about(rank, "process_name", name=f"rank {rank} ({each.name})")
@@ -81,7 +81,7 @@ class _Writer:
     def _node(
         self,
         rank: int,
-        step: Step,
+        step: ShapeNode,
         microbatch: int,
         tag: int,
         when: tuple[int, int],
@@ -96,7 +96,7 @@ class _Writer:
             if step.node.is_message:
                 yield from self._flow(rank, step.node, tag, place, when)
 
-    def _body(self, step: Step) -> str:
+    def _body(self, step: ShapeNode) -> str:
         """What all nodes like this say: name, category and the arguments, which stay open."""
         found = self._bodies.get(id(step))
         if found is None:

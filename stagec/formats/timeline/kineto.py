@@ -25,7 +25,7 @@ from stagec.formats.base import TraceJob
 from stagec.formats.timeline.chrome import arguments, kernel_text
 from stagec.formats.timeline.ranks import (
     HOST,
-    RankTrace,
+    ShownRank,
     Timeline,
     TimelineFormat,
     microseconds,
@@ -33,7 +33,7 @@ from stagec.formats.timeline.ranks import (
 )
 from stagec.formats.torch_comm import NCCL, elements_of
 from stagec.program.nodes import Ints, Node
-from stagec.time.intervals import NONE, stream_name, title_of
+from stagec.time.clock.intervals import NONE, stream_name, title_of
 
 #: PyTorch names so many ranks of a group.
 _MOST_RANKS = 30
@@ -81,7 +81,7 @@ class KinetoWriter:
 
 
 def _rank(
-    timeline: Timeline, each: RankTrace, parts: _Parts, groups: Mapping[str, list[int]]
+    timeline: Timeline, each: ShownRank, parts: _Parts, groups: Mapping[str, list[int]]
 ) -> Iterator[bytes]:
     rank = each.rank
     own = {name: ranks for name, ranks in groups.items() if rank in ranks}
@@ -116,7 +116,7 @@ def _rank(
     yield b"\n]}\n"
 
 
-def _about(timeline: Timeline, each: RankTrace) -> Iterator[str]:
+def _about(timeline: Timeline, each: ShownRank) -> Iterator[str]:
     def named(what: str, process: int, name: str, thread: int = 0) -> str:
         args = {"name": name}
         return json.dumps({"ph": "M", "name": what, "pid": process, "tid": thread, "args": args})

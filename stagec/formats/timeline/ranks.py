@@ -17,9 +17,9 @@ from stagec.machines import Machine
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
-from stagec.time.costs import Measurements
-from stagec.time.held import Held, held
-from stagec.time.intervals import NodeTimes, node_times
+from stagec.time.clock.held import HeldBytes, held
+from stagec.time.clock.intervals import NodeTimes, node_times
+from stagec.time.costs.nodes import Measurements
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
 
@@ -30,13 +30,13 @@ HOST = "host op"
 
 
 @dataclass(frozen=True, slots=True)
-class RankTrace:
+class ShownRank:
     """A rank: the name of its class, when its nodes run, and what it holds, if that is known."""
 
     rank: int
     name: str
     times: NodeTimes
-    held: Held | None = None
+    held: HeldBytes | None = None
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class Timeline:
     chosen: Mapping[int, int]
     name: Callable[[int], str]
     times: Callable[[int], NodeTimes]
-    memory: Callable[[int], Held | None]
+    memory: Callable[[int], HeldBytes | None]
     group: Callable[[Node, int], tuple[str, Sequence[int]]]
     peer: Callable[[Node, int], int]
     way: Callable[[Node], Hashable] = field(default=lambda node: ())
 
-    def traces(self) -> Iterator[RankTrace]:
+    def traces(self) -> Iterator[ShownRank]:
         """The ranks, one by one: those of a class share its times."""
         return map(self.trace, self.chosen)
 
-    def trace(self, rank: int) -> RankTrace:
+    def trace(self, rank: int) -> ShownRank:
         """One of the ranks."""
         number = self.chosen[rank]
-        return RankTrace(rank, self.name(number), self.times(number), self.memory(number))
+        return ShownRank(rank, self.name(number), self.times(number), self.memory(number))
 
 
 def streams_in(times: NodeTimes) -> list[Stream]:
@@ -93,7 +93,7 @@ def replayed_timeline(
         return node_times(issued.runs[number], step.classes[number])
 
     @lru_cache(maxsize=2)
-    def memory(number: int) -> Held | None:
+    def memory(number: int) -> HeldBytes | None:
         found = events(number)
         return None if found is None else held(found, times(number))
 

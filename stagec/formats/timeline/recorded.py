@@ -29,8 +29,8 @@ from stagec.formats.timeline.ranks import HOST, Timeline
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.support.diagnostics import error
-from stagec.time.intervals import NONE, NodeTimes
-from stagec.time.shapes import Step
+from stagec.time.clock.intervals import NONE, NodeTimes
+from stagec.time.clock.shapes import ShapeNode
 from stagec.time.streams import COMPUTE, Stream, part_of
 
 _PICOSECONDS = 10**6
@@ -128,10 +128,10 @@ class _Rank:
                     remedy="record them, or compile the model with --format kineto --machine NAME",
                 )
 
-    def _step(self, node: TraceNode) -> Step:
+    def _step(self, node: TraceNode) -> ShapeNode:
         made, stream = self._made(node)
         computes = stream == COMPUTE
-        return Step(made, (stream,), (0,), (), (), False, part_of(made), computes)
+        return ShapeNode(made, (stream,), (0,), (), (), False, part_of(made), computes)
 
     def _made(self, node: TraceNode) -> tuple[Node, Stream]:
         """The node, and the stream that it is on."""
@@ -163,7 +163,7 @@ class _Rank:
 
 def _replayed(
     nodes: Sequence[TraceNode],
-    steps: Sequence[Step],
+    steps: Sequence[ShapeNode],
     waits_for: Callable[[TraceNode], Sequence[int]],
 ) -> list[int] | None:
     """When each node starts, in picoseconds; None if nodes wait for each other in a ring."""

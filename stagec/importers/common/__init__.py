@@ -1,0 +1,1 @@
+"""What the readers of many families share: from keys of a configuration to parts of a text."""

@@ -1,0 +1,46 @@
+"""What stands behind the layers of a decoder, by the key `architectures`: words, or classes."""
+
+from __future__ import annotations
+
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.text import ModelText
+
+#: Endings of names behind their last `For`. A name without one, as GPT2LMHeadModel, is taken for a
+#: language model: releases with code of their own call these by the name of the class alone.
+_WORDS = ("CausalLM", "ConditionalGeneration", "ImageTextToText")
+_SEQUENCE, _TOKEN = "SequenceClassification", "TokenClassification"
+
+
+def read_head(config: Config, text: ModelText) -> None:
+    """Note the head in a text: logits of V words for each token, or N_classes for the last token of
+    a sequence or for each token. Raises `DiagnosticError` for another one."""
+    names = config.strings("architectures")
+    if not names or any(_head(name) in _WORDS for name in names):
+        return
+    head = _head(names[0])
+    if head not in (_SEQUENCE, _TOKEN):
+        known = ", ".join((*_WORDS, _SEQUENCE, _TOKEN))
+        raise config.refuse(
+            "architectures",
+            f"is {names[0]!r:.60}, whose head is not modelled: expected one of {known}",
+        )
+    text.head = "class" if head == _SEQUENCE else "classes"
+    text.symbol("N_classes", config.labels(2), "num_labels")
+
+
+def _head(name: str) -> str:
+    _, found, head = name.rpartition("For")
+    return head if found else _WORDS[0]
+
+
+def expect_head(config: Config, *heads: str) -> None:
+    """Refuse architectures with another head than these, or with a part of the model only."""
+    names = config.strings("architectures")
+    if not names:
+        return
+    wrong = [n for n in names if "EncoderModel" in n or n.rpartition("For")[2] not in (*heads, n)]
+    if len(wrong) == len(names):
+        raise config.refuse(
+            "architectures",
+            f"is {wrong[0]!r:.60}, which is not modelled: expected {' or '.join(heads)}",
+        )

@@ -1,0 +1,253 @@
+"""What a vision-language model has beside its language model: parameters that a step of texts alone
+does not use. They are declared and frozen; nothing is computed with them.
+
+`beside` adds them to the text of a language model. A tower is a function of declarations, in
+symbols that end in `_v`; parameters of its layers have the number of layers as first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.importers.common.sizes import read_size
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.text import Body, ModelText
+
+_NOTE = "A step of texts: what images need is declared in @{name} and frozen, and is not computed."
+
+
+class Idle:
+    """Declarations of parameters of a tower, each frozen."""
+
+    def __init__(self, text: ModelText) -> None:
+        self.text, self.body = text, Body()
+
+    def param(self, name: str, dims: str) -> None:
+        """Declare one."""
+        self.body.param(name, dims, role="frozen")
+
+    def matrix(self, name: str, dims: str, bias: str = "") -> None:
+        """Declare a matrix, and a bias of these dimensions."""
+        self.param(f"w_{name}", dims)
+        if bias:
+            self.param(f"b_{name}", bias)
+
+    def norm(self, name: str, dims: str, *, bias: bool = True) -> None:
+        """Declare the vectors of a norm."""
+        self.param(f"{name}_w" if bias else name, dims)
+        if bias:
+            self.param(f"{name}_b", dims)
+
+    def layers(self, count: str = "L_v", prefix: str = "", *, attention_bias: bool = True) -> None:
+        """Declare layers of LayerNorm, attention and a feed-forward block without a gate."""
+        for name in ("attn", "mlp"):
+            self.norm(f"{prefix}{name}_norm", f"{count}, D_v")
+        for name in "qkvo":
+            bias = f"{count}, D_v" if attention_bias else ""
+            self.matrix(f"{prefix}{name}", f"{count}, D_v, D_v", bias)
+        self.matrix(f"{prefix}up", f"{count}, D_v, F_v", f"{count}, F_v")
+        self.matrix(f"{prefix}down", f"{count}, F_v, D_v", f"{count}, D_v")
+
+    def beside(self, name: str = "vision", note: str = _NOTE) -> ModelText:
+        """Add the function and its call to the text, with a note; the text."""
+        text = self.text
+        self.body.do("stg.return()")
+        text.function(name, "", self.body)
+        train = text.functions.pop("train")
+        text.functions["train"] = [train[0], f"  stg.call @{name}()", *train[1:]]
+        text.notes.append(note.format(name=name))
+        return text
+
+
+def read_idle(
+    config: Config, text: ModelText, *, width: int, inner: int, layers: int, patch: int
+) -> None:
+    """Declare D_v, F_v, L_v, C and P of a tower; the arguments are the values of keys left out."""
+    read_size(config, text, "D_v", "hidden_size", "embed_dim", default=width)
+    read_size(config, text, "F_v", "intermediate_size", default=inner)
+    count = config.layers("num_hidden_layers", "depth", default=layers)
+    text.symbol("L_v", count, "layers of the tower")
+    read_size(config, text, "C", "num_channels", "in_chans", "in_channels", default=3)
+    text.symbol("P_v", config.side("patch_size", default=patch), "patch_size")
+    config.skip("num_attention_heads", "num_heads", "attention_heads", "hidden_act", "norm_eps")
+
+
+def image_tokens(config: Config, text: ModelText, image: int) -> None:
+    """Declare N_v, the patches of an image."""
+    side = config.side("image_size", default=image) // (text.symbols["P_v"].value or 1)
+    text.symbol("N_v", side * side, "(image_size / patch_size)^2")
+
+
+def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
+    """Declare the tower of SigLIP (arXiv 2303.15343), with its pooling `head` if the key
+    `vision_use_head` says so."""
+    read_idle(vision, text, width=768, inner=3072, layers=12, patch=16)
+    image_tokens(vision, text, 224)
+    headed = vision.flag("vision_use_head", default=head)
+    vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
+    vision.skip("max_image_size", "vocab_size")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P_v, P_v, D_v", "D_v")
+    idle.param("positions", "N_v, D_v")
+    idle.layers()
+    idle.norm("norm", "D_v")
+    if headed:
+        idle.param("probe", "D_v")
+        for name in "qkvo":
+            idle.matrix(f"head_{name}", "D_v, D_v", "D_v")
+        idle.norm("head_norm", "D_v")
+        idle.matrix("head_up", "D_v, F_v", "F_v")
+        idle.matrix("head_down", "F_v, D_v", "D_v")
+    vision.finish()
+    return idle
+
+
+def clip(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of CLIP (arXiv 2103.00020)."""
+    read_idle(vision, text, width=768, inner=3072, layers=12, patch=32)
+    image_tokens(vision, text, 224)
+    vision.skip("projection_dim", "vocab_size")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P_v, P_v, D_v")
+    idle.param("class_token", "D_v")
+    idle.param("positions", "N_v + 1, D_v")
+    idle.norm("pre_norm", "D_v")
+    idle.layers()
+    idle.norm("post_norm", "D_v")
+    vision.finish()
+    return idle
+
+
+def gemma3_tower(config: Config, text: ModelText) -> ModelText:
+    """The tower of Gemma-3: SigLIP without a head, and a projection to the width D."""
+    vision = config.section("vision_config")
+    if vision is None:
+        return text
+    config.skip("mm_tokens_per_image")
+    idle = siglip(vision, text)
+    idle.param("projector_norm", "D_v")
+    idle.param("w_projector", "D_v, D")
+    return idle.beside()
+
+
+def llama4_tower(config: Config, text: ModelText) -> ModelText:
+    """The tower of Llama 4: unfolded patches, a class token, a pixel shuffle before two
+    products, and a projection to the width D."""
+    vision = config.section("vision_config")
+    if vision is None:
+        return text
+    read_idle(vision, text, width=768, inner=5632, layers=34, patch=14)
+    image_tokens(vision, text, 448)
+    ratio = vision.ratio("pixel_shuffle_ratio", default=1)
+    read_size(vision, text, "U_v", "projector_input_dim", default=4096)
+    read_size(vision, text, "O_v", "projector_output_dim", default=4096)
+    vision.only("vision_output_dim", text.symbols["O_v"].value or 1)
+    shuffled = (text.symbols["D_v"].value or 1) / ratio**2
+    if shuffled.denominator != 1 or shuffled != text.symbols["F_v"].value:
+        raise vision.refuse("pixel_shuffle_ratio", "gives another width than 'intermediate_size'")
+    vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")
+    vision.skip("multi_modal_projector_bias", "projector_dropout", "rope_parameters")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P_v, P_v, D_v")
+    idle.param("class_token", "D_v")
+    idle.param("positions", "N_v + 1, D_v")
+    idle.norm("pre_norm", "D_v")
+    idle.layers()
+    idle.norm("post_norm", "D_v")
+    idle.matrix("adapter_in", "F_v, U_v")
+    idle.matrix("adapter_out", "U_v, O_v")
+    idle.matrix("projector", "O_v, D")
+    vision.finish()
+    return idle.beside()
+
+
+def gemma4_towers(config: Config, text: ModelText) -> ModelText:
+    """The towers of Gemma 4: images by RMSNorm and a gate, sounds by a Conformer, each projected to
+    the width D."""
+    vision, sound = config.section("vision_config"), config.section("audio_config")
+    if vision is None and sound is None:
+        return text
+    idle = Idle(text)
+    if vision is not None:
+        _gemma4_images(vision, idle)
+    if sound is not None:
+        _gemma4_sounds(sound, idle)
+    config.skip("vision_soft_tokens_per_image", "initializer_range")
+    return idle.beside("vision" if sound is None else "towers")
+
+
+def _gemma4_images(vision: Config, idle: Idle) -> None:
+    text = idle.text
+    read_idle(vision, text, width=768, inner=3072, layers=16, patch=16)
+    heads = vision.size("num_attention_heads", default=12)
+    dim = read_size(vision, text, "K_v", "head_dim", default=64)
+    text.symbol("U_v", heads * dim, "num_attention_heads * head_dim")
+    groups = vision.size("num_key_value_heads", default=12)
+    text.symbol("G_v", groups * dim, "num_key_value_heads * head_dim")
+    read_size(vision, text, "N_v", "position_embedding_size", default=10240)
+    vision.only("attention_bias", False)
+    vision.skip("hidden_activation", "max_position_embeddings", "rope_parameters", "rope_theta")
+    vision.skip("pooling_kernel_size", "default_output_length", "use_clipped_linears")
+    vision.skip("standardize", "global_head_dim")
+    idle.matrix("patch", "C, P_v, P_v, D_v")
+    idle.param("positions", "2, N_v, D_v")
+    for name, dims in (("q", "D_v, U_v"), ("k", "D_v, G_v"), ("v", "D_v, G_v"), ("o", "U_v, D_v")):
+        idle.matrix(name, f"L_v, {dims}")
+    for name in ("q_norm", "k_norm"):
+        idle.param(name, "L_v, K_v")
+    for name in ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"):
+        idle.param(name, "L_v, D_v")
+    idle.matrix("gate_up", "L_v, D_v, 2, F_v")
+    idle.matrix("down", "L_v, F_v, D_v")
+    idle.matrix("projector", "D_v, D")
+    vision.finish()
+
+
+def _gemma4_sounds(sound: Config, idle: Idle) -> None:
+    text = idle.text
+    width = read_size(sound, text, "D_a", "hidden_size", default=1024)
+    text.symbol("L_a", sound.layers("num_hidden_layers", default=12), "layers of the tower")
+    heads = sound.size("num_attention_heads", default=8)
+    text.symbol("K_a", width // heads, "hidden_size / num_attention_heads")
+    read_size(sound, text, "W_a", "conv_kernel_size", default=5)
+    read_size(sound, text, "O_a", "output_proj_dims", default=1536)
+    first, second = sound.sizes("subsampling_conv_channels", length=2) or (128, 32)
+    text.symbol("C_a", first, "subsampling_conv_channels")
+    text.symbol("C_b", second, "subsampling_conv_channels")
+    text.symbol("U_a", first // 4 * second, "channels of a quarter of them, together")
+    sound.skip("hidden_act", "residual_weight", "use_clipped_linears", "gradient_clipping")
+    for name in (
+        "chunk_size",
+        "context_left",
+        "context_right",
+        "logit_cap",
+        "invalid_logits_value",
+    ):
+        sound.skip(f"attention_{name}")
+    idle.matrix("conv_a", "3, 3, C_a")
+    idle.param("conv_a_norm", "C_a")
+    idle.matrix("conv_b", "C_a, 3, 3, C_b")
+    idle.param("conv_b_norm", "C_b")
+    idle.matrix("sound_in", "U_a, D_a")
+    for name in ("ffn_a", "ffn_b"):
+        idle.matrix(f"{name}_up", "L_a, D_a, 4*D_a")
+        idle.matrix(f"{name}_down", "L_a, 4*D_a, D_a")
+        idle.param(f"{name}_norm", "L_a, D_a")
+        idle.param(f"{name}_post_norm", "L_a, D_a")
+    for name in ("q", "k", "v", "o", "distance"):
+        idle.matrix(f"sound_{name}", "L_a, D_a, D_a")
+    idle.param("sound_scale", "L_a, K_a")
+    for name in ("sound_norm", "sound_post_norm", "out_norm", "pre_norm_conv", "conv_norm"):
+        idle.param(name, "L_a, D_a")
+    idle.matrix("conv_up", "L_a, D_a, 2, D_a")
+    idle.matrix("conv", "L_a, D_a, W_a")
+    idle.matrix("conv_down", "L_a, D_a, D_a")
+    idle.matrix("sound_out", "D_a, O_a", "O_a")
+    idle.matrix("sound_projector", "O_a, D")
+    sound.finish()
+
+
+def gates(idle: Idle, names: Sequence[str], dims: str = "") -> None:
+    """Declare scalars that gate what is added to a stream, one for each layer if `dims` says so."""
+    for name in names:
+        idle.param(name, dims)

@@ -1,0 +1,296 @@
+"""Readers of Llama's kin: decoders of attention and feed-forward blocks by mostly the same keys.
+
+A family's reader makes a `Kin`, asks it for sizes and keys, and hands one mixer and one
+feed-forward block for each layer to `stack`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+from stagec.importers.common.heads import read_head
+from stagec.importers.common.positions import declare_part, read_rope
+from stagec.importers.common.sizes import begin, read_heads, read_size
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import (
+    ACTIVATIONS,
+    RMS,
+    Attention,
+    Block,
+    Experts,
+    FeedForward,
+    Norm,
+    Rope,
+)
+from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, Positions
+from stagec.importers.writing.text import ModelText
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_TOP = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")
+_INNER = ("moe_intermediate_size",)
+#: A block and what its kind of layers is called, if not all layers have it.
+Named = tuple[str, Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The values of keys that a configuration leaves out, from the family's own class; a negative
+    `inner` is so many times the width."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    vocab: int
+    length: int
+    groups: int | None = None
+    dim: int | None = None
+    base: int = 10000
+
+
+class Kin:
+    """A model in the making: `text`, the number of layers `count`, and the keys asked for."""
+
+    def __init__(
+        self,
+        config: Config,
+        title: str,
+        sizes: Sizes,
+        *,
+        read_groups: bool = True,
+        dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
+    ) -> None:
+        self.config = config
+        self.text, self.longest = begin(config, title, sizes.length)
+        read_head(config, self.text)
+        self.count = config.layers(
+            "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=sizes.layers
+        )
+        read_heads(
+            config,
+            self.text,
+            width=sizes.width,
+            heads=sizes.heads,
+            groups=sizes.groups,
+            dim=sizes.dim,
+            read_groups=read_groups,
+            dim_keys=dim_keys,
+        )
+        self.width = self.text.symbols["D"].value or 1
+        self.dim = self.text.symbols["K"].value or 1
+        self.heads = self.text.symbols["H"].value or 1
+        self.groups_of_heads = self.text.symbols["G"].value or 1
+        inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "block_ff_dim")
+        times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
+        self.inner = read_size(config, self.text, "F", *inner, default=times)
+        read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
+        self._base = sizes.base
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    def rope(self, *, partial: Fraction | int = 1, interleaved: bool = False) -> Rope:
+        """Rotary positions of all elements of a head, or of the first part of them; of pairs of
+        neighbours if `interleaved`."""
+        rope = read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
+        return replace(rope, interleaved=interleaved)
+
+    def partly(self, rope: Rope, rotated: int, key: str) -> Rope:
+        """The same positions on the first elements of each head, so many by a key."""
+        part = declare_part(self.config, self.text, rotated, key)
+        return replace(rope, part="R" if part else None)
+
+    def positions(self, before: int = 0) -> Positions:
+        """Learned positions, one for each token that the model takes, behind some unused rows."""
+        self.text.symbol("P", self.longest + before, "learned positions")
+        self.text.assume(f"P >= S + {before}" if before else "P >= S")
+        return Positions("P", before)
+
+    def clip(self) -> None:
+        """`clip_qkv`: queries, keys and values are clamped, which costs nothing in a fused kernel
+        and is left out."""
+        if self.config.has("clip_qkv"):
+            bound = self.config.ratio("clip_qkv")
+            self.text.notes.append(f"Left out: queries, keys and values are clamped to {bound}.")
+
+    def activation(self, default: str = "silu") -> str:
+        """The activation of feed-forward blocks."""
+        keys = ("hidden_act", "hidden_activation", "activation_function")
+        return self.config.word(*keys, among=ACTIVATIONS, default=default)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A key that is true or false."""
+        return self.config.flag(key, default=default)
+
+    def tied(self, default: bool = False) -> bool:
+        """Whether the head uses the table of the embedding."""
+        return self.config.flag("tie_word_embeddings", default=default)
+
+    def size(self, symbol: str, *keys: str, default: int | None = None) -> int:
+        """Declare a symbol with the value of a key; the value."""
+        return read_size(self.config, self.text, symbol, *keys, default=default)
+
+    def windows(self, default: Sequence[bool]) -> list[bool]:
+        """Which layers see a window only: by `layer_types`, else by the default."""
+        among = ("full_attention", "sliding_attention")
+        types = self.config.words("layer_types", among=among, length=self.count)
+        return [t == "sliding_attention" for t in types] or list(default)
+
+    def window(self, default: int | None = None) -> int | None:
+        """`sliding_window`: how many tokens a token sees, `default` where the key is left out; None
+        where it sees all of them, as null says."""
+        if self.config.names("sliding_window") and not self.config.has("sliding_window"):
+            return None
+        size = self.config.count("sliding_window", default=default or self.longest, most=1 << 30)
+        return size if 0 < size < self.longest else None
+
+    def late_windows(self, mixer: Attention) -> list[Named]:
+        """The mixers of Qwen: where `use_sliding_window` says so, the layers from
+        `max_window_layers` on see a window."""
+        window = self.window(4096)
+        first = self.config.count("max_window_layers", default=28)
+        if not self.flag("use_sliding_window"):
+            window = None
+        return self.masked(mixer, self.windows([i >= first for i in range(self.count)]), window)
+
+    def masked(self, mixer: Attention, windows: Sequence[bool], size: int | None) -> list[Named]:
+        """The mixer of each layer, in a window of `size` tokens where that is said."""
+        if size is None or not any(windows):
+            return [("", mixer)] * self.count
+        self.text.symbol("W", size, "sliding_window")
+        local = replace(mixer, mask=f"{mixer.mask}, window = W")
+        return [("local", local) if window else ("global", mixer) for window in windows]
+
+    # -- experts -----------------------------------------------------------------------------------
+
+    def experts(
+        self,
+        *,
+        count: int,
+        top: int,
+        inner: int | Literal["F"],
+        normalize: bool = True,
+        keys: Sequence[str] = (),
+        activation: str | None = None,
+    ) -> Experts:
+        """Experts chosen by a softmax. Declares E, T and M; the numbers are those of keys left out,
+        "F" is the width of dense blocks. `keys` are names of their own for E, T and M."""
+        names = dict(zip("ETM", keys, strict=False))
+        e = self.size("E", *filter(None, [names.get("E")]), *_EXPERTS, default=count)
+        t = self.size("T", *filter(None, [names.get("T")]), *_TOP, default=top)
+        if t > e:
+            raise self.config.refuse(_TOP[0], f"is {t}, more than the {e} experts")
+        if inner == "F":
+            f = self.text.symbols["F"]
+            self.text.symbol("M", f.value, f.comment)
+        else:
+            self.size("M", *filter(None, [names.get("M")]), *_INNER, default=inner)
+        found = activation or self.activation()
+        return Experts(route=("normalize",) if normalize else (), activation=found)
+
+    def sigmoid_experts(
+        self,
+        *,
+        count: int,
+        top: int,
+        inner: int,
+        shared: int,
+        scale: Fraction | int = 1,
+        normalize: bool = True,
+    ) -> Experts:
+        """Experts of DeepSeek-V3: sigmoids with a bias for the choice, maybe among groups; `shared`
+        ones that every token takes. `scale` and `normalize` are those of keys left out."""
+        config = self.config
+        mixture = self.experts(count=count, top=top, inner=inner)
+        config.only("scoring_func", "sigmoid", "noaux_tc")
+        config.only("topk_method", "noaux_tc")
+        normalize = config.flag("norm_topk_prob", "moe_renormalize", default=normalize)
+        route = ["scores = sigmoid", *(["normalize"] if normalize else [])]
+        route += self.weights(scale) + self.groups()
+        keys = ("n_shared_experts", "num_shared_experts")
+        number = config.count(*keys, default=shared)
+        block = self.shared(number, "n_shared_experts") if number else None
+        return replace(mixture, route=tuple(route), choice_bias="state", shared=block)
+
+    def weights(self, default: Fraction | int = 1) -> list[str]:
+        """`routed_scaling_factor`, as a static parameter of the router."""
+        keys = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+        scale = self.config.ratio(*keys, default=default)
+        return [f"scale = {scale}"] if scale != 1 else []
+
+    def groups(self) -> list[str]:
+        """`n_group` and `topk_group`, as static parameters of the router; declares N and N_top."""
+        groups = self.config.size("n_group", "num_expert_group", default=1)
+        top = self.config.size("topk_group", default=groups)
+        experts = self.text.symbols["E"].value or 1
+        if experts % groups or top > groups:
+            raise self.config.refuse("n_group", f"is {groups}: {experts} experts, {top} groups")
+        if top == groups:
+            return []
+        self.text.symbol("N", groups, "n_group")
+        self.text.symbol("N_top", top, "topk_group")
+        self.text.assume("E % N == 0")
+        self.text.assume("N >= N_top")
+        return ["groups = N", "top_groups = N_top"]
+
+    def shared(self, number: int, key: str) -> FeedForward:
+        """Shared experts, as one block; declares F_shared."""
+        inner = self.text.symbols["M"].value or 1
+        self.text.symbol("F_shared", number * inner, f"{key} * M")
+        return FeedForward(self.activation())
+
+    def same_of(self, key: str, *, default: int) -> int:
+        """A size that is given once, or for each layer; these must be the same."""
+        if not self.config.is_list(key):
+            return self.config.size(key, default=default)
+        found = set(self.config.sizes(key, length=self.count, least=1))
+        if len(found) != 1:
+            raise self.config.refuse(key, "differs between layers, which is not modelled")
+        return found.pop()
+
+    # -- layers ------------------------------------------------------------------------------------
+
+    def all(self, block: Block) -> list[Named]:
+        """The same block in every layer."""
+        return [("", block)] * self.count
+
+    def dense_first(self, dense: int, mixture: Experts, plain: FeedForward) -> list[Named]:
+        """Feed-forward blocks: so many dense ones, then experts."""
+        kinds = self.config.words("mlp_layer_types", among=("dense", "sparse"), length=self.count)
+        if kinds:
+            return [(k, plain if k == "dense" else mixture) for k in kinds]
+        dense = min(dense, self.count)
+        first: list[Named] = [("dense", plain)] * dense
+        return [*first, *([("sparse", mixture)] * (self.count - dense))]
+
+    def stack(
+        self,
+        mixers: Sequence[Named],
+        blocks: Sequence[Named],
+        decoder: Decoder,
+        *,
+        norm: Norm | None = RMS,
+        post: Norm | None = None,
+        scale: Fraction = ONE,
+        parallel: bool = False,
+        common_norm: Norm | None = None,
+    ) -> ModelText:
+        """The text, with a mixer and a feed-forward block for each layer; `norm` and `post` stand
+        before and behind each of them. What they make is multiplied by `scale`."""
+        columns = (mixers, blocks)
+        varied = [len(set(column)) > 1 for column in columns]
+        kinds: dict[str, Layer] = {}
+        order: list[str] = []
+        for layer in zip(*columns, strict=True):
+            names = [name if vary else "" for (name, _), vary in zip(layer, varied, strict=True)]
+            kind = "_".join(filter(None, names)) or "layers"
+            order.append(kind)
+            if kind not in kinds:
+                parts = [
+                    Part(block.write(self.text, name), part, norm, post, scale)
+                    for (_, block), name, part in zip(layer, names, ("attn", "ffn"), strict=True)
+                ]
+                kinds[kind] = Layer(parts, parallel, common_norm)
+        return decoder.write(self.text, kinds, order)

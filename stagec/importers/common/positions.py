@@ -1,0 +1,244 @@
+"""Rotary positions of configurations: their bases, what of a head they rotate, and how they are
+stretched for long contexts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from math import log
+
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import Rope
+from stagec.importers.writing.text import ModelText
+
+_KINDS: tuple[str, ...] = (
+    "default",
+    "linear",
+    "dynamic",
+    "llama3",
+    "yarn",
+    "longrope",
+    "su",
+    "ntk",
+    "mrope",
+    "proportional",
+)
+#: Keys of a scaling that its kind does not read.
+_UNREAD = """
+    factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast beta_slow
+    mscale mscale_all_dim attention_factor attn_factor long_factor short_factor long_mscale
+    short_mscale rope_theta partial_rotary_factor truncate finetuned extrapolation_factor alpha
+    type rope_type mrope_section mrope_interleaved
+    max_position_embeddings llama_4_scaling_beta
+"""
+_PRECISION = 10**6
+
+
+def read_rope(
+    config: Config, text: ModelText, *, base: int = 10000, partial: Fraction = Fraction(1)
+) -> Rope:
+    """Rotary positions by Llama's keys, or by the object `rope_parameters` that replaces them;
+    declares their base, and R, the rotated elements of a head, if they are a part of them."""
+    parameters = config.section("rope_parameters")
+    inner = parameters if parameters is not None and parameters.has("rope_theta") else config
+    keys = ("rope_theta", "rotary_emb_base")
+    theta = inner.ratio(*keys, default=config.ratio(*keys, default=base))
+    if theta.denominator != 1 or not 0 < theta < 1 << 60:
+        raise inner.wrong("rope_theta", "a positive whole number")
+    text.symbol("theta", int(theta), "rope_theta")
+    part = read_part(config, text, parameters, partial)
+    return Rope(part="R" if part else None, scaling=_read_scalings(config, text, parameters))
+
+
+def read_bases(
+    config: Config,
+    text: ModelText,
+    kinds: Mapping[str, tuple[str, int]],
+    *,
+    nested: str,
+    local_key: str = "rope_local_base_freq",
+    share: Fraction = Fraction(1),
+) -> dict[str, Rope]:
+    """The rotary positions of each kind of layers, by kind; declares their bases: the symbol and
+    the value of a key left out. They stand in objects of their own in `rope_parameters`, or the
+    kind `nested` has its base in a key `rope_local_base_freq`, and the others have theirs in
+    `rope_theta`, stretched by `rope_scaling`. `share` is what of the pairs turns where no key says
+    it, if their positions are proportional."""
+    parameters = config.section("rope_parameters")
+    common = _read_scalings(config, text)
+    found: dict[str, Rope] = {}
+    for kind, (symbol, base) in kinds.items():
+        inner = parameters.section(kind) if parameters is not None else None
+        local = kind == nested or (kind == "sliding_attention" and config.has(local_key))
+        key = local_key if local and inner is None else "rope_theta"
+        theta = (inner or config).size(key, default=base, most=1 << 60)
+        text.symbol(symbol, theta, f"{key} of {kind}" if inner else key)
+        scaling = "" if kind == nested else common
+        if inner is not None:
+            scaling = read_scaling(inner, config, text, share)
+        found[kind] = Rope(symbol, scaling=scaling)
+    if parameters is not None:
+        parameters.finish()
+    return found
+
+
+def read_part(
+    config: Config, text: ModelText, parameters: Config | None, default: Fraction
+) -> bool:
+    """Declare R by the share of a head that is rotated; whether that is less than all of it."""
+    keys = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+    share = config.ratio(*keys, default=default)
+    if parameters is not None:
+        share = parameters.ratio("partial_rotary_factor", default=share)
+    if not 0 < share <= 1:
+        raise config.wrong(next(filter(config.has, keys), keys[0]), "a share, from 0 to 1")
+    key = next(filter(config.has, keys), keys[0])
+    return declare_part(config, text, int(share * (text.symbols["K"].value or 1)), key)
+
+
+def declare_part(config: Config, text: ModelText, rotated: int, key: str) -> bool:
+    """Declare R, the rotated elements of a head; whether that is less than all of it."""
+    dim = text.symbols["K"].value or 1
+    if not 1 < rotated <= dim or rotated % 2:
+        raise config.refuse(
+            key, f"leaves {rotated} of {dim} elements to rotate: expected an even number"
+        )
+    if rotated < dim:
+        text.symbol("R", rotated, f"rotated elements of a head, by {key}")
+    return rotated < dim
+
+
+# -- scalings --------------------------------------------------------------------------------------
+
+
+def _read_scalings(config: Config, text: ModelText, parameters: Config | None = None) -> str:
+    found = ""
+    for scaling in (parameters, config.section("rope_scaling")):
+        if scaling is not None:
+            found = read_scaling(scaling, config, text) or found
+    return found
+
+
+def read_scaling(
+    scaling: Config, config: Config, text: ModelText, share: Fraction = Fraction(1)
+) -> str:
+    """A scaling as static parameters of `stg.rope`, "" where frequencies are not stretched. A kind
+    that the op does not have is noted in the text: it changes frequencies, and no work."""
+    kind = scaling.word("rope_type", "type", among=_KINDS, default="default")
+    if kind == "proportional":
+        share = scaling.ratio("partial_rotary_factor", default=share)
+        factor = _factor(scaling) if scaling.has("factor") else Fraction(1)
+        words = ["scaling = proportional", *_changed("factor", factor, 1), f"share = {share}"]
+    elif kind in _READERS:
+        words = [f"scaling = {kind}", *_READERS[kind](scaling, config)]
+    else:
+        words = []
+        if kind == "ntk" or (kind == "dynamic" and scaling.has("alpha")):
+            _stretch_base(scaling, text, "factor" if kind == "ntk" else "alpha")
+        elif kind in _NOTES:
+            text.notes.append(_NOTES[kind])
+    scaling.skip(*_UNREAD.split())
+    scaling.finish()
+    return ", ".join(words)
+
+
+_OTHER = "Scaled positions ({}) have other frequencies, and the same work."
+_NOTES = {
+    "dynamic": "Dynamic scaling changes no position below max_position_embeddings.",
+    "mrope": "The tokens of a text have the same position on all axes.",
+    **{kind: _OTHER.format(kind) for kind in ("longrope", "su")},
+}
+
+
+def _stretch_base(scaling: Config, text: ModelText, key: str) -> None:
+    """NTK-aware positions: the base times the number of a key to the power of d/(d - 2), for d
+    rotated elements of a head, to the nearest whole number (arXiv 2309.00071, section 3.1; the code
+    of Hunyuan in transformers)."""
+    by, symbols = scaling.ratio(key), text.symbols
+    if by <= 0:
+        raise scaling.wrong(key, "a positive number")
+    dim = (symbols.get("R") or symbols["K"]).value or 1
+    if dim < 4 or "theta" not in symbols:
+        raise scaling.refuse(key, "stretches positions of fewer than four elements of a head")
+    theta = symbols["theta"].value or 1
+    stretched = max(1, round(theta * float(by) ** (dim / (dim - 2))))
+    text.replace("theta", stretched, f"rope_theta times {key}^({dim}/{dim - 2})")
+
+
+def _linear(scaling: Config, _: Config) -> list[str]:
+    return [f"factor = {_factor(scaling)}"]
+
+
+def _llama3(scaling: Config, config: Config) -> list[str]:
+    words = [f"factor = {_factor(scaling)}", f"original = {_original(scaling, config)}"]
+    low = scaling.ratio("low_freq_factor", default=1)
+    high = scaling.ratio("high_freq_factor", default=4)
+    if low <= 0 or high < low:
+        raise scaling.refuse("high_freq_factor", f"is {high}, and 'low_freq_factor' {low}")
+    return [*words, *_changed("low", low, 1), *_changed("high", high, 4)]
+
+
+def _yarn(scaling: Config, config: Config) -> list[str]:
+    factor = _factor(scaling)
+    words = [f"factor = {factor}", f"original = {_original(scaling, config)}"]
+    fast = scaling.ratio("beta_fast", default=32)
+    slow = scaling.ratio("beta_slow", default=1)
+    if slow <= 0 or fast < slow:
+        raise scaling.refuse("beta_fast", f"is {fast}, and 'beta_slow' {slow}")
+    words += [*_changed("low", slow, 1), *_changed("high", fast, 32)]
+    if not scaling.flag("truncate", default=True):
+        words.append("smooth")
+    return [*words, *_changed("mscale", _mscale(scaling, factor), 1)]
+
+
+_READERS: Mapping[str, Callable[[Config, Config], list[str]]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def _factor(scaling: Config) -> Fraction:
+    factor = scaling.ratio("factor")
+    if factor < 1:
+        raise scaling.wrong("factor", "a number from 1 on")
+    return factor
+
+
+def _original(scaling: Config, config: Config) -> int:
+    key = "original_max_position_embeddings"
+    return scaling.size(key, default=config.size(key, "max_position_embeddings", default=8192))
+
+
+def _changed(name: str, value: Fraction, usual: int) -> list[str]:
+    return [f"{name} = {value}"] if value != usual else []
+
+
+def _mscale(scaling: Config, factor: Fraction) -> Fraction:
+    """The `mscale` of `stg.rope`, by which rotated elements are times 1 + mscale/10 log(factor): 1,
+    or what makes the `attention_factor`, or the quotient of the factors by `mscale` and
+    `mscale_all_dim`, as the code of YaRN in transformers has it."""
+    grown = log(factor) / 10
+    above, below = scaling.ratio("mscale", default=0), scaling.ratio("mscale_all_dim", default=0)
+    if not grown:
+        return Fraction(1)
+    if scaling.has("attention_factor"):
+        wanted = float(scaling.ratio("attention_factor"))
+    elif above and below:
+        wanted = (1 + float(above) * grown) / (1 + float(below) * grown)
+    else:
+        return Fraction(1)
+    return Fraction((wanted - 1) / grown).limit_denominator(_PRECISION)
+
+
+def score_share(config: Config) -> Fraction:
+    """What of a head's size divides the scores of DeepSeek's attention, under a square root: YaRN
+    multiplies them by m^2 with m = 1 + mscale_all_dim/10 log(factor), and the share is 1/m^4
+    (deepseek-ai/DeepSeek-V3, inference/model.py); 1 without it."""
+    for section in (config.section("rope_parameters"), config.section("rope_scaling")):
+        kind = section.word("rope_type", "type", among=_KINDS, default="") if section else ""
+        if section is not None and kind == "yarn":
+            grown = float(section.ratio("mscale_all_dim", default=0)) * log(_factor(section)) / 10
+            return Fraction((1 + grown) ** -4).limit_denominator(_PRECISION)
+    return Fraction(1)

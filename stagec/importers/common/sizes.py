@@ -1,0 +1,92 @@
+"""What the readers of many families share: keys of sizes and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.text import Among, ModelText
+
+#: Tokens of a sequence, where the model takes as many.
+_LENGTH = 4096
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "seq_length",
+    "max_seq_len",
+    "max_sequence_length",
+    "model_max_length",
+)
+
+
+def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
+    """The text of a family, with the symbols of the batch and the sequence, and the tokens that the
+    model takes at most: `length` if the configuration does not say it."""
+    longest = config.size(*_LENGTHS, default=length, most=1 << 30)
+    name = config.text("model_type")
+    source = PurePath(config.file).name
+    heading = f"{title}: a training step, forward. Written by stagec import from {source};"
+    text = ModelText(
+        identifier(name), heading, ["the comments name the keys of the configuration."]
+    )
+    text.among = config.among if isinstance(config.among, Among) else None
+    text.positions = longest if config.has(*_LENGTHS) else None
+    text.symbol("B", None, "sequences")
+    text.symbol("S", min(longest, _LENGTH), "tokens of a sequence")
+    return text, longest
+
+
+def identifier(name: str) -> str:
+    """A name of a module: letters, digits and underscores."""
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+
+
+def read_size(
+    config: Config, text: ModelText, symbol: str, *keys: str, default: int | None = None
+) -> int:
+    """Declare a symbol with the value of a key; the value."""
+    value = config.size(*keys, default=default)
+    text.symbol(symbol, value, next((k for k in keys if config.has(k)), keys[0]))
+    return value
+
+
+_WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_GROUPS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "multi_query_group_num",
+    "kv_n_heads",
+)
+
+
+def read_heads(
+    config: Config,
+    text: ModelText,
+    *,
+    width: int,
+    heads: int,
+    groups: int | None = None,
+    dim: int | None = None,
+    read_groups: bool = True,
+    dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
+) -> None:
+    """Declare D, H, G and K; the arguments are the values of keys left out. G is not asked for
+    unless `read_groups`."""
+    d = read_size(config, text, "D", *_WIDTH, default=width)
+    h = read_size(config, text, "H", *_HEADS, default=heads)
+    if read_groups:
+        g = read_size(config, text, "G", *_GROUPS, default=groups or h)
+        if h % g:
+            raise config.refuse(_GROUPS[0], f"is {g}, which does not divide {h} heads")
+    else:
+        text.symbol("G", groups or h, "heads of keys and values")
+    text.assume("H % G == 0")
+    if dim or config.has(*dim_keys):
+        read_size(config, text, "K", *dim_keys, default=dim)
+        return
+    if d % h:
+        raise config.refuse(_HEADS[0], f"is {h}, which does not divide {d}")
+    text.symbol("K", d // h, "hidden_size / num_attention_heads")

@@ -1,0 +1,1 @@
+"""The readers of families: which keys say what a model computes."""

@@ -1,0 +1,207 @@
+"""Encoders with decoders whose sides are alike: BART and its kin, Whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stagec.importers.common.heads import expect_head
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.families.encoders import PAIRS, read_activation, read_heads_of, translate
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import MultiHead, decoder, encoder, with_positions
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """How a family differs from BART. With `pre` norms stand before the parts of a layer and behind
+    all layers; embeddings are normed if `embed_norm`. Positions are learned, a `fixed` sinusoid of
+    each side, which is no weight that trains, or `constant`: no parameter. The first `before` of
+    them are not used."""
+
+    title: str
+    pre: bool = False
+    embed_norm: bool = True
+    positions: Literal["learned", "fixed", "constant"] = "learned"
+    before: int = 2
+    activation: str = "gelu"
+    scaled: bool = False
+
+
+def _read_kin(config: Config, kind: Sides) -> ModelText:
+    expect_head(config, "ConditionalGeneration", "MTModel")
+    text, longest = begin(config, kind.title, 1024)
+    text.symbol("T", min(longest, 4096), "tokens of a target")
+    _read_sides(config, text, layers=12, inner=4096, heads=16, width=1024)
+    read_size(config, text, "V", "vocab_size", default=50265)
+    text.symbol("P", longest + kind.before, "positions")
+    config.only("normalize_before", kind.pre)
+    config.only("add_final_layer_norm", kind.pre)
+    config.only("normalize_embedding", kind.embed_norm)
+    config.only("static_position_embeddings", kind.positions != "learned")
+    config.only("add_bias_logits", False)
+    config.only("tie_word_embeddings", True)
+    config.only("is_encoder_decoder", True)
+    config.only("share_encoder_decoder_embeddings", True)
+    config.only("decoder_vocab_size", text.symbols["V"].value)
+    config.only("use_prompt", False)
+    config.only("layernorm_variant", "prelayernorm")
+    config.skip("classif_dropout", "extra_pos_embeddings", "num_hidden_layers", "extra_layer_norm")
+    config.skip("force_bos_token_to_be_generated", "do_blenderbot_90_layernorm", "prompt_length")
+    config.skip("prompt_mid_dim")
+    act = config.word("activation_function", among=ACTIVATIONS, default=kind.activation)
+    scaled = config.flag("scale_embedding", default=kind.scaled)
+    mlp = FeedForward(act, gated=False, bias=True)
+    body = Body()
+    table = body.param("embed", "V, D")
+    post = not kind.pre
+    x = _side(body, kind, table, ("%tokens", "encoder", "S"), scaled)
+    layers = encoder(text, MultiHead(), mlp, name="encoder", post=post)
+    e = layers.write(body, x, "e" if post else "e0")
+    e = e if post else LAYER.write(body, "e", e, "encoder_norm")
+    x = _side(body, kind, table, ("%targets", "decoder", "T"), scaled)
+    causal = MultiHead(statics="causal", name="causal_attention")
+    cross = MultiHead(cross=True, name="cross_attention")
+    y = decoder(text, causal, cross, mlp, e, post=post).write(body, x, "y")
+    y = y if post else LAYER.write(body, "n", y, "norm")
+    translate(body, y, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
+    return text.train(PAIRS, body)
+
+
+def read_bart(config: Config) -> ModelText:
+    """BART (arXiv 1910.13461): a norm behind each sum, learned positions, tied everything."""
+    return _read_kin(config, Sides("BART"))
+
+
+def read_mbart(config: Config) -> ModelText:
+    """mBART (arXiv 2001.08210): norms before the parts."""
+    return _read_kin(config, Sides("mBART", pre=True))
+
+
+def read_plbart(config: Config) -> ModelText:
+    """PLBART (arXiv 2103.06333): BART with scaled embeddings."""
+    return _read_kin(config, Sides("PLBART", scaled=True))
+
+
+def read_blenderbot(config: Config) -> ModelText:
+    """Blenderbot (arXiv 2004.13637): norms before the parts, none of the embeddings."""
+    return _read_kin(config, Sides("Blenderbot", pre=True, embed_norm=False, before=0))
+
+
+def read_pegasus(config: Config) -> ModelText:
+    """Pegasus (arXiv 1912.08777): norms before the parts, positions that are not trained."""
+    return _read_kin(config, Sides("Pegasus", True, False, "fixed", 0))
+
+
+def read_marian(config: Config) -> ModelText:
+    """Marian (arXiv 1804.00344): norms behind the sums, positions that are not trained."""
+    return _read_kin(config, Sides("Marian", False, False, "fixed", 0))
+
+
+def read_m2m_100(config: Config) -> ModelText:
+    """M2M-100 (arXiv 2010.11125) and NLLB (arXiv 2207.04672): norms before the parts, a sinusoid
+    for positions."""
+    return _read_kin(config, Sides("M2M-100", True, False, "constant", 2, "relu", scaled=True))
+
+
+def _side(body: Body, kind: Sides, table: str, names: tuple[str, str, str], scaled: bool) -> str:
+    """Append embedding, positions and norm of one side: its tokens, name and length."""
+    tokens, side, size = names
+    s = side[0]
+    steps = [f"stg.embedding({table}, {tokens})", *(["stg.scale[sqrt = D]({})"] if scaled else [])]
+    x = body.steps(f"x{s}", "", steps)
+    role = {"learned": "", "fixed": "frozen", "constant": "state"}[kind.positions]
+    p = body.param(f"{side}_positions", "P, D", role=role)
+    start = f"start = {kind.before}, " if kind.before else ""
+    p = body.let(f"p{s}", f"stg.slice[dim = 0, {start}size = {size}]({p})")
+    x = body.let(f"xp{s}", f'stg.add["bsd,sd->bsd"]({x}, {p})')
+    return LAYER.write(body, side, x, f"{side}_embed_norm") if kind.embed_norm else x
+
+
+def _read_sides(
+    config: Config, text: ModelText, *, layers: int, inner: int, heads: int, width: int
+) -> None:
+    """Declare the sizes of an encoder and a decoder, whose heads and inner widths are the same."""
+    read_size(config, text, "D", "d_model", default=width)
+    read_heads_of(config, text, "", "encoder_attention_heads", heads)
+    config.only("decoder_attention_heads", text.symbols["H"].value or 1, why="differs")
+    read_size(config, text, "F", "encoder_ffn_dim", default=inner)
+    config.only("decoder_ffn_dim", text.symbols["F"].value or 1, why="differs")
+    text.symbol("L", config.layers("encoder_layers", default=layers), "encoder_layers")
+    text.symbol("L_dec", config.layers("decoder_layers", default=layers), "decoder_layers")
+    config.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers")
+
+
+def read_whisper(config: Config) -> ModelText:
+    """Whisper (arXiv 2212.04356): two convolutions, a sinusoid that is not trained, keys without a
+    bias."""
+    expect_head(config, "ConditionalGeneration")
+    text, _ = begin(config, "Whisper", 1 << 20)
+    text.symbols.pop("S")
+    sounds = config.size("max_source_positions", default=1500)
+    text.symbol("S", sounds, "half of the frames of a sound")
+    text.symbol("P_enc", sounds, "max_source_positions")
+    words = config.size("max_target_positions", default=448)
+    text.symbol("T", words, "tokens of a target")
+    text.symbol("P", words, "max_target_positions")
+    text.assume("P >= T")
+    text.assume("P_enc >= S")
+    read_size(config, text, "M", "num_mel_bins", default=80)
+    _read_sides(config, text, layers=6, inner=1536, heads=6, width=384)
+    read_size(config, text, "V", "vocab_size", default=51865)
+    config.only("scale_embedding", False)
+    config.only("tie_word_embeddings", True)
+    config.only("is_encoder_decoder", True)
+    for key in ("apply_spec_augment", "use_weighted_layer_sum"):
+        config.only(key, False)
+    config.skip(*(f"mask_{n}" for n in _MASKS), "classifier_proj_size", "median_filter_width")
+    mlp = FeedForward(read_activation(config, "activation_function"), gated=False, bias=True)
+    body = Body()
+    x = "%mel"
+    for out, size, stride in (("conv_a", "M", ""), ("conv_b", "D", "stride = 2, ")):
+        steps = [
+            f"stg.conv1d[{stride}pad = 1]({{}}, {body.param(f'w_{out}', f'3, {size}, D')})",
+            f'stg.add["bsd,d->bsd"]({{}}, {body.param(f"b_{out}", "D")})',
+            "stg.gelu[form = erf]({})",
+        ]
+        x = body.steps(out, x, steps)
+    sinusoid = body.param("encoder_positions", "P_enc, D", role="frozen")
+    sinusoid = body.let("pe", f"stg.slice[dim = 0, size = S]({sinusoid})")
+    x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, {sinusoid})')
+    layers = encoder(text, MultiHead("qvo"), mlp, name="encoder")
+    e = LAYER.write(body, "e", layers.write(body, x, "y0"), "encoder_norm")
+    table = body.param("embed", "V, D")
+    x = body.let("t", f"stg.embedding({table}, %targets)")
+    x = with_positions(body, "tp", x, "P, D", size="T")
+    causal = MultiHead("qvo", "causal", name="causal_attention")
+    cross = MultiHead("qvo", cross=True, name="cross_attention")
+    n = LAYER.write(body, "n", decoder(text, causal, cross, mlp, e).write(body, x, "y"), "norm")
+    translate(body, n, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
+    return text.train("%mel: bf16[B, 2*S, M], %targets: i32[B, T], %labels: i32[B, T]", body)
+
+
+_MASKS = (
+    "time_prob",
+    "time_length",
+    "time_min_masks",
+    "feature_prob",
+    "feature_length",
+    "feature_min_masks",
+)
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("BART", ("bart",), read_bart, "encoder and decoder, norm behind each sum"),
+    ModelFamily("mBART", ("mbart",), read_mbart, "BART with norms before the parts"),
+    ModelFamily("PLBART", ("plbart", "mvp"), read_plbart, "BART, scaled embeddings"),
+    ModelFamily("Blenderbot", ("blenderbot",), read_blenderbot, "norms before the parts"),
+    ModelFamily("Pegasus", ("pegasus",), read_pegasus, "fixed positions"),
+    ModelFamily("Marian", ("marian",), read_marian, "fixed positions"),
+    ModelFamily("M2M-100", ("m2m_100",), read_m2m_100, "fixed positions"),
+    ModelFamily(
+        "Whisper", ("whisper",), read_whisper, "convolutions, encoder and decoder, tied head"
+    ),
+)

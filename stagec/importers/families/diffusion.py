@@ -1,0 +1,263 @@
+"""Diffusion transformers by the configurations of diffusers: DiT, Flux and Stable Diffusion 3.
+
+A step predicts what was added to latents and is trained by the mean squared error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.importers.common.adaptive import (
+    adaptive_mlp,
+    attended,
+    begin_images,
+    embedder,
+    gated,
+    joint,
+    last_norm,
+    modulated,
+    modulation,
+    predict_patches,
+    projected,
+    qkv_of,
+    read_latents,
+    read_width,
+    sinusoid,
+    unbound,
+)
+from stagec.importers.common.sizes import read_size
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import MultiHead, patches
+
+# -- DiT -------------------------------------------------------------------------------------------
+
+
+def read_dit(config: Config) -> ModelText:
+    """DiT (arXiv 2212.09748), as diffusers has it: each block embeds time and class itself."""
+    text = begin_images(config, "DiT")
+    read_width(config, text, 16, 72)
+    read_latents(config, text, 32, 4)
+    text.symbol("F", 4 * (text.symbols["D"].value or 1), "four times the width")
+    count = config.layers("num_layers", default=28)
+    if count < 2:
+        raise config.refuse("num_layers", "is 1: expected a first block and others")
+    text.symbol("L", count - 1, "num_layers - 1")
+    text.symbol("N", config.size("num_embeds_ada_norm", default=1000) + 1, "classes, and none")
+    config.only("norm_type", "ada_norm_zero")
+    config.only("activation_fn", "gelu-approximate")
+    config.only("attention_bias", True)
+    config.only("norm_elementwise_affine", False)
+    config.skip("norm_num_groups", "upcast_attention", "norm_eps")
+    text.symbol("U", 256, "numbers of a time's sinusoid")
+    condition, block = _condition(text), _dit_block(text)
+    body = Body()
+    x = body.let("x0", f"stg.call @{patches(text, bias=True)}(%images)")
+    x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, %positions)')
+    t = sinusoid(body, "times", "%time")
+    first = _condition_weights(body, "first_")
+    c = body.let("c0", f"stg.call @{condition}[as = first]({t}, %classes, {first})")
+    x = body.let("x1", f"stg.call @{block}[as = first]({x}, {c})")
+    inner = Body()
+    own = _condition_weights(inner)
+    c = inner.let("c", f"stg.call @{condition}({t}, %classes, {own})")
+    inner.do(f"stg.yield({inner.let('r', f'stg.call @{block}(%h, {c})')})")
+    body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
+    t = sinusoid(body, "last_times", "%time")  # anew: a last pipeline stage has only the data
+    c = body.let("c1", f"stg.call @{condition}[as = last]({t}, %classes, {first})")
+    n = last_norm(text, body, "%y", c, ("shift", "scale"))
+    text.notes.append("The first block stands alone: its condition is that of the last norm too.")
+    return predict_patches(text, body, n, "%time: f32[B], %classes: i32[B]")
+
+
+def _condition_weights(body: Body, prefix: str = "") -> str:
+    """Declare what a condition is computed with; the operands."""
+    sizes = {
+        "w_time": "U, D",
+        "b_time": "D",
+        "w_hidden": "D, D",
+        "b_hidden": "D",
+        "class_embed": "N, D",
+    }
+    return ", ".join(body.param(f"{prefix}{name}", dims) for name, dims in sizes.items())
+
+
+def _condition(text: ModelText) -> str:
+    """The condition of a time and a class, by weights that are given; the block's name."""
+    body = Body()
+    steps = [
+        'stg.einsum["bd,de->be"]({}, %w_time)',
+        'stg.add["be,e->be"]({}, %b_time)',
+        "stg.silu({})",
+        'stg.einsum["bd,de->be"]({}, %w_hidden)',
+        'stg.add["be,e->be"]({}, %b_hidden)',
+    ]
+    t = body.steps("t", "%time", steps)
+    e = body.let("e", "stg.embedding(%class_embed, %classes)")
+    body.do(f"stg.return({body.let('c', f'stg.add({t}, {e})')})")
+    args = "%time, %classes, %w_time, %b_time, %w_hidden, %b_hidden, %class_embed"
+    return text.function("condition", args, body)
+
+
+def _dit_block(text: ModelText) -> str:
+    modulate, attention, mlp = modulated(text), MultiHead().write(text), adaptive_mlp(text)
+    body = Body()
+    m = body.let("m", f"stg.call @{modulation(text, 6)}(%c)")
+    names = ["shift1", "scale1", "gate1", "shift2", "scale2", "gate2"]
+    s1, c1, g1, s2, c2, g2 = unbound(body, m, names)
+    n = body.let("n1", f"stg.call @{modulate}[as = norm1](%h, {s1}, {c1})")
+    a = body.let("a", f"stg.call @{attention}({n})")
+    h = gated(body, "r1", "%h", a, g1)
+    n = body.let("n2", f"stg.call @{modulate}[as = norm2]({h}, {s2}, {c2})")
+    f = body.let("f", f"stg.call @{mlp}({n})")
+    body.do(f"stg.return({gated(body, 'r2', h, f, g2)})")
+    return text.function("block", "%h, %c", body)
+
+
+# -- Flux ------------------------------------------------------------------------------------------
+
+
+def read_flux(config: Config) -> ModelText:
+    """Flux: text and image streams that meet in attention, then one stream whose blocks compute
+    attention and a feed-forward block side by side."""
+    text = begin_images(config, "Flux")
+    text.symbol("S", 512, "tokens of a text")
+    text.symbol("X", 4096, "tokens of an image: 16 x 16 elements each, of 1024 x 1024")
+    width = read_width(config, text, 24, 128)
+    text.symbol("F", 4 * width, "four times the width")
+    channels = read_size(config, text, "C", "in_channels", default=64)
+    config.only("out_channels", channels)
+    config.only("patch_size", 1)
+    text.symbol("L", config.layers("num_layers", default=19), "num_layers")
+    singles = config.layers("num_single_layers", default=38)
+    text.symbol("L_single", singles, "num_single_layers")
+    read_size(config, text, "J", "joint_attention_dim", default=4096)
+    read_size(config, text, "U_text", "pooled_projection_dim", default=768)
+    text.symbol("U", 256, "numbers of a time's sinusoid")
+    guided = config.flag("guidance_embeds", default=False)
+    axes = config.sizes("axes_dims_rope")
+    if axes and sum(axes) != text.symbols["K"].value:
+        raise config.refuse("axes_dims_rope", "does not make up a head")
+    embed, double, single = embedder(text), joint(text, "double", rotated=True), _single(text)
+    body = Body()
+    x = projected(body, "x0", "%images", "image_in", "C, D")
+    c = projected(body, "c0", "%texts", "text_in", "J, D")
+    conditions = [("time", sinusoid(body, "times", "%time"), "")]
+    if guided:
+        conditions.append(("guidance", sinusoid(body, "guides", "%guidance"), ""))
+    conditions.append(("text", "%pooled", "U = U_text, "))
+    made = [
+        body.let(f"t_{name}", f"stg.call @{embed}[{sizes}as = {name}]({data})")
+        for name, data, sizes in conditions
+    ]
+    t = body.let("t0", f"stg.add({', '.join(made)})")
+    # layers carry the condition, so that pipeline stages send it on
+    inner = Body()
+    inner.do(f"%x, %c = stg.call @{double}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
+    head = "%y, %yc, %ty = stg.repeat @double[count = L, carry = 3]"
+    body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
+    x = body.let("joined", "stg.concat[dim = 1](%yc, %y)")
+    inner = Body()
+    inner.do(f"stg.yield({inner.let('r', f'stg.call @{single}(%h, %t)')}, %t)")
+    head = "%z, %tz = stg.repeat @single[count = L_single, carry = 2]"
+    body.nested(f"{head} (%h = {x}, %t = %ty) {{", inner)
+    last = body.let("last", "stg.slice[dim = 1, start = S, size = X](%z)")
+    n = last_norm(text, body, last, "%tz")
+    v = projected(body, "v", n, "head", "D, C")
+    body.let("loss", f"stg.mse[mean = B*X*C]({v}, %noise)")
+    body.do("stg.return(%loss)")
+    text.notes.append("Positions of three axes are rotated like those of one: the same work.")
+    args = "%images: bf16[B, X, C], %texts: bf16[B, S, J], %pooled: bf16[B, U_text],"
+    args += " %time: f32[B]," + (" %guidance: f32[B]," if guided else "")
+    return text.train(f"{args} %noise: bf16[B, X, C]", body)
+
+
+def _single(text: ModelText) -> str:
+    """A block of one stream: the last product of attention and that of the feed-forward block are
+    one, of two parts."""
+    body = Body()
+    m = body.let("m", f"stg.call @{modulation(text, 3)}(%t)")
+    shift, scale, gate = unbound(body, m, ["shift", "scale", "gate"])
+    n = body.let("n", f"stg.call @{modulated(text)}(%x, {shift}, {scale})")
+    body.do(f"%q, %k, %v = stg.call @{qkv_of(text)}({n})")
+    a = attended(body, "a", ("%q", "%k", "%v"), rotated=True)
+    u = body.steps("u", projected(body, "u0", n, "up", "D, F"), ["stg.gelu({})"])
+    o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({a}, {body.param("wo", "H, K, D")})')
+    d = body.let("d", f'stg.einsum["bsf,fd->bsd"]({u}, {body.param("w_down", "F, D")})')
+    b = body.param("b_out", "D")
+    s = body.let("s", f'stg.add["bsd,bsd,d->bsd"]({o}, {d}, {b})')
+    body.do(f"stg.return({gated(body, 'y', '%x', s, gate)})")
+    return text.function("single", "%x, %t", body)
+
+
+# -- Stable Diffusion 3 ----------------------------------------------------------------------------
+
+
+def read_sd3(config: Config) -> ModelText:
+    """Stable Diffusion 3 (arXiv 2403.03206): streams of image and text that meet in attention; the
+    first blocks of 3.5 medium have attention of the image beside it."""
+    text = begin_images(config, "SD3")
+    text.symbol("S", 333, "tokens of a text: 77 of CLIP and 256 of T5")
+    read_latents(config, text, 128, 16)
+    width = read_width(config, text, 18, 64)
+    text.symbol("F", 4 * width, "four times the width")
+    config.only("caption_projection_dim", width)
+    config.skip("pos_embed_max_size")
+    read_size(config, text, "J", "joint_attention_dim", default=4096)
+    read_size(config, text, "U_text", "pooled_projection_dim", default=2048)
+    text.symbol("U", 256, "numbers of a time's sinusoid")
+    config.only("qk_norm", "rms_norm")
+    normed = config.has("qk_norm")
+    count = config.layers("num_layers", default=18)
+    duals = config.sizes("dual_attention_layers", most=count - 1)
+    if sorted(duals) != list(range(len(duals))) or len(duals) >= count:
+        raise config.refuse("dual_attention_layers", "are not the first layers of the model")
+    embed = embedder(text)
+    body = Body()
+    p = body.let("p", f"stg.call @{patches(text, bias=True)}(%images)")
+    x = body.let("x0", f'stg.add["bsd,sd->bsd"]({p}, %positions)')
+    c = projected(body, "c0", "%texts", "text_in", "J, D")
+    t = body.let("t_time", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
+    t2 = body.let("t_text", f"stg.call @{embed}[U = U_text, as = text](%pooled)")
+    t = body.let("t0", f"stg.add({t}, {t2})")
+    for name, number in (("dual", len(duals)), ("joint", count - len(duals) - 1)):
+        if number:
+            block = joint(text, name, normed=normed, dual=name == "dual")
+            text.symbol(f"L_{name}", number, f"{name} blocks")
+            inner = Body()
+            inner.do(f"%x, %c = stg.call @{block}[X = X*X](%h, %g, %t)", "stg.yield(%x, %c, %t)")
+            made = ", ".join(f"%{n}_{name}" for n in "xct")
+            head = f"{made} = stg.repeat @{name}[count = L_{name}, carry = 3]"
+            body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
+            x, c, t = made.split(", ")
+    last = joint(text, "last", normed=normed, last=True)
+    y = body.let("y", f"stg.call @{last}[X = X*X]({x}, {c}, {t})")
+    n = last_norm(text, body, y, t)
+    args = "%texts: bf16[B, S, J], %pooled: bf16[B, U_text], %time: f32[B]"
+    return predict_patches(text, body, n, args)
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily(
+        "DiT",
+        (),
+        read_dit,
+        "adaptive norms by time and class, patches of latents",
+        ("DiTTransformer2DModel",),
+    ),
+    ModelFamily(
+        "Flux",
+        (),
+        read_flux,
+        "streams of image and text, adaptive norms, parallel blocks",
+        ("FluxTransformer2DModel",),
+    ),
+    ModelFamily(
+        "Stable Diffusion 3",
+        (),
+        read_sd3,
+        "streams of image and text, adaptive norms, patches of latents",
+        ("SD3Transformer2DModel",),
+    ),
+)

@@ -1,0 +1,361 @@
+"""Encoders, and encoders with decoders: BERT and its kin, T5 and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagec.importers.common.heads import expect_head
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, RMS, Experts, FeedForward, Norm
+from stagec.importers.writing.stack import Layer, Part, write_stack
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import MultiHead, encoder, linear, with_positions
+
+_LABELS = "%tokens: i32[B, S], %labels: i32[B, S]"
+
+
+def read_activation(config: Config, *keys: str, default: str = "gelu") -> str:
+    """The activation of feed-forward blocks."""
+    return config.word(*keys, among=ACTIVATIONS, default=default)
+
+
+def read_heads_of(config: Config, text: ModelText, suffix: str, key: str, heads: int) -> None:
+    """Declare H and K by a number of heads that share the width."""
+    width = text.symbols[f"D{suffix}"].value or 1
+    count = read_size(config, text, f"H{suffix}", key, default=heads)
+    if width % count:
+        raise config.refuse(key, f"is {count}, which does not divide {width}")
+    text.symbol(f"K{suffix}", width // count, f"the width / {key}")
+
+
+# -- BERT ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a family differs from BERT: its first positions that are not used, its token types, norms
+    before the parts of a layer and behind all layers (`pre`), norms of embeddings, a bias by
+    distance that all layers share (`relative`)."""
+
+    title: str
+    before: int = 0
+    types: int = 2
+    pre: bool = False
+    embed_norm: bool = True
+    relative: bool = False
+
+
+def read_bert(config: Config) -> ModelText:
+    """BERT (arXiv 1810.04805): a norm behind each sum, token types, learned positions."""
+    return _bert(config, Words("BERT"))
+
+
+def read_roberta(config: Config) -> ModelText:
+    """RoBERTa (arXiv 1907.11692): BERT whose first two positions are not used."""
+    return _bert(config, Words("RoBERTa", before=2, types=1))
+
+
+def read_distilbert(config: Config) -> ModelText:
+    """DistilBERT (arXiv 1910.01108): BERT without token types."""
+    config.only("sinusoidal_pos_embds", False)
+    config.skip("qa_dropout", "seq_classif_dropout")
+    return _bert(config, Words("DistilBERT", types=0))
+
+
+def read_roberta_pre(config: Config) -> ModelText:
+    """RoBERTa with norms before the parts of a layer."""
+    return _bert(config, Words("RoBERTa-PreLayerNorm", before=2, types=2, pre=True))
+
+
+def read_xlm_roberta_xl(config: Config) -> ModelText:
+    """XLM-RoBERTa-XL (arXiv 2105.00572): norms before the parts, none of the embeddings."""
+    return _bert(config, Words("XLM-RoBERTa-XL", 2, 1, pre=True, embed_norm=False))
+
+
+def read_megatron_bert(config: Config) -> ModelText:
+    """Megatron-BERT (arXiv 1909.08053): norms before the parts, none of the embeddings."""
+    return _bert(config, Words("Megatron-BERT", pre=True, embed_norm=False))
+
+
+def read_ernie_words(config: Config) -> ModelText:
+    """ERNIE 2.0 (arXiv 1907.12412): BERT; its types of tasks are not modelled."""
+    config.only("use_task_id", False)
+    config.skip("task_type_vocab_size")
+    return _bert(config, Words("ERNIE 2.0"))
+
+
+def read_mpnet(config: Config) -> ModelText:
+    """MPNet (arXiv 2004.09297): BERT with a bias by distance, without token types."""
+    return _bert(config, Words("MPNet", before=2, types=0, relative=True))
+
+
+def _bert(config: Config, kind: Words) -> ModelText:
+    before, types = kind.before, kind.types
+    text, longest = begin(config, kind.title, 512 + before)
+    text.symbols.pop("S")
+    text.symbol("S", min(longest - before, 4096), "tokens of a sequence")
+    read_size(config, text, "D", "hidden_size", "dim", default=768)
+    heads = "n_heads" if config.has("n_heads") else "num_attention_heads"
+    read_heads_of(config, text, "", heads, 12)
+    read_size(config, text, "F", "intermediate_size", "hidden_dim", default=3072)
+    text.symbol("L", config.layers("num_hidden_layers", "n_layers", default=12), "layers")
+    read_size(config, text, "V", "vocab_size", default=30522)
+    text.symbol("P", longest, "learned positions")
+    text.assume(f"P >= S + {before}" if before else "P >= S")
+    config.only("position_embedding_type", "absolute")
+    config.skip("tie_word_embeddings")
+    config.only("embedding_size", text.symbols["D"].value or 1)
+    if types:
+        read_size(config, text, "Y", "type_vocab_size", default=types)
+    act = read_activation(config, "hidden_act", "activation")
+    body = Body()
+    x = _bert_embedding(body, kind)
+    operands: list[str] = []
+    if kind.relative:
+        read_size(config, text, "N", "relative_attention_num_buckets", default=32)
+        operands.append(relative(body, "bias", "sizes = (S, S)"))
+    mlp = FeedForward(act, gated=False, bias=True)
+    mixer = MultiHead(bias=kind.relative)
+    layers = encoder(text, mixer, mlp, post=not kind.pre, operands=operands)
+    y = layers.write(body, x, "y0" if kind.pre else "y")
+    y = LAYER.write(body, "y", y, "norm") if kind.pre else y
+    args = _LABELS if not types else "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
+    return _bert_head(config, text, body, y, act, args)
+
+
+def _bert_embedding(body: Body, kind: Words) -> str:
+    x = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
+    if kind.types:
+        t = body.let("t", f"stg.embedding({body.param('type_embed', 'Y, D')}, %types)")
+        x = body.let("et", f"stg.add({x}, {t})")
+    x = with_positions(body, "ep", x, "P, D", start=kind.before, size="S")
+    return LAYER.write(body, "x", x, "embed_norm") if kind.embed_norm else x
+
+
+def _bert_head(
+    config: Config, text: ModelText, body: Body, y: str, act: str, args: str
+) -> ModelText:
+    """The head of the architecture: words of all positions, or a class by the first token."""
+    names = config.strings("architectures")
+    names = tuple("ForCausalLM" if n.endswith("LMHeadModel") else n for n in names)
+    heads = {n.rpartition("For")[2] if "For" in n else n[-5:] for n in names} or {"MaskedLM"}
+    known = {"MaskedLM", "PreTraining", "Model", "SequenceClassification", "CausalLM"}
+    if not heads & known:
+        raise config.refuse("architectures", f"has a head that is not known: {', '.join(names)}")
+    if heads & {"Model", "SequenceClassification"}:
+        c = body.let("c", f"stg.take[at = 0]({y})")
+        pooled = body.let("p1", f"stg.tanh({linear(body, 'p0', c, 'pooler', 'D, D')})")
+        if "Model" in heads:
+            target = vectors(text, body, pooled)
+            return text.train(args.replace("%labels: i32[B, S]", target), body)
+        text.symbol("N", config.labels(2), "num_labels")
+        z = linear(body, "z", pooled, "classifier", "D, N")
+        classify(body, z, "N")
+        return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
+    config.only("tie_word_embeddings", True)
+    predict_words(body, y, act)
+    return text.train(args, body)
+
+
+def predict_words(
+    body: Body, y: str, act: str, *, width: str = "D", norm: Norm = LAYER, bias: bool = True
+) -> None:
+    """Append the head of masked words on `y`: a product to the width of the table, with a `bias`,
+    an activation and a norm; the table `%embed`, and the loss of all positions."""
+    steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_transform", f"D, {width}")})']
+    if bias:
+        steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_transform", width)})')
+    steps += [
+        ACTIVATIONS[act],
+        norm.step(body, "transform_norm", width),
+        'stg.einsum["bsd,vd->bsv"]({}, %embed)',
+        f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})',
+        "stg.cast[f32]({})",
+    ]
+    logits = body.steps("logits", y, steps)
+    body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+    body.do("stg.return(%loss)")
+
+
+def vectors(text: ModelText, body: Body, x: str, width: str = "D") -> str:
+    """Append the loss of the vectors `x` [B, width] against given ones; the argument that these
+    are."""
+    text.notes.append("Its vectors are trained towards given ones.")
+    body.let("loss", f"stg.mse[mean = B*{width}]({x}, %target)")
+    body.do("stg.return(%loss)")
+    return f"%target: bf16[B, {width}]"
+
+
+def classify(body: Body, z: str, classes: str) -> None:
+    """Append the loss of logits [B, N] against `%labels` [B]."""
+    logits = body.let("logits", f"stg.cast[f32]({z})")
+    body.let("loss", f"stg.cross_entropy[mean = B]({logits}, %labels)")
+    body.do("stg.return(%loss)")
+
+
+# -- encoders with decoders ------------------------------------------------------------------------
+
+PAIRS = "%tokens: i32[B, S], %targets: i32[B, T], %labels: i32[B, T]"
+
+
+def read_t5(config: Config) -> ModelText:
+    """T5 (arXiv 1910.10683): a bias by distance that all layers of a side share; scores are not
+    scaled."""
+    return _t5(config, "T5")
+
+
+def read_umt5(config: Config) -> ModelText:
+    """UMT5 (arXiv 2304.09151): T5 with a bias by distance for each layer."""
+    config.only("scalable_attention", True)
+    return _t5(config, "UMT5", own_bias=True)
+
+
+def read_switch(config: Config) -> ModelText:
+    """Switch Transformers (arXiv 2101.03961): T5 with one of many experts in every so many-th
+    layer."""
+    return _t5(config, "Switch Transformers", sparse=True)
+
+
+def _t5(config: Config, title: str, *, own_bias: bool = False, sparse: bool = False) -> ModelText:
+    expect_head(config, "ConditionalGeneration")
+    text, longest = begin(config, title, 512)
+    text.symbol("T", min(longest, 4096), "tokens of a target")
+    read_size(config, text, "D", "d_model", default=512)
+    read_size(config, text, "H", "num_heads", default=8)
+    read_size(config, text, "K", "d_kv", default=64)
+    read_size(config, text, "F", "d_ff", default=2048)
+    count = config.layers("num_layers", default=6)
+    behind = config.layers("num_decoder_layers", default=count)
+    read_size(config, text, "V", "vocab_size", default=32128)
+    read_size(config, text, "N", "relative_attention_num_buckets", default=32)
+    most = config.size("relative_attention_max_distance", default=128)
+    config.only("is_encoder_decoder", True)
+    config.skip("is_gated_act")
+    forward = ("relu", "gated-gelu", "gated-silu", "gelu", "silu")
+    act = config.word("feed_forward_proj", among=forward, default="relu")
+    config.skip("dense_act_fn")
+    gated = act.startswith("gated-")
+    kind = act.removeprefix("gated-").replace("gelu", "gelu_new" if gated else "gelu")
+    mlp = FeedForward(kind, gated=gated)
+    tied = config.flag("tie_word_embeddings", default=True)
+    scaled = config.flag("scale_decoder_outputs", default=tied)
+    experts = _read_experts(config, text) if sparse else None
+    sides = [
+        _T5Side("encoder", count, f"sizes = (S, S), most = {most}"),
+        _T5Side("decoder", behind, f"sizes = (T, T), most = {most}, causal"),
+    ]
+    body = Body()
+    table = body.param("embed", "V, D")
+    source = ""
+    for side, tokens in zip(sides, ("%tokens", "%targets"), strict=True):
+        x = body.let(f"x_{side.name}", f"stg.embedding({table}, {tokens})")
+        every = config.size(f"{side.name}_sparse_step", default=4) if sparse else 0
+        config.skip(f"num_sparse_{side.name}_layers")
+        y = side.write(text, body, x, source, mlp, experts, every=every, own_bias=own_bias)
+        last = "encoder_norm" if not source else "norm"
+        source = RMS.write(body, "e" if not source else "n", y, last)
+    steps = ["stg.scale[rsqrt = D]({})"] if scaled else []
+    head = table if tied else body.param("head", "V, D")
+    translate(body, source, [*steps, f'stg.einsum["bsd,vd->bsv"]({{}}, {head})'])
+    return text.train(PAIRS, body)
+
+
+def _read_experts(config: Config, text: ModelText) -> Experts:
+    """One expert for each token, by a softmax; its weight is its probability."""
+    read_size(config, text, "E", "num_experts", default=8)
+    text.symbol("M", text.symbols["F"].value, "d_ff")
+    config.only("router_bias", False)
+    config.only("router_type", "tokens_masked")
+    config.skip("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
+    config.skip("batch_prioritized_routing")
+    return Experts(route=(), activation="relu", gated=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _T5Side:
+    """The layers of a side: `bias` are the static parameters of its bias by distance."""
+
+    name: str
+    count: int
+    bias: str
+
+    def write(
+        self,
+        text: ModelText,
+        body: Body,
+        x: str,
+        source: str,
+        mlp: FeedForward,
+        experts: Experts | None,
+        *,
+        every: int,
+        own_bias: bool,
+    ) -> str:
+        """Append the layers on `x`, which attend to `source` if there is one; the result's name.
+        One in `every` so many layers has experts, if there are some."""
+        causal = "causal, rsqrt = 1" if source else "rsqrt = 1"
+        name = "causal_attention" if source else "attention"
+        own = MultiHead("", causal, bias=not own_bias, relative=self.bias * own_bias, name=name)
+        operands = [] if own_bias else [relative(body, f"{self.name}_bias", self.bias)]
+        parts = [Part(own.write(text), "self" if source else "attn", RMS, operands=operands)]
+        if source:
+            cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention")
+            parts.append(Part(cross.write(text), "cross", RMS, operands=[source]))
+        kinds = {self.name: Layer([*parts, Part(mlp.write(text), "mlp", RMS)])}
+        order = [self.name] * self.count
+        if experts is not None:
+            sparse = f"{self.name}_sparse"
+            block = f"{experts.write(text)}[T = 1]"  # elsewhere T are the tokens of a target
+            text.relations.clear()
+            kinds[sparse] = Layer([*parts, Part(block, "mlp", RMS)])
+            order = [
+                sparse if i % every == 1 or every == 1 else self.name for i in range(self.count)
+            ]
+        return write_stack(text, body, x, kinds, order, name=self.name, out=f"y_{self.name}")
+
+
+def relative(body: Body, name: str, statics: str) -> str:
+    """Append a bias [H, queries, keys] by distance, of a table [N, H]; its name."""
+    table = body.param(f"{name}_table", "N, H")
+    return body.let(name, f"stg.relative_bias[{statics}]({table})")
+
+
+def translate(body: Body, n: str, steps: Sequence[str]) -> None:
+    """Append the head and the loss of `%labels` [B, T]."""
+    logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
+    body.let("loss", f"stg.cross_entropy[mean = B*T]({logits}, %labels)")
+    body.do("stg.return(%loss)")
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("BERT", ("bert",), read_bert, "encoder, norm behind each sum, token types"),
+    ModelFamily(
+        "RoBERTa",
+        ("roberta", "xlm-roberta", "camembert"),
+        read_roberta,
+        "BERT with shifted positions",
+    ),
+    ModelFamily("DistilBERT", ("distilbert",), read_distilbert, "BERT without token types"),
+    ModelFamily("MPNet", ("mpnet",), read_mpnet, "BERT with a bias by distance"),
+    ModelFamily("ERNIE 2.0", ("ernie",), read_ernie_words, "BERT"),
+    ModelFamily("Megatron-BERT", ("megatron-bert",), read_megatron_bert, "norms before the parts"),
+    ModelFamily(
+        "RoBERTa-PreLayerNorm",
+        ("roberta-prelayernorm",),
+        read_roberta_pre,
+        "norms before the parts",
+    ),
+    ModelFamily(
+        "XLM-RoBERTa-XL", ("xlm-roberta-xl",), read_xlm_roberta_xl, "norms before the parts"
+    ),
+    ModelFamily("UMT5", ("umt5",), read_umt5, "T5 with a bias for each layer"),
+    ModelFamily(
+        "Switch Transformers", ("switch_transformers",), read_switch, "T5 with one of many experts"
+    ),
+    ModelFamily(
+        "T5", ("t5", "mt5"), read_t5, "encoder and decoder, bias by distance, ReLU or GeGLU"
+    ),
+)

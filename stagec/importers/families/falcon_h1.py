@@ -1,0 +1,137 @@
+"""Falcon-H1: Mamba-2 and attention side by side in each layer, and multipliers everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.state_space import PREFIXED, read_mamba2
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import RMS, Attention, joined
+from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, scaled
+from stagec.importers.writing.text import Body, ModelText
+
+
+@dataclass(frozen=True)
+class _KeyScaled(Attention):
+    """Attention whose keys are multiplied by a number."""
+
+    key_scale: Fraction = ONE
+
+    def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
+        if out != "k" or self.key_scale == 1:
+            return Attention._projected(self, body, out, heads, letter)
+        k = Attention._projected(self, body, out, heads, letter)
+        return body.steps("ks", k, scaled(self.key_scale))
+
+
+@dataclass(frozen=True, slots=True)
+class _ScaledMlp:
+    """A gated feed-forward block whose gate and whose result are multiplied by numbers."""
+
+    gate: Fraction
+    down: Fraction
+    activation: str
+    bias: bool
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        g = body.steps("g", "%x", [*self._up(body, "gate"), *scaled(self.gate), "stg.silu({})"])
+        u = body.steps("u", "%x", self._up(body, "up"))
+        steps = [f'stg.einsum["bsf,fd->bsd"]({{}}, {body.param("w_down", "F, D")})']
+        if self.bias:
+            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_down", "D")})')
+        m = body.let("m", f"stg.mul({g}, {u})")
+        body.do(f"stg.return({body.steps('y', m, [*steps, *scaled(self.down)])})")
+        return text.function(joined(kind, "mlp"), "%x", body)
+
+    def _up(self, body: Body, name: str) -> list[str]:
+        steps = [f'stg.einsum["bsd,df->bsf"]({{}}, {body.param(f"w_{name}", "D, F")})']
+        if self.bias:
+            steps.append(f'stg.add["bsf,f->bsf"]({{}}, {body.param(f"b_{name}", "F")})')
+        return steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Branches(Layer):
+    """A layer whose branches read one norm, each times a number before and behind; then a
+    feed-forward block. `parts` is that block alone."""
+
+    branches: tuple[tuple[str, str, Fraction, Fraction], ...] = ()
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        n = RMS.write(body, "n", x, "norm")
+        made = [x]
+        for name, block, before, behind in self.branches:
+            steps = [*scaled(before), f"stg.call @{block}({{}})", *scaled(behind)]
+            made.append(body.steps(name, n, steps))
+        r = body.let("r1", f"stg.add({', '.join(made)})")
+        return body.let("r2", f"stg.add({r}, {self.parts[0].write(body, r, 2)})")
+
+
+def read_falcon_h1(config: Config) -> ModelText:
+    """Falcon-H1 (arXiv 2507.22448): Mamba-2 and attention side by side in each layer, multipliers
+    everywhere."""
+    sizes = Sizes(4096, 14336, 32, 32, 128000, 8192, groups=8)
+    kin = Kin(config, "Falcon-H1", sizes)
+    text = kin.text
+    inner = config.size("mamba_d_ssm", default=1024)
+    normed = kin.flag("mamba_rms_norm", False)
+    mamba = read_mamba2(
+        config,
+        text,
+        PREFIXED,
+        heads=128,
+        state=256,
+        norm="groups" if normed else "none",
+        inner=inner,
+    )
+    if (text.symbols["H_m"].value or 1) * (text.symbols["P"].value or 1) != inner:
+        raise config.refuse("mamba_d_ssm", f"is {inner}, not mamba_n_heads * mamba_d_head")
+    if config.flag("mamba_rms_norm", default=False):
+        config.only("mamba_norm_before_gate", False)
+    config.skip("mamba_norm_before_gate")
+    config.only("mamba_use_mlp", True)
+    config.only("attn_layer_indices")
+    config.skip("num_logits_to_keep")
+    mamba = replace(mamba, scales=_multipliers(config, "ssm_multipliers", 5))
+    biased = kin.flag("attention_bias")
+    attention = _KeyScaled(
+        qkv_bias=biased,
+        out_bias=biased,
+        rope=kin.rope(),
+        key_scale=config.ratio("key_multiplier", default=1),
+    )
+    gate, down = _multipliers(config, "mlp_multipliers", 2)
+    mlp = _ScaledMlp(gate, down, kin.activation(), kin.flag("mlp_bias"))
+    config.only("hidden_act", "silu")
+    config.only("projectors_bias", config.flag("mamba_proj_bias", default=False))
+    branches = (
+        ("m", mamba.write(text), *_around(config, "ssm")),
+        ("a", attention.write(text), *_around(config, "attention")),
+    )
+    layer = _Branches([Part(mlp.write(text), "ffn")], branches=branches)
+    decoder = Decoder(
+        tied=kin.tied(),
+        embed_scale=config.ratio("embedding_multiplier", default=1),
+        logit_scale=config.ratio("lm_head_multiplier", default=1),
+    )
+    return decoder.write(text, {"layers": layer}, ["layers"] * kin.count)
+
+
+def _around(config: Config, name: str) -> tuple[Fraction, Fraction]:
+    """The multipliers before and behind a branch."""
+    before = config.ratio(f"{name}_in_multiplier", default=1)
+    return before, config.ratio(f"{name}_out_multiplier", default=1)
+
+
+def _multipliers(config: Config, key: str, count: int) -> tuple[Fraction, ...]:
+    """A list of numbers, 1 each where the key is left out."""
+    return config.ratios(key, length=count) or (ONE,) * count
+
+
+FAMILIES = (ModelFamily("Falcon-H1", ("falcon_h1",), read_falcon_h1, "Mamba-2 beside attention"),)

@@ -1,0 +1,189 @@
+"""Vision-language models whose step takes images (`stagec import --images`): a tower runs, and what
+it makes of patches stands among the words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.sizes import read_size
+from stagec.importers.families.encoders import read_activation, read_heads_of
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Rope
+from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import Tower
+
+_TOWER = Tower("_v")
+#: Patches of an image of 448 x 448, where the configuration names no size.
+_PATCHES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAttention:
+    """Attention of the tower: all patches of an image, or windows of W_v of them; rotated by rows
+    and columns. Windows are sequences of their own, as the reference computes them."""
+
+    windowed: bool
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        rope = Rope("10000", sections="sections = (K_v/4, K_v/4), restart").step()
+        made: list[str] = []
+        for out in "qkv":
+            steps = [
+                f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D_v, H_v, K_v")})',
+                f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H_v, K_v")})',
+            ]
+            steps += [rope] if out != "v" else []
+            if self.windowed:
+                cut = '"b(sw)hk->(bs)whk", factors = w, sizes = W_v'
+                steps.append(f"stg.reshape[{cut}]({{}})")
+            made.append(body.steps(out, "%x", steps))
+        steps = [f"stg.attention({', '.join(['{}', *made[1:]])})"]
+        if self.windowed:
+            joined = '"(bs)whk->b(sw)hk", factors = s, sizes = N_v/W_v'
+            steps.append(f"stg.reshape[{joined}]({{}})")
+        steps.append(f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H_v, K_v, D_v")})')
+        steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D_v")})')
+        body.do(f"stg.return({body.steps('o', made[0], steps)})")
+        name = "window_attention" if self.windowed else "image_attention"
+        return text.function(name, "%x, %places", body)
+
+
+def read_qwen2_vl_images(config: Config) -> ModelText:
+    """Qwen2-VL (arXiv 2409.12191) with images: LayerNorm, blocks without a gate, no windows."""
+    return _with_images(config, "Qwen2-VL", windows=False)
+
+
+def read_qwen2_5_vl_images(config: Config) -> ModelText:
+    """Qwen2.5-VL (arXiv 2502.13923) with images: RMSNorm, a gate, windows."""
+    return _with_images(config, "Qwen2.5-VL", windows=True)
+
+
+def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
+    """Qwen-VL with I_v images of N_v patches in each sequence of S tokens, I_v*N_v/4 of which are
+    merged patches. The tower of the later one has `windows`."""
+    config.merge("text_config")
+    vision = config.section("vision_config")
+    if vision is None:
+        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    kin = Kin(config, title, Sizes(4096, 22016, 32, 32, 151936, 32768))
+    text = kin.text
+    config.only("use_sliding_window", False)
+    config.skip("sliding_window", "max_window_layers", "layer_types")
+    rope = _by_axes(kin)
+    biased = kin.flag("attention_bias", True)
+    mixer = Attention(qkv_bias=biased, rope=rope)
+    attention = Part(mixer.write(text), "attn", operands=["%places"])
+    layer = Layer([attention, Part(FeedForward(kin.activation()).write(text), "ffn")])
+    merged = _read_tower(vision, text, windows)
+    body = Body()
+    table = body.param("embed", "V, D")
+    image = _image_tokens(vision, text, body, merged, windows)
+    words = body.let("words", f"stg.embedding({table}, %tokens)")
+    x = body.let("x", f"stg.merge_rows({words}, {image}, %merged)")
+    y = write_stack(text, body, x, {"layers": layer}, ["layers"] * kin.count)
+    Decoder(tied=kin.tied()).write_head(text, body, y, table)
+    vision.finish()
+    order = ", in the order of windows" if windows else ""
+    text.notes += [
+        f"%patches are those of images{order}; %rows_and_columns their places.",
+        "%merged is the number of each token of an image, and I_v*N_v or more for a word; %places",
+        "are the positions of tokens by time, height and width.",
+    ]
+    labels = "B" if text.head == "class" else "B, S"
+    return text.train(
+        "%patches: bf16[B, I_v, N_v, C, Y_v, P, P], %rows_and_columns: i32[B, I_v, 2, N_v],\n"
+        "                   %tokens: i32[B, S], %merged: i32[B, S], %places: i32[B, 3, S], "
+        f"%labels: i32[{labels}]",
+        body,
+    )
+
+
+def _by_axes(kin: Kin) -> Rope:
+    """M-RoPE: the pairs of a head turn by time, height and width."""
+    sections: tuple[int, ...] = ()
+    for key in ("rope_scaling", "rope_parameters"):
+        inner = kin.config.section(key)
+        sections = sections or (inner.sizes("mrope_section", length=3) if inner else ())
+    sections = sections or (16, 24, 24)
+    if 2 * sum(sections) != kin.dim:
+        raise kin.config.refuse("rope_scaling", f"has sections that do not make up {kin.dim}")
+    rope = kin.rope()
+    kin.text.notes = [n for n in kin.text.notes if "on all axes" not in n]
+    return replace(rope, sections=f"sections = ({', '.join(map(str, sections))})")
+
+
+def _read_tower(vision: Config, text: ModelText, windows: bool) -> int:
+    """Declare the sizes of the tower; how many patches make a token."""
+    if windows:
+        read_size(vision, text, "D_v", "hidden_size", default=3584)
+        read_size(vision, text, "F_v", "intermediate_size", default=3420)
+    else:
+        width = read_size(vision, text, "D_v", "embed_dim", default=1280)
+        text.symbol("F_v", width * vision.size("mlp_ratio", default=4), "mlp_ratio * embed_dim")
+    read_heads_of(vision, text, "_v", "num_heads", 16)
+    read_size(vision, text, "C", "in_channels", "in_chans", default=3)
+    patch = read_size(vision, text, "P", "patch_size", default=14)
+    read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
+    merge = vision.size("spatial_merge_size", default=2)
+    side = vision.size("window_size", default=112) // patch // merge * merge if windows else 1
+    if not side or (text.symbols["K_v"].value or 4) % 4:
+        raise vision.refuse("window_size", "is less than a token, or heads are no four parts")
+    text.symbol("I_v", 1, "images of a sequence")
+    text.symbol("N_v", _PATCHES, "patches of an image")
+    if windows:
+        text.symbol("W_v", side * side, "patches of a window, by window_size")
+    text.assume(f"N_v % {merge * merge} == 0")
+    text.assume("N_v % W_v == 0")
+    vision.only("out_hidden_size" if windows else "hidden_size", text.symbols["D"].value or 1)
+    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
+    return merge * merge
+
+
+def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, windows: bool) -> str:
+    """Append the tower and its merger: tokens [B, I_v*N_v/merged, D]."""
+    count = vision.layers("depth", default=32)
+    full = vision.sizes("fullatt_block_indexes", most=count - 1) if windows else range(count)
+    order = ["vision_full" if i in full else "vision_window" for i in range(count)]
+    act = read_activation(vision, "hidden_act", default="silu" if windows else "quick_gelu")
+    mlp, norm = FeedForward(act, gated=windows, bias=True), RMS if windows else LAYER
+    called = f"{mlp.write(text, 'vision')}[D = D_v, F = F_v]"
+    kinds = {
+        f"vision_{name}": Layer(
+            [
+                Part(
+                    SeenAttention(name == "window").write(text),
+                    "attn",
+                    norm,
+                    width="D_v",
+                    operands=["%at"],
+                ),
+                Part(called, "ffn", norm, width="D_v"),
+            ]
+        )
+        for name in ("window", "full")
+        if f"vision_{name}" in order
+    }
+    weight = body.param("w_patch", "C, Y_v, P, P, D_v")
+    steps = [
+        f'stg.einsum["bincypq,cypqd->bind"]({{}}, {weight})',
+        'stg.reshape["bind->(bi)nd"]({})',
+    ]
+    x = body.steps("p", "%patches", steps)
+    body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
+    y = write_stack(text, body, x, kinds, order, name="vision", out="seen")
+    n, wide = norm.write(body, "m", y, "merger_norm", "D_v"), f"{merged}*D_v"
+    steps = [
+        f'stg.reshape["b(su)d->bs(ud)", factors = u, sizes = {merged}]({{}})',
+        f'stg.einsum["bsu,uv->bsv"]({{}}, {body.param("w_merger_in", f"{wide}, {wide}")})',
+        f'stg.add["bsv,v->bsv"]({{}}, {body.param("b_merger_in", wide)})',
+        "stg.gelu[form = erf]({})",
+        f'stg.einsum["bsu,ud->bsd"]({{}}, {body.param("w_merger_out", f"{wide}, D")})',
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_merger_out", "D")})',
+        'stg.reshape["(bi)sd->b(is)d", factors = i, sizes = I_v]({})',
+    ]
+    return body.steps("image", n, steps)

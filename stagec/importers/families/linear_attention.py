@@ -1,0 +1,179 @@
+"""Hybrids of linear and softmax attention: Qwen3-Next with delta nets, MiniMax with lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.state_space import GatedDelta, Lightning
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
+from stagec.importers.writing.stack import Decoder, Layer, Part, Place, scaled, stacked
+from stagec.importers.writing.text import Body, ModelText
+
+# -- Qwen3-Next ------------------------------------------------------------------------------------
+
+
+def read_qwen3_next(config: Config) -> ModelText:
+    """Qwen3-Next: gated delta nets, and every fourth layer gated attention; experts with a shared
+    block that has a gate."""
+    sizes = Sizes(2048, 5632, 48, 16, 151936, 32768, groups=2, dim=256)
+    kin = Kin(config, "Qwen3-Next", sizes)
+    mixture = _shared_mixture(kin, count=512, top=10, normalize=kin.flag("norm_topk_prob", True))
+    plain = FeedForward(mixture.activation)
+    step = config.size("decoder_sparse_step", default=1)
+    dense = config.sizes("mlp_only_layers", most=kin.count - 1)
+    sparse = [(i + 1) % step == 0 and i not in dense for i in range(kin.count)]
+    named: list[Named] = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
+    return _with_delta_nets(kin, named)
+
+
+def read_qwen3_5(config: Config) -> ModelText:
+    """Qwen3.5, the text model: Qwen3-Next with a dense block."""
+    sizes = Sizes(4096, 12288, 32, 16, 248320, 32768, groups=4, dim=256)
+    kin = Kin(config, "Qwen3.5", sizes)
+    _skip_predictions(config)
+    return _with_delta_nets(kin, kin.all(FeedForward(kin.activation())))
+
+
+def read_qwen3_5_moe(config: Config) -> ModelText:
+    """Qwen3.5 with experts, the text model."""
+    sizes = Sizes(2048, 5632, 40, 16, 248320, 32768, groups=2, dim=256)
+    kin = Kin(config, "Qwen3.5-MoE", sizes)
+    _skip_predictions(config)
+    return _with_delta_nets(kin, kin.all(_shared_mixture(kin, count=256, top=8, normalize=True)))
+
+
+def _skip_predictions(config: Config) -> None:
+    config.only("attn_output_gate", True)
+    config.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+
+
+def _shared_mixture(kin: Kin, *, count: int, top: int, normalize: bool) -> Experts:
+    """Experts with a shared block that has a gate."""
+    mixture = kin.experts(count=count, top=top, inner=512, normalize=normalize)
+    kin.size("F_shared", "shared_expert_intermediate_size", default=512)
+    return replace(mixture, shared=FeedForward(mixture.activation), shared_gate=True)
+
+
+def _with_delta_nets(kin: Kin, blocks: Sequence[Named]) -> ModelText:
+    """The text, with delta nets in three layers of four and gated attention in the fourth."""
+    config, text = kin.config, kin.text
+    values = kin.size("H_m", "linear_num_value_heads", default=32)
+    keys = kin.size("G_m", "linear_num_key_heads", default=16)
+    if values % keys:
+        raise config.refuse("linear_num_key_heads", f"is {keys}, which does not divide {values}")
+    kin.size("K_m", "linear_key_head_dim", default=128)
+    kin.size("P", "linear_value_head_dim", default=128)
+    kin.size("W", "linear_conv_kernel_dim", default=4)
+    text.symbol("Q", 64, "tokens of a chunk, by the kernels")
+    centered = replace(RMS, zero_centered=True)
+    config.only("attention_bias", False)
+    rope = kin.rope(partial=Fraction(1, 4))
+    attention = Attention(qk_norm=centered, rope=rope, gated=True)
+    every = config.size("full_attention_interval", default=4)
+    types = config.words(
+        "layer_types", among=("linear_attention", "full_attention"), length=kin.count
+    ) or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(kin.count)]
+    mixed = len(set(blocks)) > 1
+    layers: list[list[Place]] = []
+    for kind, (name, block) in zip(types, blocks, strict=True):
+        full = kind == "full_attention"
+        mixer = ("attention", "attn", attention) if full else ("delta", "attn", GatedDelta())
+        layers.append([mixer, (name if mixed else "", "ffn", block)])
+    decoder = Decoder(norm=centered, tied=kin.tied())
+    return stacked(text, layers, decoder, norm=centered)
+
+
+# -- MiniMax ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FromNormed(Layer):
+    """A layer whose residual is what the norms give, or what comes in; both it and the block's
+    result are multiplied by numbers, two for each part."""
+
+    weights: tuple[tuple[Fraction, Fraction], ...] = ()
+    post_norm: bool = True
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        for number, (part, (alpha, beta)) in enumerate(
+            zip(self.parts, self.weights, strict=True), 1
+        ):
+            n = RMS.write(body, f"n{number}", x, f"{part.name}_norm")
+            kept = body.steps(f"k{number}", n if self.post_norm else x, scaled(alpha))
+            steps = [f"stg.call @{part.block}({{}})", *scaled(beta)]
+            made = body.steps(part.name[0], n, steps)
+            x = body.let(f"r{number}", f"stg.add({kept}, {made})")
+        return x
+
+
+def read_minimax(config: Config) -> ModelText:
+    """MiniMax-01 and -M1 (arXiv 2501.08313, 2506.13585): lightning attention, and softmax attention
+    in every eighth layer; experts; the residual is the normed stream times a number."""
+    sizes = Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000)
+    kin = Kin(config, "MiniMax", sizes)
+    rope = kin.rope()
+    if config.has("rotary_dim"):
+        rope = kin.partly(rope, config.size("rotary_dim"), "rotary_dim")
+    attention = Attention(rope=rope)
+    kin.text.symbol("Q", config.size("block_size", default=256), "block_size")
+    kin.text.notes.append("The decays of lightning attention are constants, no parameters.")
+    mixture = kin.experts(count=8, top=2, inner="F")
+    config.only("shared_intermediate_size", 0)
+    config.only("shared_moe_mode", "sigmoid", "softmax")
+    full = _alpha_beta(config, "full_attention", "full_attn")
+    linear = _alpha_beta(config, "linear_attention", "linear_attn")
+    mlp = _alpha_beta(config, "mlp", "mlp")
+    post_norm = kin.flag("postnorm", True)
+    block = mixture.write(kin.text)
+    kinds = {
+        "lightning": _FromNormed(
+            [Part(Lightning().write(kin.text), "attn"), Part(block, "ffn")],
+            weights=(linear, mlp),
+            post_norm=post_norm,
+        ),
+        "attention": _FromNormed(
+            [Part(attention.write(kin.text), "attn"), Part(block, "ffn")],
+            weights=(full, mlp),
+            post_norm=post_norm,
+        ),
+    }
+    return Decoder(tied=kin.tied()).write(kin.text, kinds, _minimax_order(config, kin.count))
+
+
+def _minimax_order(config: Config, count: int) -> list[str]:
+    """The kind of each layer: by `layer_types`, or `attn_type_list` of 0 and 1."""
+    among = ("linear_attention", "full_attention")
+    types = config.words("layer_types", among=among, length=count)
+    if types:
+        return ["attention" if t == "full_attention" else "lightning" for t in types]
+    numbers = config.sizes("attn_type_list", length=count, most=1)
+    if numbers:
+        return ["attention" if n else "lightning" for n in numbers]
+    return ["lightning" if (i + 1) % 2 else "attention" for i in range(count)]
+
+
+def _alpha_beta(config: Config, name: str, short: str) -> tuple[Fraction, Fraction]:
+    """What the residual and the block's result are multiplied by."""
+    keys = ("alpha", "beta")
+    alpha, beta = (
+        config.ratio(f"layernorm_{name}_{k}", f"{short}_{k}_factor", default=1) for k in keys
+    )
+    return alpha, beta
+
+
+FAMILIES = (
+    ModelFamily("Qwen3-Next", ("qwen3_next",), read_qwen3_next, "delta nets, gated attention"),
+    ModelFamily("Qwen3.5", ("qwen3_5_text",), read_qwen3_5, "delta nets, gated attention"),
+    ModelFamily(
+        "Qwen3.5-MoE", ("qwen3_5_moe_text",), read_qwen3_5_moe, "delta nets, experts, shared"
+    ),
+    ModelFamily(
+        "MiniMax", ("minimax", "minimax_text_01", "minimax_m1"), read_minimax, "lightning attention"
+    ),
+)

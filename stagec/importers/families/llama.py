@@ -1,0 +1,269 @@
+"""Llama and its kin: RMSNorm, rotary positions, grouped queries, a SiLU gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import RMS, Attention, FeedForward
+from stagec.importers.writing.stack import Decoder
+from stagec.importers.writing.text import ModelText
+
+HALF = Fraction(1, 2)
+
+
+def read_llama(config: Config) -> ModelText:
+    """Llama 1 to 3 (arXiv 2302.13971, 2307.09288, 2407.21783)."""
+    kin = Kin(config, "Llama", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    biased = kin.flag("attention_bias")
+    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_mistral(config: Config) -> ModelText:
+    """Mistral (arXiv 2310.06825): a window in every layer, or where `layer_types` says so."""
+    kin = Kin(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
+    window = kin.window(4096)
+    mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), window)
+    return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
+
+
+def read_qwen(config: Config) -> ModelText:
+    """Qwen (arXiv 2309.16609): biases of queries, keys and values; `intermediate_size` is that of
+    gate and up together."""
+    kin = Kin(config, "Qwen", Sizes(4096, 22016, 32, 32, 151936, 8192), read_groups=False)
+    if kin.inner % 2:
+        raise config.wrong("intermediate_size", "an even number")
+    kin.text.replace("F", kin.inner // 2, "half of intermediate_size")
+    config.only("no_bias", True)
+    config.skip("fp16", "bf16", "fp32", "onnx_safe", "use_cache_quantization", "use_cache_kernel")
+    config.skip("use_dynamic_ntk", "use_logn_attn", "softmax_in_fp32", "seq_length")
+    mixer = Attention("H", qkv_bias=True, rope=kin.rope())
+    block = FeedForward(kin.activation())
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_qwen2(config: Config) -> ModelText:
+    """Qwen2 (arXiv 2407.10671): biases of queries, keys and values."""
+    kin = Kin(config, "Qwen2", Sizes(4096, 22016, 32, 32, 151936, 32768))
+    return _qwen(kin, Attention(qkv_bias=kin.flag("attention_bias", True), rope=kin.rope()))
+
+
+def read_qwen3(config: Config) -> ModelText:
+    """Qwen3 (arXiv 2505.09388): queries and keys are normed per head."""
+    kin = Kin(config, "Qwen3", Sizes(4096, 22016, 32, 32, 151936, 32768, dim=128))
+    biased = kin.flag("attention_bias")
+    return _qwen(kin, Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope()))
+
+
+def _qwen(kin: Kin, mixer: Attention) -> ModelText:
+    block = FeedForward(kin.activation())
+    return kin.stack(kin.late_windows(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_phi3(config: Config) -> ModelText:
+    """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama's computation in fused products."""
+    kin = Kin(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
+    config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
+    config.only("attention_bias", False, why="the family does not have")
+    mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), kin.window())
+    return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
+
+
+def read_seed_oss(config: Config) -> ModelText:
+    """Seed-OSS: biases of queries, keys and values."""
+    kin = Kin(config, "Seed-OSS", Sizes(4096, 27648, 64, 80, 155136, 524288, groups=8, dim=128))
+    mixer = Attention(
+        qkv_bias=kin.flag("attention_bias", True),
+        out_bias=kin.flag("attention_out_bias"),
+        rope=kin.rope(),
+    )
+    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_ernie(config: Config) -> ModelText:
+    """ERNIE 4.5: one key for all biases, a tied head."""
+    kin = Kin(
+        config,
+        "ERNIE 4.5",
+        Sizes(1024, 3072, 18, 16, 103424, 131072, groups=2, dim=128, base=500000),
+    )
+    biased = kin.flag("use_bias")
+    mixer = Attention(rope=kin.rope(interleaved=True), qkv_bias=biased, out_bias=biased)
+    block = FeedForward(kin.activation(), bias=biased)
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
+
+
+def read_smollm3(config: Config) -> ModelText:
+    """SmolLM3: every fourth layer has no positions."""
+    kin = Kin(config, "SmolLM3", Sizes(2048, 11008, 36, 16, 128256, 32768, groups=4, base=2000000))
+    biased = kin.flag("attention_bias")
+    rotary = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    config.only("use_sliding_window", False)
+    config.only("sliding_window")
+    config.skip("max_window_layers")
+    config.words("layer_types", among=("full_attention",), length=kin.count)
+    interval = config.size("no_rope_layer_interval", default=4)
+    rotated = config.sizes("no_rope_layers", length=kin.count, most=1)
+    rotated = rotated or tuple(int((i + 1) % interval != 0) for i in range(kin.count))
+    still = replace(rotary, rope=None)
+    mixers = [("rotary", rotary) if each else ("still", still) for each in rotated]
+    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied(True)))
+
+
+def read_internlm2(config: Config) -> ModelText:
+    """InternLM2 (arXiv 2403.17297)."""
+    kin = Kin(config, "InternLM2", Sizes(4096, 11008, 32, 32, 103168, 2048))
+    biased = kin.flag("bias", True)
+    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    return kin.stack(
+        kin.all(mixer), kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied())
+    )
+
+
+def read_internlm3(config: Config) -> ModelText:
+    """InternLM3: biases of queries, keys and values by a key of their own."""
+    kin = Kin(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768))
+    biased = kin.flag("bias")
+    mixer = Attention(rope=kin.rope(), qkv_bias=kin.flag("qkv_bias"), out_bias=biased)
+    block = FeedForward(kin.activation(), bias=biased)
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_baichuan(config: Config) -> ModelText:
+    """Baichuan (arXiv 2309.10305): rotary positions in 7B; in 13B, whose configuration states
+    `model_max_length` alone, a bias by distance."""
+    alibi = not config.has("max_position_embeddings") and config.has("model_max_length")
+    kin = Kin(config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096), read_groups=False)
+    config.skip("model_max_length", "z_loss_weight")
+    rope, mask = (None, "causal, alibi") if alibi else (kin.rope(), "causal")
+    mixer = Attention("H", rope=rope, mask=mask)
+    return kin.stack(
+        kin.all(mixer), kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied())
+    )
+
+
+def read_exaone(config: Config) -> ModelText:
+    """EXAONE 3 (arXiv 2408.03541)."""
+    kin = Kin(config, "EXAONE", Sizes(4096, 14336, 32, 32, 102400, 2048))
+    block = FeedForward(kin.activation())
+    return kin.stack(kin.all(Attention(rope=kin.rope())), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_exaone4(config: Config) -> ModelText:
+    """EXAONE 4 (arXiv 2507.11407): norms behind the blocks, queries and keys normed per head; where
+    some layers see a window, the others have no positions."""
+    kin = Kin(config, "EXAONE 4", Sizes(4096, 16384, 32, 32, 102400, 2048))
+    rotary = Attention(qk_norm=RMS, rope=kin.rope())
+    hybrid = config.has("sliding_window") or not config.names("sliding_window")
+    window = kin.window(4096)
+    local = kin.windows([])
+    if local:
+        config.skip("sliding_window_pattern")
+    else:
+        pattern = config.every("sliding_window_pattern", default=4)
+        local = [(i + 1) % pattern != 0 for i in range(kin.count)]
+    mixers = kin.all(rotary)
+    if hybrid:
+        near = kin.masked(rotary, [True] * kin.count, window)[0][1]
+        still = replace(rotary, rope=None)
+        mixers = [("local", near) if each else ("global", still) for each in local]
+    block = FeedForward(kin.activation())
+    decoder = Decoder(tied=kin.tied())
+    return kin.stack(mixers, kin.all(block), decoder, norm=None, post=RMS)
+
+
+def read_glm(config: Config) -> ModelText:
+    """GLM-4 (arXiv 2406.12793): half of each head is rotated; biases of queries, keys, values."""
+    return _glm(config, "GLM", sandwich=False)
+
+
+def read_glm4(config: Config) -> ModelText:
+    """GLM-4-0414: GLM with norms behind the blocks too."""
+    return _glm(config, "GLM-4", sandwich=True)
+
+
+def read_glm4v_text(config: Config) -> ModelText:
+    """The text model of GLM-4.1V: GLM-4-0414."""
+    return _glm(config, "GLM-4.1V", sandwich=True)
+
+
+def _glm(config: Config, title: str, *, sandwich: bool) -> ModelText:
+    sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=128)
+    kin = Kin(config, title, sizes)
+    mixer = Attention(
+        qkv_bias=kin.flag("attention_bias", True),
+        rope=kin.rope(partial=HALF, interleaved=True),
+    )
+    post = RMS if sandwich else None
+    block = FeedForward(kin.activation())
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()), post=post)
+
+
+def read_hunyuan(config: Config) -> ModelText:
+    """Hunyuan dense: queries and keys are normed behind the rotation."""
+    kin = Kin(config, "Hunyuan", Sizes(4096, 11008, 32, 32, 290943, 2048))
+    biased = kin.flag("attention_bias")
+    normed = RMS if kin.flag("use_qk_norm", True) else None
+    mixer = Attention(
+        qkv_bias=biased, out_bias=biased, qk_norm=normed, after_rope=True, rope=kin.rope()
+    )
+    skip_hunyuan(config)
+    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def skip_hunyuan(config: Config) -> None:
+    """Keys of the releases that say what their models leave out."""
+    config.only("position_embedding_xdrope", False)
+    config.only("use_rotary_pos_emb", True)
+    config.skip("cla_share_factor", "class_num", "dense_list", "pool_type", "org_vocab_size")
+    config.skip("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id")
+    config.skip("text_end_id", "num_media_embeds", "attention_head_dim", "head_dim")
+
+
+def read_helium(config: Config) -> ModelText:
+    """Helium-1."""
+    kin = Kin(config, "Helium", Sizes(2560, 7040, 24, 20, 48000, 4096, groups=20, dim=128))
+    rope = kin.rope(interleaved=True)
+    mixer = Attention(qkv_bias=kin.flag("attention_bias"), rope=rope)
+    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_arcee(config: Config) -> ModelText:
+    """Arcee AFM: Llama with a squared ReLU and no gate."""
+    kin = Kin(config, "Arcee", Sizes(2560, 18432, 32, 32, 32000, 4096))
+    biased = kin.flag("attention_bias")
+    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias"))
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+FAMILIES = (
+    ModelFamily("Llama", ("llama", "Yi", "aquila", "xverse"), read_llama, "biases by keys"),
+    ModelFamily("Mistral", ("mistral", "ministral"), read_mistral, "windows"),
+    ModelFamily("Qwen", ("qwen",), read_qwen, "biases of q, k, v"),
+    ModelFamily("Qwen2", ("qwen2", "mimo"), read_qwen2, "biases of q, k, v; windows"),
+    ModelFamily("Qwen3", ("qwen3",), read_qwen3, "q and k normed per head; windows"),
+    ModelFamily("Phi-3", ("phi3",), read_phi3, "windows, partial rotation"),
+    ModelFamily("Seed-OSS", ("seed_oss",), read_seed_oss, "biases of q, k, v"),
+    ModelFamily("ERNIE 4.5", ("ernie4_5",), read_ernie, "biases by a key, tied head"),
+    ModelFamily("SmolLM3", ("smollm3",), read_smollm3, "layers without positions"),
+    ModelFamily("InternLM2", ("internlm2",), read_internlm2, "biases by a key"),
+    ModelFamily("InternLM3", ("internlm3",), read_internlm3, "biases by keys"),
+    ModelFamily("Baichuan", ("baichuan",), read_baichuan, "ALiBi in 13B"),
+    ModelFamily("EXAONE", ("exaone",), read_exaone, "grouped queries"),
+    ModelFamily("EXAONE 4", ("exaone4",), read_exaone4, "post-norms, windows, no positions"),
+    ModelFamily("GLM", ("glm",), read_glm, "partial rotation, biases of q, k, v"),
+    ModelFamily("GLM-4", ("glm4",), read_glm4, "as GLM, with norms before and behind"),
+    ModelFamily("Hunyuan", ("hunyuan_v1_dense",), read_hunyuan, "q and k normed after rotation"),
+    ModelFamily("Helium", ("helium",), read_helium, "biases by keys"),
+    ModelFamily("Arcee", ("arcee",), read_arcee, "squared ReLU"),
+)

@@ -1,0 +1,281 @@
+"""Language models of other families with a tower beside: LLaVA and what follows it.
+
+The tower and its projector are declared and frozen (`idle`): a step of texts does not use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from stagec.importers.common.idle import Idle, clip, image_tokens, read_idle, siglip
+from stagec.importers.common.sizes import read_size
+from stagec.importers.families.images_beside import (
+    READ_IDEFICS3,
+    READ_INTERNVL,
+    READ_LLAVA,
+    READ_MISTRAL3,
+    READ_PALIGEMMA,
+    read_gemma3_images,
+    read_llama4_images,
+)
+from stagec.importers.families.spoken import language_of
+from stagec.importers.families.windows import read_gemma3_towers, read_llama4_towers
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS
+from stagec.importers.writing.text import ModelText
+
+#: From the model's configuration and the tower, with its projector still missing.
+Projector = Callable[[Config, Idle], None]
+
+
+def _pixtral(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of Pixtral (arXiv 2410.07073): RMSNorm, a gate, rotary positions."""
+    read_idle(vision, text, width=1024, inner=4096, layers=24, patch=16)
+    vision.only("head_dim", _value(text, "D_v") // vision.size("num_attention_heads", default=16))
+    vision.skip("image_size", "rope_theta", "rope_parameters", "vocab_size")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P_v, P_v, D_v")
+    idle.param("pre_norm", "D_v")
+    for name in "qkvo":
+        idle.matrix(name, "L_v, D_v, D_v")
+    idle.matrix("gate_up", "L_v, D_v, 2, F_v")
+    idle.matrix("down", "L_v, F_v, D_v")
+    for name in ("attn_norm", "ffn_norm"):
+        idle.param(name, "L_v, D_v")
+    vision.finish()
+    return idle
+
+
+def _intern(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of InternVL (arXiv 2312.14238): a ViT whose layers scale what they add."""
+    read_idle(vision, text, width=1024, inner=4096, layers=24, patch=14)
+    image_tokens(vision, text, 448)
+    biased = vision.flag("attention_bias", default=False)
+    normed = vision.flag("use_qk_norm", default=False)
+    vision.only("use_absolute_position_embeddings", True)
+    vision.only("use_mask_token", False)
+    rms = vision.word("norm_type", among=("layer_norm", "rms_norm"), default="layer_norm")
+    vision.skip("layer_scale_init_value", "use_mean_pooling")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P_v, P_v, D_v", "D_v")
+    idle.param("class_token", "D_v")
+    idle.param("positions", "N_v + 1, D_v")
+    for name in "qkv":
+        idle.matrix(name, "L_v, D_v, D_v", "L_v, D_v" if biased else "")
+    idle.matrix("o", "L_v, D_v, D_v", "L_v, D_v")
+    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
+    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    for name in ("attn", "mlp"):
+        idle.norm(f"{name}_norm", "L_v, D_v", bias=rms == "layer_norm")
+        idle.param(f"{name}_scale", "L_v, D_v")
+    for name in ("q_norm", "k_norm") if normed else ():
+        idle.param(name, "L_v, D_v")
+    if not vision.flag("use_mean_pooling", default=True):
+        idle.norm("norm", "D_v")
+    vision.finish()
+    return idle
+
+
+def _whisper(sound: Config, text: ModelText) -> Idle:
+    """Declare the encoder of Whisper (arXiv 2212.04356)."""
+    read_size(sound, text, "D_v", "d_model", "hidden_size", default=1280)
+    read_size(sound, text, "F_v", "encoder_ffn_dim", "intermediate_size", default=5120)
+    count = sound.layers("encoder_layers", "num_hidden_layers", default=32)
+    text.symbol("L_v", count, "layers of the tower")
+    read_size(sound, text, "C", "num_mel_bins", default=128)
+    read_size(sound, text, "N_v", "max_source_positions", default=1500)
+    sound.skip("encoder_attention_heads", "num_attention_heads", "num_hidden_layers", "head_dim")
+    sound.skip("num_key_value_heads", "activation_function", "scale_embedding", "vocab_size")
+    idle = Idle(text)
+    idle.matrix("conv_a", "3, C, D_v", "D_v")
+    idle.matrix("conv_b", "3, D_v, D_v", "D_v")
+    idle.param("positions", "N_v, D_v")
+    for name in "qkvo":
+        idle.matrix(name, "L_v, D_v, D_v", "" if name == "k" else "L_v, D_v")
+    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
+    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    for name in ("attn_norm", "mlp_norm"):
+        idle.norm(name, "L_v, D_v")
+    idle.norm("norm", "D_v")
+    sound.finish()
+    return idle
+
+
+_TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
+    "clip_vision_model": clip,
+    "siglip_vision_model": siglip,
+    "idefics3_vision": siglip,
+    "smolvlm_vision": siglip,
+    "pixtral": _pixtral,
+    "internvl_vision": _intern,
+    "qwen2_audio_encoder": _whisper,
+    "voxtral_encoder": _whisper,
+}
+
+
+def _value(text: ModelText, symbol: str) -> int:
+    return text.symbols[symbol].value or 1
+
+
+def _read(config: Config, projector: Projector, *, tower: str, words: str) -> ModelText:
+    """The text of a language model with a tower; `tower` and `words` are the types of these where
+    no key says them."""
+    seen = config.section("vision_config", "audio_config")
+    spoken = config.section("text_config")
+    if seen is None or spoken is None:
+        raise config.refuse("text_config", "is missing: expected a language model and a tower")
+    text = language_of(config, spoken, words)
+    idle = _TOWERS[seen.word("model_type", among=_TOWERS, default=tower)](seen, text)
+    projector(config, idle)
+    config.word("projector_hidden_act", among=ACTIVATIONS, default="gelu")
+    name = config.text("model_type")
+    return replace(idle.beside(), name=name)
+
+
+# -- projectors ------------------------------------------------------------------------------------
+
+
+def _two(idle: Idle, inner: str = "D_v", *, bias: bool = True) -> None:
+    """Two products to the width D."""
+    idle.matrix("projector_in", f"{inner}, D", "D" if bias else "")
+    idle.matrix("projector_out", "D, D", "D" if bias else "")
+
+
+def _llava(config: Config, idle: Idle) -> None:
+    _two(idle, bias=config.flag("multimodal_projector_bias", default=True))
+    if config.text("model_type") != "llava":
+        idle.param("image_newline", "D")
+
+
+def _mistral3(config: Config, idle: Idle) -> None:
+    merged = config.size("spatial_merge_size", default=2) ** 2
+    idle.param("projector_norm", "D_v")
+    idle.matrix("merger", f"{merged}*D_v, D_v")
+    _two(idle, bias=config.flag("multimodal_projector_bias", default=False))
+
+
+def _shuffled(config: Config, idle: Idle) -> None:
+    """InternVL: a pixel shuffle, a norm and two products."""
+    ratio = config.ratio("downsample_ratio", default=1)
+    if not ratio or (wide := _value(idle.text, "D_v") / ratio**2).denominator != 1:
+        raise config.wrong("downsample_ratio", "a share of the side of an image, as 0.5")
+    idle.text.symbol("U_v", int(wide), "hidden_size / downsample_ratio^2")
+    idle.norm("projector_norm", "U_v")
+    _two(idle, "U_v")
+
+
+def _linear(config: Config, idle: Idle) -> None:
+    config.only("projection_dim", _value(idle.text, "D"))
+    idle.matrix("projector", "D_v, D", "D")
+
+
+def _packed(config: Config, idle: Idle) -> None:
+    """Idefics 3: as many patches as make a square are one token."""
+    factor = config.size("scale_factor", default=2)
+    idle.text.symbol("U_v", factor**2 * _value(idle.text, "D_v"), "scale_factor^2 * hidden_size")
+    idle.matrix("projector", "U_v, D")
+
+
+def _gated(config: Config, idle: Idle) -> None:
+    """Aya Vision: a pixel shuffle, a norm, and two products with a gate between them."""
+    factor = config.size("downsample_factor", default=2)
+    idle.text.symbol("U_v", factor**2 * _value(idle.text, "D_v"), "downsample_factor^2 * width")
+    inner = config.size("alignment_intermediate_size", default=_value(idle.text, "D"))
+    if inner % 2:
+        raise config.wrong("alignment_intermediate_size", "an even number")
+    idle.text.symbol("J_v", inner // 2, "alignment_intermediate_size / 2")
+    config.skip("adapter_layer_norm_eps")
+    idle.norm("projector_norm", "U_v")
+    idle.matrix("projector_in", "U_v, 2, J_v", "2, J_v")
+    idle.matrix("projector_out", "J_v, D", "D")
+
+
+def _frames(config: Config, idle: Idle) -> None:
+    """Voxtral: frames that make up the inner width are one token."""
+    idle.text.symbol("U_v", _value(idle.text, "F_v"), "four frames")
+    _two(idle, "U_v", bias=False)
+
+
+def _reader(
+    projector: Projector, tower: str = "siglip_vision_model", words: str = "llama"
+) -> Callable[[Config], ModelText]:
+    return lambda config: _read(config, projector, tower=tower, words=words)
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily(
+        "Gemma 3 with images",
+        ("gemma3",),
+        read_gemma3_towers,
+        "a tower of SigLIP",
+        read_images=read_gemma3_images,
+    ),
+    ModelFamily(
+        "Llama 4 with images",
+        ("llama4",),
+        read_llama4_towers,
+        "a tower of its own",
+        read_images=read_llama4_images,
+    ),
+    ModelFamily(
+        "LLaVA",
+        ("llava",),
+        _reader(_llava, "clip_vision_model"),
+        "another family; tower of CLIP, SigLIP or Pixtral",
+        read_images=READ_LLAVA,
+    ),
+    ModelFamily(
+        "LLaVA-NeXT",
+        ("llava_next", "llava_onevision", "llava_next_video"),
+        _reader(_llava, "clip_vision_model"),
+        "LLaVA; parts of images",
+    ),
+    ModelFamily(
+        "Mistral 3",
+        ("mistral3",),
+        _reader(_mistral3, "pixtral", "mistral"),
+        "Mistral; tower of Pixtral, 2 x 2 merger",
+        read_images=READ_MISTRAL3,
+    ),
+    ModelFamily(
+        "InternVL",
+        ("internvl",),
+        _reader(_shuffled, "internvl_vision", "qwen2"),
+        "another family; ViT, pixel shuffle",
+        read_images=READ_INTERNVL,
+    ),
+    ModelFamily(
+        "PaliGemma",
+        ("paligemma",),
+        _reader(_linear, words="gemma"),
+        "Gemma; tower of SigLIP",
+        read_images=READ_PALIGEMMA,
+    ),
+    ModelFamily(
+        "Idefics 3",
+        ("idefics3", "smolvlm"),
+        _reader(_packed, "idefics3_vision"),
+        "Llama; tower of SigLIP, packed patches",
+        read_images=READ_IDEFICS3,
+    ),
+    ModelFamily(
+        "Aya Vision",
+        ("aya_vision",),
+        _reader(_gated, words="cohere2"),
+        "Command R7B; tower of SigLIP, a gate",
+    ),
+    ModelFamily(
+        "Qwen2-Audio",
+        ("qwen2_audio",),
+        _reader(_linear, "qwen2_audio_encoder", "qwen2"),
+        "Qwen2; encoder of Whisper",
+    ),
+    ModelFamily(
+        "Voxtral",
+        ("voxtral",),
+        _reader(_frames, "voxtral_encoder"),
+        "Llama; encoder of Whisper",
+    ),
+)

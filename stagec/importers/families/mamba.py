@@ -1,0 +1,285 @@
+"""Models of Mamba-1 and Mamba-2, and hybrids of these with attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.state_space import (
+    PLAIN,
+    PREFIXED,
+    Mamba2Keys,
+    begin_scans,
+    read_mamba1,
+    read_mamba2,
+    skip_steps,
+)
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import Attention, Block, FeedForward
+from stagec.importers.writing.stack import Decoder, Place, stacked
+from stagec.importers.writing.text import ModelText
+
+
+def read_mamba(config: Config) -> ModelText:
+    """Mamba-1 (arXiv 2312.00752)."""
+    text, count = begin_scans(config, "Mamba", 768, 32, 50280)
+    block = read_mamba1(config, text)
+    skip_steps(config, text)
+    config.only("rms_norm", True)
+    config.only("d_inner", text.symbols["I"].value)
+    config.skip("ssm_cfg")
+    decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
+    return stacked(text, [[("", "ssm", block)]] * count, decoder)
+
+
+def read_falcon_mamba(config: Config) -> ModelText:
+    """Falcon Mamba (arXiv 2410.05355): step sizes, B and C are normed, without scales."""
+    text, count = begin_scans(config, "Falcon Mamba", 768, 32, 50280)
+    block = replace(read_mamba1(config, text), norms="none")
+    skip_steps(config, text)
+    config.skip("mixer_rms_eps")
+    decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
+    return stacked(text, [[("", "ssm", block)]] * count, decoder)
+
+
+def read_mamba_2(config: Config) -> ModelText:
+    """Mamba-2 (arXiv 2405.21060)."""
+    text, count = begin_scans(config, "Mamba-2", 4096, 64, 32768)
+    block = read_mamba2(config, text, PLAIN, heads=128, groups=8)
+    config.only("rms_norm", True)
+    config.skip("d_inner", "ssm_cfg")
+    decoder = Decoder(tied=config.flag("tie_word_embeddings", default=False))
+    return stacked(text, [[("", "ssm", block)]] * count, decoder)
+
+
+def read_jamba(config: Config) -> ModelText:
+    """Jamba (arXiv 2403.19887): Mamba-1 with norms, attention without positions in one layer of a
+    period, experts in every other layer."""
+    kin = Kin(config, "Jamba", Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
+    mamba = replace(read_mamba1(config, kin.text, "mamba_"), norms="full")
+    config.skip("mamba_inner_layernorms")
+    attention = Attention(rope=None)
+    at, period = _period(config, "attn", 8, 4)
+    is_sparse, every = _period(config, "expert", 2, 1)
+    mixture = kin.experts(count=16, top=2, inner="F", normalize=False)
+    plain = FeedForward(kin.activation())
+    single = (kin.text.symbols["E"].value or 1) == 1
+    layers: list[list[Place]] = []
+    for i in range(kin.count):
+        attends = i % at == period
+        sparse = i % is_sparse == every and not single
+        layers.append(
+            [
+                ("attention", "attn", attention) if attends else ("mamba", "ssm", mamba),
+                ("sparse", "ffn", mixture) if sparse else ("dense", "ffn", plain),
+            ]
+        )
+    return stacked(kin.text, layers, Decoder(tied=kin.tied()))
+
+
+def _period(config: Config, name: str, period: int, offset: int) -> tuple[int, int]:
+    """Which layers are special: those with this remainder of their number."""
+    every = config.size(f"{name}_layer_period", default=period)
+    at = config.count(f"{name}_layer_offset", default=offset)
+    if at >= every:
+        raise config.refuse(f"{name}_layer_offset", f"is {at}, not below the period {every}")
+    return every, at
+
+
+def read_bamba(config: Config) -> ModelText:
+    """Bamba: Mamba-2, attention in a few layers, half of each head rotated."""
+    kin = Kin(config, "Bamba", Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
+    mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
+    biased = kin.flag("attention_bias")
+    if config.has("attn_rotary_emb"):
+        size = kin.text.symbols["K"].value or 1
+        share = Fraction(config.size("attn_rotary_emb"), size)
+    else:
+        share = Fraction(1, 2)
+    rope = kin.rope(partial=share)
+    attention = Attention(qkv_bias=biased, out_bias=biased, rope=rope)
+    plain = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    attends = config.sizes("attn_layer_indices", most=kin.count - 1)
+    layers = [
+        [
+            ("attention", "attn", attention) if i in attends else ("mamba", "ssm", mamba),
+            ("", "ffn", plain),
+        ]
+        for i in range(kin.count)
+    ]
+    return stacked(kin.text, layers, Decoder(tied=kin.tied()))
+
+
+def read_granite_hybrid(config: Config) -> ModelText:
+    """Granite 4: Mamba-2 and attention, experts with a shared block, multipliers."""
+    kin = Kin(config, "Granite 4", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
+    config.skip("normalization_function")
+    biased = kin.flag("attention_bias")
+    positions = ("nope", "rope", "rotary")
+    rotary = config.word("position_embedding_type", among=positions, default="nope") != "nope"
+    factor = config.ratio("attention_multiplier", default=1)
+    if factor <= 0:
+        raise config.wrong("attention_multiplier", "a positive number")
+    rope = kin.rope()
+    attention = Attention(
+        qkv_bias=biased,
+        out_bias=biased,
+        rope=rope if rotary else None,
+        mask=f"causal, rsqrt = {1 / factor**2}",
+    )
+    kin.size("F_shared", "shared_intermediate_size", default=1024)
+    shared = FeedForward(kin.activation())
+    feed: Block = _Called(f"{shared.write(kin.text)}[F = F_shared]")
+    if config.count("num_local_experts", default=8):
+        feed = replace(kin.experts(count=8, top=2, inner="F"), shared=shared)
+    else:
+        config.skip("num_experts_per_tok")
+    types = config.kinds("layer_types", "layers_block_type", names=_KINDS, length=kin.count)
+    layers = [
+        [
+            ("attention", "attn", attention) if t == "attention" else ("mamba", "ssm", mamba),
+            ("", "ffn", feed),
+        ]
+        for t in types or ["mamba"] * kin.count
+    ]
+    logits = config.ratio("logits_scaling", default=1)
+    if logits <= 0:
+        raise config.wrong("logits_scaling", "a positive number")
+    decoder = Decoder(
+        tied=kin.tied(True),
+        embed_scale=config.ratio("embedding_multiplier", default=1),
+        logit_scale=1 / logits,
+    )
+    scale = config.ratio("residual_multiplier", default=1)
+    return stacked(kin.text, layers, decoder, scale=scale)
+
+
+#: What layers of hybrids are called.
+_KINDS = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A block that is in the text already, with the sizes of its call."""
+
+    name: str
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Its name."""
+        return self.name
+
+
+_NEMOTRON_KEYS = Mamba2Keys(
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    "chunk_size",
+    "use_bias",
+    "use_conv_bias",
+)
+
+
+def read_nemotron_h(config: Config) -> ModelText:
+    """Nemotron-H (arXiv 2504.03624): one block a layer, by a word: M for Mamba-2, * for attention
+    without positions, - for a feed-forward block, E for experts."""
+    sizes = Sizes(4096, 21504, 52, 32, 131072, 8192, groups=8, dim=128)
+    sizes = replace(sizes, layers=config.length("layers_block_type", default=sizes.layers))
+    kin = Kin(config, "Nemotron-H", sizes, dim_keys=("head_dim", "attention_head_dim"))
+    mamba = read_mamba2(config, kin.text, _NEMOTRON_KEYS, heads=128, groups=8, norm="groups")
+    mamba = replace(mamba, bias=mamba.bias or kin.flag("mamba_proj_bias"))
+    config.only("mamba_hidden_act", "silu")
+    config.only("moe_latent_size")
+    config.skip(
+        "moe_shared_expert_overlap",
+        "mtp_layers_block_type",
+        "mamba_dt_init_floor",
+        "rope_theta",
+        "partial_rotary_factor",
+    )
+    config.skip("mamba_ssm_cache_dtype", "sliding_window", "attn_layer_indices")
+    act = config.word("mlp_hidden_act", among=("relu2", "silu", "gelu"), default="relu2")
+    plain = FeedForward(act, gated=False, bias=kin.flag("mlp_bias"))
+    biased = kin.flag("attention_bias")
+    blocks: dict[str, Place] = {
+        "M": ("mamba", "ssm", mamba),
+        "*": ("attention", "attn", Attention(qkv_bias=biased, out_bias=biased, rope=None)),
+        "-": ("mlp", "ffn", plain),
+    }
+    word = _pattern(config, kin.count)
+    if "E" in word:
+        blocks["E"] = ("moe", "ffn", _nemotron_experts(kin, act))
+    else:
+        config.skip(*_NEMOTRON_EXPERTS)
+    return stacked(kin.text, [[blocks[c]] for c in word], Decoder(tied=kin.tied()))
+
+
+_NEMOTRON_EXPERTS = (
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "n_group",
+    "moe_shared_expert_intermediate_size",
+    "topk_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+)
+
+
+def _nemotron_experts(kin: Kin, act: str) -> Block:
+    """Experts without a gate, chosen as DeepSeek-V3 does; one shared block with its own width."""
+    config = kin.config
+    mixture = kin.experts(count=8, top=2, inner=7688, activation=act)
+    normalize = ["normalize"] if kin.flag("norm_topk_prob", True) else []
+    route = ("scores = sigmoid", *normalize, *kin.weights(), *kin.groups())
+    shared = None
+    if config.count("n_shared_experts", default=1):
+        kin.size("F_shared", "moe_shared_expert_intermediate_size", default=7688)
+        shared = FeedForward(act, gated=False)
+    return replace(mixture, route=route, choice_bias="state", gated=False, shared=shared)
+
+
+def _pattern(config: Config, count: int) -> str:
+    """The layers, one letter each."""
+    names = {
+        name: {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}[kind]
+        for name, kind in _KINDS.items()
+    }
+    word = "".join(config.kinds("layers_block_type", "layer_types", names=names, length=count))
+    if word:
+        config.skip("hybrid_override_pattern")
+        return word
+    word = config.text("hybrid_override_pattern")
+    if len(word) != count:
+        raise config.refuse(
+            "hybrid_override_pattern", f"has {len(word)} letters, expected {count}: one a layer"
+        )
+    wrong = sorted(set(word) - set("M*-E"))
+    if wrong:
+        raise config.wrong("hybrid_override_pattern", "a word of the letters M, *, - and E")
+    return word
+
+
+FAMILIES = (
+    ModelFamily("Mamba", ("mamba",), read_mamba, "selective scan"),
+    ModelFamily("Falcon Mamba", ("falcon_mamba",), read_falcon_mamba, "normed step sizes, B, C"),
+    ModelFamily("Mamba-2", ("mamba2",), read_mamba_2, "SSD, groups"),
+    ModelFamily("Jamba", ("jamba",), read_jamba, "Mamba-1, attention, experts by periods"),
+    ModelFamily("Bamba", ("bamba",), read_bamba, "Mamba-2, attention by a list"),
+    ModelFamily(
+        "Granite 4", ("granitemoehybrid",), read_granite_hybrid, "Mamba-2, attention, experts"
+    ),
+    ModelFamily("Nemotron-H", ("nemotron_h",), read_nemotron_h, "one block a layer, by a word"),
+)

@@ -1,0 +1,255 @@
+"""Further encoders of words: ELECTRA, ALBERT, ModernBERT, Nomic BERT, ESM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.importers.common.heads import expect_head
+from stagec.importers.common.idle import Idle
+from stagec.importers.common.positions import read_bases, read_rope
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.families.encoders import predict_words, read_activation, read_heads_of
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, LAYER_SCALE, FeedForward, Rope
+from stagec.importers.writing.stack import Layer, Part, write_stack
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import MultiHead, encoder, with_positions
+
+_ARGS = "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
+
+
+def _begin(config: Config, title: str, longest: int, *, width: int, vocab: int) -> ModelText:
+    """The text, with the sizes that all of these have."""
+    text, longest = begin(config, title, longest)
+    text.symbol("P", longest, "learned positions")
+    text.assume("P >= S")
+    read_size(config, text, "D", "hidden_size", default=width)
+    read_heads_of(config, text, "", "num_attention_heads", 12)
+    read_size(config, text, "F", "intermediate_size", default=4 * width)
+    text.symbol("L", config.layers(default=12), "num_hidden_layers")
+    read_size(config, text, "V", "vocab_size", default=vocab)
+    config.only("tie_word_embeddings", True)
+    return text
+
+
+def _narrow_words(config: Config, text: ModelText, body: Body) -> tuple[str, str]:
+    """Append embeddings, normed; the result's name, and the symbol of their width."""
+    e = config.size("embedding_size", default=128)
+    e_is_d = e == text.symbols["D"].value
+    width = "D" if e_is_d else text.symbol("E", e, "embedding_size")
+    read_size(config, text, "Y", "type_vocab_size", default=2)
+    words = body.let("e", f"stg.embedding({body.param('embed', f'V, {width}')}, %tokens)")
+    types = body.let("t", f"stg.embedding({body.param('type_embed', f'Y, {width}')}, %types)")
+    x = body.let("et", f"stg.add({words}, {types})")
+    x = with_positions(body, "ep", x, f"P, {width}", size="S")
+    return LAYER.write(body, "xe", x, "embed_norm", width), width
+
+
+def _projected(body: Body, x: str, width: str = "E") -> str:
+    steps = [
+        f'stg.einsum["bse,ed->bsd"]({{}}, {body.param("w_embed", f"{width}, D")})',
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_embed", "D")})',
+    ]
+    return body.steps("x", x, steps)
+
+
+def read_electra(config: Config) -> ModelText:
+    """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each word whether
+    it was replaced, or predicts words."""
+    expect_head(config, "PreTraining", "MaskedLM")
+    text = _begin(config, "ELECTRA", 512, width=256, vocab=30522)
+    config.only("position_embedding_type", "absolute")
+    config.skip(*(f"summary_{n}" for n in ("type", "use_proj", "activation", "last_dropout")))
+    act = read_activation(config, "hidden_act")
+    body = Body()
+    x, width = _narrow_words(config, text, body)
+    x = x if width == "D" else _projected(body, x)
+    mlp = FeedForward(act, gated=False, bias=True)
+    y = encoder(text, MultiHead(), mlp, post=True).write(body, x, "y")
+    if any(name.endswith("ForPreTraining") for name in config.strings("architectures")):
+        steps = [
+            f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_dense", "D, D")})',
+            f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_dense", "D")})',
+            ACTIVATIONS[act],
+            f'stg.einsum["bsd,d->bs"]({{}}, {body.param("w_replaced", "D")})',
+            f'stg.add["bs,->bs"]({{}}, {body.param("b_replaced", "")})',
+            "stg.cast[f32]({})",
+            "stg.mul({}, %signs)",
+            "stg.softplus({})",
+            'stg.sum["bs->"]({})',
+            "stg.scale[by = 1/(B*S)]({})",
+        ]
+        body.do(f"stg.return({body.steps('loss', y, steps)})")
+        text.notes.append("%signs are -1 for the words that were replaced, and 1 for all others.")
+        return text.train(_ARGS.replace("%labels: i32", "%signs: f32"), body)
+    predict_words(body, y, "gelu", width=width)
+    return text.train(_ARGS, body)
+
+
+# -- ALBERT ----------------------------------------------------------------------------------------
+
+#: The weights that all layers share, with their dimensions.
+_SHARED = {
+    **{f"w{n}": "D, H, K" for n in "qkv"},
+    **{f"b{n}": "H, K" for n in "qkv"},
+    "wo": "H, K, D",
+    "bo": "D",
+    "attn_norm_w": "D",
+    "attn_norm_b": "D",
+    "w_up": "D, F",
+    "b_up": "F",
+    "w_down": "F, D",
+    "b_down": "D",
+    "mlp_norm_w": "D",
+    "mlp_norm_b": "D",
+}
+
+
+def read_albert(config: Config) -> ModelText:
+    """ALBERT (arXiv 1909.11942): all layers share their weights; narrow embeddings."""
+    expect_head(config, "MaskedLM")
+    text = _begin(config, "ALBERT", 512, width=4096, vocab=30000)
+    config.only("position_embedding_type", "absolute")
+    config.only("num_hidden_groups", 1)
+    config.only("inner_group_num", 1)
+    config.skip("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    act = read_activation(config, "hidden_act", default="gelu_new")
+    layer = Body()
+    made: list[str] = []
+    for n in "qkv":
+        steps = [
+            f'stg.einsum["bsd,dhk->bshk"]({{}}, %w{n})',
+            f'stg.add["bshk,hk->bshk"]({{}}, %b{n})',
+        ]
+        made.append(layer.steps(n, "%h", steps))
+    steps = [
+        'stg.einsum["bshk,hkd->bsd"]({}, %wo)',
+        'stg.add["bsd,d->bsd"]({}, %bo)',
+        "stg.add(%h, {})",
+        "stg.layernorm({}, %attn_norm_w, %attn_norm_b)",
+    ]
+    n1 = layer.steps("n", layer.let("a", f"stg.attention({', '.join(made)})"), steps)
+    steps = [
+        'stg.einsum["bsd,df->bsf"]({}, %w_up)',
+        'stg.add["bsf,f->bsf"]({}, %b_up)',
+        ACTIVATIONS[act],
+        'stg.einsum["bsf,fd->bsd"]({}, %w_down)',
+        'stg.add["bsd,d->bsd"]({}, %b_down)',
+        f"stg.add({n1}, {{}})",
+        "stg.layernorm({}, %mlp_norm_w, %mlp_norm_b)",
+    ]
+    layer.do(f"stg.return({layer.steps('y', n1, steps)})")
+    text.function("layer", ", ".join(["%h", *(f"%{n}" for n in _SHARED)]), layer)
+    body = Body()
+    x, width = _narrow_words(config, text, body)
+    x = _projected(body, x, width)
+    shared = ", ".join(body.param(name, dims) for name, dims in _SHARED.items())
+    inner = Body()
+    inner.do(f"stg.yield({inner.let('r', f'stg.call @layer(%h, {shared})')})")
+    body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
+    predict_words(body, "%y", act, width=width)
+    return text.train(_ARGS, body)
+
+
+# -- rotary positions ------------------------------------------------------------------------------
+
+
+def read_modernbert(config: Config) -> ModelText:
+    """ModernBERT (arXiv 2412.13663): norms before the parts, GeGLU, two layers of three with a
+    window in both directions and a base of their own."""
+    expect_head(config, "MaskedLM")
+    text = _begin(config, "ModernBERT", 8192, width=768, vocab=50368)
+    every = config.size("global_attn_every_n_layers", default=3)
+    near, far = "sliding_attention", "full_attention"
+    count = text.symbols["L"].value or 1
+    types = config.words("layer_types", among=(near, far), length=count) or [
+        near if i % every else far for i in range(count)
+    ]
+    local = config.size("local_attention", default=128)
+    text.symbol("W", local // 2 + 1, "local_attention / 2, and the word itself")
+    ropes = {kind: Rope(symbol) for kind, symbol in ((far, "theta"), (near, "theta_local"))}
+    keys = {far: ("global_rope_theta", 160000), near: ("local_rope_theta", 10000)}
+    if config.has("rope_parameters"):
+        bases = {far: ("theta", 160000), near: ("theta_local", 10000)}
+        ropes = read_bases(config, text, bases, nested="")
+    else:
+        for kind, (key, base) in keys.items():
+            text.symbol(ropes[kind].base, config.size(key, default=base, most=1 << 40), key)
+    config.only("position_embedding_type", "absolute", "rope", "sans_pos")
+    config.only("classifier_bias", False)
+    config.only("decoder_bias", True)
+    config.skip("classifier_pooling", "deterministic_flash_attn", "initializer_cutoff_factor")
+    config.skip("reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index")
+    config.skip("sparse_prediction", "layer_norm_eps", *(key for key, _ in keys.values()))
+    norm = LAYER if config.flag("norm_bias", default=False) else LAYER_SCALE
+    biases = "qkvo" if config.flag("attention_bias", default=False) else ""
+    act = read_activation(config, "hidden_activation")
+    mlp = FeedForward(act, bias=config.flag("mlp_bias", default=False)).write(text)
+    blocks = {
+        far: MultiHead(biases, name="global_attention", rope=ropes[far]),
+        near: MultiHead(biases, "window = W", name="local_attention", rope=ropes[near]),
+    }
+    body = Body()
+    e = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
+    x = norm.write(body, "x", e, "embed_norm")
+    names = {far: "global", near: "local"}
+    order = ["first", *(names[kind] for kind in types[1:])]
+    kinds = {
+        names[kind]: Layer([Part(blocks[kind].write(text), "attn", norm), Part(mlp, "mlp", norm)])
+        for kind in dict.fromkeys(types[1:])
+    }
+    # the first layer has no norm before its attention: the embeddings are normed
+    first = Part(blocks[types[0]].write(text), "attn", None)
+    kinds["first"] = Layer([first, Part(mlp, "mlp", norm)])
+    y = norm.write(body, "n", write_stack(text, body, x, kinds, order), "norm")
+    predict_words(body, y, read_activation(config, "classifier_activation"), norm=norm, bias=False)
+    return text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
+
+
+def read_nomic_bert(config: Config) -> ModelText:
+    """Nomic BERT (arXiv 2402.01613): rotary positions, a SiLU gate, a norm behind each sum."""
+    expect_head(config, "MaskedLM")
+    text = _begin(config, "Nomic BERT", 2048, width=768, vocab=30528)
+    config.only("head_dim", text.symbols["K"].value)
+    read_size(config, text, "Y", "type_vocab_size", default=2)
+    rope = read_rope(config, text, base=1000)
+    act = read_activation(config, "hidden_act", default="silu")
+    body = Body()
+    e = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
+    t = body.let("t", f"stg.embedding({body.param('type_embed', 'Y, D')}, %types)")
+    x = LAYER.write(body, "x", body.let("et", f"stg.add({e}, {t})"), "embed_norm")
+    layers = encoder(text, MultiHead("", rope=rope), FeedForward(act), post=True)
+    predict_words(body, layers.write(body, x, "y"), act)
+    return text.train(_ARGS, body)
+
+
+def read_esm(config: Config) -> ModelText:
+    """ESM-2 (Science 379, 1123): proteins as words, rotary positions, norms before the parts."""
+    expect_head(config, "MaskedLM")
+    text = _begin(config, "ESM-2", 1026, width=768, vocab=33)
+    config.only("position_embedding_type", "rotary")
+    config.only("emb_layer_norm_before", False)
+    config.only("is_folding_model", False)
+    config.skip("esmfold_config", "vocab_list")
+    act = read_activation(config, "hidden_act")
+    text.symbol("theta", config.size("rope_theta", default=10000), "rope_theta")
+    body = Body()
+    x = body.let("x", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
+    mlp = FeedForward(act, gated=False, bias=True)
+    y = encoder(text, MultiHead(rope=Rope()), mlp).write(body, x, "y")
+    predict_words(body, LAYER.write(body, "n", y, "norm"), "gelu")
+    text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
+    idle = Idle(text)
+    idle.param("w_contacts", "L*H")
+    idle.param("b_contacts", "")
+    return idle.beside("contacts", "The head of contacts is declared and frozen, not computed.")
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("ELECTRA", ("electra",), read_electra, "narrow embeddings, a discriminator"),
+    ModelFamily("ALBERT", ("albert",), read_albert, "layers that share their weights"),
+    ModelFamily("ModernBERT", ("modernbert",), read_modernbert, "windows 2:1, GeGLU, two bases"),
+    ModelFamily("Nomic BERT", ("nomic_bert",), read_nomic_bert, "rotary positions, SiLU gate"),
+    ModelFamily("ESM-2", ("esm",), read_esm, "rotary positions, norms before the parts"),
+)

@@ -1,0 +1,340 @@
+"""Vision-language models: a language model, and a tower of vision beside it (`idle`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle
+from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.sizes import read_size
+from stagec.importers.families.images import read_qwen2_5_vl_images, read_qwen2_vl_images
+from stagec.importers.families.images_llama import read_mllama_images
+from stagec.importers.families.images_qwen3 import read_qwen3_vl_images, read_qwen3_vl_moe_images
+from stagec.importers.families.linear_attention import read_qwen3_5, read_qwen3_5_moe
+from stagec.importers.families.llama import read_glm4v_text, read_qwen2, read_qwen3
+from stagec.importers.families.mixture import read_glm4_moe, read_qwen3_moe
+from stagec.importers.family import ModelFamily, Reader
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import Attention, FeedForward
+from stagec.importers.writing.stack import Decoder
+from stagec.importers.writing.text import ModelText
+
+
+def _vision(config: Config) -> Config:
+    vision = config.section("vision_config")
+    if vision is None:
+        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    return vision
+
+
+# -- Qwen-VL ---------------------------------------------------------------------------------------
+
+
+def read_qwen2_5_vl(config: Config) -> ModelText:
+    """Qwen2.5-VL (arXiv 2502.13923): a tower with RMSNorm and SwiGLU, patches of two frames, 2 x 2
+    patches merged to a token."""
+    text, vision = _qwen(config)
+    idle = qwen2_5_tower(vision, text)
+    vision.finish()
+    return idle.beside()
+
+
+def qwen2_5_tower(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of Qwen2.5-VL, with its merger."""
+    read_idle(vision, text, width=3584, inner=3420, layers=32, patch=14)
+    vision.skip("window_size", "fullatt_block_indexes")
+    idle = _qwen_tower(vision, text)
+    for name in ("attn", "mlp"):
+        idle.norm(f"{name}_norm", "L_v, D_v", bias=False)
+    idle.matrix("gate_up", "L_v, D_v, 2, F_v", "L_v, 2, F_v")
+    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    idle.param("merger_norm", "D_v")
+    _merger(vision, idle, "out_hidden_size")
+    return idle
+
+
+def read_qwen2_vl(config: Config) -> ModelText:
+    """Qwen2-VL (arXiv 2409.12191): a ViT of any resolution, 2 x 2 patches merged to a token."""
+    text, vision = _qwen(config)
+    width = vision.size("embed_dim", default=1280)
+    ratio = vision.size("mlp_ratio", default=4)
+    read_size(vision, text, "O_v", "hidden_size", default=3584)
+    text.symbol("D_v", width, "embed_dim")
+    text.symbol("F_v", ratio * width, "mlp_ratio * embed_dim")
+    text.symbol("L_v", vision.layers("depth", default=32), "depth")
+    read_size(vision, text, "C", "in_channels", "in_chans", default=3)
+    read_size(vision, text, "P_v", "patch_size", default=14)
+    vision.skip("num_heads", "hidden_act")
+    idle = _qwen_tower(vision, text)
+    for name in ("attn", "mlp"):
+        idle.norm(f"{name}_norm", "L_v, D_v")
+    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
+    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    idle.norm("merger_norm", "D_v")
+    _merger(vision, idle, "hidden_size")
+    vision.finish()
+    return idle.beside()
+
+
+def _qwen(config: Config) -> tuple[ModelText, Config]:
+    config.merge("text_config")
+    config.skip("vision_config")
+    return read_qwen2(config), _vision(config)
+
+
+def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
+    """What the towers of all have: patches of some frames, with a bias of these dimensions; q, k
+    and v with biases."""
+    read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
+    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
+    idle = Idle(text)
+    idle.matrix("patch", "C, Y_v, P_v, P_v, D_v", bias)
+    idle.matrix("qkv", "L_v, D_v, 3, D_v", "L_v, 3, D_v")
+    idle.matrix("o", "L_v, D_v, D_v", "L_v, D_v")
+    return idle
+
+
+def _merger(vision: Config, idle: Idle, key: str) -> None:
+    """Declare the merger: two products of m x m patches, to the width of the language model."""
+    text = idle.text
+    merge = vision.size("spatial_merge_size", default=2)
+    text.symbol("U_v", merge * merge * (text.symbols["D_v"].value or 1), "merged patches")
+    read_size(vision, text, "O_v", key, default=3584)
+    idle.matrix("merger_in", "U_v, U_v", "U_v")
+    idle.matrix("merger_out", "U_v, O_v", "O_v")
+
+
+# -- Llama 3.2 Vision ------------------------------------------------------------------------------
+
+
+def read_mllama(config: Config) -> ModelText:
+    """Llama 3.2 Vision: some layers attend to images alone, behind a gate; a step of texts leaves
+    them out."""
+    vision = _vision(config)
+    config.merge("text_config")
+    crossed = config.sizes("cross_attention_layers")
+    kin = Kin(config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8))
+    text, total = kin.text, kin.count
+    if any(layer >= total for layer in crossed) or len(set(crossed)) < len(crossed):
+        raise config.refuse("cross_attention_layers", f"are not layers of {total}")
+    kin = _without(kin, total - len(crossed))
+    mixer, block = Attention(rope=kin.rope()), FeedForward(kin.activation())
+    kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    idle = Idle(text)
+    idle.param("image_words", "8, D")
+    if crossed:
+        _crossed(idle, text, len(crossed))
+    read_idle(vision, text, width=1280, inner=5120, layers=32, patch=14)
+    _tiled(vision, idle)
+    return idle.beside()
+
+
+def _without(kin: Kin, count: int) -> Kin:
+    if count < 1:
+        raise kin.config.refuse("cross_attention_layers", "leave no layer of self-attention")
+    kin.count = count
+    return kin
+
+
+def _crossed(idle: Idle, text: ModelText, count: int) -> None:
+    """Layers that attend to images, their gates and norms of queries and keys included."""
+    n = text.symbol("L_cross", count, "cross_attention_layers")
+    for name, dims in (("q", "D, H, K"), ("k", "D, G, K"), ("v", "D, G, K"), ("o", "H, K, D")):
+        idle.matrix(f"cross_{name}", f"{n}, {dims}")
+    for name in ("q_norm", "k_norm"):
+        idle.param(f"cross_{name}", f"{n}, K")
+    for name in ("attn", "ffn"):
+        idle.param(f"cross_{name}_norm", f"{n}, D")
+    idle.matrix("cross_gate_up", f"{n}, D, 2, F")
+    idle.matrix("cross_down", f"{n}, F, D")
+    gates(idle, ["cross_attn_gate", "cross_ffn_gate"], n)
+
+
+def _tiled(vision: Config, idle: Idle) -> None:
+    """The tower: images in tiles, each with positions of its own; layers with gates behind the
+    others; outputs of several layers side by side."""
+    text = idle.text
+    side = vision.size("image_size", default=448) // (text.symbols["P_v"].value or 1)
+    text.symbol("N_v", side * side + 1, "(image_size / patch_size)^2 + 1")
+    tiles = vision.size("max_num_tiles", default=4)
+    text.symbol("X_v", tiles, "max_num_tiles")
+    found = vision.lists("supported_aspect_ratios")
+    text.symbol("A_v", 1 + (found or 8), "supported_aspect_ratios, and none")
+    text.symbol("L_global", vision.layers("num_global_layers", default=8), "num_global_layers")
+    parts = len(vision.sizes("intermediate_layers_indices")) or 5
+    width = (1 + parts) * (text.symbols["D_v"].value or 1)
+    text.symbol("U_v", width, "(1 + intermediate_layers_indices) * D_v")
+    vision.only("vision_output_dim", width)
+    idle.matrix("patch", "C, P_v, P_v, D_v")
+    idle.param("class_token", "D_v")
+    idle.param("positions", "N_v, D_v")
+    idle.param("tile_positions", "A_v, X_v, N_v, D_v")
+    idle.param("pre_tile_positions", "A_v, X_v, D_v")
+    idle.param("post_tile_positions", "A_v, X_v, D_v")
+    gates(idle, ["position_gate", "pre_tile_gate", "post_tile_gate"])
+    idle.norm("pre_norm", "D_v")
+    idle.norm("post_norm", "D_v")
+    idle.layers(attention_bias=False)
+    idle.layers("L_global", "global_", attention_bias=False)
+    gates(idle, ["global_attn_gate", "global_mlp_gate"], "L_global")
+    idle.matrix("projector", "U_v, D", "D")
+    vision.finish()
+
+
+# -- Qwen3-VL, GLM-V -------------------------------------------------------------------------------
+
+
+def read_qwen3_vl(config: Config) -> ModelText:
+    """Qwen3-VL (arXiv 2511.21631): a ViT whose layers in between are merged too."""
+    return _qwen3_vl(config, read_qwen3)
+
+
+def read_qwen3_vl_moe(config: Config) -> ModelText:
+    """Qwen3-VL with experts."""
+    return _qwen3_vl(config, read_qwen3_moe)
+
+
+def read_qwen3_5_vl(config: Config) -> ModelText:
+    """Qwen3.5 with its tower: that of Qwen3-VL, whose last layer alone is merged."""
+    return _qwen3_vl(config, read_qwen3_5, deep=())
+
+
+def read_qwen3_5_vl_moe(config: Config) -> ModelText:
+    """Qwen3.5 with experts and the same tower."""
+    return _qwen3_vl(config, read_qwen3_5_moe, deep=())
+
+
+_DEEP = (8, 16, 24)
+
+
+def _qwen3_vl(config: Config, read: Reader, deep: Sequence[int] = _DEEP) -> ModelText:
+    text, vision = words_and_tower(config, read)
+    idle = qwen3_tower(vision, text, deep)
+    vision.finish()
+    return idle.beside()
+
+
+def qwen3_tower(vision: Config, text: ModelText, deep: Sequence[int] = _DEEP) -> Idle:
+    """Declare the tower of Qwen3-VL, with its merger and those of the layers `deep`."""
+    read_idle(vision, text, width=1152, inner=4304, layers=27, patch=16)
+    read_size(vision, text, "N_v", "num_position_embeddings", default=2304)
+    if vision.is_list("deepstack_visual_indexes"):
+        deep = vision.sizes("deepstack_visual_indexes")
+    idle = _qwen_tower(vision, text, bias="D_v")
+    idle.param("positions", "N_v, D_v")
+    for name in ("attn", "mlp"):
+        idle.norm(f"{name}_norm", "L_v, D_v")
+    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
+    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    idle.norm("merger_norm", "D_v")
+    _merger(vision, idle, "out_hidden_size")
+    if deep:
+        text.symbol("L_deep", len(deep), "deepstack_visual_indexes")
+        idle.norm("deep_norm", "L_deep, U_v")
+        idle.matrix("deep_in", "L_deep, U_v, U_v", "L_deep, U_v")
+        idle.matrix("deep_out", "L_deep, U_v, O_v", "L_deep, O_v")
+    return idle
+
+
+def read_glm4v(config: Config) -> ModelText:
+    """GLM-4.1V (arXiv 2507.01006): a tower with a gate, 2 x 2 patches merged by a convolution."""
+    return _glm_v(config, read_glm4v_text)
+
+
+def read_glm4v_moe(config: Config) -> ModelText:
+    """GLM-4.5V: GLM-4.5 with the same tower."""
+    return _glm_v(config, read_glm4_moe)
+
+
+def _glm_v(config: Config, read: Reader) -> ModelText:
+    text, vision = words_and_tower(config, read)
+    # the inner width of layers is that of what comes out; the key names that of the merger
+    inner = vision.size("out_hidden_size", default=4096)
+    read_size(vision, text, "U_v", "intermediate_size", default=13696)
+    text.symbol("D_v", vision.size("hidden_size", default=1536), "hidden_size")
+    text.symbol("F_v", inner, "out_hidden_size")
+    text.symbol("L_v", vision.layers("depth", default=24), "depth")
+    read_size(vision, text, "C", "in_channels", default=3)
+    read_size(vision, text, "P_v", "patch_size", default=14)
+    read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
+    read_size(vision, text, "X_v", "spatial_merge_size", default=2)
+    image_tokens(vision, text, 336)
+    vision.only("attention_bias", False)
+    vision.skip("num_heads", "hidden_act", "rope_parameters")
+    idle = Idle(text)
+    idle.matrix("patch", "C, Y_v, P_v, P_v, D_v", "D_v")
+    idle.param("positions", "N_v, D_v")
+    for name in ("pre_norm", "post_norm"):
+        idle.param(name, "D_v")
+    for name in ("attn_norm", "mlp_norm"):
+        idle.param(name, "L_v, D_v")
+    idle.matrix("qkv", "L_v, D_v, 3, D_v")
+    idle.matrix("o", "L_v, D_v, D_v")
+    idle.matrix("gate_up", "L_v, D_v, 2, F_v")
+    idle.matrix("down", "L_v, F_v, D_v")
+    idle.matrix("merge", "X_v, X_v, D_v, F_v", "F_v")
+    idle.matrix("projector", "F_v, F_v")
+    idle.norm("projector_norm", "F_v")
+    idle.matrix("merger_gate_up", "F_v, 2, U_v")
+    idle.matrix("merger_down", "U_v, F_v")
+    vision.finish()
+    return idle.beside()
+
+
+def words_and_tower(config: Config, read: Reader) -> tuple[ModelText, Config]:
+    """The text of the language model in `text_config`, and the tower's configuration."""
+    words = config.section("text_config")
+    if words is None:
+        raise config.refuse("text_config", "is missing: expected the language model")
+    words.inherit(config, "tie_word_embeddings")
+    if not words.has("model_type"):
+        words.inherit(config, "model_type")
+    text = read(words)
+    words.finish()
+    return replace(text, name=config.text("model_type")), _vision(config)
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily(
+        "Qwen2.5-VL",
+        ("qwen2_5_vl",),
+        read_qwen2_5_vl,
+        "Qwen2; tower with SwiGLU, 2 x 2 merger",
+        read_images=read_qwen2_5_vl_images,
+    ),
+    ModelFamily(
+        "Qwen2-VL",
+        ("qwen2_vl",),
+        read_qwen2_vl,
+        "Qwen2; tower of ViT, 2 x 2 merger",
+        read_images=read_qwen2_vl_images,
+    ),
+    ModelFamily(
+        "Llama 3.2 Vision",
+        ("mllama",),
+        read_mllama,
+        "gated cross attention, tiles",
+        read_images=read_mllama_images,
+    ),
+    ModelFamily(
+        "Qwen3-VL",
+        ("qwen3_vl",),
+        read_qwen3_vl,
+        "Qwen3; ViT with deep mergers",
+        read_images=read_qwen3_vl_images,
+    ),
+    ModelFamily(
+        "Qwen3-VL-MoE",
+        ("qwen3_vl_moe",),
+        read_qwen3_vl_moe,
+        "Qwen3-MoE; the same tower",
+        read_images=read_qwen3_vl_moe_images,
+    ),
+    ModelFamily("Qwen3.5 with images", ("qwen3_5",), read_qwen3_5_vl, "the tower of Qwen3-VL"),
+    ModelFamily(
+        "Qwen3.5-MoE with images", ("qwen3_5_moe",), read_qwen3_5_vl_moe, "the tower of Qwen3-VL"
+    ),
+    ModelFamily("GLM-4.1V", ("glm4v",), read_glm4v, "GLM-4; tower with a gate, 2 x 2 merger"),
+    ModelFamily("GLM-4.5V", ("glm4v_moe",), read_glm4v_moe, "GLM-4.5; the same tower"),
+)

@@ -1,0 +1,431 @@
+"""Recent decoders near Llama: gates and norms of their own, short convolutions, experts beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.positions import read_bases
+from stagec.importers.families.deepseek import latent_of, sigmoid_stack
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm, joined
+from stagec.importers.writing.stack import Decoder, root
+from stagec.importers.writing.text import Body, ModelText
+
+_PLAIN = Norm(affine="none")
+
+
+def read_cwm(config: Config) -> ModelText:
+    """CWM (arXiv 2510.02387): Llama with windows in three layers of four."""
+    kin = Kin(config, "CWM", Sizes(6144, 21504, 64, 48, 128256, 131072, 8, 128, 1000000))
+    local = kin.windows([i % 4 != 0 for i in range(kin.count)])
+    mixers = kin.masked(Attention(rope=kin.rope()), local, kin.window(8192))
+    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()))
+
+
+def read_ministral3(config: Config) -> ModelText:
+    """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
+    kin = Kin(config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
+    parameters = config.section("rope_parameters")
+    queries = ""
+    if parameters is not None and parameters.has("llama_4_scaling_beta"):
+        beta = parameters.ratio("llama_4_scaling_beta")
+        floor = parameters.size("original_max_position_embeddings", default=16384)
+        if beta:
+            queries = f"stg.temperature[floor = {floor}, scale = {beta}, start = 0]({{}})"
+    mixer = Attention(rope=kin.rope(), queries=queries)
+    mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
+    return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
+
+
+def read_jais2(config: Config) -> ModelText:
+    """Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
+    kin = Kin(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, dim=128, base=500000))
+    biased = kin.flag("attention_bias", True)
+    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias", True))
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(LAYER, tied=kin.tied()), norm=LAYER)
+
+
+def read_nanochat(config: Config) -> ModelText:
+    """nanochat: norms without scales, one of the embeddings too; a squared ReLU, bounded logits."""
+    kin = Kin(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
+    config.only("attention_bias", False)
+    rope = replace(kin.rope(), inverse=True)
+    mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=rope)
+    block = FeedForward(kin.activation("relu2"), gated=False)
+    cap = config.ratio("final_logit_softcapping", default=15)
+    decoder = Decoder(_PLAIN, tied=kin.tied(), embed_norm=_PLAIN, logit_cap=cap or None)
+    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=_PLAIN)
+
+
+# -- activations of their own ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _XIELU:
+    """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
+    it, each times a trained number, and x times beta, a buffer."""
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        u = body.let("u", f'stg.einsum["bsd,df->bsf"](%x, {body.param("w_up", "D, F")})')
+        above = body.let("above", f"stg.softplus({body.param('alpha_p', '')})")
+        below = body.let("below0", f"stg.softplus({body.param('alpha_n', '')})")
+        beta = body.param("beta", "", role="state")
+        below = body.let("below", f'stg.add[",->"]({below}, {beta})')
+        r = body.let("r", f"stg.relu({u})")
+        p = body.let(
+            "p", f'stg.einsum["bsf,->bsf"]({body.let("rr", f"stg.mul({r}, {r})")}, {above})'
+        )
+        n = body.let("n", f"stg.add({u}, {body.let('minus', f'stg.scale[by = -1]({r})')})")
+        steps = [
+            f"stg.add({body.let('e', f'stg.exp({n})')}, {{}})",
+            f'stg.einsum["bsf,->bsf"]({{}}, {below})',
+        ]
+        q = body.steps("q", body.let("minus_n", f"stg.scale[by = -1]({n})"), steps)
+        linear = f'stg.einsum["bsf,->bsf"]({u}, {beta})'
+        least = body.let("least", f"stg.scale[by = -1]({below})")
+        m = body.let(
+            "m",
+            f'stg.add["bsf,bsf,bsf,->bsf"]({p}, {q}, {body.let("linear", linear)}, {least})',
+        )
+        y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({m}, {body.param("w_down", "F, D")})')
+        body.do(f"stg.return({y})")
+        return text.function(joined(kind, "xielu"), "%x", body)
+
+
+def read_apertus(config: Config) -> ModelText:
+    """Apertus (arXiv 2509.14233): xIELU without a gate, queries and keys normed per head."""
+    kin = Kin(config, "Apertus", Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000))
+    config.only("hidden_act", "xielu")
+    config.only("qk_norm", True)
+    config.only("post_norm", False)
+    biased = kin.flag("attention_bias")
+    mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
+    return kin.stack(kin.all(mixer), kin.all(_XIELU()), Decoder(tied=kin.tied()))
+
+
+@dataclass(frozen=True, slots=True)
+class _NormedGate:
+    """A feed-forward block with a squared ReLU as a gate, and a norm before its last product."""
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        weight = body.param("w_gate_up", "D, 2, F")
+        u = body.let("u", f'stg.einsum["bsd,dzf->bzsf"](%x, {weight})')
+        body.do(f"%g, %up = stg.unbind[dim = 1, count = 2]({u})")
+        r = body.let("r", "stg.relu(%g)")
+        m = body.steps("m", r, ["stg.mul({}, %r)", "stg.mul({}, %up)"])
+        n = RMS.write(body, "n", m, "sub_norm", "F")
+        y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({n}, {body.param("w_down", "F, D")})')
+        body.do(f"stg.return({y})")
+        return text.function(joined(kind, "gated_relu2"), "%x", body)
+
+
+def read_bitnet(config: Config) -> ModelText:
+    """BitNet b1.58 (arXiv 2504.12285): norms before the last product of each block. Weights of 1.58
+    bits are what a strategy may say; here they are as others."""
+    kin = Kin(config, "BitNet", Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000))
+    config.only("hidden_act", "relu2")
+    biased = kin.flag("attention_bias")
+    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), out_norm=RMS)
+    return kin.stack(kin.all(mixer), kin.all(_NormedGate()), Decoder(tied=kin.tied()))
+
+
+# -- latent attention ------------------------------------------------------------------------------
+
+
+def read_minicpm3(config: Config) -> ModelText:
+    """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
+    kin, mixer = latent_of(config, "MiniCPM 3", Sizes(2560, 6400, 62, 40, 73448, 32768))
+    base = config.size("dim_model_base", default=256)
+    decoder = Decoder(
+        tied=kin.tied(True),
+        embed_scale=config.ratio("scale_emb", default=12),
+        logit_scale=Fraction(base, kin.width),
+    )
+    depth = config.ratio("scale_depth", default=Fraction("1.4"))
+    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
+    return kin.stack(kin.all(mixer), kin.all(block), decoder, scale=depth / root(kin.count))
+
+
+def read_youtu(config: Config) -> ModelText:
+    """Youtu-LLM: latent attention, dense blocks."""
+    kin, mixer = latent_of(config, "Youtu", Sizes(2048, 6144, 32, 16, 128256, 131072))
+    block = FeedForward(kin.activation())
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
+
+
+def read_glm4_moe_lite(config: Config) -> ModelText:
+    """GLM-4.7-Flash: GLM-4.5's experts over latent attention."""
+    sizes = Sizes(2048, 10240, 47, 20, 154880, 202752)
+    kin, mixer = latent_of(config, "GLM-4.7-Flash", sizes)
+    scale = Fraction("1.8")
+    return sigmoid_stack(kin, mixer, count=64, top=4, inner=1536, dense=1, scale=scale)
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+
+def read_flex_olmo(config: Config) -> ModelText:
+    """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms behind the blocks."""
+    kin = Kin(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
+    mixture = kin.experts(count=7, top=5, inner="F", normalize=kin.flag("norm_topk_prob"))
+    biased = kin.flag("attention_bias")
+    mixer = Attention(
+        qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=kin.rope()
+    )
+    decoder = Decoder(tied=kin.tied())
+    return kin.stack(kin.all(mixer), kin.all(mixture), decoder, norm=None, post=RMS)
+
+
+def read_exaone_moe(config: Config) -> ModelText:
+    """K-EXAONE (arXiv 2601.01739): windows 3:1, the others without positions; experts as
+    DeepSeek-V3 has them."""
+    kin = Kin(config, "K-EXAONE", Sizes(4096, 16384, 32, 32, 102400, 2048))
+    local = kin.windows([])
+    if not local:
+        every = config.every("sliding_window_pattern", default=4)
+        local = [(i + 1) % every != 0 for i in range(kin.count)]
+    config.skip("sliding_window_pattern")
+    rotary = Attention(qk_norm=RMS, rope=kin.rope())
+    near = kin.masked(rotary, [True] * kin.count, kin.window(4096))[0][1]
+    still = replace(rotary, rope=None) if any(local) else rotary
+    mixers: list[Named] = [("local", near) if each else ("global", still) for each in local]
+    return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
+
+
+def read_solar_open(config: Config) -> ModelText:
+    """Solar Open (arXiv 2601.07022): GLM-4.5's experts in every layer, all of a head rotated."""
+    sizes = Sizes(4096, 10240, 48, 64, 196608, 131072, groups=8, dim=128, base=1000000)
+    kin = Kin(config, "Solar Open", sizes)
+    config.only("use_qk_norm", False)
+    config.skip("partial_rotary_factor", "intermediate_size")
+    biased = kin.flag("attention_bias")
+    mixer = Attention(qkv_bias=biased, rope=kin.rope())
+    return _sparse(kin, kin.all(mixer), count=128, top=8, inner=1280, dense=0)
+
+
+def read_hy_v3(config: Config) -> ModelText:
+    """Hunyuan 3: experts by sigmoids, a shared one, queries and keys normed per head."""
+    sizes = Sizes(4096, 13312, 80, 64, 120832, 131072, groups=8, dim=128, base=11158840)
+    kin = Kin(config, "Hunyuan 3", sizes)
+    config.only("mlp_bias", False)
+    config.skip("enable_moe_fp32_combine")
+    biased = kin.flag("attention_bias")
+    mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
+    scale = Fraction("2.826")
+    return _sparse(kin, kin.all(mixer), count=192, top=8, inner=1536, dense=1, scale=scale)
+
+
+def _sparse(
+    kin: Kin,
+    mixers: Sequence[Named],
+    *,
+    count: int,
+    top: int,
+    inner: int,
+    dense: int,
+    scale: Fraction | int = 1,
+) -> ModelText:
+    """Dense layers first, then experts of DeepSeek-V3."""
+    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
+    dense = kin.config.count("first_k_dense_replace", default=dense)
+    blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
+    return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))
+
+
+def read_afmoe(config: Config) -> ModelText:
+    """Trinity (Arcee): gated attention, windows 3:1 with positions and the others without them;
+    norms before and behind; experts by sigmoids."""
+    kin = Kin(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
+    every = config.size("global_attn_every_n_layers", default=4)
+    local = kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
+    biased = kin.flag("attention_bias")
+    full = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=None, gated=True)
+    rotary = replace(full, rope=kin.rope())
+    near = kin.masked(rotary, [True] * kin.count, kin.window(1024))[0][1]
+    mixers: list[Named] = [("local", near) if each else ("global", full) for each in local]
+    config.only("score_func", "sigmoid")
+    config.only("route_norm", True)
+    config.skip("load_balance_coeff", "use_grouped_mm", "num_expert_groups", "num_limited_groups")
+    config.skip("n_group", "topk_group", "rope_type")
+    mixture = kin.sigmoid_experts(count=64, top=6, inner=1408, shared=2)
+    mixture = replace(mixture, choice_bias="frozen")
+    dense = config.count("num_dense_layers", default=1)
+    blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
+    scale = root(kin.width) if kin.flag("mup_enabled") else Fraction(1)
+    decoder = Decoder(tied=kin.tied(), embed_scale=scale)
+    return kin.stack(mixers, blocks, decoder, post=RMS)
+
+
+def read_mimo_v2(config: Config) -> ModelText:
+    """MiMo-V2-Flash (arXiv 2601.02780): windows 5:1 with sinks and twice as many heads of keys;
+    smaller heads of values; experts by sigmoids."""
+    sizes = Sizes(4096, 16384, 48, 64, 152576, 131072, groups=4, dim=192, base=5000000)
+    kin = Kin(config, "MiMo-V2", sizes)
+    text = kin.text
+    kin.size("W_v", "v_head_dim", default=128)
+    twice = config.size("swa_num_key_value_heads", default=2 * kin.groups_of_heads)
+    if kin.heads % twice:
+        raise config.refuse("swa_num_key_value_heads", f"is {twice}: {kin.heads} heads")
+    text.symbol("G_local", twice, "heads of keys of layers with a window")
+    for key, value in (("head_dim", kin.dim), ("num_attention_heads", kin.heads)):
+        config.only(f"swa_{key}", value)
+    config.only("swa_v_head_dim", text.symbols["W_v"].value)
+    config.only("add_swa_attention_sink_bias", True)
+    config.only("add_full_attention_sink_bias", False)
+    config.skip("attention_chunk_size", "hybrid_block_size")
+    kinds = {"full_attention": ("theta", 5000000), "sliding_attention": ("theta_local", 10000)}
+    third = Fraction("0.334")
+    ropes = read_bases(config, text, kinds, nested="", local_key="swa_rope_theta")
+    shares = dict.fromkeys(kinds, third)
+    parameters = config.section("rope_parameters")
+    for kind in kinds:
+        inner = parameters.section(kind) if parameters is not None else None
+        share = config.ratio("partial_rotary_factor", default=third)
+        shares[kind] = inner.ratio("partial_rotary_factor", default=share) if inner else share
+    if len(set(shares.values())) > 1:
+        raise config.refuse("rope_parameters", "rotate different parts of a head by kind of layers")
+    rotated = int(shares["full_attention"] * kin.dim) // 2 * 2
+    scale = config.ratio("attention_value_scale", default=Fraction("0.707"))
+    full = Attention(
+        rope=kin.partly(ropes["full_attention"], rotated, "partial_rotary_factor"),
+        value_dim="W_v",
+        values=f"stg.scale[by = {scale}]({{}})" if scale != 1 else "",
+    )
+    rope = replace(ropes["sliding_attention"], part="R" if rotated < kin.dim else None)
+    local = replace(full, groups="G_local", rope=rope, sinks=True)
+    flags = config.sizes("hybrid_layer_pattern", length=kin.count, most=1)
+    default = [bool(f) for f in flags] or [i > 0 and (i + 1) % 6 != 0 for i in range(kin.count)]
+    # a token sees so many before itself by this key, and itself
+    before = config.count("sliding_window_size", default=0)
+    window = before + 1 if before else kin.window(129)
+    config.skip("sliding_window")
+    near = kin.masked(local, [True] * kin.count, window)[0][1]
+    mixers: list[Named] = [
+        ("local", near) if each else ("global", full) for each in kin.windows(default)
+    ]
+    config.only("n_shared_experts", 0)
+    mixture = kin.sigmoid_experts(count=256, top=8, inner=2048, shared=0)
+    plain = FeedForward(mixture.activation)
+    sparse = config.sizes("moe_layer_freq", length=kin.count, most=1)
+    blocks = kin.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)
+    if sparse:
+        blocks = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
+    return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))
+
+
+# -- short convolutions ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _ShortConv:
+    """A convolution of W tokens between two gates."""
+
+    bias: bool = False
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        steps = [f'stg.einsum["bsd,dze->bzse"]({{}}, {body.param("w_in", "D, 3, D")})']
+        if self.bias:
+            steps.append(f'stg.add["bzse,ze->bzse"]({{}}, {body.param("b_in", "3, D")})')
+        u = body.steps("u", "%x", steps)
+        body.do(f"%b, %c, %v = stg.unbind[dim = 1, count = 3]({u})")
+        g = body.let("g", "stg.mul(%b, %v)")
+        operands = [g, body.param("conv", "D, W")]
+        operands += [body.param("conv_bias", "D")] if self.bias else []
+        y = body.let("y", f"stg.causal_conv({', '.join(operands)})")
+        m = body.let("m", f"stg.mul(%c, {y})")
+        steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_out", "D, D")})']
+        if self.bias:
+            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_out", "D")})')
+        body.do(f"stg.return({body.steps('o', m, steps)})")
+        return text.function("short_conv", "%x", body)
+
+
+def read_lfm2(config: Config) -> ModelText:
+    """LFM2 (arXiv 2511.23404): short convolutions, and attention in some layers."""
+    kin = _liquid(config, "LFM2", Sizes(2560, 12288, 32, 32, 65536, 128000, 8, base=1000000))
+    if kin.flag("block_auto_adjust_ff_dim", True):
+        times = config.ratio("block_ffn_dim_multiplier", default=1)
+        unit = config.size("block_multiple_of", default=256)
+        inner = int(times * (2 * kin.inner // 3))
+        kin.text.replace("F", -(-inner // unit) * unit, "2/3 of intermediate_size, rounded up")
+    config.skip("block_ffn_dim_multiplier", "block_multiple_of")
+    return kin.stack(_mixers(kin), kin.all(FeedForward()), Decoder(tied=_tied(kin)))
+
+
+def read_lfm2_moe(config: Config) -> ModelText:
+    """LFM2 with experts by sigmoids."""
+    kin = _liquid(config, "LFM2-MoE", Sizes(2048, 7168, 32, 32, 65536, 128000, 8, base=1000000))
+    mixture = kin.experts(count=32, top=4, inner=1792, activation="silu")
+    normalize = ["normalize"] if kin.flag("norm_topk_prob", True) else []
+    mixture = replace(
+        mixture,
+        route=("scores = sigmoid", *normalize, *kin.weights()),
+        choice_bias="state" if kin.flag("use_expert_bias", True) else "",
+    )
+    dense = config.count("num_dense_layers", default=2)
+    blocks = kin.dense_first(dense, mixture, FeedForward())
+    return kin.stack(_mixers(kin), blocks, Decoder(tied=_tied(kin)))
+
+
+def _liquid(config: Config, title: str, sizes: Sizes) -> Kin:
+    kin = Kin(config, title, sizes)
+    kin.size("W", "conv_L_cache", default=3)
+    for key in ("block_dim", "conv_dim", "conv_dim_out"):
+        config.only(key, kin.width)
+    config.only("num_heads", kin.heads)
+    config.only("block_use_swiglu", True)
+    config.only("use_pos_enc", True)
+    config.skip("block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "theta")
+    config.skip("block_use_xavier_init", "conv_use_xavier_init")
+    return kin
+
+
+def _tied(kin: Kin) -> bool:
+    return kin.config.flag("tie_embedding", "tie_word_embeddings", default=True)
+
+
+def _mixers(kin: Kin) -> list[Named]:
+    config = kin.config
+    kinds = config.words("layer_types", among=("conv", "full_attention"), length=kin.count)
+    full = config.sizes("full_attn_idxs", most=kin.count - 1)
+    if not config.has("full_attn_idxs"):
+        full = tuple(range(kin.count))
+    attends = [k == "full_attention" for k in kinds] or [i in full for i in range(kin.count)]
+    attention = Attention(qk_norm=RMS, rope=kin.rope())
+    conv = _ShortConv(kin.flag("conv_bias"))
+    return [("attention", attention) if each else ("conv", conv) for each in attends]
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("CWM", ("cwm",), read_cwm, "windows 3:1"),
+    ModelFamily("Ministral 3", ("ministral3",), read_ministral3, "queries grow with the position"),
+    ModelFamily("Jais 2", ("jais2",), read_jais2, "LayerNorm, biases, squared ReLU"),
+    ModelFamily("nanochat", ("nanochat",), read_nanochat, "norms without scales, bounded logits"),
+    ModelFamily("Apertus", ("apertus",), read_apertus, "xIELU, q and k normed per head"),
+    ModelFamily("BitNet", ("bitnet",), read_bitnet, "norms before the last products"),
+    ModelFamily("MiniCPM 3", ("minicpm3",), read_minicpm3, "latent attention, scaled residuals"),
+    ModelFamily("Youtu", ("youtu",), read_youtu, "latent attention, dense"),
+    ModelFamily("GLM-4.7-Flash", ("glm4_moe_lite",), read_glm4_moe_lite, "latent attention"),
+    ModelFamily("FlexOlmo", ("flex_olmo",), read_flex_olmo, "experts, norms behind the blocks"),
+    ModelFamily("K-EXAONE", ("exaone_moe",), read_exaone_moe, "windows 3:1, sigmoid routing"),
+    ModelFamily("Solar Open", ("solar_open",), read_solar_open, "sigmoid routing, shared"),
+    ModelFamily("Hunyuan 3", ("hy_v3",), read_hy_v3, "sigmoid routing, q and k normed"),
+    ModelFamily("Trinity", ("afmoe",), read_afmoe, "gated attention, windows 3:1, experts"),
+    ModelFamily(
+        "MiMo-V2", ("mimo_v2_flash",), read_mimo_v2, "windows 5:1 with sinks, smaller values"
+    ),
+    ModelFamily("LFM2", ("lfm2",), read_lfm2, "short convolutions"),
+    ModelFamily("LFM2-MoE", ("lfm2_moe",), read_lfm2_moe, "short convolutions, experts"),
+)

@@ -1,0 +1,97 @@
+"""RWKV: models of token shifts and scans."""
+
+from __future__ import annotations
+
+from stagec.importers.common.sizes import read_size
+from stagec.importers.common.state_space import begin_scans
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER
+from stagec.importers.writing.stack import Decoder, Layer, Part, arguments
+from stagec.importers.writing.text import Body, ModelText
+
+
+def read_rwkv7(config: Config) -> ModelText:
+    """RWKV-7 (arXiv 2503.14456). All layers but the first blend their values with its values."""
+    text, count = begin_scans(config, "RWKV-7", 2048, 24, 65536)
+    if count < 2:
+        raise config.wrong("num_hidden_layers", "at least two layers")
+    d = text.symbols["D"].value or 1
+    p = read_size(config, text, "P", "head_dim", "head_size", default=64)
+    if d % p:
+        raise config.refuse("head_dim", f"is {p}, which does not divide {d}")
+    text.symbol("H_m", d // p, "hidden_size / head_dim")
+    read_size(config, text, "F", "intermediate_size", default=4 * d)
+    for symbol, name, rank in (
+        ("w", "decay", 64),
+        ("a", "a", 64),
+        ("v", "v", 32),
+        ("g", "gate", 128),
+    ):
+        read_size(config, text, f"R_{symbol}", f"{name}_low_rank_dim", default=rank)
+    text.symbol("L", count, "num_hidden_layers")
+    text.use("rwkv7", "D H_m P R_w R_a R_v R_g F")
+    for name, value in (
+        ("first", "stg.call @rwkv7_values(%x_v)"),
+        ("layer", "stg.call @rwkv7_blend(%x_v, %v_first)"),
+    ):
+        text.function(name, "%h" if name == "first" else "%h, %v_first", _rwkv7_layer(value, name))
+    body = Body()
+    table = body.param("embed", "V, D")
+    e = body.let("e", f"stg.embedding({table}, %tokens)")
+    x = LAYER.write(body, "x", e, "embed_norm")
+    body.do(f"%h0, %v0 = stg.call @first({x})")
+    inner = Body()
+    inner.do("%r = stg.call @layer(%h, %v_first)", "stg.yield(%r, %v_first)")
+    head = "%y, %v_last = stg.repeat @layers[count = L - 1, carry = 2] (%h = %h0, %v_first = %v0) {"
+    body.nested(head, inner)
+    decoder = Decoder(LAYER, tied=config.flag("tie_word_embeddings", default=False))
+    decoder.write_head(text, body, "%y", table)
+    return text.train(arguments(text), body)
+
+
+def _rwkv7_layer(value: str, name: str) -> Body:
+    body = Body()
+    n1 = LAYER.write(body, "n1", "%h", "time_norm")
+    step = body.let("step", f"stg.call @token_step({n1})")
+    body.let("x_v", f"stg.call @token_mix[as = v]({n1}, {step})")
+    v = body.let("v", value)
+    t = body.let("t", f"stg.call @rwkv7_time({n1}, {step}, {v})")
+    r1 = body.let("r1", f"stg.add(%h, {t})")
+    n2 = LAYER.write(body, "n2", r1, "channel_norm")
+    c = body.let("c", f"stg.call @rwkv7_channel({n2})")
+    r2 = body.let("r2", f"stg.add({r1}, {c})")
+    body.do(f"stg.return({r2}, {v})" if name == "first" else f"stg.return({r2})")
+    return body
+
+
+# -- RWKV-6 ----------------------------------------------------------------------------------------
+
+
+def read_rwkv6(config: Config) -> ModelText:
+    """RWKV-6, Finch (arXiv 2404.05892), by the keys of RWKV/rwkv-6-world; ranks are those of its
+    code, which no key states."""
+    text, count = begin_scans(config, "RWKV-6", 4096, 32, 65536)
+    d = text.symbols["D"].value or 1
+    config.only("attention_hidden_size", d)
+    config.skip("num_attention_heads", "context_length", "rescale_every")
+    config.only("head_size_divisor", 8)
+    p = read_size(config, text, "P", "head_size", default=64)
+    if d % p:
+        raise config.refuse("head_size", f"is {p}, which does not divide {d}")
+    text.symbol("H_m", d // p, "hidden_size / head_size")
+    read_size(config, text, "F", "intermediate_size", default=int(d * 3.5) // 32 * 32)
+    wide = d >= 4096
+    text.symbol("R_m", 64 if wide else 32, "of the mixture: 64 from a width of 4096 on")
+    text.symbol("R_w", 128 if wide else 64, "of the decay: 128 from a width of 4096 on")
+    text.use("rwkv6", "D H_m P R_m R_w F")
+    layer = Layer([Part("rwkv6_time", "time", LAYER), Part("rwkv6_channel", "channel", LAYER)])
+    tied = config.flag("tie_word_embeddings", default=False)
+    decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
+    return decoder.write(text, {"layers": layer}, ["layers"] * count)
+
+
+FAMILIES = (
+    ModelFamily("RWKV-6", ("rwkv6",), read_rwkv6, "token shift by data, decays of each element"),
+    ModelFamily("RWKV-7", ("rwkv7",), read_rwkv7, "token shift, generalised delta rule"),
+)

@@ -1,0 +1,219 @@
+"""Encoders of images: ViT and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagec.importers.common.idle import Idle
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER, FeedForward, Rope
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import (
+    MultiHead,
+    Tower,
+    encoder,
+    linear,
+    patches,
+    with_class_token,
+    with_positions,
+)
+
+IMAGES = "%images: bf16[B, C, X*P, X*P]"
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSizes:
+    """The values of keys that a tower's configuration leaves out."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    image: int = 224
+    patch: int = 16
+
+
+def read_images(config: Config, text: ModelText, sizes: TowerSizes) -> None:
+    """Declare C, P and X: channels, elements of a patch's side, patches of an image's side."""
+    read_size(config, text, "C", "num_channels", default=3)
+    patch = read_size(config, text, "P", "patch_size", default=sizes.patch)
+    image = config.size("image_size", default=sizes.image)
+    if image < patch:
+        raise config.refuse("image_size", f"is {image}, less than one patch of {patch}")
+    if image % patch:
+        text.notes.append(f"Images are cropped from {image} to a multiple of {patch}.")
+    text.symbol("X", image // patch, "patches along a side: image_size / patch_size")
+
+
+def read_tower(config: Config, text: ModelText, suffix: str, sizes: TowerSizes) -> Tower:
+    """Declare D, H, K, F and L of a tower."""
+    tower = Tower(suffix)
+    read_size(config, text, tower["D"], "hidden_size", default=sizes.width)
+    read_heads_of(config, text, suffix, "num_attention_heads", sizes.heads)
+    read_size(config, text, tower["F"], "intermediate_size", default=sizes.inner)
+    count = config.layers("num_hidden_layers", default=sizes.layers)
+    text.symbol(tower["L"], count, "num_hidden_layers")
+    return tower
+
+
+# -- ViT -------------------------------------------------------------------------------------------
+
+
+def read_vit(config: Config) -> ModelText:
+    """ViT (arXiv 2010.11929): patches, a class token, learned positions."""
+    return _vit(config, "ViT", ("class_token",))
+
+
+def read_deit(config: Config) -> ModelText:
+    """DeiT (arXiv 2012.12877): ViT with a second token, for distillation."""
+    return _vit(config, "DeiT", ("class_token", "distillation_token"))
+
+
+def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
+    text, _ = begin(config, title, 1)
+    text.symbols.pop("S")
+    sizes = TowerSizes(768, 3072, 12, 12)
+    read_images(config, text, sizes)
+    t = read_tower(config, text, "", sizes)
+    biased = config.flag("qkv_bias", default=True)
+    config.skip("encoder_stride", "pooler_output_size", "pooler_act")
+    mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
+    body = Body()
+    p = body.let("p", t.call(patches(text, bias=True), "D", "%images"))
+    x = with_class_token(body, "xc", p, "D", tokens)
+    x = with_positions(body, "x", x, f"X*X + {len(tokens)}, D")
+    layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
+    n = LAYER.write(body, "n", layers.write(body, x, "y"), "norm")
+    c = body.let("c", f"stg.take[at = 0]({n})")
+    heads = {name.rpartition("For")[2] for name in config.strings("architectures")}
+    if any(name.endswith("Model") for name in heads):
+        pooled = body.let("z", f"stg.tanh({linear(body, 'z0', c, 'pooler', 'D, D')})")
+        return text.train(f"{IMAGES}, {vectors(text, body, pooled)}", body)
+    text.symbol("N", config.labels(1000), "num_labels")
+    z = linear(body, "z", c, "classifier", "D, N")
+    if any(name.endswith("WithTeacher") for name in heads):
+        d = linear(body, "zd", body.let("d", f"stg.take[at = 1]({n})"), "distillation", "D, N")
+        z = body.steps("zm", z, [f"stg.add({{}}, {d})", "stg.scale[by = 1/2]({})"])
+    classify(body, z, "N")
+    return text.train(f"{IMAGES}, %labels: i32[B]", body)
+
+
+# -- DINO ------------------------------------------------------------------------------------------
+
+
+def read_dinov2(config: Config) -> ModelText:
+    """DINOv2 (arXiv 2304.07193): ViT whose layers scale what they add; some have a SiLU gate."""
+    return _dinov2(config, "DINOv2", 0)
+
+
+def read_dinov2_registers(config: Config) -> ModelText:
+    """DINOv2 with registers (arXiv 2309.16588): tokens that mean nothing behind that of the
+    class."""
+    return _dinov2(config, "DINOv2 with registers", config.size("num_register_tokens", default=4))
+
+
+def _dinov2(config: Config, title: str, registers: int) -> ModelText:
+    text, _ = begin(config, title, 1)
+    text.symbols.pop("S")
+    sizes = TowerSizes(768, 3072, 12, 12, patch=14)
+    read_images(config, text, sizes)
+    width = read_size(config, text, "D", "hidden_size", default=768)
+    read_heads_of(config, text, "", "num_attention_heads", 12)
+    text.symbol("L", config.layers(default=12), "num_hidden_layers")
+    gated = config.flag("use_swiglu_ffn", default=False)
+    inner = width * config.size("mlp_ratio", default=4)
+    text.symbol("F", (inner * 2 // 3 + 7) // 8 * 8 if gated else inner, "by mlp_ratio")
+    config.skip("interpolate_antialias", "interpolate_offset")
+    act = "silu" if gated else read_activation(config, "hidden_act")
+    config.skip("hidden_act")
+    biased = config.flag("qkv_bias", default=True)
+    mlp = FeedForward(act, gated=gated, bias=True)
+    body = Body()
+    p = body.let("p", f"stg.call @{patches(text, bias=True)}(%images)")
+    x = with_class_token(body, "xc", p, "D", ["class_token"])
+    x = with_positions(body, "xp" if registers else "x", x, "X*X + 1, D")
+    if registers:
+        x = _registers(body, text, x, registers)
+    layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp, scaled=True)
+    masked = config.flag("use_mask_token", default=True)
+    return _dino_head(config, text, body, layers.write(body, x, "y"), masked, registers)
+
+
+def _registers(body: Body, text: ModelText, x: str, count: int) -> str:
+    """Append learned tokens behind the first of `x`."""
+    text.symbol("R", count, "num_register_tokens")
+    r = body.let(
+        "r0", 'stg.broadcast["rd->brd", sizes = B](' + body.param("registers", "R, D") + ")"
+    )
+    body.do(f"%first, %rest = stg.cut[dim = 1, sizes = (1, X*X)]({x})")
+    return body.let("x", f"stg.concat[dim = 1](%first, {r}, %rest)")
+
+
+def _dino_head(
+    config: Config, text: ModelText, body: Body, y: str, masked: bool, registers: int
+) -> ModelText:
+    """The norm behind the layers, and the head of the architecture: a class by the first token and
+    the mean of the patches, or the vector of the first token."""
+    config.skip("layerscale_value", "apply_layernorm", "reshape_hidden_states", "stage_names")
+    config.skip("out_features", "out_indices", "encoder_stride")
+    n = LAYER.write(body, "n", y, "norm")
+    c = body.let("c", f"stg.take[at = 0]({n})")
+    if any(name.endswith("ForImageClassification") for name in config.strings("architectures")):
+        text.symbol("N", config.labels(1000), "num_labels")
+        start = 1 + registers
+        steps = [
+            f"stg.slice[dim = 1, start = {start}, size = X*X]({{}})",
+            'stg.sum["bsd->bd"]({})',
+            "stg.scale[by = 1/(X*X)]({})",
+            f"stg.concat({c}, {{}})",
+        ]
+        both = body.steps("both", n, steps)
+        classify(body, linear(body, "z", both, "classifier", "2*D, N"), "N")
+        text.train(f"{IMAGES}, %labels: i32[B]", body)
+    else:
+        text.train(f"{IMAGES}, {vectors(text, body, c)}", body)
+    if not masked:
+        return text
+    idle = Idle(text)
+    idle.param("mask_token", "D")
+    return idle.beside("masks", "The token of masked patches is declared and frozen.")
+
+
+def read_dinov3(config: Config) -> ModelText:
+    """DINOv3 (arXiv 2508.10104): rotary positions, registers, biases by keys."""
+    text, _ = begin(config, "DINOv3", 1)
+    text.symbols.pop("S")
+    sizes = TowerSizes(384, 1536, 12, 6)
+    read_images(config, text, sizes)
+    read_tower(config, text, "", sizes)
+    text.symbol("theta", config.size("rope_theta", default=100), "rope_theta")
+    keys = {"q": "query_bias", "k": "key_bias", "v": "value_bias", "o": "proj_bias"}
+    biases = "".join(n for n, key in keys.items() if config.flag(key, default=n != "k"))
+    gated = config.flag("use_gated_mlp", default=False)
+    act = read_activation(config, "hidden_act")
+    mlp = FeedForward(act, gated=gated, bias=config.flag("mlp_bias", default=True))
+    config.skip("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale", "rope_parameters")
+    registers = config.count("num_register_tokens", default=0)
+    body = Body()
+    p = body.let("p", f"stg.call @{patches(text, bias=True)}(%images)")
+    x = with_class_token(body, "xc" if registers else "x", p, "D", ["class_token"])
+    if registers:
+        x = _registers(body, text, x, registers)
+    layers = encoder(text, MultiHead(biases, rope=Rope()), mlp, scaled=True)
+    text.notes.append("Positions of two axes are rotated like those of one: the same work.")
+    return _dino_head(config, text, body, layers.write(body, x, "y"), True, registers)
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("ViT", ("vit",), read_vit, "patches, class token, learned positions"),
+    ModelFamily("DeiT", ("deit",), read_deit, "ViT with a token for distillation"),
+    ModelFamily("DINOv2", ("dinov2",), read_dinov2, "ViT with scaled layers, maybe a SiLU gate"),
+    ModelFamily(
+        "DINOv2 with registers", ("dinov2_with_registers",), read_dinov2_registers, "registers"
+    ),
+    ModelFamily("DINOv3", ("dinov3_vit",), read_dinov3, "rotary positions, registers"),
+)

@@ -1,0 +1,299 @@
+"""Families whose layers differ in what their attention sees: windows, blocks, sinks, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from stagec.importers.common.idle import gemma3_tower, llama4_tower
+from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.positions import read_bases
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm, Rope
+from stagec.importers.writing.stack import Decoder, root
+from stagec.importers.writing.text import ModelText, Symbol
+
+#: RMSNorm whose scale is 1 + w.
+GEMMA_NORM = Norm("rms", zero_centered=True)
+_GEMMA_GATE = "gelu_pytorch_tanh"
+
+
+def _alternating(kin: Kin, every: int) -> list[bool]:
+    """Windows by `layer_types`, else in all layers but every so many-th."""
+    return kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
+
+
+# -- Gemma -----------------------------------------------------------------------------------------
+
+
+def read_gemma(config: Config) -> ModelText:
+    """Gemma (arXiv 2403.08295): heads of 256, a GeLU gate, norms of 1 + w, scaled embeddings."""
+    kin = Kin(config, "Gemma", Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
+    biased = kin.flag("attention_bias")
+    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    # `hidden_act` says gelu in files that mean the tanh form, as the reference reads them
+    config.skip("hidden_act")
+    activation = config.word("hidden_activation", among=(_GEMMA_GATE, "gelu"), default=_GEMMA_GATE)
+    decoder = _gemma_decoder(kin)
+    return kin.stack(kin.all(mixer), kin.all(FeedForward(activation)), decoder, norm=GEMMA_NORM)
+
+
+def read_gemma2(config: Config) -> ModelText:
+    """Gemma 2 (arXiv 2408.00118): every other layer sees a window; bounded scores and logits."""
+    return _gemma2(config, "Gemma 2", GEMMA_NORM)
+
+
+def read_vaultgemma(config: Config) -> ModelText:
+    """VaultGemma (arXiv 2510.15001): Gemma 2 without norms behind the blocks."""
+    return _gemma2(config, "VaultGemma", None)
+
+
+def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
+    kin = Kin(config, title, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
+    cap = config.ratio("attn_logit_softcapping", default=0 if _none(config) else 50)
+    final = config.ratio("final_logit_softcapping", default=30)
+    if config.names("final_logit_softcapping") and not config.has("final_logit_softcapping"):
+        final = Fraction(0)
+    config.only("use_bidirectional_attention", False)
+    config.only("attention_bias", False)
+    config.skip("sliding_window_size")
+    mixer = Attention(rope=kin.rope(), mask=_scores(kin, cap))
+    mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(4096))
+    return _gemma_stack(kin, mixers, final, post)
+
+
+def read_gemma3(config: Config) -> ModelText:
+    """Gemma 3 (arXiv 2503.19786): five layers with a window to one without, each with a base of its
+    own; queries and keys are normed per head."""
+    kin = Kin(config, "Gemma 3", Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256))
+    near, far = "sliding_attention", "full_attention"
+    kinds = {far: ("theta", 1000000), near: ("theta_local", 10000)}
+    ropes = read_bases(config, kin.text, kinds, nested=near)
+    cap = config.ratio("attn_logit_softcapping", default=0)
+    final = config.ratio("final_logit_softcapping", default=0)
+    config.only("use_bidirectional_attention", False)
+    biased = kin.flag("attention_bias")
+    mixer = Attention(
+        qkv_bias=biased,
+        out_bias=biased,
+        qk_norm=GEMMA_NORM,
+        rope=ropes[far],
+        mask=_scores(kin, cap),
+    )
+    every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    # each kind of layers has its base of positions, whether or not the window is shorter than them
+    size = config.size("sliding_window", default=4096, most=1 << 30)
+    kin.text.symbol("W", size, "sliding_window")
+    local = replace(mixer, rope=ropes[near], mask=f"{mixer.mask}, window = W")
+    mixers = [("local", local) if w else ("global", mixer) for w in _alternating(kin, every)]
+    return _gemma_stack(kin, mixers, final)
+
+
+def _none(config: Config) -> bool:
+    key = "attn_logit_softcapping"
+    return config.names(key) and not config.has(key)
+
+
+def _scores(kin: Kin, cap: Fraction) -> str:
+    """The static parameters of attention by `query_pre_attn_scalar` and a bound of the scores."""
+    scalar = kin.config.ratio("query_pre_attn_scalar", default=256)
+    words = ["causal"]
+    if scalar != (kin.text.symbols["K"].value or 1):
+        words.append(f"rsqrt = {scalar}")
+    if cap:
+        words.append(f"softcap = {cap}")
+    return ", ".join(words)
+
+
+def _gemma_stack(
+    kin: Kin, mixers: Sequence[Named], final: Fraction, post: Norm | None = GEMMA_NORM
+) -> ModelText:
+    block = FeedForward(kin.activation(_GEMMA_GATE))
+    decoder = replace(_gemma_decoder(kin), logit_cap=final or None)
+    return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=post)
+
+
+def _gemma_decoder(kin: Kin) -> Decoder:
+    scale = root(kin.width)
+    return Decoder(GEMMA_NORM, tied=kin.tied(True), embed_scale=scale)
+
+
+# -- OLMo, Command R -------------------------------------------------------------------------------
+
+
+def read_olmo2(config: Config) -> ModelText:
+    """OLMo 2 (arXiv 2501.00656): norms behind the blocks only, of all queries and all keys too."""
+    kin = Kin(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    return _olmo(kin, kin.all(_olmo_mixer(kin, kin.rope())))
+
+
+def read_olmo3(config: Config) -> ModelText:
+    """OLMo 3: OLMo 2 with windows in three layers of four."""
+    kin = Kin(config, "OLMo 3", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    parameters = config.section("rope_parameters")
+    windows, window = _alternating(kin, 4), kin.window(4096)
+    if parameters is not None and parameters.has("sliding_attention"):
+        bases = {"full_attention": ("theta", 10000), "sliding_attention": ("theta_local", 10000)}
+        ropes = read_bases(config, kin.text, bases, nested="")
+        full = _olmo_mixer(kin, ropes["full_attention"])
+        local = replace(full, rope=ropes["sliding_attention"])
+    else:
+        full = _olmo_mixer(kin, kin.rope())
+        # a window is no longer than before: its positions are not stretched
+        local = _olmo_mixer(kin, replace(full.rope or Rope(), scaling=""))
+    if window is not None:
+        kin.text.symbol("W", window, "sliding_window")
+        local = replace(local, mask="causal, window = W")
+    mixers = [("local", local) if each else ("global", full) for each in windows]
+    return _olmo(kin, mixers)
+
+
+def _olmo_mixer(kin: Kin, rope: Rope) -> Attention:
+    biased = kin.flag("attention_bias")
+    return Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=rope)
+
+
+def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
+    block = FeedForward(kin.activation())
+    return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()), norm=None, post=RMS)
+
+
+def read_cohere2(config: Config) -> ModelText:
+    """Command R7B and Command A: parallel blocks under one LayerNorm; three layers of four see a
+    window, and the others have no positions."""
+    kin = Kin(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
+    biased = kin.flag("attention_bias")
+    rope = replace(kin.rope(), interleaved=True)
+    rotary = Attention(qkv_bias=biased, out_bias=biased, rope=rope)
+    config.skip("rotary_pct", "order_of_interleaved_layers", "use_embedding_sharing")
+    config.only("position_embedding_type", "rope_gptj")
+    config.only("use_gated_activation", True)
+    config.only("use_parallel_block", True)
+    config.only("use_parallel_embedding", False, True)
+    every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=4)
+    size = config.size("sliding_window", default=4096, most=1 << 30)
+    kin.text.symbol("W", size, "sliding_window")
+    local = replace(rotary, mask="causal, window = W")
+    still = replace(rotary, rope=None)
+    mixers = [("local", local) if w else ("global", still) for w in _alternating(kin, every)]
+    scale = config.ratio("logit_scale", default=Fraction(1, 16))
+    decoder = Decoder(LAYER_SCALE, tied=kin.tied(True), logit_scale=scale)
+    block = kin.all(FeedForward(kin.activation()))
+    return kin.stack(mixers, block, decoder, norm=None, parallel=True, common_norm=LAYER_SCALE)
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+
+def read_gpt_oss(config: Config) -> ModelText:
+    """gpt-oss (arXiv 2508.10925): every other layer sees a window; sinks, biases everywhere, a
+    bounded gate."""
+    sizes = Sizes(2880, 2880, 36, 64, 201088, 131072, groups=8, dim=64, base=150000)
+    kin = Kin(config, "gpt-oss", sizes)
+    config.skip("experts_per_token", "initial_context_length")
+    biased = kin.flag("attention_bias", True)
+    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), sinks=True)
+    mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(128))
+    limit = config.ratio("swiglu_limit", default=7)
+    slope = config.ratio("swiglu_alpha", default=Fraction("1.702"))
+    mixture = replace(
+        kin.experts(count=128, top=4, inner="F"),
+        router_bias=True,
+        bias=True,
+        statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
+    )
+    return kin.stack(mixers, kin.all(mixture), Decoder(tied=kin.tied()))
+
+
+def read_llama4(config: Config) -> ModelText:
+    """Llama 4, the text model: three layers see blocks of positions, the fourth sees all and has no
+    positions; a sigmoid times the input of the one expert, beside a shared one."""
+    config.skip("for_llm_compressor", "head_dim_kv")
+    sizes = Sizes(5120, 16384, 48, 40, 202048, 131072, groups=8, dim=128, base=500000)
+    kin = Kin(config, "Llama 4", replace(sizes, inner=8192))
+    biased = kin.flag("attention_bias")
+    rope = replace(kin.rope(), interleaved=True)
+    plain = Norm("rms", affine="none")
+    normed = plain if kin.flag("use_qk_norm", True) else None
+    blocks = config.size("attention_chunk_size", default=8192, most=1 << 30)
+    kin.text.symbol("C_attn", blocks, "attention_chunk_size")
+    rotary = Attention(
+        qkv_bias=biased,
+        out_bias=biased,
+        rope=rope,
+        qk_norm=normed,
+        after_rope=True,
+        mask="causal, chunk = C_attn",
+    )
+    still = replace(rotary, rope=None, qk_norm=None, mask="causal", queries=_temperature(config))
+    mixers = [("local", rotary) if each else ("global", still) for each in _rotated(kin)]
+    return kin.stack(mixers, _llama4_blocks(kin), Decoder(tied=kin.tied()))
+
+
+def _temperature(config: Config) -> str:
+    floor = config.size("floor_scale", default=8192)
+    scale = config.ratio("attn_scale", default=Fraction(1, 10))
+    if not config.flag("attn_temperature_tuning", default=True):
+        return ""
+    return f"stg.temperature[floor = {floor}, scale = {scale}]({{}})"
+
+
+def _rotated(kin: Kin) -> list[bool]:
+    """Which layers rotate, and see blocks."""
+    config = kin.config
+    every = config.size("no_rope_layer_interval", default=4)
+    flags = config.sizes("no_rope_layers", most=1)
+    if flags and len(flags) != kin.count:
+        raise config.refuse("no_rope_layers", f"has {len(flags)} elements for {kin.count} layers")
+    among = ("full_attention", "chunked_attention")
+    types = config.words("layer_types", among=among, length=kin.count)
+    found = [bool(f) for f in flags] or [(i + 1) % every != 0 for i in range(kin.count)]
+    if types and [t == "chunked_attention" for t in types] != found:
+        raise config.refuse("layer_types", "differs from 'no_rope_layers', which is not modelled")
+    return found
+
+
+def _llama4_blocks(kin: Kin) -> list[Named]:
+    """Experts in every layer, or every so many-th, and dense blocks of their own width."""
+    config = kin.config
+    step = config.size("interleave_moe_layer_step", default=1)
+    sparse = config.sizes("moe_layers", most=kin.count - 1) or range(step - 1, kin.count, step)
+    mixture = kin.experts(count=16, top=1, inner="F")
+    if kin.text.symbols["T"].value != 1:
+        raise config.refuse("num_experts_per_tok", "is not 1: inputs are scaled for one expert")
+    shared = FeedForward(kin.activation())
+    kin.text.symbol("F_shared", kin.inner, "intermediate_size")
+    mixture = replace(mixture, route=("scores = sigmoid",), scaled_inputs=True, shared=shared)
+    width = config.size("intermediate_size_mlp", default=16384)
+    kin.text.symbols["F"] = Symbol("F", width, "intermediate_size_mlp")
+    dense = FeedForward(kin.activation())
+    return [("sparse", mixture) if i in sparse else ("dense", dense) for i in range(kin.count)]
+
+
+def read_gemma3_towers(config: Config) -> ModelText:
+    """Gemma 3 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return gemma3_tower(config, read_gemma3(config))
+
+
+def read_llama4_towers(config: Config) -> ModelText:
+    """Llama 4 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return llama4_tower(config, read_llama4(config))
+
+
+FAMILIES = (
+    ModelFamily("Gemma", ("gemma",), read_gemma, "norms of 1 + w, GeGLU, scaled embeddings"),
+    ModelFamily("Gemma 2", ("gemma2",), read_gemma2, "windows 1:1, bounded scores and logits"),
+    ModelFamily("VaultGemma", ("vaultgemma",), read_vaultgemma, "Gemma 2 without post-norms"),
+    ModelFamily("Gemma 3", ("gemma3_text",), read_gemma3, "windows 5:1, two bases, q and k normed"),
+    ModelFamily("OLMo 2", ("olmo2",), read_olmo2, "norms behind the blocks, of all q and all k"),
+    ModelFamily("OLMo 3", ("olmo3",), read_olmo3, "OLMo 2 with windows 3:1"),
+    ModelFamily("Command R7B", ("cohere2",), read_cohere2, "parallel blocks, windows 3:1"),
+    ModelFamily("gpt-oss", ("gpt_oss",), read_gpt_oss, "windows 1:1, sinks, bounded gate, biases"),
+    ModelFamily(
+        "Llama 4", ("llama4_text",), read_llama4, "blocks 3:1, no positions, scaled expert inputs"
+    ),
+)

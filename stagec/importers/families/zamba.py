@@ -1,0 +1,232 @@
+"""Zamba and Zamba2: layers of Mamba, and attention blocks whose weights several layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from stagec.importers.common.heads import read_head
+from stagec.importers.common.positions import read_rope
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.state_space import (
+    Mamba2Keys,
+    convolved,
+    read_mamba1,
+    read_mamba2,
+    skip_steps,
+)
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import RMS
+from stagec.importers.writing.stack import Decoder, arguments, order_text
+from stagec.importers.writing.text import Body, ModelText
+
+_KEYS = Mamba2Keys(
+    "n_mamba_heads",
+    "mamba_headdim",
+    "mamba_ngroups",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "chunk_size",
+    "add_bias_linear",
+    "use_conv_bias",
+    "mamba_expand",
+)
+#: The shared weights of a block, with their dimensions.
+_SHARED = {
+    "attn_norm": "2*D",
+    "wq": "2*D, H, K",
+    "wk": "2*D, G, K",
+    "wv": "2*D, G, K",
+    "wo": "H, K, D",
+    "ffn_norm": "D",
+    "w_gate_up": "D, 2, F",
+    "w_down": "F, D",
+}
+
+
+def read_zamba(config: Config) -> ModelText:
+    """Zamba (arXiv 2405.16712): before some layers of Mamba-1 stands one block of attention and a
+    feed-forward network that reads the stream and the embeddings, with a projection of each
+    layer's own. Heads of Mamba-1 have step sizes, B and C of their own."""
+    text = _begin(config, "Zamba", 3712, 16)
+    config.only("hidden_mamba_act", "silu")
+    config.only("mamba_proj_bias", False)
+    heads = config.size("n_mamba_heads", default=2)
+    read_mamba1(config, text, "mamba_")
+    skip_steps(config, text)
+    inner = text.symbols["I"].value or 1
+    if inner % heads or heads > _MOST_HEADS:
+        message = f"is {heads}: expected up to {_MOST_HEADS}, and a divisor of {inner}"
+        raise config.refuse("n_mamba_heads", message)
+    text.replace("I", inner // heads, "mamba_expand * hidden_size / n_mamba_heads")
+    _write_block(text, "", False, False)
+    every = config.size("attn_layer_period", default=6)
+    offset = config.count("attn_layer_offset", default=4, most=every - 1)
+    count = config.layers(default=76)
+    order = ["mamba", "mamba", "hybrid"] + ["mamba"] * (count - 3)
+    order[3:] = ["hybrid" if i % every == offset else "mamba" for i in range(count - 3)]
+    types = config.kinds("layers_block_type", "layer_types", names=_KINDS, length=count)
+    order = [{"hybrid": "hybrid0"}.get(t, t) for t in types or order[:count]]
+    mamba = _heads_of_mamba(text, heads, config.flag("mamba_conv_bias", default=True))
+    return _write_model(config, text, mamba, order)
+
+
+#: Each head is a scan of its own in the text.
+_MOST_HEADS = 8
+_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+
+
+def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> str:
+    """A layer of Mamba-1 whose j heads of I channels are scans of their own; its name."""
+    body = Body()
+    uz = body.let("uz", f'stg.einsum["bsd,dzji->bzsji"](%x, {body.param("w_in", f"D, 2, {j}, I")})')
+    body.do(f"%u0, %z = stg.unbind[dim = 1, count = 2]({uz})")
+    u = body.let("u", convolved(body, "conv", f"{j}, I", biased).format("%u0"))
+    w_x, w_dt = body.param("w_x", f"{j}, I, R + 2*N"), body.param("w_dt", f"{j}, R, I")
+    rbc = body.let("rbc", f'stg.einsum["bsji,jic->bsjc"]({u}, {w_x})')
+    body.do(f"%r, %b, %c = stg.cut[sizes = (R, N, N)]({rbc})")
+    body.let("dt", f'stg.einsum["bsjr,jri->bsji"](%r, {w_dt})')
+    for name, dims in (("A_log", f"{j}, I, N"), ("skip", f"{j}, I"), ("dt_bias", f"{j}, I")):
+        body.param(name, dims)
+    for name in ("u", "dt", "b", "c", "A_log", "skip", "dt_bias"):
+        dim = 2 if name in ("u", "dt", "b", "c") else 0
+        made = ", ".join(f"%{name}_{h}" for h in range(j))
+        body.do(f"{made} = stg.unbind[dim = {dim}, count = {j}](%{name})")
+    ys: list[str] = []
+    for h in range(j):
+        operands = ", ".join(f"%{n}_{h}" for n in ("u", "dt", "A_log", "b", "c", "skip", "dt_bias"))
+        ys.append(body.let(f"y_{h}", f"stg.selective_scan({operands})"))
+    y = body.let("y", f"stg.stack[dim = 2]({', '.join(ys)})")
+    m = body.let("m", f"stg.mul({y}, {body.let('g', 'stg.silu(%z)')})")
+    o = body.let("o", f'stg.einsum["bsji,jid->bsd"]({m}, {body.param("w_out", f"{j}, I, D")})')
+    body.do(f"stg.return({o})")
+    return text.function("mamba", "%x", body)
+
+
+def read_zamba2(config: Config) -> ModelText:
+    """Zamba2 (arXiv 2411.15242): before some Mamba-2 layers stands a block of attention and a
+    feed-forward network that reads the stream and the embeddings. Layers share its weights, and
+    have low-rank adapters and a projection of their own."""
+    text = _begin(config, "Zamba2", 2560, 32)
+    config.skip("kv_channels", "num_query_groups", "ffn_hidden_size")
+    config.only("use_long_context", False)
+    read_size(config, text, "A", "adapter_rank", default=128)
+    mamba = read_mamba2(config, text, _KEYS, heads=80, state=64, norm="groups")
+    rope = read_rope(config, text).step() if config.flag("use_mem_rope", default=False) else ""
+    config.skip("rope_theta", "rope_parameters")
+    config.only("gated_linear_unit", True)
+    attention = config.flag("use_shared_attention_adapter", default=False)
+    network = config.flag("use_shared_mlp_adapter", default=True)
+    _write_block(text, rope, attention, network)
+    order = _order(config)
+    return _write_model(config, text, mamba.write(text), order)
+
+
+def _begin(config: Config, title: str, width: int, heads: int) -> ModelText:
+    """The text with the sizes of the shared block, whose attention is of twice the width."""
+    text, _ = begin(config, title, 4096)
+    read_head(config, text)
+    d = read_size(config, text, "D", "hidden_size", default=width)
+    h = read_size(config, text, "H", "num_attention_heads", default=heads)
+    g = read_size(config, text, "G", "num_key_value_heads", default=h)
+    if h % g:
+        raise config.refuse("num_key_value_heads", f"is {g}, which does not divide {h} heads")
+    if 2 * d % h:
+        raise config.refuse("num_attention_heads", f"is {h}, which does not divide {2 * d}")
+    text.assume("H % G == 0")
+    text.symbol("K", 2 * d // h, "2 * hidden_size / num_attention_heads")
+    config.only("attention_hidden_size", 2 * d)
+    config.only("attention_head_dim", 2 * d // h)
+    config.skip("num_logits_to_keep")
+    config.only("hidden_act", "gelu")
+    read_size(config, text, "F", "intermediate_size", default=4 * d)
+    read_size(config, text, "V", "vocab_size", default=32000)
+    return text
+
+
+def _order(config: Config) -> list[str]:
+    """The kind of each layer: `mamba`, or `hybrid` with the number of its shared block."""
+    count = config.layers(default=54)
+    types = config.kinds("layers_block_type", "layer_types", names=_KINDS, length=count)
+    ids = config.sizes("hybrid_layer_ids", most=count - 1)
+    shares = [i for i, t in enumerate(types) if t == "hybrid"] if types else list(ids)
+    if types and ids and shares != sorted(ids):
+        raise config.refuse("hybrid_layer_ids", "does not name the hybrid layers of the other key")
+    blocks = config.size("num_mem_blocks", default=1)
+    return [f"hybrid{shares.index(i) % blocks}" if i in shares else "mamba" for i in range(count)]
+
+
+def _write_block(text: ModelText, rope: str, attention: bool, network: bool) -> None:
+    """The shared block, with what a layer has of its own; its result is to be added."""
+    body = Body()
+    c = body.let("c", "stg.concat(%h, %x0)")
+    n = body.let("n", f"stg.rmsnorm({c}, %attn_norm)")
+    made: list[str] = []
+    for out, heads in (("q", "H"), ("k", "G"), ("v", "G")):
+        steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, %w{out})']
+        if attention:
+            down, up = body.param(f"a{out}", "2*D, A"), body.param(f"b{out}", f"A, {heads}, K")
+            low = body.let(f"{out}l", f'stg.einsum["bsd,da->bsa"]({n}, {down})')
+            add = body.let(f"{out}a", f'stg.einsum["bsa,ahk->bshk"]({low}, {up})')
+            steps.append(f"stg.add({{}}, {add})")
+        made.append(body.steps(out, n, [*steps, *([rope] if rope and out != "v" else [])]))
+    a = body.let("a", f"stg.attention[causal, rsqrt = K/2]({', '.join(made)})")
+    o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({a}, %wo)')
+    n2 = body.let("n2", f"stg.rmsnorm({o}, %ffn_norm)")
+    steps = ['stg.einsum["bsd,dzf->bzsf"]({}, %w_gate_up)']
+    if network:
+        down, up = body.param("a_gate_up", "D, A"), body.param("b_gate_up", "A, 2, F")
+        low = body.let("ul", f'stg.einsum["bsd,da->bsa"]({n2}, {down})')
+        add = body.let("ua", f'stg.einsum["bsa,azf->bzsf"]({low}, {up})')
+        steps.append(f"stg.add({{}}, {add})")
+    u = body.steps("u", n2, steps)
+    m = body.let("m", f"stg.geglu[form = erf]({u})")
+    y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({m}, %w_down)')
+    out = body.let("t", f'stg.einsum["bsd,de->bse"]({y}, {body.param("linear", "D, D")})')
+    body.do(f"stg.return({out})")
+    text.function("shared", ", ".join(["%h", "%x0", *(f"%{n}" for n in _SHARED)]), body)
+
+
+def _write_model(config: Config, text: ModelText, mamba: str, order: Sequence[str]) -> ModelText:
+    """The function that is compiled. All layers hand on the embeddings beside the stream."""
+    body = Body()
+    table = body.param("embed", "V, D")
+    x = body.let("x", f"stg.embedding({table}, %tokens)")
+    kinds = list(dict.fromkeys(order))
+    for kind in kinds:
+        if kind != "mamba":
+            for name, dims in _SHARED.items():
+                body.param(f"{_shared(kind, name)}", dims)
+    mixed = len([kind for kind, _ in groupby(order)]) > len(kinds)
+    if mixed:
+        text.declarations.append(f"stg.order @layers[{order_text(order)}]")
+    where, h, x0 = ", order = @layers" if mixed else "", x, x
+    for number, kind in enumerate(kinds):
+        inner = Body()
+        s = "%h"
+        if kind != "mamba":
+            weights = ", ".join(f"%{_shared(kind, name)}" for name in _SHARED)
+            t = inner.let("t", f"stg.call @shared(%h, %x0, {weights})")
+            s = inner.let("s", f"stg.add(%h, {t})")
+        n = RMS.write(inner, "n", s, "norm")
+        m = inner.let("m", f"stg.call @{mamba}({n})")
+        inner.do(f"stg.yield({inner.let('r', f'stg.add(%h, {m})')}, %x0)")
+        count = f"count = {order.count(kind)}, carry = 2{where}"
+        outs = f"%y{number}, %e{number}"
+        body.nested(f"{outs} = stg.repeat @{kind}[{count}] (%h = {h}, %x0 = {x0}) {{", inner)
+        h, x0 = f"%y{number}", f"%e{number}"
+    tied = config.flag("tie_word_embeddings", default=True)
+    Decoder(tied=tied).write_head(text, body, h, table)
+    return text.train(arguments(text), body)
+
+
+def _shared(kind: str, name: str) -> str:
+    """The name of a shared weight of one block."""
+    return f"shared{kind.removeprefix('hybrid')}_{name}"
+
+
+FAMILIES = (
+    ModelFamily("Zamba", ("zamba",), read_zamba, "Mamba-1 in heads, shared attention"),
+    ModelFamily("Zamba2", ("zamba2",), read_zamba2, "Mamba-2, shared attention with adapters"),
+)

@@ -1,0 +1,1 @@
+"""Configurations, read with the place of every mistake."""

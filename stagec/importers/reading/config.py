@@ -1,0 +1,384 @@
+"""A configuration whose keys are read with checks: what is wrong is told at the key's place.
+
+A family's reader asks for each key that its computation depends on; `finish` refuses what nobody
+has asked for, so that no key that changes the computation is overlooked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import TypeVar
+
+from stagec.importers.reading.json_text import Json, JsonText, Member, Object
+from stagec.importers.reading.keys import OFF, has_no_effect
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error
+from stagec.support.source import FileLoc
+from stagec.support.suggest import did_you_mean
+
+T = TypeVar("T")
+#: Largest size unless a reader says otherwise: above all widths and vocabularies.
+MAX_SIZE = 1 << 24
+#: Most layers; published models have up to a few hundred.
+MAX_LAYERS = 4096
+
+
+class Config:
+    """One object of a configuration file; `where` is its key, with a dot, or empty. `among` is what
+    is to stand among the words of a language model that is read from it.
+
+    Every reader takes several names of a key, as configurations have them, and reads the first one
+    that is there. `null` is as good as a key that is left out. A reader without a default raises
+    `DiagnosticError` where no key is there; all raise it for a value of another kind.
+    """
+
+    def __init__(
+        self,
+        text: JsonText,
+        members: Object,
+        where: str = "",
+        at: int = 0,
+        ignored: Collection[str] = (),
+    ) -> None:
+        self._text, self._where, self._at, self._ignored = text, where, at, ignored
+        self._members = {k: m for k, m in members.items() if not self._is_ignored(k)}
+        self._asked: set[str] = set()
+        self.among: object = None
+
+    def _is_ignored(self, key: str) -> bool:
+        return key in self._ignored or self._where + key in self._ignored
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The keys that have been asked for so far."""
+        return frozenset(self._asked)
+
+    # -- what there is -----------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The keys that are there."""
+        return tuple(self._members)
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return self._text.source.name
+
+    def has(self, *keys: str) -> bool:
+        """Whether one of the keys is there, with a value other than null."""
+        return self._find(keys) is not None
+
+    def is_list(self, key: str) -> bool:
+        """Whether a key has a list."""
+        found = self._find([key])
+        return found is not None and isinstance(found[1].value, list)
+
+    def is_text(self, key: str) -> bool:
+        """Whether a key has a string."""
+        found = self._find([key])
+        return found is not None and isinstance(found[1].value, str)
+
+    def length(self, key: str, *, default: int) -> int:
+        """How many elements the list of a key has."""
+        found = self._find([key])
+        return len(found[1].value) if found and isinstance(found[1].value, list) else default
+
+    def names(self, *keys: str) -> bool:
+        """Whether one of the keys is there, be it with null."""
+        self._asked.update(keys)
+        return any(key in self._members for key in keys)
+
+    def _find(self, keys: Iterable[str]) -> tuple[str, Member] | None:
+        """The first of the keys that is there; all of them count as asked for."""
+        found = None
+        for key in keys:
+            self._asked.add(key)
+            member = self._members.get(key)
+            if found is None and member is not None and member.value is not None:
+                found = key, member
+        return found
+
+    # -- readers -----------------------------------------------------------------------------------
+
+    def size(self, *keys: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """A positive integer."""
+        return self._integer(keys, default, 1, most)
+
+    def count(
+        self, *keys: str, default: int | None = None, least: int = 0, most: int = MAX_SIZE
+    ) -> int:
+        """An integer from `least` on."""
+        return self._integer(keys, default, least, most)
+
+    def side(self, key: str, *, default: int) -> int:
+        """A positive integer, or a list of two that are the same: height and width."""
+        if not self.is_list(key):
+            return self.size(key, default=default)
+        height, width = self.sizes(key, length=2, least=1)
+        if height != width:
+            raise self.refuse(key, f"is {height} x {width}, but only squares are modelled")
+        return height
+
+    def layers(self, *keys: str, default: int | None = None) -> int:
+        """A number of layers."""
+        return self._integer(keys or ("num_hidden_layers",), default, 1, MAX_LAYERS)
+
+    def _integer(self, keys: Sequence[str], default: int | None, least: int, most: int) -> int:
+        found = self._find(keys)
+        if found is None:
+            return self._default(keys, default)
+        value = found[1].value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.wrong(found[0], f"an integer from {least} to {most:,}")
+        return value
+
+    def every(self, *keys: str, default: int) -> int:
+        """How often something comes: an integer, or a word of letters such as LLLG, whose last one
+        differs from the others."""
+        found = self._find(keys)
+        if found is not None and isinstance(found[1].value, str):
+            word = found[1].value
+            if not 1 < len(word) <= MAX_LAYERS or word != word[0] * (len(word) - 1) + word[-1]:
+                raise self.wrong(found[0], "an integer, or a word such as 'LLLG'")
+            return len(word)
+        return self.size(*keys, default=default)
+
+    def ratio(self, *keys: str, default: int | Fraction | None = None) -> Fraction:
+        """A finite number, exact."""
+        found = self._find(keys)
+        if found is None:
+            return Fraction(self._default(keys, None if default is None else Fraction(default)))
+        value = found[1].value
+        if isinstance(value, bool) or not isinstance(value, int | Fraction):
+            raise self.wrong(found[0], "a number")
+        return Fraction(value)
+
+    def flag(self, *keys: str, default: bool | None = None) -> bool:
+        """true or false."""
+        found = self._find(keys)
+        if found is None:
+            return self._default(keys, default)
+        value = found[1].value
+        if not isinstance(value, bool):
+            raise self.wrong(found[0], "true or false")
+        return value
+
+    def word(self, *keys: str, among: Collection[str], default: str | None = None) -> str:
+        """One of several words."""
+        found = self._find(keys)
+        if found is None:
+            return self._default(keys, default)
+        value = found[1].value
+        if not isinstance(value, str) or value not in among:
+            hint = did_you_mean(value, among) if isinstance(value, str) else None
+            raise self.wrong(found[0], f"one of {', '.join(map(repr, among))}", hint)
+        return value
+
+    def text(self, *keys: str, default: str | None = None) -> str:
+        """A string."""
+        found = self._find(keys)
+        if found is None:
+            return self._default(keys, default)
+        if not isinstance(found[1].value, str):
+            raise self.wrong(found[0], "a string")
+        return found[1].value
+
+    def sizes(
+        self, *keys: str, length: int | None = None, least: int = 0, most: int = MAX_SIZE
+    ) -> tuple[int, ...]:
+        """A list of integers, of a length if one is given; () where no key is there."""
+        values = self._list(keys, length)
+        found: list[int] = []
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise self.wrong(keys[0], f"a list of integers from {least} to {most:,}")
+            found.append(value)
+        return tuple(found)
+
+    def ratios(self, *keys: str, length: int | None = None) -> tuple[Fraction, ...]:
+        """A list of finite numbers, exact; () where no key is there."""
+        values = self._list(keys, length)
+        found: list[Fraction] = []
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int | Fraction):
+                raise self.wrong(keys[0], "a list of numbers")
+            found.append(Fraction(value))
+        return tuple(found)
+
+    def words(
+        self, *keys: str, among: Collection[str], length: int | None = None
+    ) -> tuple[str, ...]:
+        """A list of words, of a length if one is given; () where no key is there."""
+        values = self._list(keys, length)
+        found: list[str] = []
+        for value in values:
+            if not isinstance(value, str) or value not in among:
+                raise self.wrong(keys[0], f"a list of {', '.join(map(repr, among))}")
+            found.append(value)
+        return tuple(found)
+
+    def kinds(
+        self, *keys: str, names: Mapping[str, str], length: int | None = None
+    ) -> tuple[str, ...]:
+        """A list of words of which several may mean the same kind, by what they mean."""
+        return tuple(names[word] for word in self.words(*keys, among=names, length=length))
+
+    def lists(self, *keys: str) -> int:
+        """How many elements a list of lists has; 0 where no key is there."""
+        values = self._list(keys, None)
+        if not all(isinstance(value, list) for value in values):
+            raise self.wrong(keys[0], "a list of lists")
+        return len(values)
+
+    def strings(self, *keys: str) -> tuple[str, ...]:
+        """A list of strings; () where no key is there."""
+        values = self._list(keys, None)
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(keys[0], "a list of strings")
+        return tuple(value for value in values if isinstance(value, str))
+
+    def labels(self, default: int) -> int:
+        """How many classes there are, by `id2label` or `num_labels`."""
+        found = self._find(["id2label"])
+        if found is not None and isinstance(found[1].value, dict) and found[1].value:
+            return len(found[1].value)
+        return self.size("num_labels", default=default)
+
+    def _list(self, keys: Sequence[str], length: int | None) -> list[Json]:
+        found = self._find(keys)
+        if found is None:
+            return []
+        value = found[1].value
+        if not isinstance(value, list):
+            raise self.wrong(found[0], "a list")
+        if length is not None and len(value) != length:
+            message = f"'{self._where}{found[0]}' has {len(value)} elements, expected {length}"
+            raise error(message, self.place(found[0]), remedy="one element for each layer")
+        return value
+
+    def section(self, *keys: str) -> Config | None:
+        """The configuration in a key; None where no key is there. Whoever reads it finishes it."""
+        found = self._find(keys)
+        if found is None:
+            return None
+        key, member = found
+        if not isinstance(member.value, dict):
+            raise self.wrong(key, "an object")
+        where = f"{self._where}{key}."
+        return Config(self._text, member.value, where, member.value_at, self._ignored)
+
+    def merge(self, *keys: str) -> None:
+        """Take the members of the objects in these keys for members of this one, where it has none
+        of that name."""
+        for key in keys:
+            inner = self.section(key)
+            if inner is not None:
+                self._members = inner._members | self._members
+
+    def drop(self, key: str) -> bool:
+        """Take a key as left out; whether it was there, with a value other than null."""
+        found = self.has(key)
+        self._members.pop(key, None)
+        return found
+
+    def inherit(self, other: Config, *keys: str) -> None:
+        """Take the members of another configuration, where it has some, for those of this one."""
+        for key in keys:
+            found = other._find([key])
+            if found is not None:
+                self._members[key] = found[1]
+
+    def only(self, key: str, *values: Json, why: str = "is not modelled") -> None:
+        """A key of which no other values than these can be read, null and its absence aside."""
+        found = self._find([key])
+        if found is None or any(_same(found[1].value, v) for v in values):
+            return
+        known = " or ".join(map(_shown, values)) or "null"
+        raise error(
+            f"'{self._where}{key}' is {_shown(found[1].value)}, which {why}: expected {known}",
+            self.place(key),
+            remedy=self._ignore(key),
+        )
+
+    def skip(self, *keys: str) -> None:
+        """Keys of this family that do not change the computation."""
+        self._find(keys)
+
+    # -- errors ------------------------------------------------------------------------------------
+
+    def place(self, key: str) -> FileLoc:
+        """Where a key stands; the beginning of the object if it is not there."""
+        member = self._members.get(key)
+        if member is None:
+            return self._text.place(self._at)
+        return self._text.place(member.key_at, len(key) + 2)
+
+    def wrong(self, key: str, expected: str, remedy: str | None = None) -> DiagnosticError:
+        """The error of a key whose value is of another kind."""
+        member = self._members.get(key)
+        found = _shown(member.value) if member else "nothing"
+        return error(
+            f"'{self._where}{key}' is {found}, expected {expected}",
+            self.place(key),
+            remedy=remedy or "correct the value; the model's own config.json has one",
+        )
+
+    def refuse(self, key: str, message: str) -> DiagnosticError:
+        """The error of a key whose value does not go with the others."""
+        return error(f"'{self._where}{key}' {message}", self.place(key), remedy=self._ignore(key))
+
+    def _default(self, keys: Sequence[str], default: T | None) -> T:
+        if default is not None:
+            return default
+        near = did_you_mean(keys[0], self._members)
+        raise error(
+            f"the key '{self._where}{keys[0]}' is missing",
+            self._text.place(self._at),
+            remedy=near or f'add it: "{keys[0]}": VALUE',
+        )
+
+    def finish(self) -> None:
+        """Refuse the keys that nobody has asked for and that may change the computation."""
+        problems = DiagnosticList()
+        for key, member in self._members.items():
+            known = key in self._asked or has_no_effect(key)
+            if not known and not _is_off(key, member.value):
+                problems.add(self._unknown(key, member))
+        problems.check()
+
+    def _unknown(self, key: str, member: Member) -> Diagnostic:
+        near = did_you_mean(key, self._asked - self._members.keys())
+        return Diagnostic(
+            f"the key '{self._where}{key}' is not known, and may change the computation: "
+            f"{_shown(member.value)}",
+            self.place(key),
+            remedy=f"{near + ' ' if near else ''}{self._ignore(key)}",
+        )
+
+    def _ignore(self, key: str) -> str:
+        return f"If it does not matter here: stagec import --ignore-key {self._where}{key}"
+
+
+def _is_off(key: str, value: Json) -> bool:
+    """Whether a key says that the computation is the usual one."""
+    return value is None or any(_same(value, off) for off in OFF.get(key, ()))
+
+
+def _same(left: object, right: object) -> bool:
+    """Equal as JSON: true is not 1."""
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
+
+
+def _shown(value: Json) -> str:
+    """A value in a message, shortened."""
+    if isinstance(value, Fraction):
+        return f"{float(value):g}"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    if isinstance(value, dict):
+        return "an object"
+    text = f"{value!r}"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,305 @@
+"""The whole of a decoder-only model: embedding, the stack of its layers, final norm, head, loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby
+from math import isqrt
+from typing import Protocol
+
+from stagec.importers.writing.blocks import LAYER, RMS, Block, Norm
+from stagec.importers.writing.text import Body, ModelText
+
+ONE = Fraction(1)
+#: A part of a layer: what tells it from others, what its norms are called, the block.
+Place = tuple[str, str, Block]
+
+
+def root(of: int) -> Fraction:
+    """The square root to six decimals."""
+    return Fraction(isqrt(of * 10**12), 10**6)
+
+
+def scaled(by: Fraction) -> list[str]:
+    """The operation that multiplies `{}` by a number, if that is not 1; of more than six decimals
+    the nearest fraction of a denominator up to a million."""
+    by = by.limit_denominator(10**6)
+    return [f"stg.scale[by = {by}]({{}})"] if by != 1 else []
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block of a layer with the norms before and behind it; `name` begins their names. What it
+    makes is multiplied by `scale` and added to the stream, of the width `width`. `operands` follow
+    the stream in its call."""
+
+    block: str
+    name: str
+    norm: Norm | None = RMS
+    post_norm: Norm | None = None
+    scale: Fraction = ONE
+    width: str = "D"
+    operands: Sequence[str] = ()
+
+    def write(self, body: Body, x: str, number: int) -> str:
+        """Append the part on `x`; the name of what is added to the stream."""
+        letter = self.name[0]
+        if self.norm:
+            x = self.norm.write(body, f"n{number}", x, f"{self.name}_norm", self.width)
+        steps = [f"stg.call @{self.block}({', '.join(['{}', *self.operands])})"]
+        if self.post_norm:
+            steps.append(self.post_norm.step(body, f"{self.name}_post_norm", self.width))
+        steps += scaled(self.scale)
+        return body.steps(letter, x, steps)
+
+
+class LayerKind(Protocol):
+    """A kind of layers."""
+
+    def write(self, body: Body, x: str) -> str:
+        """Append a layer on `x`; the result's name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A kind of layers: its parts in order, each of which adds to the residual stream; with
+    `parallel` all of them read what comes in, under a common `norm` if there is one."""
+
+    parts: Sequence[Part]
+    parallel: bool = False
+    norm: Norm | None = None
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        if self.parallel:
+            n = self.norm.write(body, "n", x, "norm") if self.norm else x
+            made = [part.write(body, n, number) for number, part in enumerate(self.parts, 1)]
+            return body.let("r", f"stg.add({', '.join([x, *made])})")
+        for number, part in enumerate(self.parts, 1):
+            x = body.let(f"r{number}", f"stg.add({x}, {part.write(body, x, number)})")
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class NormedSums(Layer):
+    """A layer of parts without norms of their own: each sum with the stream is normed by `norm`, a
+    LayerNorm if there is none."""
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        for number, part in enumerate(self.parts, 1):
+            r = body.let(f"r{number}", f"stg.add({x}, {part.write(body, x, number)})")
+            x = (self.norm or LAYER).write(body, f"n{number}", r, f"{part.name}_norm")
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """A layer behind which a value of this name is added to the stream."""
+
+    layer: LayerKind
+    value: str
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        return body.let("more", f"stg.add({self.layer.write(body, x)}, %{self.value})")
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Learned positions: the symbol of their number, and how many of the first are not used."""
+
+    count: str
+    before: int = 0
+
+    def step(self, body: Body) -> str:
+        """The operation that adds them, on `{}`."""
+        start = f"start = {self.before}, " if self.before else ""
+        table = body.param("positions", f"{self.count}, D")
+        p = body.let("p", f"stg.slice[dim = 0, {start}size = S]({table})")
+        return f'stg.add["bsd,sd->bsd"]({{}}, {p})'
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """What stands around the layers. A `tied` head uses the embedding's table.
+
+    `embed_scale` and `logit_scale` multiply the embeddings and the logits. The table may have
+    another width, a symbol `narrow`, from and to which a product leads.
+    """
+
+    norm: Norm | None = RMS
+    tied: bool = False
+    head_bias: bool = False
+    embed_norm: Norm | None = None
+    embed_scale: Fraction = ONE
+    logit_scale: Fraction = ONE
+    logit_cap: Fraction | None = None
+    positions: Positions | None = None
+    narrow: str = ""
+
+    def write(
+        self, text: ModelText, kinds: Mapping[str, LayerKind], order: Sequence[str]
+    ) -> ModelText:
+        """Add the function that is compiled, with layers of these kinds in this order; the text."""
+        body = Body()
+        table = body.param("embed", f"V, {self.narrow or 'D'}")
+        steps = [f"stg.embedding({table}, {{}})"]
+        if self.narrow:
+            weight = body.param("project_in", f"{self.narrow}, D")
+            steps.append(f'stg.einsum["bse,ed->bsd"]({{}}, {weight})')
+        steps += scaled(self.embed_scale)
+        if self.positions:
+            steps.append(self.positions.step(body))
+        if self.embed_norm:
+            steps.append(self.embed_norm.step(body, "embed_norm", "D"))
+        x = body.steps("words" if text.among else "x", "%tokens", steps)
+        if text.among:
+            seen = text.among.write(text, body)
+            x = body.let("x", f"stg.merge_rows({x}, {seen}, %merged)")
+            deep = [f"deep{i}" for i in range(text.among.deep)]
+            kinds = dict(kinds) | {k: _Added(kinds[order[i]], k) for i, k in enumerate(deep)}
+            order = [*deep, *order[len(deep) :]]
+        x = write_stack(text, body, x, kinds, order)
+        self.write_head(text, body, x, table)
+        return text.train(arguments(text), body)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the head is that of the library."""
+        given = (self.tied, self.head_bias, self.logit_scale, self.logit_cap, self.narrow)
+        return given == (False, False, ONE, None, "")
+
+    def write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
+        """Append the final norm, the head and the loss `%loss` of the stream `x`."""
+        if text.head != "words":
+            self._classify(text, body, x)
+        elif self.norm == RMS and self._is_plain:
+            head = body.param("head", "D, V")
+            block = text.use("lm_loss", "B S D V")
+            body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
+        else:
+            n = self.norm.write(body, "n", x, "norm") if self.norm else x
+            if self.narrow:
+                weight = body.param("project_out", f"D, {self.narrow}")
+                n = body.let("m", f'stg.einsum["bsd,de->bse"]({n}, {weight})')
+            if self.tied:
+                steps = [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})']
+            else:
+                weight = body.param("head", f"{self.narrow or 'D'}, V")
+                steps = [f'stg.einsum["bsd,dv->bsv"]({{}}, {weight})']
+            if self.head_bias:
+                steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
+            steps += scaled(self.logit_scale)
+            if self.logit_cap:
+                steps += [*scaled(1 / self.logit_cap), "stg.tanh({})", *scaled(self.logit_cap)]
+            z = body.steps("z", n, steps)
+            logits = body.let("logits", f"stg.cast[f32]({z})")
+            body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+        body.do("stg.return(%loss)")
+
+    def _classify(self, text: ModelText, body: Body, x: str) -> None:
+        """Append the scores of classes, at all tokens as the reference computes them, and the loss
+        of those of the last token, or of all; with a bias where all count (`modeling_layers.py` of
+        transformers)."""
+        n = self.norm.write(body, "n", x, "norm") if self.norm else x
+        steps = [f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param("score", "D, N_classes")})']
+        if text.head == "classes":
+            steps.append(f'stg.add["bsn,n->bsn"]({{}}, {body.param("score_bias", "N_classes")})')
+        else:
+            steps.append("stg.take[at = S - 1]({})")
+        logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
+        mean = "B" if text.head == "class" else "B*S"
+        body.let("loss", f"stg.cross_entropy[mean = {mean}]({logits}, %labels)")
+
+
+def arguments(text: ModelText) -> str:
+    """The arguments of a decoder: words, what stands among them, and what is to come out."""
+    labels = f"%labels: i32[{'B' if text.head == 'class' else 'B, S'}]"
+    if text.among:
+        return f"{text.among.args},\n    %tokens: i32[B, S], %merged: i32[B, S], {labels}"
+    return f"%tokens: i32[B, S], {labels}"
+
+
+def stacked(
+    text: ModelText,
+    layers: Sequence[Sequence[Place]],
+    decoder: Decoder,
+    *,
+    scale: Fraction = ONE,
+    norm: Norm = RMS,
+) -> ModelText:
+    """The text of layers with these parts, each behind a norm and multiplied by `scale`."""
+    kinds: dict[str, Layer] = {}
+    order: list[str] = []
+    for places in layers:
+        kind = "_".join(filter(None, (name for name, _, _ in places))) or "layers"
+        order.append(kind)
+        if kind not in kinds:
+            parts = [Part(block.write(text), part, norm, None, scale) for _, part, block in places]
+            kinds[kind] = Layer(parts)
+    return decoder.write(text, kinds, order)
+
+
+def write_stack(
+    text: ModelText,
+    body: Body,
+    x: str,
+    kinds: Mapping[str, LayerKind],
+    order: Sequence[str],
+    *,
+    name: str = "layers",
+    out: str = "y",
+) -> str:
+    """Append one repeat for each kind of layers on `x`; the result's name, `out`.
+
+    Kinds that follow each other, each once, are a chain of repeats; any other order is stated by
+    `stg.order`, and the counts are numbers then.
+    """
+    runs = [kind for kind, _ in groupby(order)]
+    found = list(dict.fromkeys(order))
+    mixed = len(runs) > len(found)
+    if mixed:
+        text.declarations.append(f"stg.order @{name}[{order_text(order)}]")
+    for number, kind in enumerate(found):
+        last = number == len(found) - 1
+        count = str(order.count(kind)) if mixed else _count(text, kind, order.count(kind))
+        inner = Body()
+        inner.do(f"stg.yield({kinds[kind].write(inner, '%h')})")
+        where = f", order = @{name}" if mixed else ""
+        result = out if last else f"{out}{number}"
+        head = f"%{result} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%h = {x}) {{"
+        body.nested(head, inner)
+        x = f"%{result}"
+    return x
+
+
+def _count(text: ModelText, kind: str, count: int) -> str:
+    """The symbol of the number of layers of a kind: L of the kind `layers`, else L_kind."""
+    if kind == "layers":
+        return text.symbol("L", count, "num_hidden_layers")
+    return text.symbol(f"L_{kind}", count, f"{kind} layers")
+
+
+def order_text(order: Sequence[str]) -> str:
+    """An order of kinds in short: `(5*local, global)*10, 2*local`. Of all periods the one that
+    leaves the shortest text is taken."""
+    best = _runs_text(order)
+    for period in range(2, len(order) // 2 + 1):
+        repeats = 1
+        while order[repeats * period : (repeats + 1) * period] == order[:period]:
+            repeats += 1
+        if repeats > 1:
+            rest = order[repeats * period :]
+            text = f"({_runs_text(order[:period])})*{repeats}"
+            text += f", {_runs_text(rest)}" if rest else ""
+            best = min(best, text, key=len)
+    return best
+
+
+def _runs_text(order: Sequence[str]) -> str:
+    runs = [(kind, len(list(run))) for kind, run in groupby(order)]
+    return ", ".join(kind if count == 1 else f"{count}*{kind}" for kind, count in runs)

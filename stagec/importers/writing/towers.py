@@ -1,0 +1,219 @@
+"""Blocks of encoders, decoders with cross attention and vision towers, and their stacks.
+
+A model may have towers of several sizes. Blocks are written once, in the symbols D, H, K and F; a
+call binds those of its tower: `stg.call @attention[D = D_vision, H = H_vision](%n)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagec.importers.writing.blocks import LAYER, FeedForward, Norm, Rope
+from stagec.importers.writing.text import Body, ModelText
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """The symbols of a tower: `D_vision` for D where its `suffix` is `_vision`. All of its
+    parameters have the clause `frozen` if it says so."""
+
+    suffix: str = ""
+
+    def __getitem__(self, symbol: str) -> str:
+        return f"{symbol}{self.suffix}"
+
+    def call(self, block: str, symbols: str, *operands: str, name: str = "") -> str:
+        """A call of a block that has these symbols, with the sizes of this tower."""
+        bound = [f"{s} = {self[s]}" for s in symbols.split()] if self.suffix else []
+        bound += [f"as = {name}"] if name else []
+        brackets = f"[{', '.join(bound)}]" if bound else ""
+        return f"stg.call @{block}{brackets}({', '.join(operands)})"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiHead:
+    """Attention of H heads of K. `biases` are those of q, k, v and o that it has. With `cross` keys
+    and values are of another sequence; `statics` are the static parameters of the kernel, `bias`
+    says that what is added to the scores is an operand of the block; `relative` are the static
+    parameters of one by distance that the block has itself. Queries and keys may be rotated."""
+
+    biases: str = "qkvo"
+    statics: str = ""
+    cross: bool = False
+    bias: bool = False
+    name: str = "attention"
+    relative: str = ""
+    rope: Rope | None = None
+
+    @property
+    def symbols(self) -> str:
+        """The symbols that a call binds."""
+        return "D H K"
+
+    def write(self, text: ModelText) -> str:
+        """Add the block; its name."""
+        body = Body()
+        source = "%c" if self.cross else "%x"
+        q = self._projected(body, "q", "%x")
+        k, v = (self._projected(body, n, source) for n in "kv")
+        added = self.bias or self.relative
+        statics = ", ".join(filter(None, (self.statics, "bias" if added else "")))
+        brackets = f"[{statics}]" if statics else ""
+        if self.relative:
+            table = body.param("bias_table", "N, H")
+            body.let("bias", f"stg.relative_bias[{self.relative}]({table})")
+        more = ", %bias" if added else ""
+        a = body.let("a", f"stg.attention{brackets}({q}, {k}, {v}{more})")
+        steps = [f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})']
+        if "o" in self.biases:
+            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
+        body.do(f"stg.return({body.steps('o', a, steps)})")
+        args = ", ".join(["%x", *(["%c"] if self.cross else []), *(["%bias"] if self.bias else [])])
+        return text.function(self.name, args, body)
+
+    def _projected(self, body: Body, out: str, source: str) -> str:
+        steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})']
+        if out in self.biases:
+            steps.append(f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H, K")})')
+        if self.rope and out != "v":
+            steps.append(self.rope.step())
+        return body.steps(out, source, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class TowerPart:
+    """A part of a layer: what is called, on `{}`, and the beginning of its norm's name."""
+
+    name: str
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class TowerLayers:
+    """The layers of a tower, each of some parts that add to the stream. With `post` a norm follows
+    each sum, else it stands before the part. What parts make is multiplied by a vector if it is
+    `scaled`."""
+
+    tower: Tower
+    name: str
+    count: str
+    steps: Sequence[TowerPart]
+    norm: Norm = LAYER
+    post: bool = False
+    scaled: bool = False
+
+    def write(self, body: Body, x: str, out: str) -> str:
+        """Append the repeat on `x`; the result's name."""
+        inner, h = Body(), "%h"
+        for number, step in enumerate(self.steps, 1):
+            h = self._part(inner, h, step, number)
+        inner.do(f"stg.yield({h})")
+        head = f"%{out} = stg.repeat @{self.name}[count = {self.count}, carry = 1] (%h = {x}) {{"
+        body.nested(head, inner)
+        return f"%{out}"
+
+    def _part(self, body: Body, h: str, step: TowerPart, number: int) -> str:
+        width, norm = self.tower["D"], f"{step.name}_norm"
+        if self.post:
+            a = body.let(step.name[0], step.call.format(h))
+            r = body.let(f"r{number}", f"stg.add({h}, {a})")
+            return self.norm.write(body, f"n{number}", r, norm, width)
+        n = self.norm.write(body, f"n{number}", h, norm, width)
+        steps = [step.call]
+        if self.scaled:
+            scale = body.param(f"{step.name}_scale", width)
+            steps.append(f'stg.einsum["bsd,d->bsd"]({{}}, {scale})')
+        a = body.steps(step.name[0], n, steps)
+        return body.let(f"r{number}", f"stg.add({h}, {a})")
+
+
+def encoder(
+    text: ModelText,
+    attention: MultiHead,
+    mlp: FeedForward,
+    *,
+    tower: Tower | None = None,
+    name: str = "layers",
+    count: str = "L",
+    norm: Norm = LAYER,
+    post: bool = False,
+    scaled: bool = False,
+    operands: Sequence[str] = (),
+) -> TowerLayers:
+    """Layers of self-attention, with more `operands` of the block, and a feed-forward block."""
+    t = tower or Tower()
+    steps = [
+        TowerPart("attn", t.call(attention.write(text), attention.symbols, "{}", *operands)),
+        TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
+    ]
+    return TowerLayers(t, name, count, steps, norm, post, scaled)
+
+
+def decoder(
+    text: ModelText,
+    attention: MultiHead,
+    cross: MultiHead,
+    mlp: FeedForward,
+    source: str,
+    *,
+    tower: Tower | None = None,
+    count: str = "L_dec",
+    norm: Norm = LAYER,
+    post: bool = False,
+    operands: Sequence[str] = (),
+) -> TowerLayers:
+    """Layers of self-attention, attention to `source` and a feed-forward block."""
+    t = tower or Tower()
+    steps = [
+        TowerPart("self", t.call(attention.write(text), attention.symbols, "{}", *operands)),
+        TowerPart("cross", t.call(cross.write(text), cross.symbols, "{}", source)),
+        TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
+    ]
+    return TowerLayers(t, "decoder", count, steps, norm, post)
+
+
+def linear(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = True) -> str:
+    """Append the product of `x` [B, in] with a parameter [in, out] and a bias; the result's name.
+    `sizes` are the two sizes."""
+    _, _, width = sizes.rpartition(", ")
+    steps = [f'stg.einsum["bd,de->be"]({{}}, {body.param(f"w_{name}", sizes)})']
+    if bias:
+        steps.append(f'stg.add["be,e->be"]({{}}, {body.param(f"b_{name}", width)})')
+    return body.steps(out, x, steps)
+
+
+def patches(text: ModelText, *, bias: bool, name: str = "patches") -> str:
+    """Add the block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to the
+    width D; its name."""
+    body = Body()
+    cut = 'stg.reshape["bc(hp)(wq)->bchpwq", factors = (p, q), sizes = (P, P)]({})'
+    steps = [cut, f'stg.einsum["bchpwq,cpqd->bhwd"]({{}}, {body.param("w", "C, P, P, D")})']
+    if bias:
+        steps.append(f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b", "D")})')
+    steps.append('stg.reshape["bhwd->b(hw)d"]({})')
+    body.do(f"stg.return({body.steps('p', '%images', steps)})")
+    return text.function(name, "%images", body, "A convolution whose windows do not overlap.")
+
+
+def with_class_token(
+    body: Body, out: str, x: str, width: str, names: Sequence[str], batch: str = "B"
+) -> str:
+    """Append learned tokens before the sequence `x`; the result's name."""
+    tokens = [
+        body.let(f"{n}0", f'stg.broadcast["d->bsd", sizes = ({batch}, 1)]({body.param(n, width)})')
+        for n in names
+    ]
+    return body.let(out, f"stg.concat[dim = 1]({', '.join([*tokens, x])})")
+
+
+def with_positions(
+    body: Body, out: str, x: str, dims: str, *, start: int = 0, size: str = "", role: str = ""
+) -> str:
+    """Append learned positions to `x`: of a table of these dimensions the rows from `start` on,
+    `size` of them (empty: all); the result's name."""
+    p = body.param("positions", dims, role=role)
+    if size:
+        begin = f"start = {start}, " if start else ""
+        p = body.let("p", f"stg.slice[dim = 0, {begin}size = {size}]({p})")
+    return body.let(out, f'stg.add["bsd,sd->bsd"]({x}, {p})')

@@ -1,0 +1,234 @@
+"""What a class replays: the runs of its program, cut where they wait for other classes, each with
+the places of its inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stagec.program.groups import GroupAxes
+from stagec.program.nodes import Ints, Node
+from stagec.program.runs import Run, RunKind
+from stagec.program.stamp import Inputs, Instance
+from stagec.time.clock.shapes import Shape, make_shape
+from stagec.time.streams import COMPUTE, streams_of
+
+#: A piece of the plan by its number, and a place in it.
+At = tuple[int, int]
+#: Axes of collectives.
+Groups = frozenset[GroupAxes]
+#: A node, what stands for it among the things that are waited for, and those that it waits for.
+_Item = tuple[Node, int, Sequence[int]]
+
+
+class PlannedPiece(NamedTuple):
+    """A piece of a class: its shape, and where its inputs come from."""
+
+    shape: Shape
+    inputs: tuple[At, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """A part of a kind of run, from its node `first` on, and what its nodes wait for outside of it.
+
+    `places` are where the table of an instance has the inputs, or their handles. `always` tells
+    those that collectives and messages wait for: computations follow the computations before them
+    anyway.
+    """
+
+    first: int
+    joins: bool
+    nodes: Sequence[Node]
+    inner: Sequence[Sequence[int]]
+    outer: Sequence[Sequence[int]]
+    places: Sequence[int]
+    always: Sequence[bool]
+    beside_compute: npt.NDArray[np.bool_]
+    order: Ints
+
+
+class ClassPlanner:
+    """Plans classes; what they have in common is prepared once. It does not ask what nodes cost."""
+
+    def __init__(self, *, overlap: bool, one_stream: bool = False) -> None:
+        self._overlap, self._one_stream = overlap, one_stream
+        self._cuts: dict[tuple[Groups, RunKind], list[_Cut]] = {}
+        self._shapes: dict[tuple[_Cut, tuple[int, ...]], Shape] = {}
+
+    def plan(self, runs: Sequence[Run], alone: Groups) -> list[PlannedPiece]:
+        """The pieces of a class in the order of issue. Collectives over the axes `alone` join ranks
+        of the class only."""
+        return list(_ClassPlan(self, runs, alone).pieces())
+
+    def cuts(self, kind: RunKind, alone: Groups) -> list[_Cut]:
+        """The parts of a kind of run."""
+        found = self._cuts.get((alone, kind))
+        if found is None:
+            found = self._cuts[alone, kind] = list(self._cut(kind, alone))
+        return found
+
+    def _cut(self, kind: RunKind, alone: Groups) -> Iterator[_Cut]:
+        place = kind.place
+        items = [(n, place(n), [place(d) for d in (*n.deps, *n.after)]) for n in kind.nodes]
+        joining = [i for i, node in enumerate(kind.nodes) if joins_classes(node, alone)]
+        bounds = sorted({0, len(items), *joining, *(i + 1 for i in joining)})
+        for first, last in pairwise(bounds):
+            yield self.part(items[first:last], first, joins=first in joining)
+
+    def part(self, items: Sequence[_Item], first: int = 0, *, joins: bool = False) -> _Cut:
+        """The part that consists of these."""
+        inside = {place: i for i, (_, place, _) in enumerate(items)}
+        numbers: dict[int, int] = {}
+        always: list[bool] = []
+        inner: list[list[int]] = []
+        outer: list[list[int]] = []
+        computes = [COMPUTE in self._streams(node, joins) for node, _, _ in items]
+        for (_, _, waits), computing in zip(items, computes, strict=True):
+            inner.append([inside[d] for d in waits if d in inside])
+            mine: list[int] = []
+            for place in waits:
+                if place in inside:
+                    continue
+                number = numbers.setdefault(place, len(numbers))
+                if number == len(always):
+                    always.append(False)
+                always[number] = always[number] or not computing
+                mine.append(number)
+            outer.append(mine)
+        return _Cut(
+            first,
+            joins,
+            [node for node, _, _ in items],
+            inner,
+            outer,
+            [*numbers],
+            always,
+            ~np.array(computes, dtype=bool),
+            np.arange(len(items), dtype=np.int64),
+        )
+
+    def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
+        """The streams of a node. What joins classes stays beside computations."""
+        overlap = self._overlap or joins
+        return streams_of(node, overlap=overlap, one_stream=self._one_stream)
+
+    def shape(self, cut: _Cut, used: tuple[int, ...]) -> Shape:
+        """The shape of a part that waits for these of its inputs."""
+        found = self._shapes.get((cut, used))
+        if found is None:
+            number = {place: i for i, place in enumerate(used)}
+            inputs = [[number[i] for i in row if i in number] for row in cut.outer]
+            streams = [self._streams(node, cut.joins) for node in cut.nodes]
+            found = make_shape(cut.nodes, streams, cut.inner, inputs, joins=cut.joins)
+            self._shapes[cut, used] = found
+        return found
+
+
+def joins_classes(node: Node, alone: Groups) -> bool:
+    """Whether a node waits for other classes: a message that comes, or a collective of several."""
+    if node.is_message:
+        return node.kind == "recv"
+    return node.is_collective and node.group not in alone
+
+
+class _ClassPlan:
+    """Finds where the inputs of a class's runs come from.
+
+    Runs that are the only ones of their kind become one piece with their neighbours: nothing is
+    known of them from elsewhere. What waits for something that joins classes begins a piece, since
+    others may wait for what was sent before it.
+    """
+
+    def __init__(self, planner: ClassPlanner, runs: Sequence[Run], alone: Groups) -> None:
+        self._planner, self._runs, self._alone = planner, runs, alone
+        most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
+        #: By handle: the piece and the place of a node, whether it is beside the computations, and
+        #: whether it joins classes.
+        self._piece = np.zeros(most, dtype=np.int64)
+        self._place = np.zeros(most, dtype=np.int64)
+        self._beside = np.zeros(most, dtype=bool)
+        self._joined = np.zeros(most, dtype=bool)
+        self._count = 0
+        #: The inputs of a part that may have to be waited for, by where its instance has them from.
+        self._candidates: dict[tuple[Inputs, _Cut], Sequence[int]] = {}
+
+    def pieces(self) -> Iterator[PlannedPiece]:
+        """The pieces, in the order of issue."""
+        times = Counter(run.kind for run in self._runs)
+        once: list[_Item] = []
+        for run in self._runs:
+            kind = run.kind
+            only = times[kind] == 1
+            if only and not any(joins_classes(node, self._alone) for node in kind.nodes):
+                items = list(_items(run))
+                waits = [handle for _, _, handles in items for handle in handles]
+                if once and self._joined[waits].any():
+                    yield self._together(once)
+                    once = []
+                once += items
+                continue
+            if once:
+                yield self._together(once)
+                once = []
+            for cut in self._planner.cuts(kind, self._alone):
+                yield self._of_run(cut, run)
+        if once:
+            yield self._together(once)
+
+    def _together(self, items: Sequence[_Item]) -> PlannedPiece:
+        cut = self._planner.part(items)
+        own = np.array([handle for _, handle, _ in items], dtype=np.int64)
+        return self._planned(cut, own, enumerate(cut.places))
+
+    def _of_run(self, cut: _Cut, run: Run) -> PlannedPiece:
+        """A part of a run."""
+        instance = run.instance
+        inputs: Iterable[tuple[int, int]] = enumerate(cut.places)
+        if instance is not None and cut.places:
+            key = instance.inputs, cut
+            candidates = self._candidates.get(key)
+            if candidates is None:
+                candidates = self._candidates[key] = self._found(cut, instance)
+            inputs = ((i, instance.handle(cut.places[i])) for i in candidates)
+        first = run.start + cut.first
+        return self._planned(cut, slice(first, first + len(cut.nodes)), inputs)
+
+    def _found(self, cut: _Cut, instance: Instance) -> Sequence[int]:
+        """The inputs of a part that such an instance may have to wait for: all but computations of
+        the instances that it takes from, since it follows these anyway."""
+        return [
+            i
+            for i, place in enumerate(cut.places)
+            if cut.always[i] or instance.passes(place) or self._beside[instance.handle(place)]
+        ]
+
+    def _planned(
+        self, cut: _Cut, own: slice | Ints, inputs: Iterable[tuple[int, int]]
+    ) -> PlannedPiece:
+        """The piece of a part with its `own` handles, of which these inputs, by number, are these
+        handles."""
+        always, beside = cut.always, self._beside.item
+        wanted = [(i, handle) for i, handle in inputs if always[i] or beside(handle)]
+        piece, place = self._piece.item, self._place.item
+        at = tuple([(piece(handle), place(handle)) for _, handle in wanted])
+        self._piece[own], self._place[own] = self._count, cut.order
+        self._beside[own] = cut.beside_compute
+        if cut.joins:
+            self._joined[own] = True
+        self._count += 1
+        return PlannedPiece(self._planner.shape(cut, tuple([i for i, _ in wanted])), at)
+
+
+def _items(run: Run) -> Iterator[_Item]:
+    """The nodes of a run by their handles."""
+    kind, instance = run.kind, run.instance
+    for handle, node in enumerate(kind.nodes, run.start):
+        places = [kind.place(d) for d in (*node.deps, *node.after)]
+        yield node, handle, places if instance is None else [instance.handle(p) for p in places]

@@ -1,0 +1,1 @@
+"""Seconds of kernels, collectives and messages on a machine, and of the nodes that they are."""

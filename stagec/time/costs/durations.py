@@ -1,0 +1,43 @@
+"""Seconds of computations on a machine, as traces hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import fsum
+
+from stagec.machines import Machine
+from stagec.program.kernels import Kernel
+from stagec.program.nodes import Node
+from stagec.time.costs.kernels import seconds_in_step
+from stagec.time.costs.nodes import Measurements
+from stagec.time.measured.tables import NOT_FOUND
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds of a computation, with the gap before each launch: what it keeps a device for in
+    `stagec time`. One that was merged of several takes as long as its parts one after the other.
+    What is `measured` wins over the models of the machine.
+
+    Raises `DiagnosticError` for a product whose type the machine does not compute.
+    """
+
+    machine: Machine
+    measured: Measurements | None = None
+    _known: dict[Kernel, float] = field(default_factory=dict[Kernel, float], repr=False)
+
+    def __call__(self, node: Node) -> float:
+        return fsum(self.of_kernel(kernel) for kernel in node.kernels)
+
+    def of_kernel(self, kernel: Kernel) -> float:
+        """Seconds of one launch."""
+        if kernel not in self._known:
+            self._known[kernel] = self._seconds(kernel) + self.machine.compute.launch.value
+        return self._known[kernel]
+
+    def _seconds(self, kernel: Kernel) -> float:
+        if self.measured is not None:
+            seconds, ways = self.measured.kernels.seconds([kernel])
+            if ways[0] != NOT_FOUND:
+                return float(seconds[0])
+        return float(seconds_in_step(self.machine, [kernel])[0])

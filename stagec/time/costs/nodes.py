@@ -1,0 +1,240 @@
+"""What each node costs on a machine: kernels by their extents, collectives and messages by the
+levels of the network that lie between the ranks that they join.
+
+All ranks of a class are one rank for the clock, so a collective costs what it costs the group of
+the class that it costs most, and a message what it costs the two ranks that are furthest apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from stagec.machines import Level, Machine
+from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
+from stagec.program.kernels import Kernel
+from stagec.program.nodes import Ints, Node
+from stagec.support.diagnostics import error
+from stagec.time.costs.kernels import seconds_in_step
+from stagec.time.costs.network import (
+    Span,
+    collective_seconds,
+    level_between,
+    message_seconds,
+    spans,
+)
+from stagec.time.measured.tables import NOT_FOUND, Measured, Table
+from stagec.time.streams import PICOSECONDS, Cost
+
+#: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
+ClassCosts = tuple[int, Callable[[Node], Cost]]
+
+
+#: The levels that each of some groups crosses.
+_Examples = tuple[tuple[Span, ...], ...]
+#: `send` or `recv`, the axis, and the coordinate of the receiver less that of the sender.
+Way = tuple[str, str, int]
+
+
+class Measurements:
+    """Measured times that win over models: `own` those of the users' files, then `others`.
+
+    A collective of the users' files is taken for every group of as many ranks; one of the others,
+    which were measured within a node, for groups within the innermost level.
+    """
+
+    def __init__(self, own: Sequence[Table] = (), others: Sequence[Table] = ()) -> None:
+        mine = {(t.kind, t.dtype, t.causal, t.op) for t in own}
+        rest = [t for t in others if (t.kind, t.dtype, t.causal, t.op) not in mine]
+        self.kernels = Measured([*own, *rest])
+        self._collectives = Measured(own), Measured(rest)
+
+    def collective(
+        self, kind: str, size: int, over: Sequence[Span], machine: Machine
+    ) -> tuple[float, int] | None:
+        """Seconds of a collective of so many bytes in a group with these spans, and how they were
+        found; None if they were not."""
+        if not over:
+            return None
+        inside = over[-1].level.name == machine.network[0].name
+        asked = [Kernel(kind, "", (over[-1].size, size), 0, size)]
+        for table in self._collectives if inside else self._collectives[:1]:
+            seconds, ways = table.seconds(asked)
+            if ways[0] != NOT_FOUND:
+                return float(seconds[0]), int(ways[0])
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Distances:
+    """How far the members of the groups of a class, and its neighbours, are apart: the number of
+    examples of groups that differ in the levels that they cross, and the outermost level of
+    messages."""
+
+    groups: Mapping[GroupAxes, int]
+    messages: Mapping[Way, Level]
+
+
+class CostTable:
+    """The costs of the nodes of a job on a machine, each found once. `pods` is the level of the
+    network between its pods."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        mesh: Mapping[str, int],
+        *,
+        overlap: bool = True,
+        communicates: bool = True,
+        measured: Measurements | None = None,
+        pods: Level | None = None,
+    ) -> None:
+        self._pods = pods
+        self._communicates, self._measured = communicates, measured or Measurements()
+        #: How many kernels and collectives were matched, interpolated, and modelled.
+        self.ways: Counter[int] = Counter()
+        self._machine, self._mesh, self._overlap = machine, mesh, overlap
+        self._launch = picoseconds(machine.compute.launch.value)
+        self._known: dict[Hashable, Cost] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._examples: list[_Examples] = []
+        self._number_of: dict[_Examples, int] = {}
+        self._crossed: dict[GroupAxes, tuple[Sequence[tuple[Span, ...]], Ints]] = {}
+        self._peers: dict[tuple[str, int], Ints] = {}
+
+    def prepare(self, nodes: Sequence[Node]) -> dict[int, Cost]:
+        """Find the costs of all computations at once; by their numbers."""
+        kernels = list({n.kernel for n in nodes if n.kernel is not None} - self._known.keys())
+        seconds, ways = self._measured.kernels.seconds(kernels)
+        modelled = ways == NOT_FOUND
+        unknown = [k for k, is_unknown in zip(kernels, modelled, strict=True) if is_unknown]
+        seconds[modelled] = seconds_in_step(self._machine, unknown)
+        for kernel, time in zip(kernels, seconds.tolist(), strict=True):
+            self._known[kernel] = Cost(picoseconds(time), self._launch)
+        self.ways.update(ways.tolist())
+        return {i: self._known[n.kernel] for i, n in enumerate(nodes) if n.is_computation}
+
+    def of_class(
+        self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]
+    ) -> ClassCosts:
+        """The costs of the nodes of a class with these ranks, whose collectives go over the axes
+        `used` and messages the `ways`."""
+        far = _Distances(
+            {axes: self._numbered(self._groups(ranks, groups, axes)) for axes in used},
+            {way: self._furthest(ranks, *way) for way in ways},
+        )
+        key = tuple(far.groups.items()), tuple((w, at.name) for w, at in far.messages.items())
+        number = self._numbers.setdefault(key, len(self._numbers))
+        known: dict[Node, Cost] = {}
+
+        def cost(node: Node) -> Cost:
+            if node not in known:
+                known[node] = self._cost(node, far)
+            return known[node]
+
+        return number, cost
+
+    def _cost(self, node: Node, far: _Distances) -> Cost:
+        if node.is_computation:
+            return self._known[node.kernel]
+        if node.is_copy:
+            host = self._machine.host
+            return Cost(picoseconds(host.latency.value + node.size / host.bandwidth.value))
+        if not self._communicates:
+            return Cost(0)
+        if node.is_message:
+            level = self._level(node, far)
+            key: Hashable = "message", node.size, level.name
+            if key not in self._known:
+                self._known[key] = Cost(
+                    picoseconds(message_seconds(self._machine, node.size, level))
+                )
+            return self._known[key]
+        number = far.groups[node.group]
+        beside = self._overlap and not node.blocking
+        key = node.kind, node.size, number, beside
+        if key not in self._known:
+            examples = self._examples[number]
+            times = [self._collective(node.kind, node.size, over) for over in examples]
+            factor = self._machine.efficiency.interference.collectives if beside else 1.0
+            self._known[key] = Cost(picoseconds(max(times) * factor))
+        return self._known[key]
+
+    def _level(self, node: Node, far: _Distances) -> Level:
+        """The level of the network that a message crosses. Raises `DiagnosticError` for one to
+        another pod if no level joins them."""
+        if not crosses_pods(node.op):
+            return far.messages[node.kind, node.over, node.by]
+        if self._pods is None:
+            raise error(
+                f"{node.name} goes to another pod, of which nothing is known",
+                remedy="time both pods: --serve disaggregated",
+            )
+        return self._pods
+
+    def _collective(self, kind: str, size: int, over: Sequence[Span]) -> float:
+        measured = self._measured.collective(kind, size, over, self._machine)
+        if measured is not None:
+            seconds, way = measured
+            self.ways[way] += 1
+            return seconds
+        self.ways[NOT_FOUND] += 1
+        return collective_seconds(self._machine, kind, size, over)
+
+    # -- distances ---------------------------------------------------------------------------------
+
+    def _numbered(self, examples: _Examples) -> int:
+        if examples not in self._number_of:
+            self._number_of[examples] = len(self._examples)
+            self._examples.append(examples)
+        return self._number_of[examples]
+
+    def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> _Examples:
+        """The levels that the groups of these ranks cross."""
+        if axes not in self._crossed:
+            self._crossed[axes] = self._cross(groups.members[axes])
+        examples, like = self._crossed[axes]
+        numbers = groups.number[axes][ranks] - groups.first[axes]
+        used = np.flatnonzero(np.bincount(like[numbers], minlength=len(examples)))
+        return tuple(dict.fromkeys(examples[i] for i in used.tolist()))
+
+    def _cross(self, members: Ints) -> tuple[Sequence[tuple[Span, ...]], Ints]:
+        """The levels that groups cross, once for all that cross alike; and which of them each group
+        is like."""
+        rows = np.sort(members, axis=1)
+        alike = [rows[:, 1:] - rows[:, :-1]]
+        for level in self._machine.network:
+            if level.ranks is not None:
+                units = rows // level.ranks
+                alike.append(units - units[:, :1])
+        number: dict[bytes, int] = {}
+        first: list[int] = []
+        like: list[int] = []
+        for i, row in enumerate(np.hstack(alike)):
+            like.append(number.setdefault(row.tobytes(), len(first)))
+            if like[-1] == len(first):
+                first.append(i)
+        return [spans(self._machine, rows[i]) for i in first], np.array(like, dtype=np.int64)
+
+    def _furthest(self, ranks: Ints, kind: str, over: str, by: int) -> Level:
+        """The outermost level between any of these ranks and its neighbour."""
+        way = over, by if kind == "send" else -by
+        if way not in self._peers:
+            everyone = np.arange(prod(self._mesh.values()), dtype=np.int64)
+            self._peers[way] = neighbours(self._mesh, *way, everyone)
+        peers = self._peers[way][ranks]
+        levels = (
+            level
+            for level in self._machine.network
+            if level.ranks is None or bool((ranks // level.ranks == peers // level.ranks).all())
+        )
+        return next(levels, None) or level_between(self._machine, int(ranks[-1]), int(peers[-1]))
+
+
+def picoseconds(seconds: float) -> int:
+    """Seconds as whole picoseconds, of which clocks count."""
+    return round(seconds * PICOSECONDS)

@@ -1,0 +1,1 @@
+"""Constants of machines that fit measured kernels and collectives best."""

@@ -1,0 +1,1 @@
+"""Tables of measured kernels: files, traces of profilers, packages, and looking kernels up."""

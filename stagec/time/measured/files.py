@@ -1,0 +1,223 @@
+"""Tables of measured kernels, CSV or JSON: read with the place of every mistake, and written.
+
+    # what was measured, and how
+    kind,dtype,extents,causal,op,microseconds,count
+    matmul,bf16,1x4096x8192x8192,,,738,120
+    attention,bf16,1x32x8x4096x4096x128x128,true,,410,40
+    memory,,67108864,,rmsnorm,24.1,40
+    all_reduce,,8x536870912,,,2112,20
+
+`causal`, `op` and `count` may be left out; `count`, how many were measured, is for people. CSV may
+begin with lines of remarks. JSON is a list of objects with the same names, extents a list of whole
+numbers. Times are medians; a kernel that stands there twice has the median of both.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stagec.machines.figures import is_table, listed
+from stagec.program.kernels import EXTENTS
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
+from stagec.support.source import FileLoc, Loc
+from stagec.support.suggest import did_you_mean
+from stagec.time.measured.tables import Table
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message")
+#: The names of the extents of each kind of row.
+ROWS: Mapping[str, tuple[str, ...]] = {
+    **EXTENTS,
+    "memory": ("bytes",),
+    **dict.fromkeys(COLLECTIVES, ("ranks", "bytes")),
+}
+_REQUIRED = ("kind", "extents", "microseconds")
+_NAMES = ("kind", "dtype", "extents", "causal", "op", "microseconds", "count")
+_NO_NAMES: list[str] = []
+_MAX_BYTES = 1 << 28
+_MAX_FIELD = 1 << 12
+_LARGEST = 1 << 53
+_REMEDY = "a row is: matmul,bf16,1x4096x8192x8192,738 (kind,dtype,extents,microseconds)"
+_EXTENTS = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
+_CAUSAL: Mapping[Any, bool] = {"": False, "false": False, "true": True, False: False, True: True}
+
+
+class Key(NamedTuple):
+    """What a row of a table is of; the extents are those of `ROWS[kind]`."""
+
+    kind: str
+    dtype: str
+    extents: tuple[int, ...]
+    causal: bool = False
+    op: str = ""
+
+
+def table_text(rows: Iterable[tuple[Key, float, int]], *, as_json: bool = False) -> str:
+    """A table as a text, in the order of kinds, types and extents: of each row what it is of, its
+    seconds and how many were measured."""
+    kinds = list(ROWS)
+    rows = sorted(rows, key=lambda row: (kinds.index(row[0].kind), row[0]))
+    lines = [
+        (key.kind, key.dtype, key.extents, key.causal, key.op, float(f"{seconds * 1e6:.6g}"), count)
+        for key, seconds, count in rows
+    ]
+    if as_json:
+        entries = [json.dumps(dict(zip(_NAMES, line, strict=True))) for line in lines]
+        return "[\n" + ",\n".join(entries) + "\n]\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_NAMES)
+    for kind, dtype, extents, causal, *others in lines:
+        mask = "true" if causal else ""
+        writer.writerow((kind, dtype, "x".join(map(str, extents)), mask, *others))
+    return text.getvalue()
+
+
+def read_measured(path: Path) -> list[Table]:
+    """The tables of a CSV or JSON file. Raises `DiagnosticError` with the line (in JSON: the
+    number of the entry) of what is no measurement."""
+    text = _text(path)
+    problems = DiagnosticList()
+    together: dict[tuple[str, str, bool, str], list[tuple[list[int], float]]] = defaultdict(list)
+    entries = _json(path, text) if path.suffix.lower() == ".json" else _csv(path, text)
+    for loc, where, entry in entries:
+        try:
+            key, extents, seconds = _row(entry)
+            together[key].append((extents, seconds))
+        except ValueError as problem:
+            problems.error(f"{where}{problem}", loc, remedy=_REMEDY)
+    problems.check()
+    if not together:
+        raise error(f"{path}: no measurements", FileLoc(str(path), 1, 1), remedy=_REMEDY)
+    return [
+        Table(
+            *(kind, dtype, causal),
+            *(np.array([e for e, _ in rows], np.int64), np.array([s for _, s in rows], float)),
+            *(str(path), op),
+        )
+        for (kind, dtype, causal, op), rows in together.items()
+    ]
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as e:
+        raise error(f"{path}: {e.strerror}", remedy="give a file that can be read") from None
+    if len(data) > _MAX_BYTES:
+        raise error(f"{path}: longer than {_MAX_BYTES:,} bytes", remedy="give a table of kernels")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = data[: e.start].count(b"\n") + 1
+        raise error("no UTF-8", FileLoc(str(path), line, 1), remedy="give a CSV or JSON") from None
+
+
+def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
+    csv.field_size_limit(_MAX_FIELD)
+    stream = io.StringIO(text, newline="")
+    remarks, start = 0, 0
+    while stream.readline().startswith("#"):
+        remarks, start = remarks + 1, stream.tell()
+    stream.seek(start)
+    reader = csv.reader(stream, strict=True)
+    try:
+        names = [name.strip() for name in next(reader, _NO_NAMES)]
+        _check_names(names, FileLoc(str(path), remarks + 1, 1))
+        for fields in reader:
+            place = FileLoc(str(path), remarks + reader.line_num, 1)
+            if not fields:
+                continue
+            if len(fields) != len(names):
+                raise error(
+                    f"expects {len(names)} fields ({','.join(names)}), found {len(fields)}",
+                    place,
+                    remedy=_REMEDY,
+                )
+            yield place, "", {n: f.strip() for n, f in zip(names, fields, strict=True)}
+    except csv.Error as e:
+        raise error(
+            f"no CSV: {e}", FileLoc(str(path), remarks + reader.line_num, 1), remedy=_REMEDY
+        ) from e
+
+
+def _json(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
+    try:
+        entries: Any = json.loads(text)
+    except json.JSONDecodeError as e:
+        place = FileLoc(str(path), e.lineno, e.colno)
+        raise error(f"no JSON: {e.msg}", place, remedy="write a list of objects") from None
+    except (RecursionError, ValueError) as e:
+        raise error(f"{path}: no JSON: {e}", remedy="write a list of objects") from None
+    place = FileLoc(str(path), 1, 1)
+    if not isinstance(entries, list):
+        raise error("expects a list of objects", place, remedy='[{"kind": "matmul", ...}]')
+    for number, entry in enumerate(listed(entries), 1):
+        if not is_table(entry):
+            raise error(f"entry {number}: expects an object", place, remedy=_REMEDY)
+        try:
+            _check_names(list(entry), place)
+        except DiagnosticError as e:
+            first = e.diagnostics[0]
+            raise error(f"entry {number}: {first.message}", place, remedy=first.remedy) from None
+        yield place, f"entry {number}: ", entry
+
+
+def _check_names(names: list[str], place: Loc) -> None:
+    for name in names:
+        if name not in _NAMES or names.count(name) > 1:
+            what = "twice" if name in _NAMES else "no column of a table"
+            hint = did_you_mean(name, _NAMES) or f"the columns are: {', '.join(_NAMES)}"
+            raise error(f"'{name:.40}' is {what}", place, remedy=hint)
+    missing = [n for n in _REQUIRED if n not in names]
+    if missing:
+        raise error(f"no column '{missing[0]}'", place, remedy=f"write {','.join(_NAMES)}")
+
+
+def _row(entry: Mapping[str, Any]) -> tuple[tuple[str, str, bool, str], list[int], float]:
+    kind, dtype, op = (entry.get(name, "") for name in ("kind", "dtype", "op"))
+    if kind not in ROWS if isinstance(kind, str) else True:
+        raise ValueError(f"kind: expects one of {', '.join(ROWS)}, found {kind!r:.40}")
+    for name, value in (("dtype", dtype), ("op", op)):
+        if not isinstance(value, str):
+            raise ValueError(f"{name}: expects a name, found {value!r:.40}")
+    causal = entry.get("causal", False)
+    if not isinstance(causal, (bool, str)) or causal not in _CAUSAL:
+        raise ValueError(f"causal: expects true or false, found {causal!r:.40}")
+    extents = _whole(entry["extents"], ROWS[kind])
+    count = entry.get("count", "")
+    if count != "" and not re.fullmatch("[0-9]{1,18}", str(count)):
+        raise ValueError(f"count: expects a whole number, found {count!r:.40}")
+    key = (kind, dtype, _CAUSAL[causal], op)
+    return key, extents, _time(entry["microseconds"]) * 1e-6
+
+
+def _whole(value: Any, names: tuple[str, ...]) -> list[int]:
+    found: list[Any] = []
+    if isinstance(value, str) and _EXTENTS.fullmatch(value):
+        found = [int(part) for part in value.split("x")]
+    else:
+        found = [value] if type(value) is int else list(listed(value))
+    if len(found) != len(names) or not all(type(n) is int and 0 < n < _LARGEST for n in found):
+        raise ValueError(f"extents: expects {'x'.join(names)} as numbers, found {value!r:.60}")
+    return [int(n) for n in found]
+
+
+def _time(value: Any) -> float:
+    try:
+        found = float(value) if isinstance(value, (str, int, float)) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if isinstance(value, bool) or not (0 < found < math.inf):
+        raise ValueError(f"microseconds: expects a time such as 738, found {value!r:.40}")
+    return found

@@ -1,0 +1,48 @@
+"""Traces of one or many ranks, joined to a table: medians, of collectives over their least waits.
+
+A collective ends on all ranks at one time and begins on each when it comes, so what a rank waits
+for the others is in its time. Of each call the least time over the ranks counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stagec.time.measured.files import Key
+from stagec.time.measured.kineto import Group, Reading
+
+Row = tuple[Key, float, int]
+
+
+def rows(readings: Sequence[Reading]) -> list[Row]:
+    """The rows of a table: what each is of, the median of its seconds and how many there were."""
+    together: dict[Key, list[float]] = defaultdict(list)
+    for reading in readings:
+        for key, found in reading.kernels.items():
+            together[key] += found
+    for key, seconds in _collectives(readings):
+        together[key].append(seconds)
+    medians = [(key, float(np.median(found)), len(found)) for key, found in together.items()]
+    return [row for row in medians if row[1] > 0]
+
+
+def _collectives(readings: Sequence[Reading]) -> Iterator[tuple[Key, float]]:
+    """Each call of a group, once, with the least time over the ranks that were traced."""
+    calls: dict[tuple[int, Group], list[list[tuple[Key, float]]]] = defaultdict(list)
+    seen: dict[int | None, int] = defaultdict(int)
+    for number, reading in enumerate(readings):
+        # several traces of one rank are of several times
+        rank = reading.rank if reading.rank is not None else -1 - number
+        for group, found in reading.collectives.items():
+            calls[seen[rank], group].append(found)
+        seen[rank] += 1
+    for of_ranks in calls.values():
+        alike = len({tuple(key for key, _ in found) for found in of_ranks}) == 1
+        if alike:
+            for same in zip(*of_ranks, strict=True):
+                yield same[0][0], min(seconds for _, seconds in same)
+        else:
+            yield from (call for found in of_ranks for call in found)
