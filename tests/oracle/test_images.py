@@ -335,4 +335,4 @@ def test_models_without_images_are_refused(tmp_path: Path) -> None:
         import_configuration(str(path), images=True)
     found = stagec("import", path, "--images")
     assert found.code == 1
-    assert "leave --images out; it is for Qwen2.5-VL, Llama 3.2 Vision" in found.err
+    assert "leave --images out; it is for Qwen2.5-VL, Qwen2-VL, Llama 3.2 Vision" in found.err
