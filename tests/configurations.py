@@ -64,6 +64,19 @@ _GEMMA4: Keys = {
     "top_k_experts": 2,
     "moe_intermediate_size": 8,
 }
+_GEMMA3N: Keys = {
+    "num_hidden_layers": 6,
+    "intermediate_size": [16] * 6,
+    "head_dim": 8,
+    "altup_num_inputs": 3,
+    "laurel_rank": 4,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "activation_sparsity_pattern": [0.75, 0.75, 0, 0, 0, 0],
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 32,
+}
 _GEMMA3: Keys = {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}
 _LLAMA4: Keys = {
     "head_dim": 8,
@@ -77,6 +90,8 @@ _LLAMA4: Keys = {
 NEEDS: Mapping[str, Keys] = {
     "gemma3": _GEMMA3,
     "llama4": _LLAMA4,
+    "gemma3n_text": _GEMMA3N,
+    "gemma3n": _GEMMA3N,
     "gemma4_text": _GEMMA4,
     "gemma4": _GEMMA4,
     "vaultgemma": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
