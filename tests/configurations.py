@@ -394,6 +394,20 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "arcee": {"mlp_bias": (True, False)},
     "gpt2": {"n_inner": (16, None), **_TIED},
     "gpt_bigcode": {"multi_query": (True, False)},
+    "openai-gpt": {"afn": ("gelu", "relu"), **_TIED},
+    "kimi_linear": {
+        "moe_renormalize": (True, False),
+        "mla_use_nope": (True, False),
+        "first_k_dense_replace": (0, 1, 4),
+        "q_lora_rank": (8, None),
+    },
+    "recurrent_gemma": {
+        "attention_window_size": (3, 32),
+        "logits_soft_cap": (30.0, 0),
+        "attention_bias": (True, False),
+        "lru_width": (8, 16, None),
+    },
+    "zamba": {"n_mamba_heads": (1, 2), "mamba_conv_bias": (True, False), **_GROUPS},
     "opt": {
         "do_layer_norm_before": (True, False),
         "word_embed_proj_dim": (8, None),
