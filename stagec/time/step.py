@@ -247,7 +247,7 @@ def step_time(
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
-    Messages to another pod cross the level `pods` of the network.
+    Messages to another pod cross the level `pods` of the network; without it they take no time.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
