@@ -59,6 +59,11 @@ class PodsJob:
         return None
 
     @property
+    def models(self) -> Sequence[ModelJob]:
+        """What each pod was compiled from."""
+        return [replace(m, pod=pod.name) for pod in self.pods for m in pod.job.models]
+
+    @property
     def mesh(self) -> Mapping[str, int]:
         """The axes of all pods."""
         return {f"{pod.name}/{a}": n for pod in self.pods for a, n in pod.job.mesh.items()}
@@ -173,5 +178,5 @@ def of_one_mesh(format_: Format) -> DiagnosticError:
     """The error for a format that does not take jobs of several pods."""
     return error(
         f"the format '{format_.name}' is of one mesh and one model, and the job has several pods",
-        remedy="write --format chakra, or one pod: --serve prefill, or --serve decode",
+        remedy="write --format chakra",
     )

@@ -112,13 +112,18 @@ def updated(value: Value) -> Value | None:
             inner = updated(inner)
         else:
             place = made.definition.trait(InPlace)
-            inner = made.operands[place.operands[inner.index]] if place is not None else None
+            slots = place.operands if place is not None and made.operands else ()
+            inner = made.operands[slots[inner.index]] if slots else None
     return inner
 
 
 def _hands_on(op: Operation) -> bool:
     """Whether what the op's region yields is the buffer of its result."""
     return op.has(Accumulates) or isinstance(op.definition, ActionOp)
+
+
+#: Phases behind forward, which take the stash.
+_LATER = frozenset({"backward", "gradient", "recompute"})
 
 
 @dataclass(slots=True)
@@ -140,10 +145,12 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
             if op.has(Accumulates):
                 sums = [r for r in op.results if joined_dim(op, r.tensor) is None]
                 sets.gradients |= {root_of(r) for r in sums if r.tensor.rank}
+                joined = (r for r in op.results if r not in sums and _users(r, body) & _LATER)
+                sets.stash |= {root_of(r) for r in joined}
                 continue
             for value in op.results:
-                users = {u.phase for u, _ in value.uses if u is not body.terminator}
-                later = users & {"backward", "gradient", "recompute"}
+                users = _users(value, body)
+                later = users & _LATER
                 if op.phase == "forward" and later and not is_gathered(value):
                     sets.stash.add(root_of(value))
                 elif op.phase != "optimizer" and "optimizer" in users:
@@ -153,6 +160,11 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
             sets.static.add(root_of(value))
     sets.stash -= sets.static
     return sets
+
+
+def _users(value: Value, body: Region) -> set[str]:
+    """The phases of what uses a value, but for the end of the function."""
+    return {u.phase for u, _ in value.uses if u is not body.terminator}
 
 
 def is_gathered(value: Value) -> bool:

@@ -148,7 +148,7 @@ def _crossings(source: Module, target: Module) -> Crossings:
     _check_alike(source, mine, theirs)
     more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
     meshes = pod_mesh(source), pod_mesh(target)
-    to, of = _Numbers(meshes[0], meshes[1]), _Numbers(meshes[1], meshes[0])
+    to, of = Numbers(meshes[0], meshes[1]), Numbers(meshes[1], meshes[0])
     found: dict[str, Crossing] = {}
     stream = 0
     for name in sorted(mine):
@@ -160,7 +160,7 @@ def _crossings(source: Module, target: Module) -> Crossings:
     return Crossings(found, to.peers, of.peers)
 
 
-class _Numbers:
+class Numbers:
     """Numbers the messages of a pod: for each of its chunks those with each chunk of the other pod,
     in the order of the model. Caches that are placed alike share them, so that the messages of two
     ranks are in order."""

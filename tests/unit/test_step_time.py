@@ -457,7 +457,7 @@ def test_what_waits_for_a_late_norm_in_another_piece_may_be_late() -> None:
     assert is_clear(costs, of_product)
     assert is_clear(costs, [PlannedPiece(first, ())])
     beside = [(COMPUTE,), ("copy", "host"), (COMPUTE,)]
-    early = make_shape([norm, copy, product], beside, [[], [0], []], [[]] * 3, joins=False)
+    early = make_shape([norm, copy, product], beside, [[], [0], []], [[], [], []], joins=False)
     assert not is_clear(costs, [PlannedPiece(early, ())])
     assert not is_clear(costs, [PlannedPiece(replace(first, sends=((0, ("pp", ZERO, 0)),)), ())])
 

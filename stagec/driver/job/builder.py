@@ -302,6 +302,8 @@ class JobBuilder:
         """The passes to run: as asked for, else those that fit what the model computes."""
         if self.options.pipeline is not None:
             return remember(Source(SPEC, self.options.pipeline)).text
+        if self.options.part:
+            return self._pipeline_of_part()
         if self.serving is not None:
             return self.serving.passes
         trains = _trains(self.module)
@@ -310,6 +312,23 @@ class JobBuilder:
                 Diagnostic("no argument is a 'param': compiling forward only", severity="remark")
             )
         return TRAIN if trains else FORWARD
+
+    def _pipeline_of_part(self) -> str:
+        """The passes of a pod that has one part of a training step. Raises `DiagnosticError`."""
+        if not self.options.keep:
+            raise error(
+                "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory' and "
+                "'time' of one job",
+                remedy="leave it out",
+            )
+        if self.serving is not None or not _trains(self.module):
+            raise error(
+                "--part is about a training step: "
+                + ("--serve is given" if self.serving else "no argument is a 'param'"),
+                remedy="leave it out",
+            )
+        cut = f"+after(infer-shapes):cut-part{{keep={self.options.keep}}}"
+        return f"{TRAIN},{cut},+after(add-optimizer):run-ahead"
 
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY."""

@@ -28,6 +28,7 @@ from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.program.crossings import Crossings
+    from stagec.program.nodes import Ints
 
 #: The last pass before caches cross, and the one behind it.
 _PLACED, _BEHIND = "eliminate-dead-code", "offload-to-host"
@@ -47,6 +48,12 @@ class Pods:
         """The name of the model."""
         return self.builders[PREFILL].model_name
 
+    @property
+    def far(self) -> Mapping[str, Mapping[str, Sequence[Ints]]]:
+        """By pod and other pod, the ranks of that one that its messages go to or come from."""
+        found = self.crossings
+        return {PREFILL: {DECODE: found.to}, DECODE: {PREFILL: found.of}}
+
 
 def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | None = None) -> Pods:
     """Compile both pods, each with its further instruments. Raises `DiagnosticError`.
@@ -62,7 +69,7 @@ def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | No
     with tempfile.TemporaryDirectory() as folder, reports_once():
         texts = {pod: Path(folder) / f"{pod}.stg" for pod in PODS}
         for pod, way, other in ((PREFILL, "to", DECODE), (DECODE, "source", PREFILL)):
-            with _about(pod):
+            with about_pod(pod):
                 builder = builders[pod] = JobBuilder(options_of_pod(pod, options))
                 text = _with_crossing(builder.pipeline_text(), way, other, texts[other])
                 seen = (watching or {}).get(pod, ())
@@ -71,7 +78,7 @@ def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | No
             texts[pod].write_text(print_module(builder.module), encoding="utf-8")
         placed = crossings(builders[PREFILL].module, builders[DECODE].module)
         for pod in PODS:
-            with _about(pod):
+            with about_pod(pod):
                 for _ in running[pod]:
                     pass
     return Pods(builders, {pod: each.module for pod, each in builders.items()}, placed)
@@ -107,12 +114,12 @@ def _with_crossing(passes: str, way: str, other: str, text: Path) -> str:
 
 
 @contextmanager
-def _about(pod: str) -> Generator[None]:
+def about_pod(pod: str) -> Generator[None]:
     """Say of errors which pod they are about."""
     try:
         yield
     except DiagnosticError as found:
-        which = note(f"in the pod of --{pod}")
+        which = note(f"in the pod '{pod}'")
         raise DiagnosticError(
             *(replace(d, notes=(*d.notes, which)) for d in found.diagnostics)
         ) from None
@@ -153,7 +160,7 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
     }
     dumps = options.dump_dir and options.dump_dir / pod
     found = options.changed(prefill=None, decode=None, dump_dir=dumps, **steps[pod])
-    given = _read(pod, getattr(options, pod) or "")
+    given = read_flags(f"--{pod}", getattr(options, pod) or "")
     named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
     found = found.changed(explicit=found.explicit | given.explicit)
     return found.changed(**{name: getattr(given, name) for name in named})
@@ -165,37 +172,38 @@ def _given(**given: Any) -> JobOptions:
     return take_options(given)
 
 
-def _read(pod: str, text: str) -> JobOptions:
-    """The flags of `tp=4,sp`, or of `--tp 4 --sp`. Raises `DiagnosticError`."""
-    words = _words(pod, text)
+def read_flags(option: str, text: str) -> JobOptions:
+    """The flags of `tp=4,sp`, or of `--tp 4 --sp`, which an option gives a pod. Raises
+    `DiagnosticError`."""
+    words = _words(option, text)
     try:
-        with _given.make_context(pod, words) as context:
+        with _given.make_context(option, words) as context:
             found: JobOptions = _given.invoke(context)
     except click.UsageError as problem:
         raise error(
-            f"--{pod} '{text}': {problem.format_message()}", remedy="as in --prefill 'tp=4,sp'"
+            f"{option} '{text}': {problem.format_message()}", remedy="as in 'tp=4,sp'"
         ) from None
     if found.model:  # what belongs to no flag
-        raise _no_flag(pod, text, found.model)
+        raise _no_flag(option, text, found.model)
     return found
 
 
-def _no_flag(pod: str, text: str, name: str) -> DiagnosticError:
+def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
     options = {f.option.removeprefix("--") for f in FLAGS.values()}
     return error(
-        f"--{pod} '{text}': no flag '{name}' of a strategy",
-        remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
+        f"{option} '{text}': no flag '{name}' of a strategy",
+        remedy=did_you_mean(name, options) or "as in 'tp=4,sp'",
     )
 
 
-def _words(pod: str, text: str) -> list[str]:
+def _words(option: str, text: str) -> list[str]:
     """The words of a command line: what is no flag belongs to the value before it."""
     found: list[str] = []
     for part in text.replace("--", " ").replace(",", " ").split():
         name, _, value = part.partition("=")
         known = name.replace("-", "_")
         if value and known not in FLAGS and known not in _OF_MESH:
-            raise _no_flag(pod, text, name)
+            raise _no_flag(option, text, name)
         if value or known in FLAGS or known in _OF_MESH:
             found += [f"--{name}", *([value] if value else [])]
         elif found and not found[-1].startswith("--"):
