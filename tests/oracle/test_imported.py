@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def _module(path: Path, pipeline: str, **options: Any) -> Module:
     return run_passes(builder.module, pipeline)
 
 
-@cache
+@lru_cache(maxsize=1)  # the cases of a family stand together
 def _plain(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
     module = _module(path, STEP)
     inputs = inputs_of(module, 2)

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from stagec.analysis.count import count_module
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from tests.support import EXHAUSTIVE
+from tests.support import EXHAUSTIVE, counted
 
 COUNTED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/counted.json").read_text())
 #: Models that stand for the others in `make test`: one of each kind.
@@ -52,12 +51,12 @@ def _lowered(name: str, folder: Path, sizes: dict[str, int]) -> Module:
 @pytest.mark.parametrize("name", _rows(list(COUNTED)))
 def test_parameters_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     module = _lowered(name, tmp_path, {"B": 8})
-    found = evaluate(count_module(module).parameters, planned_env(module))
+    found = evaluate(counted(module).parameters, planned_env(module))
     assert found == COUNTED[name]["parameters"]
 
 
 @pytest.mark.parametrize("name", _rows([n for n, row in COUNTED.items() if "flops" in row]))
 def test_products_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     module = _lowered(name, tmp_path, {"B": 1, "S": 512})
-    found = evaluate(count_module(module).matmul["forward"], planned_env(module))
+    found = evaluate(counted(module).matmul["forward"], planned_env(module))
     assert found == COUNTED[name]["flops"]
