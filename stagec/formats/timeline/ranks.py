@@ -271,7 +271,7 @@ class TimelineFormat(JobFormat):
         elif self.ranks == "all" or (not self.ranks and every <= MOST_NODES):
             chosen = of
         else:
-            chosen = {}
+            chosen = dict[int, int]()
             for each in replays:
                 room = MOST_NODES // len(replays) if self.one_file else None
                 found = first_ranks(job.members[each.first :], each.step, room)
