@@ -23,6 +23,8 @@ from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
 from stagec.passes.partition.reshard_parameters import ReshardParameters
+from stagec.passes.parts.connect_parts import ConnectParts
+from stagec.passes.parts.cut_part import CutPart
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
@@ -52,6 +54,7 @@ PLUGIN = Plugin(
     passes=(
         Inline,
         InferShapes,
+        CutPart,
         ToServing,
         AbsorbLatent,
         NormalizeStrategy,
@@ -81,6 +84,7 @@ PLUGIN = Plugin(
         CoalesceCollectives,
         ReshardParameters,
         HandOver,
+        ConnectParts,
         OffloadToHost,
         PlanMemory,
         PlaceBuffers,

@@ -26,11 +26,12 @@ SMALL: Keys = {
 }
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
-    baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt opt persimmon
-    chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
+    baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
+    persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb
+    RefinedWebModel
 """
 #: Families without a base of rotary positions.
-UNROTATED = "bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
+UNROTATED = "openai-gpt bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
 _EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 _WIDE: Keys = {"num_experts": 4, "num_experts_per_tok": 2}
 _ROUTED: Keys = {
@@ -292,6 +293,41 @@ SCANS: Mapping[str, Keys] = {
         "attn_type_list": [0, 0, 1, 0],
         "layernorm_linear_attention_alpha": 1.5,
     },
+    "kimi_linear": {
+        **_BASE,
+        **_HEADS_OF_LATENTS,
+        "num_attention_heads": 4,
+        "intermediate_size": 16,
+        "q_lora_rank": None,
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": 8,
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "kda_layers": [1, 3, 4],
+            "num_heads": 4,
+            "head_dim": 2,
+            "short_conv_kernel_size": 3,
+        },
+    },
+    "recurrent_gemma": {
+        **_BASE,
+        **_HEADS,
+        "attention_window_size": 6,
+        "conv1d_width": 3,
+        "block_types": ["recurrent", "attention"],
+    },
+    "zamba": {
+        **_BASE,
+        **_HEADS,
+        "num_hidden_layers": 6,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 2,
+        "mamba_d_conv": 3,
+        "mamba_dt_rank": 2,
+    },
     "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
         **_BASE,
@@ -311,6 +347,8 @@ ALIASES = {
     "llava_next_video": "llava",
     "llava_onevision": "llava",
     "smolvlm": "idefics3",
+    "qwen2_5_omni": "qwen2_5_omni_thinker",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe",
     "mvp": "plbart",
     "mt5": "t5-gated",
     "xlm-roberta": "roberta",
@@ -341,7 +379,12 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "arcee": {"mlp_bias": (True, False)},
     "gpt2": {"n_inner": (16, None), **_TIED},
     "gpt_bigcode": {"multi_query": (True, False)},
-    "opt": {"enable_bias": (True, False), "activation_function": ("relu", "gelu")},
+    "opt": {
+        "do_layer_norm_before": (True, False),
+        "word_embed_proj_dim": (8, None),
+        "enable_bias": (True, False),
+        "activation_function": ("relu", "gelu"),
+    },
     "mpt": {"no_bias": (True, False), "attn_config": ({"alibi": True}, {"clip_qkv": 8.0})},
     "gpt_neox": {"use_parallel_residual": (True, False), "rotary_pct": (0.5, 1.0)},
     "falcon": {

@@ -46,16 +46,24 @@ def _until(job: JobOptions, last: str) -> Module:
 
 def whole_logits(job: JobOptions, tokens: int, seed: int = 1) -> tuple[dict[str, Array], Array]:
     """Random inputs, and the logits of the training forward of so many tokens: what its first loss
-    judges. Dropout is left out, as in inference."""
+    judges."""
+    inputs, (logits, *_) = _all_logits(job, tokens, seed)
+    return inputs, logits
+
+
+def _all_logits(job: JobOptions, tokens: int, seed: int) -> tuple[dict[str, Array], list[Array]]:
+    """The same for each loss, as of words after the next one. Dropout is left out, as in
+    inference."""
     plain = JobOptions(job.model, sizes={**job.sizes, tokens_of(job): tokens})
     module = run_passes(JobBuilder(plain).module, "inline,infer-shapes")
     for op in list(module.walk()):
         if op.name == "stg.dropout":
             op.results[0].replace_with(op.operands[0])
     losses = [op for op in module.walk() if op.definition.logits(op) is not None]
-    module.main.body.terminator.set_operands([_logits(losses[0].definition.logits(losses[0]))])
+    heads = [_logits(loss.definition.logits(loss)) for loss in losses]
+    module.main.body.terminator.set_operands(heads)
     inputs = random_inputs(module.main.body.args, module.env, seed)
-    return inputs, run_module(module, module.env, inputs)[0]
+    return inputs, run_module(module, module.env, inputs)
 
 
 def _logits(value: Value | None) -> Value:
@@ -74,19 +82,20 @@ class Server:
     past: int = 0
     caches: dict[str, Array] = field(default_factory=dict[str, Array])
 
-    def step(self, mode: str, new: int) -> Array:
-        """The logits of a step of so many tokens."""
+    def step(self, mode: str, new: int) -> list[Array]:
+        """The logits of a step of so many tokens, for each loss of training."""
         job = self.decode if mode == "decode" and self.decode is not None else self.job
         stated, ready = step_modules(job, mode, new, self.past)
         args = stated.main.body.args
         fresh = random_inputs(args, stated.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
         found = run_named(ready, ready.env, given)
-        logits, *rows = (_result(found, v) for v in stated.main.body.terminator.operands)
+        results = [_result(found, v) for v in stated.main.body.terminator.operands]
         held = [a for a in args if a.tensor.role in CACHED]
-        self.caches = {a.name: after for a, after in zip(held, rows, strict=True)}
+        heads = len(results) - len(held)
+        self.caches = {a.name: after for a, after in zip(held, results[heads:], strict=True)}
         self.past += new
-        return logits
+        return results[:heads]
 
     def _given(self, arg: Value, fresh: Array, new: int) -> Array:
         if arg.tensor.role in CACHED:
@@ -141,9 +150,9 @@ def assert_serves(
 ) -> None:
     """Prefill and decode in these steps give the logits of the whole forward, to 1e-9; with
     `decode` its steps are those of another job."""
-    inputs, expected = whole_logits(job, sum(new for _, new in steps))
+    inputs, expected = _all_logits(job, sum(new for _, new in steps), 1)
     server = Server(job, inputs, decode)
     for mode, new in steps:
-        found = server.step(mode, new)
-        rows = expected[:, server.past - found.shape[1] : server.past]
-        np.testing.assert_allclose(found, rows, rtol=1e-9, atol=1e-9)
+        for found, whole in zip(server.step(mode, new), expected, strict=True):
+            rows = whole[:, server.past - found.shape[1] : server.past]
+            np.testing.assert_allclose(found, rows, rtol=1e-9, atol=1e-9)

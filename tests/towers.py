@@ -36,6 +36,13 @@ _PAIR: Keys = {
 _LLAMA: Keys = {**_ENCODER, "num_key_value_heads": 4, "rope_theta": 100}
 _DINO: Keys = {k: v for k, v in _VISION.items() if k != "intermediate_size"}
 _SEEN: Keys = {"depth": 2, "hidden_size": 8, "intermediate_size": 8}
+_HEARD: Keys = {
+    "num_mel_bins": 9,
+    "d_model": 8,
+    "encoder_layers": 2,
+    "encoder_ffn_dim": 8,
+    "output_dim": 16,
+}
 _EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 _DELTA: Keys = {
     "head_dim": 8,
@@ -123,6 +130,12 @@ TOWERS: Mapping[str, Keys] = {
         "text_config": {**_ENCODER, "num_hidden_layers": 2},
         "vision_config": _VISION,
     },
+    "clip_vision_model": {**_VISION, "architectures": ["CLIPVisionModelWithProjection"]}
+    | {"projection_dim": 8},
+    "clip_text_model": _ENCODER,
+    "siglip_vision_model": _VISION,
+    "siglip_vision_model-patches": {**_VISION, "vision_use_head": False},
+    "siglip_text_model": {**_ENCODER, "projection_size": 8},
     "DiTTransformer2DModel": {
         "num_attention_heads": 4,
         "attention_head_dim": 4,
@@ -144,6 +157,33 @@ TOWERS: Mapping[str, Keys] = {
         "pooled_projection_dim": 8,
         "guidance_embeds": True,
     },
+    "QwenImageTransformer2DModel": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 4,
+        "in_channels": 4,
+        "out_channels": 1,
+        "num_layers": 4,
+        "joint_attention_dim": 8,
+        "axes_dims_rope": [2, 1, 1],
+    },
+    "PixArtTransformer2DModel": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 6,
+        "num_layers": 4,
+        "sample_size": 4,
+        "cross_attention_dim": 24,
+        "caption_channels": 8,
+        "use_additional_conditions": True,
+    },
+    "WanTransformer3DModel": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 4,
+        "in_channels": 2,
+        "num_layers": 4,
+        "ffn_dim": 8,
+        "text_dim": 8,
+        "freq_dim": 4,
+    },
     "SD3Transformer2DModel": {
         "num_attention_heads": 4,
         "attention_head_dim": 4,
@@ -164,6 +204,18 @@ TOWERS: Mapping[str, Keys] = {
     "qwen3_vl_moe": {
         "text_config": {**_LLAMA, **_EXPERTS, "head_dim": 4},
         "vision_config": {**_SEEN, "out_hidden_size": 16, "deepstack_visual_indexes": [0]},
+    },
+    "qwen2_5_omni_thinker": {
+        "text_config": _LLAMA,
+        "vision_config": {**_SEEN, "out_hidden_size": 16},
+        "audio_config": _HEARD,
+    },
+    "qwen3_omni_moe": {
+        "thinker_config": {
+            "text_config": {**_LLAMA, **_EXPERTS, "head_dim": 4},
+            "vision_config": {**_SEEN, "out_hidden_size": 16, "deepstack_visual_indexes": [0]},
+            "audio_config": {**_HEARD, "downsample_hidden_size": 4},
+        },
     },
     "qwen3_5": {
         "text_config": {**_LLAMA, **_DELTA},
@@ -244,6 +296,9 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "DiTTransformer2DModel": {"U": 8},
     "FluxTransformer2DModel": {"U": 8, "S": 4, "X": 8},
     "SD3Transformer2DModel": {"U": 8, "S": 4},
+    "PixArtTransformer2DModel": {"U": 8, "S": 4},
+    "QwenImageTransformer2DModel": {"U": 8, "S": 4, "X": 8},
+    "WanTransformer3DModel": {"S": 4, "X": 8},
     "switch_transformers": {"S": 16, "T": 16},
 }
 

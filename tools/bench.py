@@ -272,20 +272,18 @@ def _many(count: int) -> dict[str, Any]:
     its own, put into one compile (`Compiles`), and as a row of a sweep; and how many compiles that
     took."""
     from stagec.analysis.family import Compiles
-    from stagec.driver.job.builder import TRAIN, JobBuilder
-    from stagec.driver.job.figures import figures
+    from stagec.driver.job.builder import JobBuilder
+    from stagec.driver.job.figures import compiled_of, figures
     from stagec.driver.request.options import JobOptions
 
     job = JobOptions("llama3-8b", tp=8, dp=8, **STRATEGY)
     jobs = [job.changed(sizes={"S": 1024 + 128 * i}) for i in range(count)]
-    first = JobBuilder(job)
-    env = dict(first.module.env)
-
-    family = Compiles(first.loaded.pipeline(TRAIN))
+    env = dict(JobBuilder(job).module.env)
+    family = Compiles()
 
     def at(i: int) -> object:
         values = {**env, "S": 1024 + 128 * i}
-        return family.find(values, lambda: JobBuilder(jobs[i]).module).at(values)
+        return family.find(values, lambda: compiled_of(JobBuilder(jobs[i]))).at(values)
 
     runs: dict[str, Callable[[int], object]] = {
         "compiled": lambda i: JobBuilder(jobs[i]).lower(verify=False),

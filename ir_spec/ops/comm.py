@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, evaluate, total
+from stagec.ir.expr import Expr, evaluate, total
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import View
@@ -86,7 +86,7 @@ class Collective(Movement):
 
     def buffer(self, op: Operation) -> Expr:
         """Bytes of the larger side on one rank, all operands together."""
-        return sum((v.tensor.local_bytes for v in op.operands), ZERO)
+        return total(v.tensor.local_bytes for v in op.operands)
 
     def bytes_touched(self, op: Operation) -> Expr:
         return self.buffer(op)
@@ -235,7 +235,7 @@ class AllGather(Collective):
         return _undone(op, AllSlice)
 
     def buffer(self, op: Operation) -> Expr:
-        return sum((v.tensor.local_bytes for v in op.results), ZERO)
+        return total(v.tensor.local_bytes for v in op.results)
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
         return [np.concatenate(parts, axis=operand_dim(op, index))] * len(parts)

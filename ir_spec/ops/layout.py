@@ -201,6 +201,16 @@ class StackOp(OpDef):
         same_order = op.operands == tuple(inner.results)
         return inner.operands[0] if same_order and op.expr("dim") == inner.expr("dim") else None
 
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None] * len(op.operands)
+        attrs = {"dim": op.expr("dim"), "count": const(len(op.operands))}
+        names = [v.prefixed("d_") for v in op.operands]
+        return b.op("stg.unbind", [dy], attrs, names=names).results
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.stack(args, axis=op.integer("dim"))]
 

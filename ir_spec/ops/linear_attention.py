@@ -173,11 +173,15 @@ class _Delta(ScanKind):
     whole = "kl"
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        parts = op.operands[0].tensor.rank - self.rank
+        k = "k" if given["a"].tensor.rank - parts == 4 else ""
         return {
             **dict.fromkeys("qk", "{b}sgk"),
             **dict.fromkeys("vy", "{b}s(gr)v"),
-            **dict.fromkeys("ab", "{b}s(gr)"),
-            **dict.fromkeys(("A_log", "dt_bias"), "(gr)"),
+            "a": "{b}s(gr)" + k,
+            "b": "{b}s(gr)",
+            "A_log": "(gr)",
+            "dt_bias": "(gr)" + k,
             "state": "{b}(gr)kv",
             "keep": "{b}(gr)kl",
         }
@@ -186,35 +190,40 @@ class _Delta(ScanKind):
         return MATRIX_STEPS
 
     def tokens(self, x: Named) -> Tokens:
-        a, heads = x["a"], x["a"].shape[2]
-        gate = -np.exp(x["A_log"]) * softplus(a + x["dt_bias"])
+        raw, heads = _each_key(x["a"] + x["dt_bias"]), x["a"].shape[2]
+        w = -np.exp(x["A_log"])[:, None] * softplus(raw)
         beta = sigmoid(x["b"])[..., None]
         k = on_heads(normalized(x["k"])[0], heads)
         q = None
         if "q" in x:
             q = on_heads(normalized(x["q"])[0], heads) / np.sqrt(k.shape[-1])
-        w = gate[..., None]
         return Tokens(w=w, q=q, k=k * beta, v=x.get("v"), a=k * np.exp(w), b=-k * beta)
 
     def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
-        raw, heads = x["a"] + x["dt_bias"], x["a"].shape[2]
-        a, beta = -np.exp(x["A_log"]), sigmoid(x["b"])
+        raw, heads = _each_key(x["a"] + x["dt_bias"]), x["a"].shape[2]
+        a, beta = -np.exp(x["A_log"])[:, None], sigmoid(x["b"])
         kn, back_k = normalized(x["k"])
         _, back_q = normalized(x["q"])
-        k, fade = on_heads(kn, heads), np.exp(a * softplus(raw))[..., None]
+        k, fade = on_heads(kn, heads), np.exp(a * softplus(raw))
         d_kb = d.k - d.b
         d_k = d_kb * beta[..., None] + d.a * fade
-        d_gate = d.w[..., 0] + (d.a * k * fade).sum(-1)
-        d_raw = d_gate * a * sigmoid(raw)
+        through = d.a * k * fade
+        d_gate = d.w + (through if raw.shape[-1] > 1 else through.sum(-1, keepdims=True))
+        d_raw = (d_gate * a * sigmoid(raw)).reshape(x["a"].shape)
         return {
             "q": back_q(on_groups(d.q, x["q"]) / np.sqrt(k.shape[-1])),
             "k": back_k(on_groups(d_k, x["k"])),
             "v": d.v,
             "a": d_raw,
             "b": (d_kb * k).sum(-1) * beta * (1 - beta),
-            "A_log": (d_gate * a * softplus(raw)).sum((0, 1)),
+            "A_log": (d_gate * a * softplus(raw)).sum((0, 1, 3)),
             "dt_bias": d_raw.sum((0, 1)),
         }
+
+
+def _each_key(x: Array) -> Array:
+    """Numbers of heads [N, S, H], or of each element of keys too, with a last dimension."""
+    return x if x.ndim == 4 else x[..., None]
 
 
 def _products(op: Operation, n: Sizes) -> Expr:
@@ -241,12 +250,13 @@ class GatedDeltaRule(_Delta, Scan):
 
     `h_t = exp(g_t) h_(t-1)`, then `h_t += k_t beta_t (v_t - k_t^T h_t)^T`; `y_t = q_t^T h_t`. The
     gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`;
-    q and k have length 1 each, q is divided by sqrt(K). There may be fewer heads of q and k. FLOPs
-    for H heads of values and chunks of C tokens are those of its products, S H (4 C K + 2 C V +
-    6 K V), and of a triangular system in each chunk, S H C (K + V); of one token from a state
-    7 H K V: it fades, k reads it, an outer product is added, q reads it. Its inputs alone are
-    stashed. Over a split sequence, ranks gather a state of H K V and a matrix of H K K fp32
-    elements from each other.
+    q and k have length 1 each, q is divided by sqrt(K). There may be fewer heads of q and k. With a
+    [B, S, H, K] and dt_bias [H, K] each element of a key fades by itself (Kimi Delta Attention,
+    arXiv 2510.26692); its products are the same. FLOPs for H heads of values and chunks of C tokens
+    are those of its products, S H (4 C K + 2 C V + 6 K V), and of a triangular system in each
+    chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k reads it, an outer product
+    is added, q reads it. Its inputs alone are stashed. Over a split sequence, ranks gather a state
+    of H K V and a matrix of H K K fp32 elements from each other.
     """
 
     name = "stg.gated_delta_rule"

@@ -1,6 +1,7 @@
 """Values that cross from one pod of a job to another: both ends, and what each says of the other.
 
-A pod is a module of its own, with its mesh and its strategy; the pass `hand-over` makes these ops.
+A pod is a module of its own, with its mesh and its strategy; the pass `hand-over` makes these ops,
+of caches or of what crosses between parts of a model (`stg.cross`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace, Stays
-from stagec.ir.types import TensorType
+from stagec.ir.types import TensorType, Type
 
 #: Of values that are stacked over layers, in pods with pipeline stages or microbatches.
 BY_LAYER = (
@@ -44,9 +45,9 @@ class PodOp(OpDef):
                 yield f"'{name}' expects a positive integer, found {op.integer(name)}"
         if op.integer("ways") % max(1, op.integer("turns", 1)):
             yield f"expects ways that are a multiple of 'turns', found {op.integer('ways')}"
-        rank, dim = op.operands[0].tensor.rank, op.integer("dim", 0)
-        if ("rows" in op.attrs) != ("dim" in op.attrs) or not 0 <= dim < max(1, rank):
-            yield f"'rows' and 'dim' stand together, a dimension of {op.operands[0].type}"
+        type_, dim = end_type(op), op.integer("dim", 0)
+        if ("rows" in op.attrs) != ("dim" in op.attrs) or not 0 <= dim < max(1, type_.rank):
+            yield f"'rows' and 'dim' stand together, a dimension of {type_}"
 
 
 def message_bytes(op: Operation) -> Expr:
@@ -54,9 +55,14 @@ def message_bytes(op: Operation) -> Expr:
     return crossing(op).local_bytes / op.integer("pieces")
 
 
+def end_type(op: Operation) -> TensorType:
+    """What is handed over from, or taken over to."""
+    return (op.operands or op.results)[0].tensor
+
+
 def crossing(op: Operation) -> TensorType:
-    """What crosses of the operand."""
-    type_ = op.operands[0].tensor
+    """What crosses of it."""
+    type_ = end_type(op)
     if "rows" not in op.attrs:
         return type_
     dims = list(type_.dims)
@@ -81,10 +87,11 @@ class HandOverOp(PodOp):
 
 
 class TakeOver(PodOp):
-    """Receives what another pod hands over into the buffer of the operand, in `ways` messages."""
+    """Receives what another pod hands over, in `ways` messages: into the buffer of the operand, or
+    without one into a buffer of the type that it says."""
 
     name = "stg.take_over"
-    operands = ("x",)
+    operands = ("x*",)
     params = (Param("source", "name", "the pod", required=True), *_MESSAGES)
     traits = (Stays(), InPlace(operands=(0,)))
     example = (
@@ -92,9 +99,24 @@ class TakeOver(PodOp):
         " : bf16[B, S, G, K]"
     )
 
-    def rule(self, op: Operation) -> Rule:
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if len(op.operands) > 1:
+            yield f"expects one buffer, or none, found {len(op.operands)}"
+
+    def rule(self, op: Operation) -> Rule | None:
+        if not op.operands:
+            return None
         text = letters(op.operands[0].tensor.rank)
         return make_rule(f"{text}->{text}")
+
+    def infer(self, op: Operation) -> list[Type]:
+        if op.operands:
+            return super().infer(op)
+        return [r.type for r in op.results if r.type is not None]
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 0 if op.operands else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         """The interpreter runs one pod, whose operand has what the other one would send."""

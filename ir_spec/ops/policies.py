@@ -95,15 +95,16 @@ class FusionRule(Record):
 
     kind: str = parameter(
         "name",
-        "elementwise, or epilogue: those behind matrix products as well",
+        "pointwise; elementwise: norms as well; epilogue: those behind matrix products as well",
         default="none",
         required=True,
         positional=True,
-        choices=("elementwise", "epilogue"),
+        choices=("pointwise", "elementwise", "epilogue"),
         flag=Flag(
             "fusion",
-            "Element-wise computations that follow each other run as one kernel (elementwise), "
-            "also behind a matrix product (epilogue), or each by itself.",
+            "Element-wise computations that follow each other run as one kernel: without norms and "
+            "softmax (pointwise), with them (elementwise), also behind a matrix product "
+            "(epilogue), or each by itself.",
         ),
     )
 
@@ -111,9 +112,10 @@ class FusionRule(Record):
 class FusionOp(Statement):
     """Neighbouring computations run as one kernel, as a compiler would do it.
 
-    `elementwise` joins element-wise computations that follow each other, with normalisations over
-    rows; `epilogue` joins element-wise ones to the matrix product before them as well. Without the
-    statement every computation is a kernel of its own, as PyTorch runs without a compiler.
+    `pointwise` joins computations of single elements that follow each other, as TorchScript does;
+    `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to
+    the matrix product before them as well. Without the statement every computation is a kernel of
+    its own, as PyTorch runs without a compiler.
     """
 
     name, record = "stg.fusion", FusionRule

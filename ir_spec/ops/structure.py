@@ -176,7 +176,8 @@ class FuncOp(Declaration):
     A `private` function is a block that others call. It may leave out the types of all arguments.
     With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
     is then the number of parameters of the whole model, `trainable` that of those that are trained
-    if others are frozen.
+    if others are frozen. With `part` it is a part of the model; `peers` are the others that train
+    parameters. The loss is that of the part `main`.
     """
 
     name = "stg.func"
@@ -188,6 +189,8 @@ class FuncOp(Declaration):
         Param("stages", "ints", "the stages that run it"),
         Param("parameters", "size", "parameters of the whole model"),
         Param("trainable", "size", "those that are trained, if others are frozen"),
+        Param("part", "name", "the part of the model that it is"),
+        Param("peers", "names", "the other parts that train parameters"),
     )
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagec.api import (
@@ -16,6 +17,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir_spec.ops.parts import MAIN, depart
 from stagec.sharding.zero import StatePlacement
 
 
@@ -70,7 +72,9 @@ def add_optimizer(module: Module) -> None:
     body = module.main.body
     end, params = body.terminator, module.trainable()
     placement = StatePlacement(module, strategy, PASS)
-    grads = end.operands[1:]
+    part = module.main.text("part", MAIN)
+    losses = end.operands[: 1 if part == MAIN else 0]
+    grads = end.operands[len(losses) :]
     if len(grads) != len(params):
         raise error(
             f"a step of {len(params)} parameters returns {len(grads)} gradients behind the loss",
@@ -80,7 +84,9 @@ def add_optimizer(module: Module) -> None:
     b = Builder(
         module.registry, body, len(body.ops) - 1, loc=made_by(PASS, strategy.loc), phase="optimizer"
     )
-    clip = _clip_factor(b, grads, strategy.clip) if strategy.clip != 0 else None
+    clip = None
+    if strategy.clip != 0 and grads:
+        clip = _clip_factor(b, grads, strategy.clip, part, module.main.names("peers"))
     outputs: list[Value] = []
     placed: list[TensorType] = []
     for param, grad in zip(params, grads, strict=True):
@@ -100,12 +106,30 @@ def add_optimizer(module: Module) -> None:
         names = [f"{v.name}_new" for v in updated]
         outputs += b.op("stg.adamw", operands, flags, names=names).results
         placed += [v.tensor.inner for v in updated]
-    end.set_operands([end.operands[0], *outputs])
+    end.set_operands([*losses, *outputs])
     end.attrs["phase"] = "optimizer"
-    body.returns = (*body.returns[:1], *placed)
+    body.returns = (*body.returns[: len(losses)], *placed)
 
 
-def _clip_factor(b: Builder, grads: tuple[Value, ...], clip: Expr) -> Value:
+def _clip_factor(
+    b: Builder, grads: Sequence[Value], clip: Expr, part: str, peers: Sequence[str]
+) -> Value:
+    """The factor that clips the norm of all gradients. The parts of a model tell each other their
+    shares of it."""
     squares = [b.value("stg.squared_norm", [g], hint=g.prefixed("sq_")) for g in grads]
-    norm = b.value("stg.add", squares, hint="norm_sq") if len(squares) > 1 else squares[0]
-    return b.value("stg.clip_factor", [norm], {"max": clip}, hint="clip")
+    norm = _added(b, squares, "norm_sq")
+    shares = [norm]
+    for peer in peers:
+        ends = {"value": f"norm_sq_{part}", "source": part, "to": peer}
+        depart(b, norm, replace(norm.tensor, placed=True), ends)
+    for peer in peers:
+        ends = {"value": f"norm_sq_{peer}", "source": peer, "to": part, "dtype": norm.tensor.dtype}
+        type_ = replace(norm.tensor, placed=True)
+        shares.append(b.value("stg.arrive", (), ends, type=type_, hint=f"norm_sq_{peer}"))
+    return b.value(
+        "stg.clip_factor", [_added(b, shares, "norm_sq_all")], {"max": clip}, hint="clip"
+    )
+
+
+def _added(b: Builder, values: Sequence[Value], hint: str) -> Value:
+    return b.value("stg.add", values, hint=hint) if len(values) > 1 else values[0]

@@ -51,8 +51,9 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.traits import Repeats
+from stagec.ir.traits import Accumulates, BeginsBackward
 from stagec.ir.types import FLOATS
+from stagec.ir_spec.ops.parts import MAIN
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over
 from stagec.sharding.zero import StatePlacement
@@ -105,11 +106,19 @@ def differentiate(module: Module) -> None:
     """Append the backward of the main function: it then returns the loss and one gradient per
     parameter.
 
-    Raises `DiagnosticError` if there is no scalar loss, or a parameter does not influence it.
+    A part of a model that has no loss begins with the gradients that come back to it; one that
+    trains nothing stays as it is. Raises `DiagnosticError` if there is no scalar loss, or a
+    parameter does not influence it.
     """
     func = module.main
     end = func.body.terminator
+    params = module.trainable()
+    if "part" in func.attrs and not params and not _passes_on(func):
+        return
     loss = end.operands[0] if end.operands else None
+    if func.text("part", MAIN) != MAIN:
+        _TrainingStep(module, read_strategy(module), params).run(None)
+        return
     if (
         loss is None
         or not isinstance(loss.type, TensorType)
@@ -122,14 +131,18 @@ def differentiate(module: Module) -> None:
             end.loc,
             remedy="return a loss first, or compile without backward: --pipeline forward",
         )
-    params = module.trainable()
-    if not params:
+    if not params and "part" not in func.attrs:
         raise error(
             f"@{func.symbol} has no parameters to train",
             func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
     _TrainingStep(module, read_strategy(module), params).run(loss)
+
+
+def _passes_on(func: Operation) -> bool:
+    """Whether a part gives back gradients of what comes from parts that train."""
+    return any(op.name == "stg.arrive" and op.flag("trained") for op in func.body.walk())
 
 
 class _TrainingStep:
@@ -142,32 +155,26 @@ class _TrainingStep:
         self._accumulates = False
         self.idle = idle_values(module)
 
-    def run(self, loss: Value) -> None:
+    def run(self, loss: Value | None) -> None:
         func = self._module.main
         region = func.body
-        wrapped = (
-            loss.producer
-            if loss.producer is not None and loss.producer.region is not None
-            else None
-        )
-        if wrapped is not None and not wrapped.has(Repeats):
-            region, loss = wrapped.body, wrapped.body.terminator.operands[loss.index]
+        wrapped = next((op for op in region.ops if op.has(Accumulates)), None)
+        if wrapped is not None and (loss is None or loss.producer is wrapped):
+            region = wrapped.body
             self._accumulates = True
-        builder = Builder(
-            self._registry,
-            region,
-            len(region.ops) - 1,
-            loc=made_by(PASS, loss.loc),
-            phase="backward",
-        )
+            loss = region.terminator.operands[loss.index] if loss is not None else None
+        at = made_by(PASS, loss.loc if loss is not None else func.loc)
+        builder = Builder(self._registry, region, len(region.ops) - 1, loc=at, phase="backward")
         tape = _Tape(self, builder)
-        tape.give(loss, builder.value("stg.constant", attrs={"value": 1}, hint="d_loss"))
+        if loss is not None:
+            tape.give(loss, builder.value("stg.constant", attrs={"value": 1}, hint="d_loss"))
         tape.backward(list(region.ops[:-1]))
         grads = [self._finish(tape, p, region, wrapped) for p in self._params]
         end = func.body.terminator
-        end.set_operands([end.operands[0], *grads])
-        returns = func.body.returns or (end.operands[0].tensor,)
-        func.body.returns = (*returns[:1], *(g.tensor for g in grads))
+        losses = end.operands[: 1 if loss is not None else 0]
+        returns = func.body.returns or tuple(v.tensor for v in losses)
+        end.set_operands([*losses, *grads])
+        func.body.returns = (*returns[: len(losses)], *(g.tensor for g in grads))
 
     # -- gradients of parameters -------------------------------------------------------------------
 
@@ -348,7 +355,7 @@ class _Tape:
     def backward(self, ops: Iterable[Operation]) -> None:
         """Differentiate operations in reverse order."""
         for op in reversed(list(ops)):
-            if not any(self.has(r) for r in op.results):
+            if not any(self.has(r) for r in op.results) and not op.has(BeginsBackward):
                 continue
             self.builder.loc = made_by(PASS, op.loc)
             if op.region is not None:

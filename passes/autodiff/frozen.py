@@ -5,7 +5,8 @@ With a frozen tower in front of a model that is trained,
     %v = stg.repeat[count = L] (%h = %image, %w = %frozen) { ... }
     %e = stg.einsum["bnd,de->bne"](%v, %w1)
 
-%v has none, and nothing of the tower is stashed. If `%w1` is frozen too, neither has `%e`.
+%v has none, and nothing of the tower is stashed. If `%w1` is frozen too, neither has `%e`. What
+comes from another part of the model has one if that part trains it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 
 from stagec.api import Module, Operation, Value
 from stagec.ir.rewrite import carried
+from stagec.ir_spec.ops.parts import Arrive
 
 
 def idle_values(module: Module) -> frozenset[Value]:
@@ -22,7 +24,8 @@ def idle_values(module: Module) -> frozenset[Value]:
     if len(trained) == len(module.parameters()):
         return frozenset()
     body = module.main.body
-    found = _Trained(trained)
+    ends = (op for op in body.walk() if isinstance(op.definition, Arrive) and op.flag("trained"))
+    found = _Trained(trained | {op.result for op in ends})
     found.ops(body.ops)
     values = [*body.args, *(v for op in body.walk() for v in _values(op))]
     return frozenset(v for v in values if v not in found.values)

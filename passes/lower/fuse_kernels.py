@@ -34,8 +34,8 @@ class FuseKernels(Pass):
     message or copy between them, and each takes what one before it makes, or reads what one before
     it reads. All that the kernel waits for is there when its first computation could start: so it
     waits for nothing more. It may contain reductions over rows, such as norms, if all are over the
-    same rows; with `epilogue` it may start with a matrix product, and then contains none. Without
-    the statement nothing happens.
+    same rows, but with `pointwise` contains none; with `epilogue` it may start with a matrix
+    product, and then contains none. Without the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -68,18 +68,19 @@ class FuseKernels(Pass):
         return bool(read_strategy(module).all(FusionRule))
 
     def run(self, module: Module) -> None:
-        epilogue = read_strategy(module).one(FusionRule).kind == "epilogue"
+        kind = read_strategy(module).one(FusionRule).kind
         for func in module.functions:
-            fuse_kernels(func, epilogue=epilogue)
+            fuse_kernels(func, kind)
 
 
-def fuse_kernels(func: Operation, *, epilogue: bool) -> None:
-    """Number the kernels of several computations in a function, from 1."""
+def fuse_kernels(func: Operation, kind: str) -> None:
+    """Number the kernels of several computations in a function, from 1. `kind` is one of those of
+    `FusionRule`."""
     numbers = count(1)
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         if any(op.definition.active(op) is not None for op in region.ops):
             continue  # some of its iterations leave some of its computations out
-        for kernel in list(_Fuser(region, epilogue=epilogue).kernels()):
+        for kernel in list(_Fuser(region, kind).kernels()):
             number = next(numbers)
             for op in kernel:
                 op.attrs["fused"] = const(number)
@@ -88,8 +89,9 @@ def fuse_kernels(func: Operation, *, epilogue: bool) -> None:
 class _Fuser:
     """Puts the computations of a region together, in their order."""
 
-    def __init__(self, region: Region, *, epilogue: bool) -> None:
-        self._region, self._epilogue = region, epilogue
+    def __init__(self, region: Region, kind: str) -> None:
+        self._region = region
+        self._epilogue, self._rows = kind == "epilogue", kind != "pointwise"
         self._places = {op: i for i, op in enumerate(region.ops)}
         self._kernel: list[Operation] = []
         #: Transfers that computations so far wait for; apart those of phase recompute, which some
@@ -117,7 +119,9 @@ class _Fuser:
             yield self._kernel
 
     def _starts(self, op: Operation) -> bool:
-        return op.has(Fusible) or (self._epilogue and _is_product(op))
+        if op.has(Fusible):
+            return self._rows or not _by_rows(op)
+        return self._epilogue and _is_product(op)
 
     def _joins(self, op: Operation) -> bool:
         """Whether an op can run in the kernel at hand, and has to do with it."""
@@ -125,7 +129,7 @@ class _Fuser:
         fusible = op.definition.trait(Fusible)
         if fusible is None or op.phase != first.phase:
             return False
-        if fusible.rows and not (first.has(Fusible) and self._has_its_rows(op)):
+        if fusible.rows and not (self._rows and first.has(Fusible) and self._has_its_rows(op)):
             return False
         made = [v for v in op.operands if viewed(v).producer in self._kernel]
         given = [v for v in op.operands if v not in made]

@@ -36,7 +36,7 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, message_bytes
+from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
 from stagec.passes.lower.kernels import (
     attributes,
     fused_attributes,
@@ -317,12 +317,13 @@ class _Lowering:
 
     def _cross(self, op: Operation, b: Builder) -> None:
         """A message for each rank of the other pod that a rank meets; what arrives is there when
-        all of them have come."""
+        all of them have come. Into a new buffer they are received one after the other, so that
+        the last one stands for the value, whoever views or carries it."""
         sends = not op.results
         attrs: dict[str, RawAttr] = {
             "pod": op.text("to" if sends else "source"),
             "bytes": message_bytes(op),
-            "dtype": op.operands[0].tensor.dtype,
+            "dtype": end_type(op).dtype,
             "channel": op.integer("stream"),
             "streams": op.integer("streams"),
         }
@@ -332,14 +333,16 @@ class _Lowering:
         first, ways = op.integer("first", 0), op.integer("ways")
         if "shares" in op.attrs:
             attrs["ways"] = ways
+        in_turn = not sends and not op.operands
         nodes: list[Value] = []
         for way in range(ways):
             turn = way % op.integer("turns", 1)
             own: dict[str, RawAttr] = {"by": first + way, **({"turn": turn} if turn else {})}
-            nodes.append(b.value(end, deps, {**attrs, **own}, hint=name))
+            before = nodes[-1:] if in_turn else []
+            nodes.append(b.value(end, [*deps, *before], {**attrs, **own}, hint=name))
         for result in op.results:
             self._nodes[result] = nodes[-1]
-            self._more[result] = nodes[:-1]
+            self._more[result] = [] if in_turn else nodes[:-1]
 
     def _shift(self, op: Operation, definition: CollectivePermute, b: Builder) -> Value:
         """Both ends are posted together, beside the computation on the present part. So two

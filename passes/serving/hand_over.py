@@ -25,7 +25,6 @@ from stagec.ir.serving import PAST
 from stagec.ir_spec.ops.pods import message_bytes
 from stagec.ir_spec.ops.serving import rows_of
 from stagec.program.crossings import Crossing, caches_of, crossings, used
-from stagec.program.handover import NoHandoverError
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 from stagec.support.texts import read_text
@@ -74,15 +73,7 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
     placements whose parts do not fall together.
     """
     pods = (module, other) if to else (other, module)
-    try:
-        found = crossings(*pods)
-    except NoHandoverError as what:
-        raise error(
-            f"caches cannot go from one pod to the other: {what}, neither of which divides the "
-            "other",
-            module.functions[0].loc,
-            remedy="choose degrees of the two pods that are multiples of each other",
-        ) from None
+    found = crossings(*pods)
     rows = {name: _rows(pods[1], arg) for _, arg, name, _ in caches_of(pods[1])}
     for func, arg, name, chunk in list(caches_of(module)):
         crossing = found.caches[name]

@@ -24,13 +24,15 @@ from stagec.api import (
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.traits import InPlace, Repeats
 from stagec.ir.types import WEIGHTS
+from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 
 
 @dataclass(frozen=True)
 class PlaceValues(Pass):
-    """Place the arguments of the function, carried values, and the values that statements name.
+    """Place the arguments of the function, carried values, the values that statements name, and
+    what crosses to another part of the model.
 
     `stg.split` says over which axes a dimension is split; `stg.gather[..., of = ...]` says which
     values are whole. The pass assumes that the sizes divide. A placement that the model pins wins.
@@ -73,6 +75,7 @@ def place_values(module: Module, strategy: Strategy) -> None:
     if any(rule.rest for rule in strategy.splits):
         _place_carried(placer, body)
     _place_named(module, strategy, placer)
+    _place_crossing(module, placer)
     _place_appended(module)
     _divide_shares(module, strategy, assumptions)
     assumptions.check()
@@ -104,6 +107,20 @@ def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
             value.type = type_
         else:
             _pin(module.registry, value, type_, named[called])
+
+
+def _place_crossing(module: Module, placer: Placer) -> None:
+    """Pin what goes to another part of the model, or comes from it, as between layers."""
+    for op in list(module.main.body.walk()):
+        if isinstance(op.definition, Arrive):
+            value = op.result
+            value.type = placer.place(value.tensor, rest=True, value=value)
+        elif isinstance(op.definition, Depart):
+            value = op.operands[0]
+            type_ = placer.place(value.tensor.unplaced(), rest=True, value=value)
+            b = Builder.before(module.registry, op, loc=made_by(PlaceValues.name, op.loc))
+            pinned = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
+            op.set_operand(0, pinned)
 
 
 def _place_appended(module: Module) -> None:

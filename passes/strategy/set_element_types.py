@@ -52,8 +52,9 @@ def set_element_type(module: Module, dtype: str) -> None:
             value.type = _with_dtype(value.type, dtype)
     body.returns = tuple(_with_dtype(t, dtype) for t in body.returns)
     for op in body.walk():
-        if op.attrs.get("to") == WRITTEN:
-            op.attrs["to"] = dtype
+        for name in ("to", "dtype"):
+            if op.attrs.get(name) == WRITTEN:
+                op.attrs[name] = dtype
 
 
 def _with_dtype(type_: Type, dtype: str) -> Type:

@@ -24,6 +24,7 @@ from stagec.ir.core import substitute_attr
 from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED
+from stagec.ir_spec.ops.parts import Arrive
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import cut, pipeline_attrs, read_pipeline
 from stagec.sharding.strategy import PipelineRule
@@ -121,7 +122,7 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     inner = [op for op in body.ops if op is not end]
     ours = {"", *CACHED}
     data = [a for a in body.args if a.tensor.role in ours and _has(a.tensor, batch)]
-    if not data:
+    if not data and not any(isinstance(op.definition, Arrive) for op in inner):
         raise error(
             f"no argument has the dimension {batch} to be split into microbatches",
             strategy.loc,

@@ -12,10 +12,13 @@ from stagec.ir.decisions import Decisions
 from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
-from stagec.pipeline.instrument import PLAN, TYPED, Hooks, Instrument, Verification
+from stagec.pipeline.blame import plugin_of
+from stagec.pipeline.instrument import PLAN, TYPED, Hooks, Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
+from stagec.pipeline.verify import verify_module
+from stagec.program.classes import RankClass, rank_classes
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
@@ -49,21 +52,20 @@ _MOST_ISSUED = 4
 class Compiles:
     """What was compiled of one job in many sizes and degrees.
 
-    `pipeline` ends with a lowered module. What a compile looked at is noted: values with which all
-    would have been seen alike are put into what was compiled already, for others it is compiled
-    again. So figures are those of a compile of their own, whatever the values.
+    What a compile looked at is noted: values with which all would have been seen alike are put into
+    what was compiled already, for others it is compiled again. So figures are those of a compile of
+    their own, whatever the values.
     """
 
-    def __init__(self, pipeline: Pipeline, around: Sequence[Instrument] = ()) -> None:
-        self._pipeline, self._around = pipeline, around
+    def __init__(self) -> None:
         self._made: list[Compiled] = []
 
-    def find(self, values: Mapping[str, int], read: Callable[[], Module]) -> Compiled:
-        """What was compiled for these values of all symbols and axes; `read` gives the module with
-        them, before any pass. Raises `DiagnosticError`."""
+    def find(self, values: Mapping[str, int], compiled: Callable[[], Compiled]) -> Compiled:
+        """What was compiled for these values of all symbols and axes; `compiled` compiles the job
+        with them. Raises `DiagnosticError`."""
         found = next((c for c in self._made if c.decisions.same(values)), None)
         if found is None:
-            found = Compiled(read(), self._pipeline, self._around)
+            found = compiled()
         else:
             self._made.remove(found)
         self._made.insert(0, found)  # the next job is likely to be like this one
@@ -79,8 +81,8 @@ class Family:
     axes may have values or be open. `pipeline` ends with a lowered module."""
 
     def __init__(self, source: Source, registry: Registry, pipeline: Pipeline) -> None:
-        self._source, self._registry = source, registry
-        self._compiles = Compiles(pipeline)
+        self._source, self._registry, self._pipeline = source, registry, pipeline
+        self._compiles = Compiles()
         self._module = parse_module(source, registry)
 
     def at(self, values: Mapping[str, int]) -> Figures:
@@ -97,12 +99,12 @@ class Family:
                 remedy="give each of them a value, here or in the text",
             )
 
-        def read() -> Module:
+        def compiled() -> Compiled:
             module = parse_module(self._source, self._registry)
             module.set_values(complete)
-            return module
+            return Compiled(module, self._pipeline)
 
-        return self._compiles.find(complete, read).at(complete)
+        return self._compiles.find(complete, compiled).at(complete)
 
     def __len__(self) -> int:
         """How often it has been compiled."""
@@ -110,14 +112,21 @@ class Family:
 
 
 class Compiled:
-    """One compile of a family: what it decided, and its figures as expressions; `model_flops` and
-    `tokens` of a step of all ranks are None where they are not known."""
+    """One compile of a family, by a pipeline that ends with a lowered module: what it decided, and
+    its figures as expressions; `model_flops` and `tokens` of a step of all ranks are None where
+    they are not known."""
 
     def __init__(
         self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
     ) -> None:
         watch, self.tokens = _Watch(), step_tokens(module)
-        PassManager(pipeline, [watch, Verification(), *around], verify=False).run(module)
+        # of our own passes both ends are verified, of a plug-in's what each has made
+        own = not any(plugin_of(type(p).__module__) for p in pipeline.passes)
+        if own:
+            verify_module(module)
+        PassManager(pipeline, [watch, *around], verify=not own).run(module)
+        if own:
+            verify_module(module)
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans = module, watch.plans
@@ -145,6 +154,11 @@ class Compiled:
         found = Issued.of(self._module)
         self._issued = [found, *self._issued[: _MOST_ISSUED - 1]]
         return found
+
+    def classes(self, values: Mapping[str, int]) -> list[RankClass]:
+        """The rank classes for values that were decided alike. Raises `DiagnosticError`."""
+        self._module.set_values(values)
+        return rank_classes(self._module)
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for values that were decided alike. Raises `DiagnosticError`."""

@@ -57,8 +57,9 @@ class Figures:
 
     `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
     and device, `host` bytes in host memory. `memory` says what is held at the peak by the rank
-    whose peak it is, in bytes; `idle` is the share of the step in which the schedule leaves a rank
-    without work, on a clock on which backward takes twice as long as forward.
+    whose peak it is, in bytes, `by_stage` the same of each pipeline stage; `idle` is the share of
+    the step in which the schedule leaves a rank without work, on a clock on which backward takes
+    twice as long as forward.
     """
 
     ranks: int
@@ -70,6 +71,7 @@ class Figures:
     host: int
     idle: Fraction
     memory: Mapping[str, int]
+    by_stage: Sequence[Mapping[str, int]] = ()
 
     @property
     def peak(self) -> int:
@@ -164,6 +166,7 @@ class FigureFormulas:
             host=host,
             idle=self._idle,
             memory=worst,
+            by_stage=[m for _, m in memory],
         )
 
 

@@ -8,21 +8,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PodStep:
-    """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod."""
+    """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod. Where it
+    hands over what it computed, `sending` are the seconds that its links are busy with a step, and
+    `exposed` those until everything has arrived, behind the step."""
 
     sequences: int
     seconds: float
     ranks: int
+    sending: float = 0.0
+    exposed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServingRates:
     """A server under a steady load of `batch` sequences in decode at any time.
 
-    `ttft` is the time from a request to its first token, without waiting for others; `tpot` the
-    mean time from one token to the next; `latency` that of a whole request; `per_user` and
-    `per_rank` are tokens that come out, a second. `prefill_pods` are the pods for prefill that
-    keep one pod for decode busy, 0 where the same ranks do both.
+    `ttft` is the time from a request to its first token, and to its caches where they are decoded,
+    without waiting for others; `tpot` the mean time from one token to the next; `latency` that of a
+    whole request; `per_user` and `per_rank` are tokens that come out, a second. `prefill_pods` are
+    the pods for prefill that keep one pod for decode busy, 0 where the same ranks do both.
     """
 
     batch: int
@@ -63,11 +67,12 @@ def disaggregated(prefill: PodStep, decode: PodStep, output: int) -> ServingRate
     """Some pods prefill, others decode: as many of each as keep each other busy.
 
     A pod for prefill ends b / t_prefill prompts a second, one for decode B / (O t_decode), so
-    `B t_prefill / (b O t_decode)` pods prefill for one that decodes. The caches cross while layers
-    are computed; what is left of that at the end is not counted.
+    `B t_prefill / (b O t_decode)` pods prefill for one that decodes. The caches of a step cross
+    while its layers and those of the next step are computed; a pod whose links are busy for longer
+    than it computes ends as many prompts as they send. TTFT is there when the caches are.
     """
     rate = decode.sequences / (output * decode.seconds)
-    pods = rate * prefill.seconds / prefill.sequences
+    pods = rate * max(prefill.seconds, prefill.sending) / prefill.sequences
     total = decode.sequences / decode.seconds
     ranks = decode.ranks + pods * prefill.ranks
     return _rates(prefill, decode, output, decode.seconds, total, pods, ranks)
@@ -82,6 +87,7 @@ def _rates(
     pods: float,
     ranks: float = 0.0,
 ) -> ServingRates:
-    latency = prefill.seconds + (output - 1) * tpot
+    ttft = prefill.seconds + prefill.exposed
+    latency = ttft + (output - 1) * tpot
     per_rank = total / (ranks or decode.ranks)
-    return ServingRates(decode.sequences, prefill.seconds, tpot, latency, total, per_rank, pods)
+    return ServingRates(decode.sequences, ttft, tpot, latency, total, per_rank, pods)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 #: Points that are refined for each that is evaluated at a time.
-_REFINED = 4
+_REFINED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,17 @@ class Search(Generic[T]):
     ) -> Iterator[int]:
         """Refine and evaluate until nothing that is left can be among the best; yields how many
         points have been tried. `refine` gives better bounds of points that can have some, None for
-        points that are none; the others are evaluated."""
+        points that are none. Points are evaluated when the first of all can have no better ones,
+        and no more at a time than are wanted still.
+        """
         while batch := self.next(_REFINED * at_a_time):
             better = refine([n for n, _ in batch])
-            ready = [each for each in batch if each[0] not in better]
-            self.put_back((n, bound) for n, bound in better.items() if bound is not None)
-            self.put_back(ready[at_a_time:])
-            for number, value, what in evaluate([n for n, _ in ready[:at_a_time]]):
+            lacking = self._wanted - len(self.best)
+            first = {n for n, _ in batch[: min(at_a_time, lacking or at_a_time)]}
+            ready = [] if first & better.keys() else [*first]
+            bounds = {**dict(batch), **better}
+            self.put_back((n, b) for n, b in bounds.items() if b is not None and n not in ready)
+            for number, value, what in evaluate(ready):
                 self.learn(number, value, what)
                 yield self.tried
 

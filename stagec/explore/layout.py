@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from stagec.schedule.action import Placement, round_robin
@@ -67,6 +68,56 @@ class Layers:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class RankLayers:
+    """Of the layers that are many: `own` are those of a rank, `kept` the most that it keeps of
+    microbatches at once. `first` and `last` say whether it runs all that is before, or after;
+    `begins`, whether it is the first and a backward begins while all that it keeps is there."""
+
+    own: int
+    kept: int
+    first: bool
+    last: bool
+    begins: bool
+
+
+@lru_cache(1024)
+def rank_layers(
+    layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
+) -> tuple[RankLayers, ...]:
+    """The layers of each rank of a pipeline; none if its schedule is not known, or the layers are
+    too few. Arguments are those of `laid_out`."""
+    schedule = SCHEDULES.get(name)
+    if schedule is None:
+        return ()
+    chunks = given or schedule.default_chunks
+    placement = schedule.placement(stages, chunks)
+    depth = placement.depth
+    try:
+        shares = cut or evenly(layers.total, depth)
+    except DiagnosticError:
+        return ()
+    parts = layers.of_parts(shares)
+    own, ends = [0] * stages, set[tuple[int, int]]()
+    for number, home in enumerate(placement.homes):
+        own[home.rank] += parts[number % depth]
+        ends.add((home.rank, number % depth))
+    kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
+    whole = shares[0] >= layers.before, shares[-1] >= layers.after
+    begins = count > 1 and is_in_order(schedule, stages, chunks)
+    found: list[RankLayers] = []
+    for rank in range(stages):
+        first, last = (whole[i] and (rank, part) in ends for i, part in ((0, 0), (1, depth - 1)))
+        found.append(RankLayers(own[rank], kept[rank], first, last, first and begins))
+    return tuple(found)
+
+
+def is_in_order(schedule: Schedule, stages: int, chunks: int) -> bool:
+    """Whether chunks are laid round the ranks, and a backward is one action."""
+    placed = schedule.placement(stages, chunks) == round_robin(stages, chunks)
+    return placed and not schedule.splits_weight_gradient
+
+
 def laid_out(
     layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
 ) -> StepLayout:
@@ -79,28 +130,21 @@ def laid_out(
         return StepLayout(many, 1, 1, count, many * count, 0, 0, many, many, many, 1)
     chunks = given or (schedule.default_chunks if schedule else 1)
     plain = StepLayout(many, stages, chunks, count)
-    if schedule is None:
+    ranks = rank_layers(layers, name, stages, count, given, cut)
+    if schedule is None or not ranks:
         return plain
+    most = max(ranks, key=lambda r: (r.kept, r.own))
+    own = [r.own for r in ranks]
+    holds = plain._replace(held=most.own, stashes=most.kept, most=max(own))
     placement = schedule.placement(stages, chunks)
-    depth = placement.depth
-    try:
-        parts = layers.of_parts(cut or evenly(layers.total, depth))
-    except DiagnosticError:
-        return plain
-    own = [0] * stages
-    for number, home in enumerate(placement.homes):
-        own[home.rank] += parts[number % depth]
-    kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
-    rank = max(range(stages), key=lambda r: (kept[r], own[r]))
-    holds = plain._replace(held=own[rank], stashes=kept[rank], most=max(own))
     if placement.copies > 1:  # each copy runs some of the microbatches
         return holds
-    in_order = placement == round_robin(stages, chunks) and not schedule.splits_weight_gradient
-    fills = [sum(parts[:rank]) if in_order else 0 for rank in range(stages)]
+    in_order = is_in_order(schedule, stages, chunks)
+    first = layers.of_parts(cut or evenly(layers.total, placement.depth))[:stages]
+    fills = [sum(first[:rank]) if in_order else 0 for rank in range(stages)]
     busy = [count * mine + fill for mine, fill in zip(own, fills, strict=True)]
-    return holds._replace(
-        work=count * max(own), busy=max(busy), last=busy[placement.homes[depth - 1].rank]
-    )
+    head = placement.homes[placement.depth - 1].rank
+    return holds._replace(work=count * max(own), busy=max(busy), last=busy[head])
 
 
 def _kept(

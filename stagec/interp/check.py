@@ -13,6 +13,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED
+from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
@@ -67,8 +68,10 @@ class NumericCheck:
 
 
 def _runs(module: Module) -> bool:
-    """Whether the module is a program with all its types."""
+    """Whether the module is a program with all its types, and not one of several pods."""
     if not (len(module.functions) == 1 or is_staged(module)):
+        return False
+    if any(isinstance(op.definition, Depart | Arrive) for op in module.walk()):
         return False
     bodies = [func.body for func in module.functions]
     values = [v for b in bodies for v in (*b.args, *(r for op in b.walk() for r in op.results))]

@@ -40,8 +40,8 @@ class Meeting:
     microbatch: int
 
 
-#: Gives what an end of a crossing makes of the parts of its operand. Without it a pod runs alone:
-#: what it takes over is there.
+#: Gives what an end of a crossing makes of the parts of its operand, if it has one. Without it a
+#: pod runs alone: what it takes over is there.
 Meet = Callable[[Operation, Meeting, Locals], Locals]
 
 
@@ -157,7 +157,7 @@ class Interpreter:
         elif isinstance(op.definition, PodOp) and self._meet_pod is not None:
             microbatch = self._microbatch[1] if self._microbatch is not None else 0
             where = Meeting(self.ranks, self._iteration, microbatch)
-            outputs = [self._meet_pod(op, where, operands[0])]
+            outputs = [self._meet_pod(op, where, operands[0] if operands else [])]
         elif not op.results:
             return
         else:

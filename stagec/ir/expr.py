@@ -457,7 +457,8 @@ def is_integral(value: Expr) -> bool:
     | `S/2`           | no       |
     | `max(S/2, B)`   | no       |
     """
-    return _is_integral(sympy.expand(value.node))
+    node = value.node
+    return _is_integral(sympy.expand(node) if node.has(sympy.Add) else node)
 
 
 @_remembered

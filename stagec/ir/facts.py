@@ -88,6 +88,7 @@ class Facts:
         self._relations: list[Relation] = []
         self._quotients: dict[str, list[Expr]] = {}
         self._known: set[tuple[Expr, Expr]] = set()
+        self._inverses: dict[Expr, None] = {}
         self._cache: dict[tuple[Expr, Expr], bool] = {}
         self._proofs: dict[tuple[Expr, Expr], bool] = {}
         for relation in relations:
@@ -104,14 +105,19 @@ class Facts:
         if relation.op != "==" or left == 0 or modulus == 0:
             return
         if modulus is None and right != 0:
-            self._known |= {(left, right), (right, left)}
+            self._know(left, right)
+            self._know(right, left)
         if modulus is None or right != 0:
             return
-        self._known.add((left, modulus))
+        self._know(left, modulus)
         name = left.symbol_name
         if name:  # name = modulus * a fresh integer, under a name that no text can give
             fresh = symbol(f"{name}/{len(self._quotients.get(name, []))}")
             self._quotients.setdefault(name, []).append(modulus * fresh)
+
+    def _know(self, size: Expr, divisor: Expr) -> None:
+        self._known.add((size, divisor))
+        self._inverses[divisor / size] = None
 
     @property
     def relations(self) -> tuple[Relation, ...]:
@@ -143,10 +149,11 @@ class Facts:
         return self._proofs[key]
 
     def _prove(self, divisor: Expr, size: Expr) -> bool:
-        if divisor == 1 or (size, divisor) in self._known or is_integral(size / divisor):
+        if divisor == 1 or (size, divisor) in self._known:
             return True
-        if any(is_integral(size * m / (n * divisor)) for n, m in self._known):
-            return True  # n / m is an integer, and so is what it is multiplied by
+        quotient = size / divisor
+        if is_integral(quotient) or any(is_integral(quotient * r) for r in self._inverses):
+            return True  # one over r is an integer, and so is what it is multiplied by
         names = sorted(size.symbols & self._quotients.keys())
         options = [[None, *self._quotients[n]] for n in names]
         for tried, choice in enumerate(combinations(*options)):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from stagec.ir.core import PHASES, Operation, Value
-from stagec.ir.expr import ZERO, Expr, product, same
+from stagec.ir.expr import ZERO, Expr, product, same, total
 from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
@@ -153,7 +153,7 @@ class OpDef:
         rule = self.rule(op)
         gathered = {g.operand: g.whole(op) for g in own_gathers(op, rule)} if rule else {}
         read = [gathered.get(i, v.tensor.local_bytes) for i, v in enumerate(op.operands)]
-        return sum((v.tensor.local_bytes for v in op.results), sum(read, ZERO))
+        return total([*read, *(v.tensor.local_bytes for v in op.results)])
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
         """The matrix product or attention that its kernel computes; None for a kernel that is

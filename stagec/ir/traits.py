@@ -169,6 +169,17 @@ class FinalGradient(Trait):
 
 
 @dataclass(frozen=True)
+class BeginsBackward(Trait):
+    """The gradient of its operand comes from elsewhere, not from the loss.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.depart`    | yes: from the part of the model that gets it |
+    | `stg.send`      | no |
+    """
+
+
+@dataclass(frozen=True)
 class Lowered(Trait):
     """It stands in a lowered graph, where values are nodes.
 

@@ -16,12 +16,13 @@ from stagec.job.apart import Apart, Run, runs
 from stagec.job.turns import Turn
 from stagec.program.nodes import Ints
 
-#: What a node waits for: what was `made` in a role, the `fixed` node of a number, or the
-#: computation so many `back`.
+#: What a node waits for: what was `made` in a role, or in any role of that `name`, the `fixed` node
+#: of a number, or the computation so many `back`.
 Rule = tuple[str, int]
 #: A role in a context, or as (None, -1 - number) a fixed node.
 Key = tuple[Hashable, int]
 NOTHING = 0
+NO_NODES: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,21 @@ class Laid:
         roles, starts = np.unique(self.role[order], return_index=True)
         parts = np.split(order + 1, starts[1:])
         return {int(r): part for r, part in zip(roles, parts, strict=True) if r >= 0}
+
+    def named(self, role: int) -> Ints:
+        """The identifiers of the nodes of all roles of the name of a role, in order."""
+        return self._of_name.get(self._names[role], NO_NODES)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [self.apart.labels.nodes[which].name for which in self.apart.roles]
+
+    @cached_property
+    def _of_name(self) -> dict[str, Ints]:
+        found: dict[str, list[Ints]] = {}
+        for role, nodes in self.of_role.items():
+            found.setdefault(self._names[role], []).append(nodes)
+        return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
 
     @cached_property
     def place(self) -> Ints:
@@ -97,7 +113,7 @@ class Laid:
         if kind == "back":
             at = np.searchsorted(self.computations, sources) - value
             return np.where(at >= 0, self.computations[at], NOTHING)
-        nodes = self.of_role.get(value, np.zeros(0, dtype=np.int64))
+        nodes = self.named(value) if kind == "name" else self.of_role.get(value, NO_NODES)
         if not len(nodes):
             return np.full(len(sources), NOTHING)
         numbers = self.microbatch[nodes - 1]

@@ -67,11 +67,15 @@ def with_turns(
     before, after = (laid_out(apart, turns) for turns in (recorded, wanted))
     wrong = None
     found: list[Program] = []
-    for nodes in _with_blocking(program, before):
-        learnt = _learnt(program, before, nodes, streams)
-        wrong = _differ(program, apart, learnt.program(before))
-        if wrong is None:
-            found.append(learnt.program(after))
+    for by in ("made", "name"):
+        for nodes in _with_blocking(program, before):
+            learnt = _learnt(program, before, nodes, streams, by)
+            differs = _differ(program, apart, learnt.program(before))
+            if differs is None:
+                found.append(learnt.program(after))
+            wrong = differs if wrong is None else wrong
+        if found:
+            break
     if wrong is not None and not found:
         raise error(
             f"'{apart.labels.name(wrong)}' does not follow from the microbatches before it: what "
@@ -203,8 +207,12 @@ def _by_place(laid: Laid) -> Iterable[tuple[Key, str, Ints]]:
                 yield key, place, nodes[there]
 
 
-def _learnt(program: Program, laid: Laid, nodes: Sequence[Node], streams: Sequence[int]) -> _Learnt:
-    """What a program teaches whose prototypes say which collectives block."""
+def _learnt(
+    program: Program, laid: Laid, nodes: Sequence[Node], streams: Sequence[int], by: str
+) -> _Learnt:
+    """What a program teaches whose prototypes say which collectives block. What a node takes is
+    known `by` the role that it was made in, or by the name of that: backwards with the gradients
+    of their weights, and without them, may be nodes of one name and other sizes."""
     found = stream_edges(nodes, laid.which)
     wide = len(program) + 1
     by_stream = found[0] * wide + found[1]
@@ -225,7 +233,7 @@ def _learnt(program: Program, laid: Laid, nodes: Sequence[Node], streams: Sequen
             order[source].append(("back", back))
             continue
         role, number = int(laid.role[target - 1]), int(laid.fixed[target - 1])
-        rule = ("made", role) if role >= 0 else ("fixed", number)
+        rule = (by, role) if role >= 0 else ("fixed", number)
         (order if is_order else data)[source].append(rule)
     waits: dict[Key, _Waits] = {}
     for source in sorted({*data, *order}):

@@ -173,5 +173,5 @@ def of_one_mesh(format_: Format) -> DiagnosticError:
     """The error for a format that does not take jobs of several pods."""
     return error(
         f"the format '{format_.name}' is of one mesh and one model, and the job has several pods",
-        remedy="write --format chakra, or one pod: --serve prefill, or --serve decode",
+        remedy="write --format chakra",
     )

@@ -6,6 +6,7 @@ Workers are forks: they inherit the compiled job, and end when their parent does
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -161,6 +162,7 @@ def _serve(
     """Work until the pipe is closed."""
     other_end.close()
     _start(parent)
+    gc.freeze()  # what is inherited is no garbage, and looking at it copies it
     try:
         while True:
             unit = pipe.recv()

@@ -112,7 +112,8 @@ def updated(value: Value) -> Value | None:
             inner = updated(inner)
         else:
             place = made.definition.trait(InPlace)
-            inner = made.operands[place.operands[inner.index]] if place is not None else None
+            slots = place.operands if place is not None and made.operands else ()
+            inner = made.operands[slots[inner.index]] if slots else None
     return inner
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from stagec.ir.core import NotATensorError
 from stagec.ir.module import Module
@@ -43,11 +43,17 @@ class PassManager:
         whatever the passes and the verifier find. Other exceptions are mistakes in a pass or an op;
         they go through unchanged.
         """
+        for _ in self.one_by_one(module):
+            pass
+
+    def one_by_one(self, module: Module) -> Iterator[str]:
+        """Run the passes as `run` does, and pause behind each of them: its name."""
         self.check_order(phase_of(module))
         for hooks in self._hooks():
             hooks.start(module)
         for pass_ in self.passes:
             self._run_one(pass_, module)
+            yield pass_.name
         for hooks in self._hooks():
             hooks.finish(module)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagec.program.buckets import Bucketed, with_buckets
-from stagec.program.groups import Channel, crosses_pods
+from stagec.program.groups import crosses_pods
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
 from stagec.program.stamp import Inputs, Instance, Stream, Template
 
@@ -71,7 +71,6 @@ class Columns:
         name: str,
         order: Sequence[Node | Instance],
         bucketed: Sequence[Bucketed | Instance],
-        channels: Mapping[Channel, int],
     ) -> Program:
         """The program, in its final order."""
         facts = _Facts(self._next)
@@ -80,7 +79,7 @@ class Columns:
         for instance in self._instances:
             _ = instance.table  # each is made of earlier ones
         for template, use in self._uses.items():
-            facts.put_instances(template, use, channels)
+            facts.put_instances(template, use)
         issued = with_buckets(_issued(order), list(cut_buckets(bucketed)))
         place = np.zeros(self._next, dtype=np.int64)
         place[issued] = np.arange(1, len(issued) + 1)
@@ -121,7 +120,7 @@ class _Facts:
         self._plain += [(node.id, d.id, 0) for d in node.deps]
         self._plain += [(node.id, a.id, 1) for a in node.after]
 
-    def put_instances(self, template: Template, use: _Use, channels: Mapping[Channel, int]) -> None:
+    def put_instances(self, template: Template, use: _Use) -> None:
         """All instances of a template at once."""
         nodes, instances = template.nodes, use.instances
         if not nodes or not instances:
@@ -135,7 +134,7 @@ class _Facts:
         self.microbatch[handles] = numbers[:, slots]
         tags = np.array([n.tag for n in nodes], dtype=np.int64)
         crossing = numbers[:, slots] * np.array([_for_microbatch(n) for n in nodes])
-        self.tag[handles] = tags + _tag_offsets(template, instances, channels) + crossing
+        self.tag[handles] = tags + _tag_offsets(template, instances) + crossing
         found = [(n.id, template.place(d), 0) for n in nodes for d in n.deps]
         found += [(n.id, template.place(a), 1) for n in nodes for a in n.after]
         if found:
@@ -152,17 +151,11 @@ class _Facts:
         return sources, targets, control
 
 
-def _tag_offsets(
-    template: Template,
-    instances: Sequence[Instance],
-    channels: Mapping[Channel, int],
-) -> Ints:
+def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
     """What is added to the tags of each instance's messages."""
-    column = {(kind, channels[c]): i for i, (kind, c) in enumerate(template.sent)}
+    column = {stream: i for i, stream in enumerate(template.sent)}
     streams = [
-        column[n.kind, n.tag % len(channels)]
-        if n.is_message and not crosses_pods(n.op)
-        else len(column)
+        column[template.stream(n)] if n.is_message and not crosses_pods(n.op) else len(column)
         for n in template.nodes
     ]
     rows = [[*(i.tags[s] for s in template.sent), 0] for i in instances]

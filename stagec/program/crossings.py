@@ -21,7 +21,7 @@ from stagec.ir.module import Module
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.traits import Accumulates, Terminates
 from stagec.ir.types import CACHED
-from stagec.program.handover import Handover, Ints, Layouts, handover, ratio
+from stagec.program.handover import Handover, Ints, Layouts, NoHandoverError, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 
@@ -129,14 +129,26 @@ def crossings(source: Module, target: Module) -> Crossings:
 
     Where both have microbatches, a sequence takes another place in the batch of the target: a
     rank gives each rank that it meets a part of every microbatch. All caches of a sequence go to
-    one place. Raises `DiagnosticError` for caches that are not the same in both and for open axes,
-    and `NoHandoverError`.
+    one place. Raises `DiagnosticError` for caches that are not the same in both, for open axes, and
+    for placements whose parts do not fall together.
     """
+    try:
+        return _crossings(source, target)
+    except NoHandoverError as what:
+        raise error(
+            f"caches cannot go from one pod to the other: {what}, neither of which divides the "
+            "other",
+            source.functions[0].loc,
+            remedy="choose degrees of the two pods that are multiples of each other",
+        ) from None
+
+
+def _crossings(source: Module, target: Module) -> Crossings:
     mine, theirs = held_caches(source), held_caches(target)
     _check_alike(source, mine, theirs)
     more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
     meshes = pod_mesh(source), pod_mesh(target)
-    to, of = _Numbers(meshes[0], meshes[1]), _Numbers(meshes[1], meshes[0])
+    to, of = Numbers(meshes[0], meshes[1]), Numbers(meshes[1], meshes[0])
     found: dict[str, Crossing] = {}
     stream = 0
     for name in sorted(mine):
@@ -148,7 +160,7 @@ def crossings(source: Module, target: Module) -> Crossings:
     return Crossings(found, to.peers, of.peers)
 
 
-class _Numbers:
+class Numbers:
     """Numbers the messages of a pod: for each of its chunks those with each chunk of the other pod,
     in the order of the model. Caches that are placed alike share them, so that the messages of two
     ranks are in order."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stagec.program.buckets import Bucketed, completed_by
 from stagec.program.columns import cut_buckets
-from stagec.program.groups import channel_of, crosses_pods
+from stagec.program.groups import crosses_pods
 from stagec.program.nodes import Node
 from stagec.program.stamp import Instance, Template
 
@@ -53,9 +53,10 @@ class Run:
 
     def tag(self, node: Node) -> int:
         """The tag of a message of the run; both of its ends have the same."""
-        if self.instance is None or node.op is None or crosses_pods(node.op):
+        instance = self.instance
+        if instance is None or node.op is None or crosses_pods(node.op):
             return node.tag
-        return node.tag + self.instance.tags[node.kind, channel_of(node.op)]
+        return node.tag + instance.tags[instance.template.stream(node)]
 
     def part(self, first: int, last: int) -> Run:
         """A part of it, counted in the nodes of its kind."""

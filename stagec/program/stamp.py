@@ -18,7 +18,6 @@ import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
-from stagec.program.groups import Channel
 from stagec.program.nodes import Ints, Node, Ref, Stack
 
 #: Shape of a value: None, a node, or a stack of shapes with the index of its last item.
@@ -26,7 +25,8 @@ Shape: TypeAlias = "str | tuple[object, ...] | None"
 NODE = "node"
 #: A value that an earlier part of the same step makes.
 INSIDE = "inside"
-Stream = tuple[str, Channel]
+#: Which end of messages, and the number of their channel.
+Stream = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ class Template:
     buckets, whose place comes later.
 
     Edges lead to places in the table of an instance: what comes from outside, then the nodes.
-    `front` is what later nodes refer to of its computations, if these are all in it.
+    `front` is what later nodes refer to of its computations, if these are all in it. `channels` are
+    those of the job, of which the messages `sent` use some.
     """
 
     nodes: list[Node]
@@ -115,6 +116,7 @@ class Template:
     made: list[dict[Value, tuple[Shape, Sequence[int]]]]
     buckets: list[tuple[int, int | None]]
     sent: Mapping[Stream, int]
+    channels: int
     computations: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     front: Frontier | None = None
 
@@ -125,16 +127,21 @@ class Template:
         if complete:
             self.front = Frontier.of((self.outside + i, product) for i, product in found)
 
+    def stream(self, node: Node) -> Stream:
+        """The stream of a message of it."""
+        return node.kind, node.tag % self.channels
+
     def place(self, node: Node) -> int:
         """Where a node, or a placeholder, is in the table."""
         return -node.id - 1 if node.id < 0 else self.outside + node.id
 
 
 class Stamp(NamedTuple):
-    """What a part of an instance made."""
+    """What a part of an instance made; `origin` is the same for all instances of the template."""
 
     instance: Instance
     part: int
+    origin: tuple[Template, int]
 
     def value(self, value: Value) -> Made | None:
         """A value of it, if it makes it."""
@@ -317,12 +324,13 @@ def make_template(
     made: Sequence[Mapping[Value, Ref]],
     outside: int,
     sent: Mapping[Stream, int],
+    channels: int,
 ) -> Template:
     """The template of what was unrolled with `outside` placeholders."""
     nodes = [*ordered, *(n for cut in bucketed for n in cut.nodes)]
     for place, node in enumerate(nodes):
         node.id = place
-    found = Template(nodes, len(ordered), outside, [], [], sent)
+    found = Template(nodes, len(ordered), outside, [], [], sent, channels)
     for values in made:
         found.made.append({v: (shape_of(r), _places(found, r)) for v, r in values.items()})
     for cut in bucketed:

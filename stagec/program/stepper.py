@@ -103,7 +103,7 @@ class Stepper(Unroller):
 
     def finish(self, name: str) -> Program:
         """All nodes in their final order, with identifiers and control dependencies."""
-        return self._columns.program(name, self._order, self._bucketed, self._channels)
+        return self._columns.program(name, self._order, self._bucketed)
 
     def runs(self) -> list[Run]:
         """All nodes in the order of issue, what repeats said once."""
@@ -150,8 +150,8 @@ class Stepper(Unroller):
                 for part in posted((_kind(action, 0),)):
                     self._step((part,), (action.microbatch,), made)
             place += len(step)
-            numbers = tuple(dict.fromkeys(action.microbatch for action in step))
-            kinds = tuple(_kind(action, numbers.index(action.microbatch)) for action in step)
+            numbers = tuple(dict.fromkeys([action.microbatch for action in step]))
+            kinds = tuple([_kind(action, numbers.index(action.microbatch)) for action in step])
             if mine := parts(kinds):
                 self._step(mine, numbers, made)
         return made
@@ -173,9 +173,9 @@ class Stepper(Unroller):
         self, parts: tuple[TemplatePart, ...], microbatches: Sequence[int], made: _Stamps
     ) -> None:
         """Run the regions of one step: stamp what it was when it was first seen."""
-        sources, key = made.sources(parts, microbatches)
+        sources, origins = made.sources(parts, microbatches)
         last, front = self._front()
-        key = parts, key, last and last.template, front
+        key = parts, origins, front if last is None else last.inputs.template
         instances = [s.instance if isinstance(s, Stamp) else None for s in sources]
         instances.append(last)
         inputs = made.known.get(key)
@@ -278,7 +278,8 @@ class Stepper(Unroller):
         ordered = _interleaved(pieces, {part.seen.body for part in parts})
         if len(pieces) > 1:
             _tie(ordered, received)
-        template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
+        sent, channels = dict(self._sent), len(self._channels)
+        template = make_template(ordered, cut, made, len(source.given), sent, channels)
         self._refs, self._order, self._bucketed, self._sent, self._prefix = kept
         self._in_template = False
         return template
@@ -289,7 +290,7 @@ class Stepper(Unroller):
         """Add an instance."""
         template, tags, sent = inputs.template, _NO_TAGS, self._sent
         if template.sent:
-            tags = {stream: sent[stream] * len(self._channels) for stream in template.sent}
+            tags = {stream: sent[stream] * template.channels for stream in template.sent}
             for stream, count in template.sent.items():
                 sent[stream] += count
         instance = self._columns.add_instance(inputs, sources, microbatches, tags)
@@ -330,18 +331,19 @@ class _Stamps:
                     found.append(INSIDE)
                 else:
                     found.append(mine.get(maker) or self.latest.get(maker))
-        key = [(s.instance.template, s.part) if isinstance(s, Stamp) else s for s in found]
-        return found, tuple(key)
+        return found, tuple([s.origin if isinstance(s, Stamp) else s for s in found])
 
     def put(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: Instance
     ) -> None:
         """What the parts of a step made."""
+        template = instance.inputs.template
         for i, part in enumerate(parts):
-            stamp, number = Stamp(instance, i), microbatches[part.slot]
-            if number not in self._of:
-                self._of[number] = {}
-            self.latest[part.seen] = self._of[number][part.seen] = stamp
+            stamp, number = Stamp(instance, i, (template, i)), microbatches[part.slot]
+            mine = self._of.get(number)
+            if mine is None:
+                mine = self._of[number] = {}
+            self.latest[part.seen] = mine[part.seen] = stamp
 
 
 def _kind(action: Action, slot: int) -> _Kind:

@@ -142,7 +142,7 @@ def _message(kind: str, axis: str, by: int, size: int, number: int) -> StepProgr
     order[1].deps.append(order[0])
     for node in order:
         columns.add_node(node)
-    program = columns.program(name, order, [], {channel: 0})
+    program = columns.program(name, order, [])
     heads, tails = ([SAMPLED_0], []) if kind == "send" else ([], [SAMPLED_0])
     return StepProgram(program, heads, tails, {channel: 0})
 

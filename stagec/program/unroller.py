@@ -296,9 +296,9 @@ class Unroller:
     def _numbered(self, op: Operation, kind: str) -> tuple[int, int]:
         """How far a message goes along its axis, and its tag: its number in its stream."""
         channel = channel_of(op)
-        count = self._sent[kind, channel]
-        self._sent[kind, channel] += 1
-        tag = count * len(self._channels) + self._channels[channel]
+        number = self._channels[channel]
+        tag = self._sent[kind, number] * len(self._channels) + number
+        self._sent[kind, number] += 1
         return self._count(op, "by") % self._env[channel[0]], tag
 
     def _crossing(self, op: Operation) -> tuple[int, int]:

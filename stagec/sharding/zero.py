@@ -56,7 +56,7 @@ class Sharder:
         names = ", ".join(f"%{p.name}" for p in self._whole)
         message = f"over {axes} no dimension of {names} divides: they stay whole"
         share = self._share_left_whole()
-        if share > Fraction(1, 100):
+        if share > Fraction(1, 100) and self._preferred:  # scalars have no dimension to shard
             raise error(
                 f"{message}, {float(share):.0%} of all parameters",
                 self._strategy.loc,

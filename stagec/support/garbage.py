@@ -7,8 +7,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 #: Objects between two looks for garbage. A compile makes many that stay, and little garbage: at
-#: Python's default of 700 it spends a third of its time on looking.
-_ALLOCATIONS = 200_000
+#: Python's default of 700 it spends a third of its time on looking, at 200,000 a tenth. What waits
+#: to be found is a few hundred megabytes at most.
+_ALLOCATIONS = 2_000_000
 
 
 @contextmanager

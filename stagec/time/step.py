@@ -19,7 +19,7 @@ from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
-from stagec.time.clock.hosts import Hosts, HostTimes, host_costs
+from stagec.time.clock.hosts import HostTimes, host_costs, never_late
 from stagec.time.clock.join import Joined, joined
 from stagec.time.clock.pieces import Piece
 from stagec.time.clock.replay import ClassReplay, replay
@@ -67,7 +67,7 @@ class _Programs:
                     self._inner.append(inner)
                 self.number[node] = known[key]
         self._plans: dict[tuple[bool, bool], list[Joined]] = {}
-        self._hosts: dict[Hashable, Hosts] = {}
+        self._asked = False
         self._replayed: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
 
@@ -111,19 +111,17 @@ class _Programs:
         overlap: bool,
         one_stream: bool,
     ) -> Replayed | None:
-        """The replay of hosts that spend so much time, unless it is clear without one that they are
-        never behind these devices; the last one asked for is kept. Hosts that compare what they
-        call wait for each collective."""
+        """The replay of hosts that spend so much time; None if they are surely never behind these
+        devices, which is looked at the first time. Who asks again, for other sizes, gets a replay:
+        it is kept, and the same for all. Hosts that compare what they call wait for each
+        collective."""
         how = overlap and not spent.checks, one_stream
         if self._replayed is not None and self._replayed[0] == (spent, how):
             return self._replayed[1]
+        first, self._asked = not self._asked, True
+        if first and not spent.checks and never_late(devices, spent):
+            return None
         plans = self.plans(mesh, overlap=how[0], one_stream=one_stream)
-        if not spent.checks:
-            if how not in self._hosts:
-                self._hosts[how] = Hosts(plans)
-            pieces = {p for each in devices for p in each.pieces}
-            if self._hosts[how].never_late(pieces, spent.issue):
-                return None
         cost = 0, partial(host_costs, spent)
         self._replayed = (spent, how), _replayed(plans, [cost] * len(plans), 0)
         return self._replayed[1]
@@ -249,7 +247,7 @@ def step_time(
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
-    Messages to another pod cross the level `pods` of the network.
+    Messages to another pod cross the level `pods` of the network; without it they take no time.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.

@@ -55,16 +55,18 @@ TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
 
 #: Without a dimension S; with a loss of pairs of the batch.
 DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
-UNSPLIT = ("vit", "deit", "DiTTransformer2DModel", *DINO)
+SEEN = ("clip_vision_model", "siglip_vision_model")
+UNSPLIT = ("vit", "deit", "DiTTransformer2DModel", *DINO, *SEEN)
 PAIRED = ("clip", "siglip")
 #: Layers of several kinds that attend to one output: no message brings its gradient.
 UNCUT = (*PAIRED, "switch_transformers")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
 _CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
-GATHERED = (*_BY_DISTANCE, *_CROSS, "m2m_100", "deepseek_v32", "glm_moe_dsa")
+_CONDITIONED = ("PixArtTransformer2DModel", "WanTransformer3DModel")
+GATHERED = (*_BY_DISTANCE, *_CROSS, *_CONDITIONED, "m2m_100", "deepseek_v32", "glm_moe_dsa")
 #: Attention to texts and images in one row, of which S are texts: they are gathered.
-JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel")
+JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel")
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.

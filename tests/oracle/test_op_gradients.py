@@ -94,19 +94,27 @@ CASES = {
         )
         for d in ("H", "B, S, H", "B, S, H, E")
     },
-    "gated_delta_rule": Case(
-        "%q: f32[B, S, G, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, H, N | param], "
-        "%a: f32[B, S, H | param], %b: f32[B, S, H | param], %A: f32[H | param], "
-        "%bias: f32[H | param]",
-        "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
-        "B, S, H, N",
-    ),
+    **{
+        f"gated_delta_rule{'-keys' if key else ''}": Case(
+            "%q: f32[B, S, G, E | param], %k: f32[B, S, G, E | param], "
+            f"%v: f32[B, S, H, N | param], %a: f32[B, S, H{key} | param], "
+            f"%b: f32[B, S, H | param], %A: f32[H | param], %bias: f32[H{key} | param]",
+            "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+            "B, S, H, N",
+        )
+        for key in ("", ", E")
+    },
     "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
     "wkv6": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k"))
         + ", %v: f32[B, S, H, N | param], %now: f32[H, E | param]",
         "%y = stg.wkv6(%r, %w, %k, %v, %now)",
         "B, S, H, N",
+    ),
+    "rg_lru": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in "xri") + ", %a: f32[H, E | param]",
+        "%y = stg.rg_lru(%x, %r, %i, %a)",
+        "B, S, H, E",
     ),
     "wkv7": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
@@ -389,6 +397,11 @@ CASES = {
         "%p, %q, %r = stg.unbind[dim = 1, count = 3](%x)\n"
         "    %a = stg.mul(%p, %q)\n    %y = stg.add(%a, %r)",
         "B, D",
+    ),
+    "stack": Case(
+        "%x: f32[B, D | param], %z: f32[B, D | param]",
+        "%s = stg.stack[dim = 1](%x, %z)\n    %y = stg.mul(%s, %s)",
+        "B, 2, D",
     ),
     "place": Case(X, "%y = stg.sharding_constraint(%x) : f32[B, S, D | rep]", "B, S, D"),
     "route": Case("%x: f32[B, S, H | param]", "%y, %e = stg.route[k = G](%x)", "B, S, G"),

@@ -170,6 +170,20 @@ def wkv6(x: Mapping[str, Array], n: Counter) -> Array:
     return y
 
 
+def rg_lru(x: Mapping[str, Array], n: Counter) -> Array:
+    """arXiv 2402.19427, equations 1 to 4, channel by channel; a sigmoid is two operations."""
+    y = np.zeros_like(x["x"])
+    for b, h, k in np.ndindex(SIZES["B"], SIZES["H"], SIZES["K"]):
+        state, base = 0.0, sigmoid(-x["a"][h, k])  # the parameter Lambda of the paper is -a
+        for t in range(SIZES["S"]):
+            gate = base ** (8 * sigmoid(x["r"][b, t, h, k]))
+            state = gate * state
+            state += np.sqrt(1 - gate**2) * sigmoid(x["i"][b, t, h, k]) * x["x"][b, t, h, k]
+            y[b, t, h, k] = state
+            n.flops += 2 * 2 + 1 + 1 + 3 + 2 + 2
+    return y
+
+
 def conv(x: Mapping[str, Array], n: Counter) -> Array:
     """Each channel alone; the products of the padded sequence."""
     y = np.zeros_like(x["x"])
@@ -221,6 +235,11 @@ FORMS = {
         "stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
         dict.fromkeys(("r", "w", "k", "v", "kappa", "a"), "B, S, H, K"),
         wkv,
+    ),
+    "rg_lru": Form(
+        "stg.rg_lru(%x, %r, %i, %a)",
+        {**dict.fromkeys("xri", "B, S, H, K"), "a": "H, K"},
+        rg_lru,
     ),
     "causal_conv": Form(
         "stg.causal_conv[silu](%x, %w, %bias)", {"x": "B, S, V", "w": "V, W", "bias": "V"}, conv

@@ -74,11 +74,16 @@ OPS = {
         )
         for d in ("H", "B, S, H", HEADS)
     },
-    "gated_delta_rule": (
-        params(q=GROUPS, k=GROUPS, v="B, S, H, N", a="B, S, H", b="B, S, H", A="H", bias="H"),
-        "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
-        "bshn",
-    ),
+    **{
+        f"gated_delta_rule{'-keys' if k else ''}": (
+            params(q=GROUPS, k=GROUPS, v="B, S, H, N", a=f"B, S, H{k}", b="B, S, H", A="H")
+            + ", "
+            + params(bias=f"H{k}"),
+            "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+            "bshn",
+        )
+        for k in ("", ", K")
+    },
     "shift": (
         params(x="B, S, F"),
         "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)",
@@ -92,6 +97,11 @@ OPS = {
     "wkv6": (
         params(**dict.fromkeys(("r", "w", "k", "v"), HEADS), now="H, K"),
         "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "bshk",
+    ),
+    "rg_lru": (
+        params(**dict.fromkeys("xri", HEADS), a="H, K"),
+        "%y = stg.rg_lru(%x, %r, %i, %a)",
         "bshk",
     ),
     "wkv7": (

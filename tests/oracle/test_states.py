@@ -23,8 +23,9 @@ STATES = {
     "ssd": "B, H, N, K",
     "ssd-groups": "B, H, N, K",
     **{f"linear_attention-{i}": "B, H, K, N" for i in (0, 2, 3)},
-    "gated_delta_rule": "B, H, K, N",
+    **{f"gated_delta_rule{end}": "B, H, K, N" for end in ("", "-keys")},
     "wkv7": "B, H, K, K",
+    "rg_lru": "B, H, K",
     "shift": "B, 1, F",
 }
 LOSS = '%loss = stg.sum["bshk->"](%y)\n    stg.return(%loss)'

@@ -428,7 +428,7 @@ def counted(*words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("fusion", ["none", "elementwise", "epilogue"])
+@pytest.mark.parametrize("fusion", ["none", "pointwise", "elementwise", "epilogue"])
 @pytest.mark.parametrize("model", [LLAMA, GPT])
 def test_bytes_by_kind_are_those_of_the_nodes(model: str, fusion: str) -> None:
     options = {"tp": 2, "sp": True, "fusion": fusion, "sizes": {"L": 2, "B": 2}}

@@ -379,6 +379,10 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = {
     "stg.gated_delta_rule": _DELTA,
     "stg.wkv6": {**_WKV, "now": "bf16[H, K]"},
     "stg.wkv7": _WKV,
+    "stg.rg_lru": {
+        **dict.fromkeys(("x", "r", "i", "dy"), "bf16[B, S, H, K]"),
+        "a": "f32[H, K]",
+    },
 }
 
 

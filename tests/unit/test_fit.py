@@ -213,7 +213,7 @@ def test_a_kernel_that_is_twice_counts_once() -> None:
 
 
 def test_what_no_row_tells_stays_as_in_the_base() -> None:
-    """Products that fill the device are not split along k; sums are not copied."""
+    """Products that fill the device are not split along k; sums alone say little of copies."""
     whole = [e for e in PRODUCTS if e[1] == 4096 and e[2] > 1000]
     whole += [(b, *e[1:]) for e in whole for b in (2, 3, 5, 7)]
     found = fit_tables([products(TRUE, rows=whole)], BASE, "test")

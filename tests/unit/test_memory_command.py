@@ -136,6 +136,25 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
     assert re.search(r"^\d+ of [\d,]+ combinations of up to 3 changes were compiled", ran.err, re.M)
 
 
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        ("--serve decode --batch 64 --context 8000 --tp 4 --dp 2", "0.7GB"),
+        ("--serve prefill --prompt 300000 --tp 8", "6GB"),
+        ("--serve mixed --step decode=16x4000,prefill=1x512+0 --tp 2 --dp 2", "1GB"),
+    ],
+)
+def test_what_would_make_a_step_of_serving_fit(words: str, limit: str) -> None:
+    """Steps keep their sequences: what is told works when pasted, and holds no more."""
+    ran = stagec("memory", "llama3-8b", "--set", "L=2", *words.split(), "--limit", limit)
+    assert ran.code == 1
+    assert "bug" not in ran.err
+    assert "combinations of up to 3 changes were compiled" in ran.err
+    for command in re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M):
+        assert words.partition(" --tp")[0] in command.replace(" --batch 1", "")
+        assert stagec(*shlex.split(command)).code == 0
+
+
 def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggestions, "BUDGET", 4)
     ran = stagec("memory", *SMALL, "--limit", "1MB")

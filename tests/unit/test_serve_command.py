@@ -10,6 +10,7 @@ import pytest
 
 from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
 from tests.support import Outcome, stagec
+from tests.unit.test_time_pods import slow_network
 
 #: Llama-3 8B, bf16: bytes of weights that a step of decode reads (all but the embedding), and
 #: those of keys and values of a token.
@@ -43,15 +44,25 @@ def test_pods_keep_each_other_busy() -> None:
     assert rates.per_rank == pytest.approx(3200 / (8 + 4 * 4))
 
 
-def served(*more: str) -> dict[str, Any]:
-    ran = run(*more, "--json")
+def test_a_pod_that_sends_for_longer_than_it_computes() -> None:
+    """Caches of a prompt take 0.4 s of a link, the step 0.25 s: TTFT waits for what is left of
+    them, and links say how many pods keep the other one busy."""
+    rates = disaggregated(PodStep(2, 0.25, 4, 0.4, 0.2), PodStep(32, 0.01, 8), 100)
+    assert rates.ttft == pytest.approx(0.45)
+    assert rates.latency == pytest.approx(0.45 + 99 * 0.01)
+    assert rates.prefill_pods == pytest.approx(32 * 0.4 / 2)
+    assert rates.per_rank == pytest.approx(3200 / (8 + 6.4 * 4))
+
+
+def served(*more: str, model: str = "llama3-8b", machine: str = "h100-sxm") -> dict[str, Any]:
+    ran = run(*more, "--json", model=model, machine=machine)
     assert ran.code == 0, ran.err
     return dict(json.loads(ran.out))
 
 
-def run(*more: str) -> Outcome:
-    words = ("--machine", "h100-sxm", "--prompt", "512", "--output-tokens", "128")
-    return stagec("serve", "llama3-8b", *words, *more)
+def run(*more: str, model: str = "llama3-8b", machine: str = "h100-sxm") -> Outcome:
+    words = ("--machine", machine, "--prompt", "512", "--output-tokens", "128")
+    return stagec("serve", model, *words, *more)
 
 
 def test_no_step_is_faster_than_its_bytes() -> None:
@@ -109,6 +120,45 @@ def test_two_pods(tmp_path: Path) -> None:
     text = page.read_text()
     assert "<svg" in text
     assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "sequences"),
+    [("tp=2", "tp=4,dp=2", 1), ("dp=2", "pp=2,microbatches=4", 2), ("tp=2", "tp=2,dp=2,ep=2", 1)],
+)
+def test_ttft_has_what_is_left_of_the_caches(
+    prefill: str, decode: str, sequences: int, tmp_path: Path
+) -> None:
+    """On a network that is slow by a factor of 1,000 the link of a rank is never idle behind the
+    first layer. A prompt goes to the ranks of one group, whatever the pod that decodes."""
+    model = "mixtral-8x7b" if "ep" in decode else "llama3-8b"
+    pods = ("--prefill", prefill, "--decode", decode)
+    words = ("--serve", "disaggregated", "--set", "L=4", "--batches", "8", *pods)
+    usual = served(*words, model=model)
+    slow = served(*words, model=model, machine=str(slow_network(tmp_path, 1000)))
+    for found in (usual, slow):
+        sent, ttft = found["handover"], found["points"][0]["ttft"]
+        assert sent["bytes"] == sequences * 512 * 4 * 2 * 8 * 128 * 2
+        assert sent["alone_seconds"] >= sent["exposed_seconds"]
+        assert ttft - sent["exposed_seconds"] == pytest.approx(_step(prefill, model), rel=1e-12)
+    assert slow["handover"]["exposed_seconds"] > 0.7 * slow["handover"]["alone_seconds"]
+    assert slow["points"][0]["prefill_pods"] > 10 * usual["points"][0]["prefill_pods"]
+
+
+def _step(strategy: str, model: str) -> float:
+    """Seconds of the step of prefill by itself."""
+    flag, _, degree = strategy.partition("=")
+    batch = degree if flag == "dp" else "1"
+    given = ("--serve", "prefill", "--batch", batch, "--prompt", "512", "--set", "L=4")
+    ran = stagec("time", model, *given, f"--{flag}", degree, "--machine", "h100-sxm", "--json")
+    return float(json.loads(ran.out)["step_seconds"])
+
+
+def test_prompts_in_chunks_are_handed_over_with_the_last_one() -> None:
+    words = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=2", "--batches", "8")
+    whole, parts = served(*words), served(*words, "--chunk", "128")
+    assert parts["handover"]["bytes"] == whole["handover"]["bytes"]
+    assert parts["points"][0]["ttft"] > whole["points"][0]["ttft"]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def test_what_makes_no_step_is_refused(flags: str, text: str) -> None:
         (("bert-base", "--serve", "prefill"), "without a causal mask"),
         (("--preset", "deepseek-v3", "--serve", "prefill"), "is about training"),
         ((*PREFILL, "--context", "32", "--cp", "2"), "a ring, which takes no past"),
+        ((*PREFILL, "--chunk", "64"), "--chunk 64 is more than --prompt 32"),
+        ((*MIXED[:-2], "--batch", "4", "--context", "8", "--prompt", "4", "--chunk", "8"), "more"),
     ],
 )
 def test_other_jobs_are_refused(argv: tuple[str, ...], text: str) -> None:

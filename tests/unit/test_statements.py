@@ -15,7 +15,7 @@ import pytest
 from stagec.driver.cli import cli
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.command_line import job_words
-from stagec.driver.request.flags import FLAGS, SHORTHANDS, STATEMENTS
+from stagec.driver.request.flags import FLAGS, SHORTHANDS, STATEMENTS, PartText
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.ops import BUILTIN
@@ -39,6 +39,7 @@ BY_KIND: Mapping[str, object] = {
     "ratio": "5/4",
     "layers": (1, 2),
     "loads": ((5, 1), (1, 3)),
+    "parts": (PartText("encoder", "e", "tp=2"), PartText("tower", "t")),
 }
 BESIDE: Mapping[str, Mapping[str, object]] = {
     "weight_block": {"weight_dtype": "int4"},

@@ -4,7 +4,8 @@ its breakdown and its critical path add up to."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from graphlib import CycleError
@@ -17,7 +18,7 @@ import pytest
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
-from stagec.ir.expr import evaluate
+from stagec.ir.expr import ZERO, evaluate
 from stagec.machines import Machine, load_machine
 from stagec.program.groups import crosses_pods, neighbours
 from stagec.program.nodes import Node
@@ -25,15 +26,16 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import replay as replay_actions
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock.definition import RankWork, clock
-from stagec.time.clock.hosts import Hosts
-from stagec.time.clock.join import joined
+from stagec.time.clock.hosts import HostTimes, never_late
+from stagec.time.clock.join import Joined, joined
 from stagec.time.clock.pieces import Piece
+from stagec.time.clock.plan import PlannedPiece
 from stagec.time.clock.replay import ClassReplay, replay
-from stagec.time.clock.shapes import Shape
+from stagec.time.clock.shapes import Shape, make_shape
 from stagec.time.costs.nodes import CostTable
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, StepTime, step_time
-from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
+from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, Cost, merged, stretched
 from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, each_value, tiny_options, tries
 
 Costs = Callable[[Node], Cost]
@@ -395,28 +397,80 @@ def test_without_launch_gaps_there_are_none() -> None:
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("slowdown", SLOWDOWNS)
 def test_hosts_that_are_never_late_are_not_behind(name: str, slowdown: int) -> None:
-    """Up to the longest issue for which it is clear, nothing that communicates ends earlier on
-    devices; and that is as long as no stretch of computations is shorter than its issue."""
+    """For every issue with which it is clear, nothing that joins classes ends earlier on devices;
+    it is clear as long as no computation is shorter than its issue, and not for each issue."""
     issued = issued_of(options_of(*JOBS[name]))
     count = len(issued.classes)
     _, devices = replayed(issued, dict.fromkeys(range(count), spiky), slowdown)
-    hosts = Hosts([each.joined for each in devices])
-    pieces = {piece for each in devices for piece in each.pieces}
-    clear = [issue for issue in range(400) if hosts.never_late(pieces, issue)]
-    assert clear == [*range(len(clear))]
-    assert clear[-1] == min(399, int(slowest_issue(devices)))
-    cost = {i: partial(host_cost, clear[-1]) for i in range(count)}
-    for device, host in zip(devices, replayed(issued, cost)[1], strict=True):
-        assert host.compute <= device.compute
-        assert all(h <= d for h, d in zip(ends(host), ends(device), strict=True))
+    shortest = min(
+        cost.time + cost.launch
+        for each in devices
+        for piece in each.pieces
+        for step, cost in zip(piece.shape.steps, piece.costs, strict=True)
+        if host_cost(1, step.node).launch
+    )
+    tried = *range(shortest + 1), *range(shortest + 1, 400, 9)
+    clear = [issue for issue in tried if never_late(devices, HostTimes(issue))]
+    assert clear[: shortest + 1] == [*range(shortest + 1)]
+    for issue in {clear[len(clear) // 2], clear[-1]}:
+        cost = {i: partial(host_cost, issue) for i in range(count)}
+        for device, host in zip(devices, replayed(issued, cost)[1], strict=True):
+            assert host.end <= device.end
+            assert all(h <= d for h, d in zip(ends(host), ends(device), strict=True))
+    assert not never_late(devices, HostTimes(10**6))
 
 
-def test_stretches_count_and_not_nodes() -> None:
+def test_paths_count_and_not_nodes() -> None:
     """A job with a computation that is shorter than its issue, and hosts that are never late."""
     issued = issued_of(options_of(LLAMA, {}))
-    _, (device,) = replayed(issued, {0: arbitrary})
-    shortest = min(s.launch + s.time for p in device.pieces for s in p.costs if s.launch)
-    assert Hosts([device.joined]).never_late(device.pieces, shortest + 1)
+    _, devices = replayed(issued, {0: arbitrary})
+    shortest = min(s.launch + s.time for p in devices[0].pieces for s in p.costs if s.launch)
+    assert never_late(devices, HostTimes(shortest + 1))
+
+
+def test_a_norm_before_a_gather_may_be_late() -> None:
+    """It is short, and what is gathered of it takes long. Backward gathers it again, much later."""
+    issued = issued_of(options_of(LLAMA, {"pp": 2, "tp": 2, "sp": True, "microbatches": 4}))
+
+    def cost(node: Node) -> Cost:
+        if not node.is_computation:
+            return Cost(300)
+        return Cost(10) if node.kind == "rmsnorm" else Cost(2000)
+
+    every = range(len(issued.classes))
+    _, devices = replayed(issued, dict.fromkeys(every, cost))
+    assert never_late(devices, HostTimes(100))
+    assert not never_late(devices, HostTimes(3000))
+
+
+def test_what_waits_for_a_late_norm_in_another_piece_may_be_late() -> None:
+    """A norm, late on hosts; a product, with which the piece is in time; a copy of one of them."""
+    norm, product = Node("rmsnorm", "norm", "forward", 8), Node("einsum", "product", "forward", 8)
+    copy = Node("store", "copy", "forward", 8, to="host")
+    first = make_shape([norm, product], [(COMPUTE,)] * 2, [[], []], [[], []], joins=False)
+    second = make_shape([copy], [("copy", "host")], [[]], [[0]], joins=False)
+    costs = {norm: Cost(10), product: Cost(1000), copy: Cost(5)}
+    of_norm, of_product = (
+        (PlannedPiece(first, ()), PlannedPiece(second, ((0, i),))) for i in (0, 1)
+    )
+    assert not is_clear(costs, of_norm)
+    assert is_clear(costs, of_product)
+    assert is_clear(costs, [PlannedPiece(first, ())])
+    beside = [(COMPUTE,), ("copy", "host"), (COMPUTE,)]
+    early = make_shape([norm, copy, product], beside, [[], [0], []], [[], [], []], joins=False)
+    assert not is_clear(costs, [PlannedPiece(early, ())])
+    assert not is_clear(costs, [PlannedPiece(replace(first, sends=((0, ("pp", ZERO, 0)),)), ())])
+
+
+def is_clear(costs: Mapping[Node, Cost], plan: Sequence[PlannedPiece]) -> bool:
+    """Whether hosts that take 100 for a computation are never behind a class with this plan."""
+    device = ClassReplay(
+        0,
+        Joined("stage0", plan, {}, {}, ()),
+        lambda shape: Piece(shape, [costs[step.node] for step in shape.steps]),
+    )
+    replay([device])
+    return never_late([device], HostTimes(100))
 
 
 def spiky(node: Node) -> Cost:
@@ -427,50 +481,17 @@ def spiky(node: Node) -> Cost:
     return Cost(5000 if code % 7 == 0 else code % 20)
 
 
-def slowest_issue(devices: list[ClassReplay]) -> float | Fraction:
-    """The least time for each computation that is issued, of all stretches from one that may wait
-    for something else to one that something else waits for: pair by pair."""
-    every = [p.shape for each in devices for p in each.plan]
-    beside = {
-        s for shape in every for step in shape.steps if not step.computes for s in step.streams
-    }
-    awaited = {
-        (each.plan[number].shape, place)
-        for each in devices
-        for planned in each.plan
-        for number, place in planned.inputs
-    }
-    least: float | Fraction = inf
-    for piece in {piece for each in devices for piece in each.pieces}:
-        steps = piece.shape.steps
-        run = [i for i, step in enumerate(steps) if step.computes]
-        waits = {i for step in steps if not step.computes for i in step.inner}
-        shared = {i for i in run if beside & {*steps[i].streams}}
-        for n, first in enumerate(run):
-            others = [i for i in steps[first].inner if not steps[i].computes]
-            if n and not (others or steps[first].inputs or first in shared):
-                continue
-            for m, last in enumerate(run[n:], n + 1):
-                inside = [piece.spans[i] for i in run[n:m]]
-                count = sum(host_cost(1, steps[i].node).launch for i in run[n:m])
-                if count and (
-                    m == len(run) or last in waits | shared or (piece.shape, last) in awaited
-                ):
-                    least = min(least, Fraction(sum(inside), count))
-    return least
-
-
 def host_cost(issue: int, node: Node) -> Cost:
     return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
 
 
 def ends(each: ClassReplay) -> list[int]:
-    """When what communicates ends."""
+    """When messages and what joins classes end."""
     return [
         base + end
         for base, found, planned in zip(each.bases, each.ends, each.plan, strict=True)
         for end, step in zip(found, planned.shape.steps, strict=True)
-        if not step.node.is_computation
+        if planned.shape.joins or step.node.is_message
     ]
 
 

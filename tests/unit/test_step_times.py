@@ -11,6 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.analysis.family import Compiled
+from stagec.driver.job import figures
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.figures import CompiledJob, compiled_of
 from stagec.driver.job.step_modules import StepModules
 from stagec.driver.job.step_times import StepTimes
 from stagec.driver.request.machine import machine_of
@@ -133,5 +137,30 @@ def test_each_distinct_step_is_evaluated_once() -> None:
     found = [times(step) for step in steps]
     assert found[0] == found[1] == found[2]
     assert len(times) == 3
+    compiles = modules.compiles
+    for step in (steps[0], *steps[2:]):  # those without classes that are taken together
+        modules.classes(step)
+    assert modules.compiles == compiles == 1
     halves = StepTimes(modules, machine_of(H100), None, 2)
     assert halves(steps[0]) == -(-found[0] // 2)
+
+
+def test_steps_of_one_structure_share_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 12 mixed steps, asked for twice, those that are decided alike are compiled once, and give
+    what a compile of their own gives."""
+    made: list[str | None] = []
+
+    def counted(builder: JobBuilder) -> Compiled:
+        made.append(builder.options.step)
+        return compiled_of(builder)
+
+    monkeypatch.setattr(figures, "compiled_of", counted)
+    job = tiny_options(LLAMA).changed(serve="mixed", sizes={"L": 2, "D": 8, "H": 4, "G": 2, "K": 2})
+    texts = [f"decode={n}x{c},prefill=1x{k}+0" for n in (2, 3) for c in (5, 8) for k in (1, 4, 6)]
+    jobs = [CompiledJob.of(job.changed(step=text)) for text in (*texts, *texts)]
+    modules = StepModules(job)
+    for each, text in zip(jobs, texts, strict=False):
+        modules.compiled(parse_step(text))
+        own = compiled_of(modules.builder_of(parse_step(text)))
+        assert each.figures() == own.at(each.values)
+    assert len(made) == modules.compiles < len(texts)

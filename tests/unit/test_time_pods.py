@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stagec.driver.job.pods import lower_pods
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pods import lower_pods, options_of_pod
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import PODS
+from stagec.driver.time.timed import time_job
 from stagec.ir.serving import PREFILL
 from stagec.machines import load_machine
 from stagec.time.costs.network import message_seconds
-from stagec.time.step import Issued
+from stagec.time.step import Issued, step_time
 from tests.support import LLAMA, stagec, tiny_options
 from tests.unit.test_step_time import arbitrary, compare
 
@@ -41,6 +46,32 @@ def test_the_replay_of_a_pod_that_sends_is_the_clock(
     issued = Issued.of(pods.modules[PREFILL])
     costs = dict.fromkeys(range(len(issued.classes)), arbitrary)
     compare(issued, costs, 0, overlap=True, one_stream=one_stream)
+
+
+def test_a_pod_by_itself_is_the_step_without_the_other_one() -> None:
+    """To the picosecond: what crosses takes no time there."""
+    options = JobOptions(LLAMA).changed(serve="disaggregated", batch=8, prompt=512)
+    options = options.changed(sizes={"L": 4}, prefill="pp=2,microbatches=2", decode="tp=4,dp=2")
+    machine = load_machine("h100-sxm")
+    pods = lower_pods(options)
+    for pod in PODS:
+        alone = time_job(options_of_pod(pod, options), machine, levers=False).step
+        found = step_time(Issued.of(pods.modules[pod]), machine)
+        assert found.picoseconds == alone.picoseconds
+        assert found.parts(found.slowest) == alone.parts(alone.slowest)
+
+
+def test_each_pod_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    passes = JobBuilder.passes
+
+    def counted(self: JobBuilder, *given: Any, **named: Any) -> Iterator[str]:
+        begun.append(str(self.options.serve))
+        yield from passes(self, *given, **named)
+
+    monkeypatch.setattr(JobBuilder, "passes", counted)
+    timed("--prefill", "tp=2", "--decode", "tp=4", "--machine", "h100-sxm")
+    assert begun == ["prefill", "decode"]
 
 
 def timed(*words: str | Path) -> dict[str, Any]:

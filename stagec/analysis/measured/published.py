@@ -14,16 +14,17 @@ from stagec.analysis.measured import MeasuredStep, Source, read
 
 #: Megatron-LM of 2021 and 2022 with `--fp16`: gradients are summed up and reduced as they are, in
 #: one call when backward is done (megatron/model/distributed.py, `--DDP-impl local`). Softmax with
-#: its mask, bias with GeLU, and bias with dropout and residual are kernels (megatron/model/fused_*
-#: .py): `elementwise` fuses these, and norms with the residual before them, which Megatron does
-#: not. Tensor-parallel ranks send a part each of what they hold alike
+#: its mask is a kernel, and so is each norm (megatron/model/fused_softmax.py, apex); TorchScript
+#: makes one of bias and GeLU, and of bias, dropout and residual (fused_bias_gelu.py,
+#: transformer.py, `bias_dropout_add_fused_train`), and no more: dropout of attention reads what
+#: softmax wrote. Tensor-parallel ranks send a part each of what they hold alike
 #: (`scatter_gather_tensors_in_pipeline`).
 MEGATRON: Final[Mapping[str, Any]] = {
     "param_dtype": "f16",
     "grad_dtype": "f16",
     "reduce_dtype": "f16",
     "ddp_bucket": 0,
-    "fusion": "elementwise",
+    "fusion": "pointwise",
 }
 #: Before `async_tensor_model_parallel_allreduce` (arXiv 2205.05198, section 4.2.2, has it).
 BLOCKING: Final[Mapping[str, Any]] = {"async_tp": False}

@@ -159,21 +159,19 @@ class _Search:
         batch = [c for c in batch if c not in self._tried][: self._budget - len(self._tried)]
         self._tried.update(batch)
         jobs = [self._jobs[c] for c in batch]
-        for combination, figures in zip(batch, self._evaluate(jobs), strict=True):
-            if figures is None:
+        found = dict(zip(batch, self._evaluate(jobs), strict=True))
+        for combination, figures in found.items():
+            if figures is not None:
+                self._known[combination] = figures
+                self._expected.correct(combination, figures)
+        for combination, figures in found.items():
+            if figures is None or figures == self._before:
                 self._drop(combination)
-            else:
-                self._learn(combination, figures)
-
-    def _learn(self, combination: Combination, figures: Figures) -> None:
-        self._known[combination] = figures
-        self._expected.correct(combination, figures)
-        if figures == self._before:
-            self._drop(combination)
 
     def _drop(self, combination: Combination) -> None:
-        """What is no job, or changes nothing, is not worth further changes."""
-        for other in [c for c in self._jobs if c > combination]:
+        """What is no job, or changes nothing, is not worth further changes: but those of which more
+        is known."""
+        for other in [c for c in self._jobs if c > combination and c not in self._known]:
             del self._jobs[other]
             self._open.discard(other)
 

@@ -21,6 +21,7 @@ from stagec.driver.request.command_line import job_words
 from stagec.driver.request.emission import progress_bar
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
+from stagec.ir.serving import MIXED
 from stagec.job.workers import run_units
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
@@ -42,7 +43,11 @@ def suggest(builder: JobBuilder, limit: Limit) -> None:
         return
     sizes = {n: v for n, v in builder.module.symbols.items() if v is not None}
     options = builder.options.changed(ranks=None, **_SILENT)
-    if BATCH in sizes:  # written down, so that no change changes the work
+    if options.serve == MIXED:  # each group of ranks has the step
+        sizes.pop(BATCH, None)
+    elif options.serve:
+        options = options.changed(batch=sizes.get(BATCH))
+    elif BATCH in sizes:  # written down, so that no change changes the work
         options = options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})
     with kept_reports():
         before = figures(options)

@@ -48,7 +48,7 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
-    several = given["sweep"] or options.serve == DISAGGREGATED
+    several = given["sweep"] or options.serve == DISAGGREGATED or options.part
     if several and given["machine"] is not None:
         raise _of_one_step()
     if given["sweep"]:
@@ -56,7 +56,7 @@ def command(**given: Any) -> int:
 
         return sweep(Case(options), given, ANALYSIS)
     check_alone(given)
-    if options.serve == DISAGGREGATED:
+    if options.serve == DISAGGREGATED or options.part:
         return analyze_pods(options, given)
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")

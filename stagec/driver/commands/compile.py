@@ -110,7 +110,7 @@ def command(**given: Any) -> int:
     options = take_options(given)
     writes = not options.print_strategy
     _check_outputs(given["output"], given["archive"], given, writes=writes)
-    if options.serve == DISAGGREGATED:
+    if options.serve == DISAGGREGATED or options.part:
         return compile_pods(options, given, _durations(given))
     if has_steps(options, given):
         from stagec.driver.commands.compile_steps import compile_steps

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.memory.parts import memory_of_parts
 from stagec.driver.memory.picture import draw, picture_options
 from stagec.driver.output.common import report, write_output
 from stagec.driver.output.streams import tell
@@ -46,6 +47,8 @@ def command(**given: Any) -> int:
 
         return sweep(Case(options), given, FOOTPRINT)
     check_alone(given)
+    if options.part:
+        return memory_of_parts(options, given)
     builder = JobBuilder(options)
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])

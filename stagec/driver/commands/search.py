@@ -188,7 +188,7 @@ def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
 
     processes = given["jobs"] or len(os.sched_getaffinity(0))
     with crew(work, processes, kind_of) as local:
-        yield local, 2 * processes
+        yield local, processes
 
 
 @contextmanager

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pods import options_of_pod
+from stagec.driver.job.pods import handing_over, one_group, options_of_pod
 from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, ranks_text, table
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
 from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.driver.time.table import seconds_text
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:
-    from stagec.analysis.figures import Figures
+    from stagec.analysis.time_report import TimeReport
+    from stagec.driver.job.figures import CompiledJob
+    from stagec.ir.module import Module
     from stagec.machines import Machine
+    from stagec.time.transfer import TransferTime
+
+Found = TypeVar("Found")
 
 SCHEMA = 1
 _LARGEST = 1 << 16
@@ -102,7 +109,10 @@ def command(**given: Any) -> int:
     asked = take_options(given)
     options, apart = _options(asked), asked.serve == DISAGGREGATED
     with reports_once():
-        prefill = _prefill(options[PREFILL], machine)
+        target = None
+        if apart:
+            target = _at_least(options[DECODE], _Target.of)
+        prefill, transfer = _prefill(options[PREFILL], machine, target)
         rows = list(_rows(options, machine, prefill, output, given["batches"], apart=apart))
     if not rows:
         raise error(
@@ -118,6 +128,7 @@ def command(**given: Any) -> int:
         "apart": apart,
         "prompt": options[PREFILL].prompt,
         "output": output,
+        **({"handover": asdict(transfer)} if transfer is not None else {}),
         "points": [row.as_json() for row in rows],
         "best": best.as_json() if best is not None else None,
     }
@@ -144,8 +155,8 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     if options.prompt is None:
         raise error("expected --prompt: the tokens of each request", remedy="give --prompt 2048")
     if options.serve == DISAGGREGATED:
-        found = {pod: options_of_pod(pod, options) for pod in (PREFILL, DECODE)}
-        return {**found, DECODE: found[DECODE].changed(context=None)}
+        found = {pod: options_of_pod(pod, options.changed(chunk=None)) for pod in PODS}
+        return {**found, PREFILL: found[PREFILL].changed(chunk=options.chunk)}
     return {
         PREFILL: options.changed(serve=PREFILL, speculative=None),
         DECODE: options.changed(serve=DECODE, prompt=None, chunk=None, context=None),
@@ -155,38 +166,88 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def _step(options: JobOptions, machine: Machine) -> tuple[float, Figures]:
-    """The seconds of a step, whose launches are captured in a graph, and its figures. Raises
-    `DiagnosticError`."""
+def _step(options: JobOptions, machine: Machine) -> tuple[CompiledJob, TimeReport]:
+    """A step, whose launches are captured in a graph, and its time. Raises `DiagnosticError`."""
     from stagec.driver.job.figures import CompiledJob
 
     job = CompiledJob.of(options)
-    return job.time(captured(machine)).step_seconds, job.figures()
+    return job, job.time(captured(machine))
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The pod that decodes, as those see it who send it caches, and its ranks."""
+
+    text: str
+    ranks: int
+
+    @classmethod
+    def of(cls, options: JobOptions) -> _Target:
+        """The pod of these options. Raises `DiagnosticError`."""
+        return cls(one_group(options), _ranks(JobBuilder(options).module))
+
+
+def _sending(
+    options: JobOptions, machine: Machine, target: _Target
+) -> tuple[TimeReport, TransferTime]:
+    """The time of a step of prefill by itself, and of the caches that it hands over. Raises
+    `DiagnosticError`."""
+    from stagec.time.transfer import level_between_pods, transfer_time
+
+    with TemporaryDirectory() as folder:
+        text = Path(folder) / "decode.stg"
+        text.write_text(target.text, encoding="utf-8")
+        job, found = _step(handing_over(options, text), machine)
+    level = level_between_pods(machine, [found.ranks, target.ranks])
+    issued = job.compiled.issued(job.values)
+    return found, transfer_time(issued, captured(machine), level, found.step)
+
+
+def _ranks(module: Module) -> int:
+    """The ranks of a mesh."""
+    return prod(n or 1 for n in module.mesh.sizes.values()) if module.mesh else 1
 
 
 def _sequences(options: JobOptions) -> Iterator[int]:
     """Numbers of sequences of which a strategy may take the least at once: the divisors of its
-    ranks."""
-    mesh = JobBuilder(options.changed(batch=1)).module.mesh
-    ranks = prod(n or 1 for n in mesh.sizes.values()) if mesh else 1
-    yield from (n for n in range(1, ranks + 1) if ranks % n == 0)
+    ranks times its microbatches. Raises `DiagnosticError`."""
+    module = JobBuilder(options.changed(batch=None)).module
+    most = _ranks(module) * max(1, read_strategy(module).microbatches)
+    yield from (n for n in range(1, most + 1) if most % n == 0)
 
 
-def _prefill(options: JobOptions, machine: Machine) -> PodStep:
-    """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
-    together. Raises `DiagnosticError`."""
+def _at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:
+    """What is found of a step of as few sequences as the strategy takes at once. Raises
+    `DiagnosticError`."""
     problem: DiagnosticError | None = None
     for batch in _sequences(options):
-        *before, last = _chunks(options.changed(batch=batch))
         try:
-            with kept_reports():  # the last chunk reaches the last position
-                found = [_step(each, machine) for each in before]
-            found.append(_step(last, machine))
+            return look(options.changed(batch=batch))
         except DiagnosticError as told:
             problem = problem or told
-            continue
-        return PodStep(batch, sum(seconds for seconds, _ in found), found[0][1].ranks)
     raise problem or error("the strategy has no ranks")
+
+
+def _prefill(
+    options: JobOptions, machine: Machine, target: _Target | None
+) -> tuple[PodStep, TransferTime | None]:
+    """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
+    together. The last of them hands the caches over, if another pod decodes. Raises
+    `DiagnosticError`."""
+
+    def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
+        *before, last = _chunks(options)
+        with kept_reports():  # the last chunk reaches the last position
+            seconds = sum(_step(each, machine)[1].step_seconds for each in before)
+        sequences = options.batch or 1
+        if target is None:
+            found = _step(last, machine)[1]
+            return PodStep(sequences, seconds + found.step_seconds, found.ranks), None
+        found, sent = _sending(last, machine, target)
+        sending = sent.alone_seconds, sent.exposed_seconds
+        return PodStep(sequences, seconds + found.step_seconds, found.ranks, *sending), sent
+
+    return _at_least(options, look)
 
 
 def _chunks(options: JobOptions) -> Iterator[JobOptions]:
@@ -215,17 +276,17 @@ def _rows(
     found = False
     for batch in wanted or (1 << power for power in range(_LARGEST.bit_length())):
         try:
-            seconds, figures = _step(decode.changed(batch=batch), machine)
+            job, report = _step(decode.changed(batch=batch), machine)
         except DiagnosticError as told:
             problem = problem or told
             if wanted:
                 raise
             continue
-        found = True
+        found, figures = True, job.figures()
         fits = figures.peak <= machine.left(sum(n > 1 for n in figures.mesh.values()))
         if not fits and not wanted:
             return
-        engine = PodStep(batch, seconds, figures.ranks)
+        engine = PodStep(batch, report.step_seconds, report.ranks)
         yield ServedBatch(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
     if not found and problem is not None:
         raise problem
@@ -261,6 +322,14 @@ def _print(
         f"{result['output']:,} tokens come out",
         markup=False,
     )
+    if sent := result.get("handover"):
+        out.print(
+            f"From prefill to decode: {bytes_text(sent['bytes'])} of caches a step of prefill in "
+            f"{sent['messages']:,} messages over {sent['level']}, "
+            f"{seconds_text(sent['alone_seconds'])} alone, "
+            f"{seconds_text(sent['exposed_seconds'])} behind prefill, which TTFT has",
+            markup=False,
+        )
     apart = result["apart"]
     titles = ["batch", "TTFT", "TPOT", "a request", "tokens/s", "a rank", "a user", "memory"]
     made = table("Serving", *titles, *(["prefill pods"] if apart else []), text_columns=0)

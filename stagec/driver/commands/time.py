@@ -18,6 +18,7 @@ from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import draw, draws, time_files
+from stagec.driver.time.parts import time_parts
 from stagec.driver.time.pods import time_pods
 from stagec.driver.time.timed import time_job
 from stagec.ir.serving import PREFILL
@@ -69,6 +70,8 @@ def command(**given: Any) -> int:
     machine = given["machine"]
     if options.serve == DISAGGREGATED:
         return time_pods(options, given)
+    if options.part:
+        return time_parts(options, given)
     timed = time_job(
         options,
         captured(machine) if options.serve and given["graphs"] else machine,

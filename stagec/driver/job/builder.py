@@ -6,7 +6,7 @@ one way in for strategies; `--print-strategy` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,7 +265,22 @@ class JobBuilder:
         has them shown.
 
         Raises `DiagnosticError`."""
-        pipeline = self.loaded.pipeline(self.pipeline_text())
+        for _ in self.passes(until, watching, without=without, verify=verify):
+            pass
+        return self.module
+
+    def passes(
+        self,
+        until: str | None = None,
+        watching: Iterable[Instrument] = (),
+        *,
+        text: str | None = None,
+        without: Collection[str] = (),
+        verify: bool = True,
+    ) -> Iterator[str]:
+        """Run what `lower` runs, or the pipeline `text`, and pause behind each pass: its name.
+        Raises `DiagnosticError`."""
+        pipeline = self.loaded.pipeline(self.pipeline_text() if text is None else text)
         names = [p.name for p in pipeline.passes]
         if until in names:
             end = names.index(until) + 1
@@ -278,15 +293,17 @@ class JobBuilder:
                 pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
             )
         known = self.loaded.passes.values()
-        PassManager(pipeline, [*shown, *watching], known=known, verify=verify).run(self.module)
+        manager = PassManager(pipeline, [*shown, *watching], known=known, verify=verify)
+        yield from manager.one_by_one(self.module)
         for diagnostic in self.module.diagnostics.items:
             report(diagnostic)
-        return self.module
 
     def pipeline_text(self) -> str:
         """The passes to run: as asked for, else those that fit what the model computes."""
         if self.options.pipeline is not None:
             return remember(Source(SPEC, self.options.pipeline)).text
+        if self.options.part:
+            return self._pipeline_of_part()
         if self.serving is not None:
             return self.serving.passes
         trains = _trains(self.module)
@@ -295,6 +312,22 @@ class JobBuilder:
                 Diagnostic("no argument is a 'param': compiling forward only", severity="remark")
             )
         return TRAIN if trains else FORWARD
+
+    def _pipeline_of_part(self) -> str:
+        """The passes of a pod that has one part of a training step. Raises `DiagnosticError`."""
+        if not self.options.keep:
+            raise error(
+                "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory' and "
+                "'time' of one job",
+                remedy="leave it out",
+            )
+        if self.serving is not None or not _trains(self.module):
+            raise error(
+                "--part is about a training step: "
+                + ("--serve is given" if self.serving else "no argument is a 'param'"),
+                remedy="leave it out",
+            )
+        return f"{TRAIN},+after(infer-shapes):cut-part{{keep={self.options.keep}}}"
 
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY."""

@@ -1,5 +1,5 @@
-"""`compile` and `analyze` of `--serve disaggregated`: both pods, and what goes from one to the
-other."""
+"""`compile` and `analyze` of several pods, those of `--serve disaggregated` or of `--part`: each of
+them, and what goes from one to another."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import model_name
+from stagec.driver.job.parts import Parts, lower_parts, part_names, strategies_of_parts
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pods import Pods, lower_pods, strategies
 from stagec.driver.output.common import write_output
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "steps": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
     "requests": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
-    "symbolic": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
-    "limit": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
+    "symbolic": ("is of one pod", "leave it out, or look at one pod of --serve disaggregated"),
+    "limit": ("is of one pod", "leave it out, or look at one pod of --serve disaggregated"),
     "html": ("of one job is for 'stagec memory'", "look at one pod with that"),
 }
 
@@ -43,9 +44,9 @@ def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
     """`analyze`: both pods, and what goes from one to the other. Raises `DiagnosticError`."""
     _refuse(given)
     if options.print_strategy:
-        write_output(strategies(options), given["output"])
+        write_output(_strategies(options), given["output"])
         return 0
-    result = _analysis(lower_pods(options))
+    result = _analysis(_lowered(options, {}))
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
         return 0
@@ -68,7 +69,7 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
 
     _refuse(given)
     if options.print_strategy:
-        sys.stdout.write(strategies(options))
+        sys.stdout.write(_strategies(options))
         return 0
     began = time.perf_counter()
     formats = formats_asked(given["format"], _registry(options), given)
@@ -81,11 +82,15 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     name = given["name"] or model_name(options)
     check_name(name)
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
-    plans = _event_plans(PODS if events else ())
-    pods = lower_pods(options, {pod: [plan] for pod, plan in plans.items()})
+    names = part_names(options) if options.part else PODS
+    plans = _event_plans(names if events else ())
+    pods = _lowered(options, plans)
     result = _analysis(pods)
     compiled = time.perf_counter() - began
-    about = {**_provenance(pods, options, given), "serving": result["handover"]}
+    crossed = (
+        {"crossings": result["crossings"]} if options.part else {"serving": result["handover"]}
+    )
+    about = {**_provenance(pods, options, given), **crossed}
     job = _job(pods, name, given, durations, plans)
     written: list[Written] = []
     if output is not None and not given["dry_run"]:
@@ -101,11 +106,20 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     return 0
 
 
+def _lowered(options: JobOptions, plans: Mapping[str, Planned[EventPlans]]) -> Pods | Parts:
+    watching = {pod: [plan] for pod, plan in plans.items()}
+    return lower_parts(options, watching) if options.part else lower_pods(options, watching)
+
+
+def _strategies(options: JobOptions) -> str:
+    return strategies_of_parts(options) if options.part else strategies(options)
+
+
 def _refuse(given: Mapping[str, Any]) -> None:
     for name, (why, remedy) in _REFUSED.items():
         if given.get(name):
             option = "--" + name.replace("_", "-")
-            raise error(f"{option} {why}, and the job has two pods", remedy=remedy)
+            raise error(f"{option} {why}, and the job has several pods", remedy=remedy)
 
 
 def _check_formats(formats: Sequence[Format]) -> None:
@@ -130,7 +144,7 @@ def _event_plans(pods: Iterable[str]) -> Mapping[str, Planned[EventPlans]]:
 
 
 def _job(
-    pods: Pods,
+    pods: Pods | Parts,
     name: str,
     given: Mapping[str, Any],
     durations: Durations | None,
@@ -139,36 +153,39 @@ def _job(
     from stagec.job.emit import make_job
     from stagec.job.pods import Pod, PodsJob
 
-    found = pods.crossings
-    far = {PREFILL: {DECODE: found.to}, DECODE: {PREFILL: found.of}}
     machine = durations.machine if durations is not None else None
     each: list[Pod] = []
-    for pod in PODS:
+    for pod, module in pods.modules.items():
         annotate = plans[pod].needed("--memory-events").annotate if plans else None
         how = durations, given["names"], given["granularity"], annotate
-        job = make_job(pods.modules[pod], name, *how, machine=machine)
-        each.append(Pod(pod, job, far[pod]))
+        job = make_job(module, name, *how, machine=machine)
+        each.append(Pod(pod, job, pods.far[pod]))
     return PodsJob(name, each)
 
 
-def _provenance(pods: Pods, options: JobOptions, given: Mapping[str, Any]) -> dict[str, object]:
-    """What a manifest says of both pods."""
+def _provenance(
+    pods: Pods | Parts, options: JobOptions, given: Mapping[str, Any]
+) -> dict[str, object]:
+    """What a manifest says of all pods."""
     from stagec.driver.job.provenance import command_of, provenance
 
-    each = {p: provenance(pods.builders[p], pods.builders[p].strategy(), given) for p in PODS}
-    apart = {p: {n: each[p][n] for n in ("symbols", "strategy")} for p in PODS}
+    each = {p: provenance(b, b.strategy(), given) for p, b in pods.builders.items()}
+    apart = {p: {n: found[n] for n in ("symbols", "strategy")} for p, found in each.items()}
     alike = {"command": command_of(options, given), "symbols": None, "strategy": None}
-    return {**each[PREFILL], **alike, "pods": apart}
+    return {**next(iter(each.values())), **alike, "pods": apart}
 
 
-def _analysis(pods: Pods) -> dict[str, Any]:
-    """What `analyze` says of each pod, and of what goes from one to the other."""
+def _analysis(pods: Pods | Parts) -> dict[str, Any]:
+    """What `analyze` says of each pod, and of what goes from one to another."""
     from stagec.analysis.report import analysis
 
-    each = {p: analysis(pods.modules[p], f"{pods.name} ({p})") for p in PODS}
-    found = _sent(each[PREFILL])
-    crossed = {"messages": found.messages, "bytes": found.bytes}
-    return {"schema": 1, "model": pods.name, "pods": each, "handover": crossed}
+    each = {p: analysis(module, f"{pods.name} ({p})") for p, module in pods.modules.items()}
+    result: dict[str, Any] = {"schema": 1, "model": pods.name, "pods": each}
+    if isinstance(pods, Pods):
+        return {**result, "handover": asdict(_sent(each[PREFILL], DECODE))}
+    ways = ((pod, to, _sent(found, to)) for pod, found in each.items() for to in each)
+    crossed = [{"source": a, "to": b, **asdict(sent)} for a, b, sent in ways if sent.messages]
+    return {**result, "crossings": crossed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +196,11 @@ class HandedOver:
     bytes: int
 
 
-def handed_over(pods: Pods) -> HandedOver:
-    """What goes from one pod to the other in a step."""
-    from stagec.analysis.report import analysis
-
-    return _sent(analysis(pods.modules[PREFILL], pods.name))
-
-
-def _sent(prefill: Mapping[str, Any]) -> HandedOver:
+def _sent(pod: Mapping[str, Any], to: str) -> HandedOver:
+    """What the ranks of a pod send to those of another one."""
     messages = total = 0
-    for each in prefill["classes"]:
-        rows = [row for row in each["p2p"] if row["over"] == DECODE]
+    for each in pod["classes"]:
+        rows = [row for row in each["p2p"] if row["over"] == to and row["dir"] == "send"]
         messages += each["count"] * sum(row["count"] for row in rows)
         total += each["count"] * sum(row["bytes"] for row in rows)
     return HandedOver(messages, total)
@@ -198,8 +209,12 @@ def _sent(prefill: Mapping[str, Any]) -> HandedOver:
 def _print(result: Mapping[str, Any], out: TextIO) -> None:
     from stagec.driver.output.tables import bytes_text, print_analysis
 
-    for pod in PODS:
-        print_analysis(result["pods"][pod], out)
-    crossed = result["handover"]
-    size = bytes_text(crossed["bytes"])
-    out.write(f"From prefill to decode: {size} of caches in {crossed['messages']:,} messages\n")
+    for found in result["pods"].values():
+        print_analysis(found, out)
+    if "handover" in result:
+        crossed = result["handover"]
+        size = bytes_text(crossed["bytes"])
+        out.write(f"From prefill to decode: {size} of caches in {crossed['messages']:,} messages\n")
+    for each in result.get("crossings", ()):
+        size, count = bytes_text(each["bytes"]), f"{each['messages']:,}"
+        out.write(f"From {each['source']} to {each['to']}: {size} in {count} messages\n")

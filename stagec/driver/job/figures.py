@@ -40,7 +40,7 @@ class CompiledJob:
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values
-        compiled = compiles_of(builder).find(values, lambda: builder.module)
+        compiled = _compiles_of(builder).find(values, lambda: compiled_of(builder))
         for diagnostic in compiled.diagnostics:
             report(diagnostic)
         return cls(builder.model_name, compiled, values)
@@ -78,7 +78,7 @@ def figures(options: JobOptions) -> Figures:
     return CompiledJob.of(options).figures()
 
 
-def compiles_of(builder: JobBuilder) -> Compiles:
+def _compiles_of(builder: JobBuilder) -> Compiles:
     """What was compiled of the jobs of these texts: model, names of axes, strategy, passes and
     plug-ins."""
     module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
@@ -93,7 +93,11 @@ def compiles_of(builder: JobBuilder) -> Compiles:
     if key not in _structures:
         while len(_structures) >= _MOST_KEPT:
             del _structures[next(iter(_structures))]
-        passes = builder.loaded.pipeline(pipeline)
-        around = instruments(options, passes)
-        _structures[key] = Compiles(passes, around)
+        _structures[key] = Compiles()
     return _structures[key]
+
+
+def compiled_of(builder: JobBuilder) -> Compiled:
+    """Compile the module of a builder. Raises `DiagnosticError`."""
+    passes = builder.loaded.pipeline(builder.pipeline_text())
+    return Compiled(builder.module, passes, instruments(builder.options, passes))

@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from stagec.analysis.family import Compiled, Compiles
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.figures import CompiledJob, compiled_of
 from stagec.driver.output.common import kept_reports, report
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
-from stagec.ir.decisions import Decisions
 from stagec.ir.expr import evaluate
-from stagec.ir.module import Module
 from stagec.ir.serving import MIXED
 from stagec.ir.types import axis_size
-from stagec.pipeline.instrument import Hooks, Verification
-from stagec.pipeline.passes import Pass
-from stagec.program.classes import RankClass, rank_classes
+from stagec.program.classes import RankClass
 from stagec.serving.step import SequenceClass, Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 
 _ANY = Step((SequenceClass(1, 1, 1),))
-
-
-class _Watch(Hooks):
-    """Watches what passes read."""
-
-    def __init__(self) -> None:
-        self.decisions = Decisions()
-
-    def before_pass(self, pass_: Pass, module: Module) -> None:
-        module.decisions = self.decisions
-
-    def after_pass(self, pass_: Pass, module: Module) -> None:
-        module.decisions = None
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    step: Step
-    decisions: Decisions
-    module: Module
 
 
 class StepModules:
@@ -62,7 +39,7 @@ class StepModules:
             self.builder = self.builder_of(_ANY)
         for warning in (d for d in told if d.severity != "remark"):
             report(warning)
-        self._made: list[_Compiled] = []
+        self._made: dict[object, Compiles] = {}
 
     def builder_of(self, step: Step) -> JobBuilder:
         """The builder of a step. Raises `DiagnosticError`."""
@@ -72,7 +49,7 @@ class StepModules:
     @property
     def compiles(self) -> int:
         """How many compiles there were."""
-        return len(self._made)
+        return sum(map(len, self._made.values()))
 
     @property
     def local_groups(self) -> int:
@@ -82,20 +59,24 @@ class StepModules:
         over = [a for r in strategy.splits if strategy.batch in r.dims for a in r.over]
         return module.env[strategy.batch] // evaluate(axis_size(over), module.env)
 
+    def compiled(self, step: Step) -> CompiledJob:
+        """A step, compiled once for all that are decided alike. Raises `DiagnosticError`."""
+        serving = self.builder.serving
+        sequence = serving.sequence if serving is not None else "S"
+        values = {**self.builder.module.env, **step.values(sequence)}
+        alike = self._made.setdefault(step.structure, Compiles())
+        found = alike.find(values, lambda: self._compile(step))
+        return CompiledJob(self.builder.model_name, found, values)
+
     def classes(self, step: Step) -> Sequence[RankClass]:
         """The rank classes of a step. Raises `DiagnosticError`."""
-        serving = self.builder.serving
-        values = step.values(serving.sequence if serving is not None else "S")
-        for found in self._made:
-            if found.step.structure == step.structure:
-                every = {**found.module.env, **values}
-                if found.decisions.same(every):
-                    found.module.set_values(values)
-                    return rank_classes(found.module)
-        watch = _Watch()
+        job = self.compiled(step)
+        return job.compiled.classes(job.values)
+
+    def _compile(self, step: Step) -> Compiled:
         with kept_reports() as told:
-            module = self.builder_of(step).lower(watching=[watch, Verification()], verify=False)
-        for warning in (d for d in told if d.severity != "remark" and not self._made):
-            report(warning)
-        self._made.append(_Compiled(step, watch.decisions, module))
-        return rank_classes(module)
+            found = compiled_of(self.builder_of(step))
+        for warning in (*told, *found.diagnostics):
+            if warning.severity != "remark" and not self.compiles:
+                report(warning)
+        return found

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
-from stagec.analysis.family import Compiles
-from stagec.driver.job.figures import CompiledJob, compiles_of
 from stagec.driver.job.step_modules import StepModules
 from stagec.driver.request.machine import captured
 from stagec.serving.requests import SECOND
@@ -31,14 +28,14 @@ class StepTimes:
     measured: Measurements | None
     depth: int
     _known: dict[Step, int] = field(default_factory=dict[Step, int])
-    _compiles: dict[object, Compiles] = field(default_factory=dict[object, Compiles])
 
     def __call__(self, step: Step) -> int:
         """Of a step. Raises `DiagnosticError`."""
         step = step.together()
         found = self._known.get(step)
         if found is None:
-            seconds = self._job(step).time(captured(self.machine), measured=self.measured)
+            job = self.modules.compiled(step)
+            seconds = job.time(captured(self.machine), measured=self.measured)
             found = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
             self._known[step] = found
         return found
@@ -46,16 +43,3 @@ class StepTimes:
     def __len__(self) -> int:
         """How many distinct steps there were."""
         return len(self._known)
-
-    def _job(self, step: Step) -> CompiledJob:
-        compiles = self._compiles.get(step.structure)
-        if compiles is None:
-            compiles = self._compiles[step.structure] = compiles_of(self.modules.builder_of(step))
-        values = self._values(step)
-        compiled = compiles.find(values, lambda: self.modules.builder_of(step).module)
-        return CompiledJob(self.modules.builder.model_name, compiled, values)
-
-    def _values(self, step: Step) -> Mapping[str, int]:
-        builder = self.modules.builder
-        sequence = builder.serving.sequence if builder.serving is not None else "S"
-        return {**builder.module.env, **step.values(sequence)}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias, cast
 
@@ -42,7 +43,8 @@ def option(flag: Flag) -> Callable[[Any], Any]:
     """The click option of a flag."""
     about: dict[str, Any] = {"default": flag.default, "metavar": flag.metavar, "help": flag.help}
     if flag.kind != "switch":
-        return click.option(flag.option, type=type_of(flag), **about)
+        multiple = flag.kind == "parts"
+        return click.option(flag.option, type=type_of(flag), multiple=multiple, **about)
     negation = f"/--no-{flag.option[2:]}" if flag.default else ""
     return click.option(flag.option + negation, is_flag=True, **about)
 
@@ -57,6 +59,10 @@ def words(name: str, value: object) -> Iterator[str]:
     option = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         yield option if value else f"--no-{option[2:]}"
+        return
+    if name in FLAGS and FLAGS[name].kind == "parts":
+        for each in cast("tuple[object, ...]", value):
+            yield from (option, str(each))
         return
     yield option
     if name in FLAGS and FLAGS[name].kind == "loads":
@@ -143,6 +149,41 @@ class Ratio(click.ParamType[Fraction]):
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """`encoder=e: tp=2,dp=2`: the name of a part, the value that it computes, and its flags."""
+
+    name: str
+    value: str
+    flags: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}" + (f": {self.flags}" if self.flags else "")
+
+
+class PartFlag(click.ParamType[PartText]):
+    """`NAME=VALUE`, or `NAME=VALUE: FLAGS`."""
+
+    name = "PART"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> PartText:
+        """The part."""
+        if isinstance(value, PartText):
+            return value
+        head, _, flags = str(value).partition(":")
+        name, _, of = (word.strip() for word in head.partition("="))
+        of = of.removeprefix("%")
+        if not (_is_name(name) and _is_name(of)):
+            self.fail(f"expects NAME=VALUE: FLAGS, as in 'encoder=e: tp=2', found '{value}'")
+        return PartText(name, of, flags.strip())
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.isidentifier()
+
+
 _Type: TypeAlias = click.ParamType[Any]
 _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "int": lambda flag: click.IntRange(flag.least, flag.most),
@@ -152,4 +193,5 @@ _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "ratio": lambda flag: Ratio(flag.least),
     "layers": lambda flag: LayersType(),
     "loads": lambda flag: LoadFile(),
+    "parts": lambda flag: PartFlag(),
 }

@@ -79,6 +79,7 @@ class _Job:
     step: str | None = None
     prefill: str | None = None
     decode: str | None = None
+    keep: str = ""  # the part of the model that a pod has, where --part names others
     page: int = 1
     kv_dtype: str | None = None
     pipeline: str | None = None

@@ -255,6 +255,11 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
         )
     if mode == "decode":
         _check_context(options, symbolic=symbolic)
+    elif (options.chunk or 0) > (options.prompt or options.chunk or 0):
+        raise error(
+            f"--chunk {options.chunk} is more than --prompt {options.prompt}",
+            remedy="give a chunk of the prompt",
+        )
     if mode == MIXED and options.cp > 1 and options.cp_mode != "all-gather":
         raise error(
             f"--cp-mode {options.cp_mode} is about the tokens of one sequence, and a mixed step "
@@ -302,10 +307,6 @@ def mixed_step(options: JobOptions) -> Step:
             "decode=64x4096,prefill=1x2048+0",
         )
     prompt = options.prompt or chunk
-    if chunk > prompt:
-        raise error(
-            f"--chunk {chunk} is more than --prompt {prompt}", remedy="give a chunk of the prompt"
-        )
     return parse_step(f"decode={batch}x{context},prefill=1x{chunk}+{prompt - chunk}")
 
 

@@ -4,14 +4,15 @@ up.
     first     the work of a microbatch in which nothing is computed again; no parameters are held
     then      the work as it is, and what stays in memory
     at last   the work with what is exchanged for each microbatch, where that is something; the
-              actions of a pipeline, one after the other
+              actions of a pipeline, one after the other, and what its two ends hold
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -20,18 +21,21 @@ from stagec.driver.job.legal import BATCH, count_of, size_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Ints, Jobs
 from stagec.driver.search.probes import (
+    FEW,
     RECOMPUTED,
+    TWO_STAGES,
     Asked,
     Probe,
     What,
+    ends_probe,
     of_work,
     refined_probe,
     state_probe,
     work_probe,
 )
 from stagec.explore.bounds import SLACK, Floats, Held, Work, columns, memory_bound, time_bound
-from stagec.explore.layout import Layers, StepLayout, laid_out
-from stagec.explore.pipelined import Pair, PipelineBound, pipelined
+from stagec.explore.layout import Layers, StepLayout, laid_out, rank_layers
+from stagec.explore.pipelined import ActionTimes, Pair, PipelineBound, pipelined
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
@@ -39,6 +43,9 @@ from stagec.machines import Machine
 Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
 #: What the bounds take of probes of work, in the order of `Work` and `Held`.
 _WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
+#: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
+#: as good as it gets.
+_CLOSE = 0.9
 #: The job is the same as one before it.
 SAME = -1.0
 
@@ -46,7 +53,8 @@ SAME = -1.0
 class JobBounds:
     """Bounds of the seconds and of the bytes of jobs of a model of these layers and sizes.
     `refused` says of each job why the compiler makes no probe of it, `array_seconds` is what the
-    bounds of all took, without the probes."""
+    bounds of all took, without the probes. Of pipelines that hold much less than `room` it is not
+    asked how much it is."""
 
     def __init__(
         self,
@@ -57,9 +65,11 @@ class JobBounds:
         probing: Probing,
         *,
         overlap: bool = True,
+        room: float = 0.0,
     ) -> None:
         self._jobs, self._layers, self._sizes = jobs, layers, sizes
         self._machine, self._overlap, self._probing = machine, overlap, probing
+        self._room = room
         self._stage: defaultdict[int, int] = defaultdict(int)
         self._work: dict[int, Probe] = {}
         self._static: dict[int, float] = {}
@@ -75,8 +85,8 @@ class JobBounds:
             named, least = named - {"recompute", *RECOMPUTED}, {"recompute": "none"}
             keeps = keeps * self._is("recompute", "none")
         group, first = jobs.alike(named, [self._batches])
-        wanted = [work_probe(jobs[n].changed(**least), self._sizes) for n in first]
-        probes = self._probed(wanted)
+        wanted = (work_probe(jobs[n].changed(**least), self._sizes) for n in first)
+        probes = self._probing([*map(self._asked, wanted)])
         self.refused: list[str] = [probes[int(i)].refused for i in group]
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
@@ -95,47 +105,88 @@ class JobBounds:
         kept = mine[-2:] * keeps
         return time_bound(Work(*mine[:-2]), shape), memory_bound(Held(static, *kept), shape)
 
-    def _probed(self, options: Iterable[JobOptions], what: What = "work") -> Sequence[Probe]:
-        about = self._machine, what, self._overlap, self._layers.before
-        return self._probing([Asked(o, *about) for o in options])
+    def _asked(self, options: JobOptions, what: What = "work") -> Asked:
+        return Asked(options, self._machine, what, self._overlap, self._layers.before)
 
     # -- one by one --------------------------------------------------------------------------------
 
     def refine(self, numbers: Iterable[int]) -> list[int]:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
-        of_stage = [[n for n in numbers if self._stage[n] == stage] for stage in (0, 1)]
-        last = [n for n in of_stage[1] if self._is_piped(n) or self._jobs[n].zero >= 2]
-        exchanged = self._exchanged(last)
-        self._ask(of_stage[0])
-        for number in (*of_stage[0], *of_stage[1]):
+        first, second = ([n for n in numbers if self._stage[n] == stage] for stage in (0, 1))
+        last = [n for n in second if self._is_piped(n) or self._jobs[n].zero >= 2]
+        asked = {(what, n): a for n in first for what, n, a in self._asked_first(n)}
+        asked |= {(what, n): a for n in last for what, a in self._asked_last(n)}
+        found = dict(zip(asked, self._probing([*asked.values()]), strict=True))
+        for number in (*first, *second):
             self._stage[number] += 1
-        self._improve({n: self._work[n] for n in of_stage[0]} | exchanged)
-        self._follow([n for n in last if self._is_piped(n)], exchanged)
-        for number in of_stage[0]:
+        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
+        for number in first:
+            state = found["state", number]
+            self._static[number] = state.static
+            self.refused[number] = self.refused[number] or state.refused
+        exchanged = {n: probe for (what, n), probe in found.items() if what == "exchanged"}
+        self._improve({n: self._work[n] for n in first} | exchanged)
+        for number in (n for n in last if self._is_piped(n)):
+            other = exchanged.get(number, Probe()).times
+            self._follow(number, other, found["tail", number].tail)
+            held = self._held(number, found.get(("ends", number), Probe()))
+            self.held[number] = max(self.held[number], SLACK * held)
+        for number in first:
             if self._is_another(number):
                 self.held[number] = SAME
-        return [*of_stage[0], *last]
+        return [*first, *last]
 
-    def _exchanged(self, numbers: Iterable[int]) -> dict[int, Probe]:
-        """Probes with what is exchanged for each microbatch, of jobs that exchange something."""
-        asked = {n: refined_probe(self._jobs[n], self._sizes) for n in numbers}
-        given = {n: options for n, options in asked.items() if options is not None}
-        return dict(zip(given, self._probed(given.values()), strict=True))
+    def _asked_first(self, number: int) -> Iterator[tuple[str, int, Asked]]:
+        """Probes of the work and of the state of a job, and of the work of those before it that
+        differ in what is computed again alone."""
+        for kin in (k for k in self._kin(number) if k <= number):
+            yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
+        yield "state", number, self._asked(state_probe(self._jobs[number]), "state")
 
-    def _follow(self, numbers: Sequence[int], exchanged: Mapping[int, Probe]) -> None:
-        """Better bounds of pipelines, by their actions one after the other."""
-        tails = self._probed([state_probe(self._jobs[n]) for n in numbers], "tail")
-        for number, tail in zip(numbers, tails, strict=True):
-            mine = self._work[number]
-            if mine.times is None:
-                continue
-            other = exchanged[number].times if number in exchanged else None
-            times, job = mine.times.exchanging(other, tail.tail), self._jobs[number]
+    def _asked_last(self, number: int) -> Iterator[tuple[str, Asked]]:
+        """Probes of what is exchanged for each microbatch, where that is something, and of what a
+        pipeline does at its end and holds at both ends."""
+        job = self._jobs[number]
+        refined = refined_probe(job, self._sizes)
+        if refined is not None:
+            yield "exchanged", self._asked(refined)
+        if self._is_piped(number):
+            yield "tail", self._asked(state_probe(job), "tail")
+            if self.held[number] >= _CLOSE * self._room:
+                yield "ends", self._asked(ends_probe(job, self._sizes), "ends")
+
+    def _follow(self, number: int, other: ActionTimes | None, tail: float) -> None:
+        """A better bound of a pipeline, by its actions one after the other."""
+        mine, job = self._work[number], self._jobs[number]
+        if mine.times is not None:
+            times = mine.times.exchanging(other, tail)
             ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
-            about = job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-            seconds = pipelined(self._layers, PipelineBound(*about), times, ready, mine.again)
+            seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
+
+    def _held(self, number: int, end: Probe) -> float:
+        """Bytes that a rank of a pipeline holds at least, by a probe of two stages: what its ends
+        hold beside layers, and what a backward of the first needs beside all that is kept."""
+        each, stash = self._static[number], self._work[number].stash * self._keeps[number]
+        if self._layers.mixed or not any(end.ends):
+            return 0.0
+        few, many = (rank_layers(replace(self._layers, many=2 * n), *TWO_STAGES, ()) for n in FEW)
+        held = zip(end.ends, few, strict=True)
+        first, last = (max(0.0, static - rank.own * each) for static, rank in held)
+        one, other = end.beside[0] - few[0].kept * stash, end.beside[1] - many[0].kept * stash
+        # the same for any number of layers: it is there when the first of them begins
+        beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
+        ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
+        bounds = (
+            rank.own * each
+            + rank.kept * stash
+            + rank.first * first
+            + rank.last * last
+            + rank.begins * beside
+            for rank in ranks
+        )
+        return float(max(bounds))
 
     def _is_piped(self, number: int) -> bool:
         return size_of(self._jobs[number], "pp") > 1
@@ -144,17 +195,6 @@ class JobBounds:
         """Make the bounds of some jobs as good as they get."""
         while self.refine(numbers):
             pass
-
-    def _ask(self, numbers: Sequence[int]) -> None:
-        """Probes of the work and of the state of jobs, and of those before them that differ in what
-        is computed again alone."""
-        asked = list(dict.fromkeys(k for n in numbers for k in self._kin(n) if k <= n))
-        own = [work_probe(self._jobs[n], self._sizes) for n in asked]
-        self._work |= dict(zip(asked, self._probed(own), strict=True))
-        states = self._probed([state_probe(self._jobs[n]) for n in numbers], "state")
-        for number, found in zip(numbers, states, strict=True):
-            self._static[number] = found.static
-            self.refused[number] = self.refused[number] or found.refused
 
     def _improve(self, works: Mapping[int, Probe]) -> None:
         """Better bounds of jobs by these probes of their work."""
@@ -232,5 +272,9 @@ class JobBounds:
 
 
 def _layout(job: JobOptions, layers: Layers) -> StepLayout:
-    about = size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-    return laid_out(layers, job.schedule, *about)
+    return laid_out(layers, *_shape(job))
+
+
+def _shape(job: JobOptions) -> tuple[str, int, int, int, tuple[int, ...]]:
+    """The schedule of a job, its stages, microbatches and chunks, and the layers of its parts."""
+    return job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers

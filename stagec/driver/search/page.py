@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from stagec.driver.output.page import plain
 from stagec.driver.output.tables import bytes_text
 from stagec.driver.sweep.order import unbeaten
 from stagec.driver.sweep.plot import WIDTH
@@ -17,19 +18,7 @@ from stagec.driver.time.table import seconds_text
 from stagec.support.diagnostics import error
 from stagec.support.files import write_file
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p>{about}</p>
+_BODY = """<p>{about}</p>
 <h2>Memory over time</h2>
 {scatter}
 <h2>All flags side by side</h2>
@@ -37,13 +26,8 @@ _PAGE = """<!doctype html>
 <h2>The best</h2>
 {best}
 <h2>All that was timed</h2>
-{details}
-</body>
-</html>
-"""
+{details}"""
 _STYLE = """
-body { margin: 1.2rem auto; max-width: 70rem; padding: 0 1rem; }
-body { font: 14px/1.4 system-ui, sans-serif; }
 svg { width: 100%; font: 12px system-ui, sans-serif; } svg text { fill: currentColor; }
 .axis { stroke: currentColor; opacity: .35; } .line { fill: none; stroke: #4e79a7; opacity: .3; }
 .line.first { stroke: #e15759; opacity: 1; stroke-width: 2.5; }
@@ -75,16 +59,14 @@ def write_page(file: Path, found: Mapping[str, Any]) -> None:
         f"{found['points']:,} points, {found['legal']:,} legal, {found['evaluated']:,} evaluated, "
         f"{len(timed):,} of them fit"
     )
-    text = _PAGE.format(
-        title=escape(f"search: {found['model']}"),
-        style=_STYLE,
+    body = _BODY.format(
         about=escape(about),
         scatter=_scatter(shown),
         parallel=_parallel(shown),
         best="\n".join(_best(found["best"])),
         details="\n".join(_details(shown)),
     )
-    write_file(file, text)
+    write_file(file, plain(f"search: {found['model']}", body, _STYLE))
 
 
 def _link(number: int, point: Mapping[str, Any], mark: str) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from stagec.analysis.figures import Figures
+from stagec.analysis.figures import OTHERS
 from stagec.driver.job.figures import CompiledJob
 from stagec.driver.job.legal import BATCH
 from stagec.driver.output.common import kept_reports
@@ -29,7 +29,7 @@ from stagec.time.streams import PICOSECONDS
 
 #: The symbol of the layers that are many, and how many of them probes have: as many as share a
 #: compile with any larger number.
-LAYERS, _FEW = "L", (8, 12)
+LAYERS, FEW = "L", (8, 12)
 #: Probes are of the clock of the devices; that of the hosts can only make a step longer.
 _NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
 _OF_MICROBATCH = ("forward", "backward")
@@ -45,14 +45,14 @@ _OF_STEPS = (
 _ACTIVATIONS = "activations"
 #: Those of them of which it matters whether they are given.
 RECOMPUTED = ("recompute_layers", "recompute_every")
-#: Flags of which a probe of the state of a job has the default.
-_NOT_OF_STATE = (
-    *("recompute", "recompute_layers", "recompute_every", "pp", "schedule", "chunks"),
-    *("stage_layers", "scatter_gather", "microbatches"),
-)
+#: The schedule of a probe of both ends of a pipeline, its stages, microbatches and chunks.
+TWO_STAGES = str(FLAGS["schedule"].default), 2, 2, 0
+#: Flags of which a probe of the state of a job has the default: those of pipelines, and others.
+_OF_PIPELINES = ("pp", "schedule", "chunks", "stage_layers", "scatter_gather", "microbatches")
+_NOT_OF_STATE = (*_OF_PIPELINES, "recompute", *RECOMPUTED)
 
 
-What: TypeAlias = Literal["work", "state", "tail"]
+What: TypeAlias = Literal["work", "state", "tail", "ends"]
 
 
 def of_work(names: Iterable[str]) -> set[str]:
@@ -66,8 +66,11 @@ class Probe:
     before a computation of forward and of backward, seconds of a further layer on the stream of
     communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
     beside them, and those of a further layer's parameters and their state; the actions of a
-    pipeline, and seconds of a further layer once all backward is done; or why it is no job. `again`
-    is no less than what a layer computes again: its forward is done twice then, so at most half."""
+    pipeline, and seconds of a further layer once all backward is done; bytes of parameters and
+    their state on both stages of two, and what the first holds beside them, with few layers and
+    with more; or why it is no job. `again` is no less than what a layer computes again: its forward
+    is done twice then, so at most half. A flag that computes nothing again leaves all others as
+    they are without it."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -80,8 +83,10 @@ class Probe:
     static: float = 0.0
     times: ActionTimes | None = None
     tail: float = 0.0
+    ends: tuple[float, float] = (0.0, 0.0)
+    beside: tuple[float, float] = (0.0, 0.0)
     refused: str = ""
-    again: float = 0.0
+    again: float = field(default=0.0, compare=False)
 
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
@@ -120,6 +125,16 @@ def state_probe(options: JobOptions) -> JobOptions:
     return options.changed(**given, ranks=None)
 
 
+def ends_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+    """A job in two stages, the first of which has what is before the layers that are many, and the
+    last what is after them."""
+    given: dict[str, Any] = {n: FLAGS[n].default for n in (*_OF_PIPELINES, *RECOMPUTED)}
+    _, stages, count, _ = TWO_STAGES
+    batch = microbatch_of(options, sizes) * data_ranks(options) * count
+    about = {"ranks": None, "pp": stages, "microbatches": count, "sizes": _sizes(options, batch)}
+    return options.changed(**given | about)
+
+
 def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
     return {**options.sizes, BATCH: batch}
 
@@ -127,7 +142,8 @@ def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A probe to be made on a machine. `what` it is about: the work of a microbatch, the state of a
-    job, or what follows the last microbatch. `before` are the layers before those that are many."""
+    job, in one stage or in two, or what follows the last microbatch. `before` are the layers before
+    those that are many."""
 
     options: JobOptions
     machine: Machine
@@ -138,7 +154,7 @@ class Asked:
 
 def probe(asked: Asked) -> Probe:
     """Make a probe; one that says nothing if it is no job, or the model has no layers."""
-    makers = {"work": _work, "state": _state, "tail": _tail}
+    makers = {"work": _work, "state": _state, "tail": _tail, "ends": _ends}
     try:
         with kept_reports():
             return makers[asked.what](asked)
@@ -149,24 +165,24 @@ def probe(asked: Asked) -> Probe:
 
 
 def _work(asked: Asked) -> Probe:
-    jobs = [_job(asked.options, n, asked.options.sizes[BATCH] or 1) for n in _FEW]
+    jobs = [_job(asked.options, n, asked.options.sizes[BATCH] or 1) for n in FEW]
     steps = [_step(job, asked) for job in jobs]
     spans = [_spans(step) for step in steps]
     layer = max(0.0, _slope([s.whole for s in spans]))
     found = Probe(
         layer,
-        max(0.0, spans[0].whole - _FEW[0] * layer),
+        max(0.0, spans[0].whole - FEW[0] * layer),
         min(s.head for s in spans),
         max(s.cut for s in spans),
         max(s.back for s in spans),
         link=_link(spans) if asked.options.zero >= 2 else 0.0,
     )
-    held = [float(job.figures().memory["others"]) for job in jobs]
+    held = [float(job.figures().memory[OTHERS]) for job in jobs]
     stash = max(0.0, _slope(held))
     times = _times(steps, asked.before)
     again = layer / 2 if asked.options.recompute != "none" else 0.0
     return replace(
-        found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash), times=times, again=again
+        found, stash=stash, more=max(0.0, held[0] - FEW[0] * stash), times=times, again=again
     )
 
 
@@ -174,12 +190,12 @@ def _times(steps: Sequence[StepTime], before: int) -> ActionTimes | None:
     """The actions of a pipeline, if the nodes tell layers apart."""
     few, many = (
         [span_of(each, before, layers) for each in step.classes]
-        for step, layers in zip(steps, _FEW, strict=True)
+        for step, layers in zip(steps, FEW, strict=True)
     )
     if None in few or None in many:
         return None
     one, two = ([s for s in spans if s is not None] for spans in (few, many))
-    return action_times(one, two, _FEW[1] - _FEW[0])
+    return action_times(one, two, FEW[1] - FEW[0])
 
 
 def _link(spans: Sequence[_Spans]) -> float:
@@ -191,30 +207,38 @@ def _link(spans: Sequence[_Spans]) -> float:
 
 
 def _state(asked: Asked) -> Probe:
-    batch, (few, many) = data_ranks(asked.options), _FEW
+    batch, (few, many) = data_ranks(asked.options), FEW
     job = _job(asked.options, many, batch)
     less = {**job.values, LAYERS: few}
     other = job.compiled.at(less) if job.compiled.decisions.same(less) else None
     first = other or _job(asked.options, few, batch).figures()
-    return Probe(static=(_static(job.figures()) - _static(first)) / (many - few))
+    return Probe(static=(_static(job.figures().memory) - _static(first.memory)) / (many - few))
+
+
+def _ends(asked: Asked) -> Probe:
+    batch = asked.options.sizes[BATCH] or 1
+    few, many = (_job(asked.options, 2 * n, batch).figures().by_stage for n in FEW)
+    first, last = map(_static, few)
+    beside = float(few[0][OTHERS]), float(many[0][OTHERS])
+    return Probe(ends=(first, last), beside=beside)
 
 
 def _tail(asked: Asked) -> Probe:
     batch = data_ranks(asked.options)
-    steps = [_step(_job(asked.options, n, batch), asked) for n in _FEW]
+    steps = [_step(_job(asked.options, n, batch), asked) for n in FEW]
     return Probe(tail=max(0.0, _slope([min(map(tail_of, s.classes)) for s in steps])))
 
 
 def _slope(values: list[float]) -> float:
-    return (values[1] - values[0]) / (_FEW[1] - _FEW[0])
+    return (values[1] - values[0]) / (FEW[1] - FEW[0])
 
 
 def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:
     return CompiledJob.of(options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch}))
 
 
-def _static(figures: Figures) -> float:
-    return float(sum(figures.memory[n] for n in _STATIC))
+def _static(memory: Mapping[str, int]) -> float:
+    return float(sum(memory[n] for n in _STATIC))
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,9 @@ class _Searching:
             return dict.fromkeys(every, 0.0)
         probes = Probes(self._run, self._tell)
         about = self._jobs, question.layers, question.sizes, question.machine, probes
-        bounds = self._bounds = JobBounds(*about, overlap=question.overlap)
+        told = question.objective == "memory" or question.pareto
+        room = 0.0 if told else self._room({})
+        bounds = self._bounds = JobBounds(*about, overlap=question.overlap, room=room)
         answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
         if question.pareto:
             bounds.refine(every)

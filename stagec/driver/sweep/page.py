@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from stagec.driver.output.page import plain
 from stagec.driver.output.tables import bytes_text
 from stagec.driver.sweep.axes import Axis
 from stagec.driver.sweep.order import known, unbeaten
@@ -18,31 +19,15 @@ from stagec.driver.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.support.diagnostics import error
 from stagec.support.files import write_file
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>
-body {{ margin: 1.2rem auto; max-width: 70rem; padding: 0 1rem; }}
-body {{ font: 14px/1.4 system-ui, sans-serif; }}
-table {{ border-collapse: collapse; }} th, td {{ padding: .15rem .6rem; text-align: right; }}
-td {{ white-space: nowrap; }}
-th {{ border-bottom: 1px solid; }} .none {{ text-align: left; opacity: .6; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{plot}
+_BODY = """{plot}
 <table>
 <tr>{head}</tr>
 {rows}
-</table>
-</body>
-</html>
+</table>"""
+_STYLE = """
+table { border-collapse: collapse; } th, td { padding: .15rem .6rem; text-align: right; }
+td { white-space: nowrap; }
+th { border-bottom: 1px solid; } .none { text-align: left; opacity: .6; }
 """
 
 
@@ -89,7 +74,7 @@ def page_of(title: str, drawn: str, heads: Sequence[str], rows: Iterable[Sequenc
 
 def _filled(title: str, drawn: str, heads: Sequence[str], rows: Iterable[str]) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
-    return _PAGE.format(title=escape(title), plot=drawn, head=head, rows="\n".join(rows))
+    return plain(title, _BODY.format(plot=drawn, head=head, rows="\n".join(rows)), _STYLE)
 
 
 def _line(row: SweepRow, columns: Sequence[SweepColumn]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.job.compile_pods import handed_over
-from stagec.driver.job.pods import lower_pods, options_of_pod, strategies
+from stagec.driver.job.planned import Planned
+from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console
 from stagec.driver.request.machine import captured
@@ -19,33 +18,17 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
 from stagec.driver.time.files import draws
 from stagec.driver.time.table import print_time, seconds_text
-from stagec.driver.time.timed import time_job
+from stagec.driver.time.timed import report_of
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.pipeline.instrument import TYPED
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.machines import Level, Machine
-    from stagec.time.step import Issued
+    from stagec.machines import Machine
+    from stagec.time.transfer import TransferTime
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TransferTime:
-    """The caches of a step on their way.
-
-    `bytes` and `messages` are those of all ranks. `alone_seconds` are those of the rank that sends
-    most, if it did nothing else; `exposed_seconds` are what is left of them behind the step of
-    prefill, since layers are sent as they finish. `level` is the level of the network between the
-    pods.
-    """
-
-    bytes: int
-    messages: int
-    level: str
-    alone_seconds: float
-    exposed_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,60 +87,36 @@ def time_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
 def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -> PodsTime:
     """The times of both pods, and of the transfer. Raises `DiagnosticError`.
 
-    A pod begins on a node of its own, so messages between pods cross the network. A rank sends one
-    after the other over its link; what receives them is taken to have a link for each sender.
+    Each pod is compiled once. What it takes by itself is its step in which messages to the other
+    pod take no time.
     """
-    from stagec.time.step import Issued, step_time
+    from stagec.analysis.model_flops import model_flops, step_tokens
+    from stagec.time.step import Issued
+    from stagec.time.transfer import level_between_pods, transfer_time
 
     on = captured(machine) if given["graphs"] else machine
     measured = measurements(given["measured"], given["kernels_from"], machine)
     how: dict[str, Any] = {"overlap": given["overlap"], "measured": measured}
+    forward = {pod: Planned(model_flops, after=TYPED) for pod in PODS}
+    tokens = {pod: Planned(step_tokens, after=TYPED) for pod in PODS}
+    pods = lower_pods(options, {pod: [forward[pod], tokens[pod]] for pod in PODS})
+    issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
     alone = {
-        pod: time_job(options_of_pod(pod, options), on, levers=given["levers"], **how).report
+        pod: report_of(
+            pods.name,
+            pods.modules[pod],
+            issued[pod],
+            on,
+            forward=forward[pod].found,
+            tokens=tokens[pod].found,
+            levers=given["levers"],
+            **how,
+        )
         for pod in PODS
     }
-    pods = lower_pods(options)
-    level = _between(machine, [alone[pod].ranks for pod in PODS])
-    issued = Issued.of(pods.modules[PREFILL])
-    sending = step_time(issued, on, pods=level, **how)
-    result = handed_over(pods)
-    exposed = max(0.0, sending.seconds - alone[PREFILL].step_seconds)
-    return PodsTime(
-        alone,
-        TransferTime(
-            result.bytes,
-            result.messages,
-            level.name,
-            _alone(issued, on, level),
-            exposed,
-        ),
-    )
-
-
-def _between(machine: Machine, ranks: list[int]) -> Level:
-    """The level of the network between two pods, the second of which begins on a node of its own.
-    Raises `DiagnosticError` if there is none."""
-    from stagec.time.costs.network import level_between
-
-    node = machine.network[0].ranks or 1
-    first, second = ranks
-    return level_between(machine, 0, -(-first // node) * node + second - 1)
-
-
-def _alone(issued: Issued, machine: Machine, level: Level) -> float:
-    """Seconds of the messages of the rank that sends most, one after the other."""
-    from stagec.program.groups import crosses_pods
-    from stagec.time.costs.network import message_seconds
-
-    longest = 0.0
-    for runs in issued.runs:
-        total = 0.0
-        for kind, times in Counter(run.kind for run in runs).items():
-            sizes = Counter(n.size for n in kind.nodes if crosses_pods(n.op))
-            each = sum(k * message_seconds(machine, size, level) for size, k in sizes.items())
-            total += times * each
-        longest = max(longest, total)
-    return longest
+    level = level_between_pods(machine, [alone[pod].ranks for pod in PODS])
+    sent = transfer_time(issued[PREFILL], on, level, alone[PREFILL].step, **how)
+    return PodsTime(alone, sent)
 
 
 def _print(found: PodsTime, out: StringIO) -> None:

@@ -14,6 +14,8 @@ from stagec.pipeline.instrument import PLAN, TYPED
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
+    from stagec.ir.expr import Expr
+    from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
     from stagec.time.step import Issued, StepTime
@@ -47,8 +49,7 @@ def time_job(
     """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
     Raises `DiagnosticError`."""
     from stagec.analysis.memory_events import EventPlans
-    from stagec.analysis.model_flops import model_flops, step_flops, step_tokens
-    from stagec.analysis.time_report import time_report
+    from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.step import Issued
 
     builder = JobBuilder(options)
@@ -61,9 +62,40 @@ def time_job(
         else builder.lower(watching=[forward], without={PLAN})
     )
     issued = Issued.of(module)
-    flops = None if forward.found is None else step_flops(forward.found, module.graphs)
-    report = time_report(
+    report = report_of(
         builder.model_name,
+        module,
+        issued,
+        machine,
+        forward=forward.found,
+        tokens=tokens,
+        overlap=overlap,
+        levers=levers,
+        measured=measured,
+    )
+    return Timed(options, report, issued, plans.needed("memory over time") if memory else None)
+
+
+def report_of(
+    name: str,
+    module: Module,
+    issued: Issued,
+    machine: Machine,
+    *,
+    forward: Expr | None,
+    tokens: Expr | None,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+) -> TimeReport:
+    """The time of a lowered module's step, whose forward and tokens were counted before. Raises
+    `DiagnosticError`."""
+    from stagec.analysis.model_flops import step_flops
+    from stagec.analysis.time_report import time_report
+
+    flops = None if forward is None else step_flops(forward, module.graphs)
+    report = time_report(
+        name,
         issued,
         machine,
         module.env,
@@ -75,4 +107,4 @@ def time_job(
     )
     if levers is None and not report.levers:
         tell("--levers tries what would help")
-    return Timed(options, report, issued, plans.needed("memory over time") if memory else None)
+    return report

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.sizes import read_size
+from stagec.importers.common.sizes import identifier, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
 from stagec.importers.writing.text import Body, ModelText
@@ -18,7 +18,7 @@ _PLAIN = "stg.layernorm[affine = none]({})"
 def begin_images(config: Config, title: str) -> ModelText:
     name = config.text("_class_name")
     text = ModelText(
-        title.lower(),
+        identifier(title.lower()),
         f"{title}: a training step, forward. Written by stagec import from a {name};",
         ["the comments name the keys of the configuration."],
     )
@@ -32,6 +32,43 @@ def read_width(config: Config, text: ModelText, heads: int, dim: int) -> int:
     k = read_size(config, text, "K", "attention_head_dim", default=dim)
     text.symbol("D", h * k, "num_attention_heads * attention_head_dim")
     return h * k
+
+
+def read_latents(config: Config, text: ModelText, side: int, channels: int) -> None:
+    """Declare P, X, C and C_out: latents of X*X patches of P x P; `side` and `channels` are those
+    of keys left out."""
+    patch = read_size(config, text, "P", "patch_size", default=2)
+    size = config.size("sample_size", default=side)
+    if size % patch:
+        raise config.refuse("sample_size", f"is {size}, which {patch} does not divide")
+    text.symbol("X", size // patch, "patches along a side: sample_size / patch_size")
+    found = read_size(config, text, "C", "in_channels", default=channels)
+    read_size(config, text, "C_out", "out_channels", default=found)
+
+
+def last_norm(
+    text: ModelText, body: Body, x: str, condition: str, order: Sequence[str] = ("scale", "shift")
+) -> str:
+    """Append the norm behind all blocks, under the condition, whose parts come in this order."""
+    m = body.let("m", f"stg.call @{modulation(text, 2)}({condition})")
+    values = dict(zip(order, unbound(body, m, order), strict=True))
+    call = f"stg.call @{modulated(text)}[as = norm]({x}, {values['shift']}, {values['scale']})"
+    return body.let("n", call)
+
+
+def predict_patches(text: ModelText, body: Body, n: str, args: str) -> ModelText:
+    """Append the head and the loss of the noise that was added to patches; the text, whose other
+    arguments are `args`."""
+    steps = [
+        f'stg.einsum["bsd,dpqc->bspqc"]({{}}, {body.param("head", "D, P, P, C_out")})',
+        f'stg.add["bspqc,pqc->bspqc"]({{}}, {body.param("head_bias", "P, P, C_out")})',
+    ]
+    z = body.steps("z", n, steps)
+    body.let("loss", f"stg.mse[mean = B*X*X*P*P*C_out]({z}, %noise)")
+    body.do("stg.return(%loss)")
+    text.notes.append("%positions are a fixed sinusoid.")
+    images = "%images: bf16[B, C, X*P, X*P], %positions: bf16[X*X, D],"
+    return text.train(f"{images} {args}, %noise: bf16[B, X*X, P, P, C_out]", body)
 
 
 def embedder(text: ModelText) -> str:

@@ -206,7 +206,7 @@ class Kin:
         mixture = self.experts(count=count, top=top, inner=inner)
         config.only("scoring_func", "sigmoid", "noaux_tc")
         config.only("topk_method", "noaux_tc")
-        normalize = config.flag("norm_topk_prob", default=normalize)
+        normalize = config.flag("norm_topk_prob", "moe_renormalize", default=normalize)
         route = ["scores = sigmoid", *(["normalize"] if normalize else [])]
         route += self.weights(scale) + self.groups()
         keys = ("n_shared_experts", "num_shared_experts")
@@ -222,7 +222,7 @@ class Kin:
 
     def groups(self) -> list[str]:
         """`n_group` and `topk_group`, as static parameters of the router; declares N and N_top."""
-        groups = self.config.size("n_group", default=1)
+        groups = self.config.size("n_group", "num_expert_group", default=1)
         top = self.config.size("topk_group", default=groups)
         experts = self.text.symbols["E"].value or 1
         if experts % groups or top > groups:

@@ -28,7 +28,7 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
     source = PurePath(config.file).name
     heading = f"{title}: a training step, forward. Written by stagec import from {source};"
     text = ModelText(
-        _identifier(name), heading, ["the comments name the keys of the configuration."]
+        identifier(name), heading, ["the comments name the keys of the configuration."]
     )
     text.positions = longest if config.has(*_LENGTHS) else None
     text.symbol("B", None, "sequences")
@@ -36,7 +36,8 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
     return text, longest
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """A name of a module: letters, digits and underscores."""
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 

@@ -148,9 +148,9 @@ class Lightning:
         return text.use("lightning", "D H K Q")
 
 
-def convolved(body: Body, name: str, channels: str, bias: bool) -> str:
-    """A causal convolution of W tokens with SiLU, on `{}`; its parameters are declared."""
-    operands = ["{}", body.param(name, f"{channels}, W")]
+def convolved(body: Body, name: str, channels: str, bias: bool, width: str = "W") -> str:
+    """A causal convolution of `width` tokens with SiLU, on `{}`; its parameters are declared."""
+    operands = ["{}", body.param(name, f"{channels}, {width}")]
     if bias:
         operands.append(body.param(f"{name}_bias", channels))
     return f"stg.causal_conv[silu]({', '.join(operands)})"

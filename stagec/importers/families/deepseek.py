@@ -19,10 +19,11 @@ from stagec.importers.writing.text import Body, ModelText
 class Latent:
     """Latent attention (arXiv 2405.04434): H heads of K + R for queries and keys, R of them
     rotated, and of W for values; ranks Q of the queries' latent, if they have one, and C of the
-    keys' and values'. Scores are divided by the square root of `share` of a head."""
+    keys' and values'. Scores are divided by the square root of `share` of a head. Without a `rope`
+    nothing is rotated."""
 
     low_rank: bool = True
-    rope: Rope = field(default_factory=Rope)
+    rope: Rope | None = field(default_factory=Rope)
     share: Fraction = Fraction(1)
 
     def write(self, text: ModelText, kind: str = "") -> str:
@@ -36,19 +37,24 @@ class Latent:
 
     def project(self, body: Body) -> None:
         """Append queries, keys and values; `%qc` is the queries' latent."""
+        q_name = "q0" if self.rope else "q"
         if self.low_rank:
             qc0 = body.let("qc0", f'stg.einsum["bsd,dq->bsq"](%x, {body.param("wq_a", "D, Q")})')
             qc = body.let("qc", RMS.step(body, "q_norm", "Q").format(qc0))
             wq = body.param("wq_b", "Q, H, K + R")
-            q0 = body.let("q0", f'stg.einsum["bsq,qhk->bshk"]({qc}, {wq})')
+            q0 = body.let(q_name, f'stg.einsum["bsq,qhk->bshk"]({qc}, {wq})')
         else:
             wq = body.param("wq", "D, H, K + R")
-            q0 = body.let("q0", f'stg.einsum["bsd,dhk->bshk"](%x, {wq})')
-        body.let("q", replace(self.rope, part="R", last=True).step().format(q0))
+            q0 = body.let(q_name, f'stg.einsum["bsd,dhk->bshk"](%x, {wq})')
+        if self.rope:
+            body.let("q", replace(self.rope, part="R", last=True).step().format(q0))
         c0 = body.let("c0", f'stg.einsum["bsd,dc->bsc"](%x, {body.param("wkv_a", "D, C")})')
         c = body.let("c", f"stg.rmsnorm[cached]({c0}, {body.param('kv_norm', 'C')})")
-        kr0 = body.let("kr0", f'stg.einsum["bsd,dr->bsr"](%x, {body.param("wk_rope", "D, R")})')
-        kr1 = body.let("kr1", replace(self.rope, cached=True).step().format(kr0))
+        flag = "" if self.rope else ", cached"
+        step = f'stg.einsum["bsd,dr->bsr"{flag}](%x, {body.param("wk_rope", "D, R")})'
+        kr1 = body.let("kr0", step)
+        if self.rope:
+            kr1 = body.let("kr1", replace(self.rope, cached=True).step().format(kr1))
         kr = body.let("kr", f'stg.broadcast["bsr->bshr", sizes = H]({kr1})')
         kn = body.let("kn", f'stg.einsum["bsc,chk->bshk"]({c}, {body.param("wk_b", "C, H, K")})')
         body.let("k", f"stg.concat({kn}, {kr})")
@@ -87,7 +93,7 @@ class SparseLatent:
         for name, dims in (("wq", "Q, I, J"), ("wk", "D, J"), ("k_norm_w", "J"), ("k_norm_b", "J")):
             body.param(name, dims, role="frozen")
         body.param("weights", "D, I", role="frozen")
-        rotate = replace(self.latent.rope, part="R").step()
+        rotate = replace(self.latent.rope or Rope(), part="R").step()
         body.do(
             '%q0 = stg.einsum["bsq,qij->bsij"](%qc, %wq)',
             f"%q = {rotate.format('%q0')}",

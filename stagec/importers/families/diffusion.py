@@ -14,10 +14,13 @@ from stagec.importers.common.adaptive import (
     embedder,
     gated,
     joint,
+    last_norm,
     modulated,
     modulation,
+    predict_patches,
     projected,
     qkv_of,
+    read_latents,
     read_width,
     sinusoid,
     unbound,
@@ -35,13 +38,7 @@ def read_dit(config: Config) -> ModelText:
     """DiT (arXiv 2212.09748), as diffusers has it: each block embeds time and class itself."""
     text = begin_images(config, "DiT")
     read_width(config, text, 16, 72)
-    patch = read_size(config, text, "P", "patch_size", default=2)
-    size = config.size("sample_size", default=32)
-    if size % patch:
-        raise config.refuse("sample_size", f"is {size}, which {patch} does not divide")
-    text.symbol("X", size // patch, "patches along a side: sample_size / patch_size")
-    channels = read_size(config, text, "C", "in_channels", default=4)
-    read_size(config, text, "C_out", "out_channels", default=channels)
+    read_latents(config, text, 32, 4)
     text.symbol("F", 4 * (text.symbols["D"].value or 1), "four times the width")
     count = config.layers("num_layers", default=28)
     if count < 2:
@@ -54,7 +51,7 @@ def read_dit(config: Config) -> ModelText:
     config.only("norm_elementwise_affine", False)
     config.skip("norm_num_groups", "upcast_attention", "norm_eps")
     text.symbol("U", 256, "numbers of a time's sinusoid")
-    condition, block, modulate = _condition(text), _dit_block(text), modulated(text)
+    condition, block = _condition(text), _dit_block(text)
     body = Body()
     x = body.let("x0", f"stg.call @{patches(text, bias=True)}(%images)")
     x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, %positions)')
@@ -69,20 +66,9 @@ def read_dit(config: Config) -> ModelText:
     body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
     t = sinusoid(body, "last_times", "%time")  # anew: a last pipeline stage has only the data
     c = body.let("c1", f"stg.call @{condition}[as = last]({t}, %classes, {first})")
-    m = body.let("m", f"stg.call @{modulation(text, 2)}({c})")
-    shift, scale = unbound(body, m, ["shift", "scale"])
-    n = body.let("n", f"stg.call @{modulate}[as = norm](%y, {shift}, {scale})")
-    steps = [
-        f'stg.einsum["bsd,dpqc->bspqc"]({{}}, {body.param("head", "D, P, P, C_out")})',
-        f'stg.add["bspqc,pqc->bspqc"]({{}}, {body.param("head_bias", "P, P, C_out")})',
-    ]
-    z = body.steps("z", n, steps)
-    body.let("loss", f"stg.mse[mean = B*X*X*P*P*C_out]({z}, %noise)")
-    body.do("stg.return(%loss)")
+    n = last_norm(text, body, "%y", c, ("shift", "scale"))
     text.notes.append("The first block stands alone: its condition is that of the last norm too.")
-    text.notes.append("%positions are a fixed sinusoid.")
-    args = "%images: bf16[B, C, X*P, X*P], %positions: bf16[X*X, D], %time: f32[B],"
-    return text.train(f"{args} %classes: i32[B], %noise: bf16[B, X*X, P, P, C_out]", body)
+    return predict_patches(text, body, n, "%time: f32[B], %classes: i32[B]")
 
 
 def _condition_weights(body: Body, prefix: str = "") -> str:
@@ -177,9 +163,7 @@ def read_flux(config: Config) -> ModelText:
     head = "%z, %tz = stg.repeat @single[count = L_single, carry = 2]"
     body.nested(f"{head} (%h = {x}, %t = %ty) {{", inner)
     last = body.let("last", "stg.slice[dim = 1, start = S, size = X](%z)")
-    m = body.let("m", f"stg.call @{modulation(text, 2)}(%tz)")
-    scale, shift = unbound(body, m, ["scale", "shift"])
-    n = body.let("n", f"stg.call @{modulated(text)}({last}, {shift}, {scale})")
+    n = last_norm(text, body, last, "%tz")
     v = projected(body, "v", n, "head", "D, C")
     body.let("loss", f"stg.mse[mean = B*X*C]({v}, %noise)")
     body.do("stg.return(%loss)")
@@ -215,15 +199,9 @@ def read_sd3(config: Config) -> ModelText:
     first blocks of 3.5 medium have attention of the image beside it."""
     text = begin_images(config, "SD3")
     text.symbol("S", 333, "tokens of a text: 77 of CLIP and 256 of T5")
-    patch = read_size(config, text, "P", "patch_size", default=2)
-    side = config.size("sample_size", default=128)
-    if side % patch:
-        raise config.refuse("sample_size", f"is {side}, which {patch} does not divide")
-    text.symbol("X", side // patch, "patches along a side: sample_size / patch_size")
+    read_latents(config, text, 128, 16)
     width = read_width(config, text, 18, 64)
     text.symbol("F", 4 * width, "four times the width")
-    channels = read_size(config, text, "C", "in_channels", default=16)
-    read_size(config, text, "C_out", "out_channels", default=channels)
     config.only("caption_projection_dim", width)
     config.skip("pos_embed_max_size")
     read_size(config, text, "J", "joint_attention_dim", default=4096)
@@ -255,20 +233,9 @@ def read_sd3(config: Config) -> ModelText:
             x, c, t = made.split(", ")
     last = joint(text, "last", normed=normed, last=True)
     y = body.let("y", f"stg.call @{last}[X = X*X]({x}, {c}, {t})")
-    m = body.let("m", f"stg.call @{modulation(text, 2)}({t})")
-    scale, shift = unbound(body, m, ["scale", "shift"])
-    n = body.let("n", f"stg.call @{modulated(text)}({y}, {shift}, {scale})")
-    steps = [
-        f'stg.einsum["bsd,dpqc->bspqc"]({{}}, {body.param("head", "D, P, P, C_out")})',
-        f'stg.add["bspqc,pqc->bspqc"]({{}}, {body.param("head_bias", "P, P, C_out")})',
-    ]
-    z = body.steps("z", n, steps)
-    body.let("loss", f"stg.mse[mean = B*X*X*P*P*C_out]({z}, %noise)")
-    body.do("stg.return(%loss)")
-    text.notes.append("%positions are a fixed sinusoid.")
-    args = "%images: bf16[B, C, X*P, X*P], %positions: bf16[X*X, D], %texts: bf16[B, S, J],"
-    args += " %pooled: bf16[B, U_text],\n                   %time: f32[B],"
-    return text.train(f"{args} %noise: bf16[B, X*X, P, P, C_out]", body)
+    n = last_norm(text, body, y, t)
+    args = "%texts: bf16[B, S, J], %pooled: bf16[B, U_text], %time: f32[B]"
+    return predict_patches(text, body, n, args)
 
 
 FAMILIES: Sequence[ModelFamily] = (

@@ -149,10 +149,8 @@ def _bert_head(
         c = body.let("c", f"stg.take[at = 0]({y})")
         pooled = body.let("p1", f"stg.tanh({linear(body, 'p0', c, 'pooler', 'D, D')})")
         if "Model" in heads:
-            text.notes.append("Its sentence vectors are trained towards given ones.")
-            body.let("loss", f"stg.mse[mean = B*D]({pooled}, %target)")
-            body.do("stg.return(%loss)")
-            return text.train(args.replace("%labels: i32[B, S]", "%target: bf16[B, D]"), body)
+            target = vectors(text, body, pooled)
+            return text.train(args.replace("%labels: i32[B, S]", target), body)
         text.symbol("N", config.labels(2), "num_labels")
         z = linear(body, "z", pooled, "classifier", "D, N")
         classify(body, z, "N")
@@ -180,6 +178,15 @@ def predict_words(
     logits = body.steps("logits", y, steps)
     body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
     body.do("stg.return(%loss)")
+
+
+def vectors(text: ModelText, body: Body, x: str, width: str = "D") -> str:
+    """Append the loss of the vectors `x` [B, width] against given ones; the argument that these
+    are."""
+    text.notes.append("Its vectors are trained towards given ones.")
+    body.let("loss", f"stg.mse[mean = B*{width}]({x}, %target)")
+    body.do("stg.return(%loss)")
+    return f"%target: bf16[B, {width}]"
 
 
 def classify(body: Body, z: str, classes: str) -> None:

@@ -18,7 +18,7 @@ from stagec.importers.writing.blocks import (
     Norm,
     Rope,
 )
-from stagec.importers.writing.stack import Decoder
+from stagec.importers.writing.stack import Decoder, NormedSums, Part
 from stagec.importers.writing.text import ModelText
 
 #: Four times the width, where no key says more.
@@ -33,6 +33,20 @@ def read_gpt2(config: Config) -> ModelText:
     config.skip("n_ctx")
     _skip_summary(config)
     return _biased(kin, "gelu_new", "H")
+
+
+def read_gpt(config: Config) -> ModelText:
+    """GPT (Radford et al. 2018): GPT-2 whose norms stand behind the sums."""
+    kin = Kin(config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512), read_groups=False)
+    act = config.word("afn", among=ACTIVATIONS, default="gelu_new")
+    act = "gelu_new" if act == "gelu" else act  # what the class makes of it
+    config.only("n_special", 0)
+    config.skip("n_ctx", "predict_special_tokens")
+    _skip_summary(config)
+    mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None)
+    block = FeedForward(act, gated=False, bias=True)
+    decoder = Decoder(None, tied=kin.tied(True), positions=kin.positions())
+    return normed_sums(kin, mixer, block, decoder)
 
 
 def read_gpt_bigcode(config: Config) -> ModelText:
@@ -86,15 +100,27 @@ def read_gpt_neo(config: Config) -> ModelText:
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
     kin = Kin(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048), read_groups=False)
-    config.only("do_layer_norm_before", True)
     config.only("layer_norm_elementwise_affine", True)
     config.only("_remove_final_layer_norm", False)
-    config.only("word_embed_proj_dim", kin.width)
+    narrow = config.size("word_embed_proj_dim", default=kin.width) != kin.width
+    if narrow:
+        kin.size("D_embed", "word_embed_proj_dim")
     biased = kin.flag("enable_bias", True)
     mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=None)
     block = FeedForward(kin.activation("relu"), gated=False, bias=biased)
     decoder = Decoder(LAYER, tied=kin.tied(True), positions=kin.positions(before=2))
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
+    decoder = replace(decoder, narrow="D_embed" if narrow else "")
+    if kin.flag("do_layer_norm_before", True):
+        return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
+    return normed_sums(kin, mixer, block, replace(decoder, norm=None))
+
+
+def normed_sums(kin: Kin, mixer: Attention, block: FeedForward, decoder: Decoder) -> ModelText:
+    """The text of layers whose norms stand behind the sums."""
+    parts = [
+        Part(each.write(kin.text), name, None) for each, name in ((mixer, "attn"), (block, "ffn"))
+    ]
+    return decoder.write(kin.text, {"layers": NormedSums(parts)}, ["layers"] * kin.count)
 
 
 def read_bloom(config: Config) -> ModelText:
@@ -289,6 +315,7 @@ def read_persimmon(config: Config) -> ModelText:
 
 
 FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("GPT", ("openai-gpt",), read_gpt, "norms behind the sums"),
     ModelFamily("GPT-2", ("gpt2",), read_gpt2, "learned positions, biases, tied head"),
     ModelFamily("StarCoder", ("gpt_bigcode",), read_gpt_bigcode, "GPT-2 with multi-query"),
     ModelFamily("GPT-Neo", ("gpt_neo",), read_gpt_neo, "windows in every other layer"),

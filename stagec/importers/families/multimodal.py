@@ -34,6 +34,13 @@ def read_qwen2_5_vl(config: Config) -> ModelText:
     """Qwen2.5-VL (arXiv 2502.13923): a tower with RMSNorm and SwiGLU, patches of two frames, 2 x 2
     patches merged to a token."""
     text, vision = _qwen(config)
+    idle = qwen2_5_tower(vision, text)
+    vision.finish()
+    return idle.beside()
+
+
+def qwen2_5_tower(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of Qwen2.5-VL, with its merger."""
     read_idle(vision, text, width=3584, inner=3420, layers=32, patch=14)
     vision.skip("window_size", "fullatt_block_indexes")
     idle = _qwen_tower(vision, text)
@@ -42,7 +49,8 @@ def read_qwen2_5_vl(config: Config) -> ModelText:
     idle.matrix("gate_up", "L_v, D_v, 2, F_v", "L_v, 2, F_v")
     idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
     idle.param("merger_norm", "D_v")
-    return _merged(vision, idle, "out_hidden_size")
+    _merger(vision, idle, "out_hidden_size")
+    return idle
 
 
 def read_qwen2_vl(config: Config) -> ModelText:
@@ -63,7 +71,9 @@ def read_qwen2_vl(config: Config) -> ModelText:
     idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
     idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
     idle.norm("merger_norm", "D_v")
-    return _merged(vision, idle, "hidden_size")
+    _merger(vision, idle, "hidden_size")
+    vision.finish()
+    return idle.beside()
 
 
 def _qwen(config: Config) -> tuple[ModelText, Config]:
@@ -82,13 +92,6 @@ def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
     idle.matrix("qkv", "L_v, D_v, 3, D_v", "L_v, 3, D_v")
     idle.matrix("o", "L_v, D_v, D_v", "L_v, D_v")
     return idle
-
-
-def _merged(vision: Config, idle: Idle, key: str) -> ModelText:
-    """The text, with the merger."""
-    _merger(vision, idle, key)
-    vision.finish()
-    return idle.beside()
 
 
 def _merger(vision: Config, idle: Idle, key: str) -> None:
@@ -201,8 +204,18 @@ def read_qwen3_5_vl_moe(config: Config) -> ModelText:
     return _qwen3_vl(config, read_qwen3_5_moe, deep=())
 
 
-def _qwen3_vl(config: Config, read: Reader, deep: Sequence[int] = (8, 16, 24)) -> ModelText:
-    text, vision = _words(config, read)
+_DEEP = (8, 16, 24)
+
+
+def _qwen3_vl(config: Config, read: Reader, deep: Sequence[int] = _DEEP) -> ModelText:
+    text, vision = words_and_tower(config, read)
+    idle = qwen3_tower(vision, text, deep)
+    vision.finish()
+    return idle.beside()
+
+
+def qwen3_tower(vision: Config, text: ModelText, deep: Sequence[int] = _DEEP) -> Idle:
+    """Declare the tower of Qwen3-VL, with its merger and those of the layers `deep`."""
     read_idle(vision, text, width=1152, inner=4304, layers=27, patch=16)
     read_size(vision, text, "N_v", "num_position_embeddings", default=2304)
     if vision.is_list("deepstack_visual_indexes"):
@@ -220,8 +233,7 @@ def _qwen3_vl(config: Config, read: Reader, deep: Sequence[int] = (8, 16, 24)) -
         idle.norm("deep_norm", "L_deep, U_v")
         idle.matrix("deep_in", "L_deep, U_v, U_v", "L_deep, U_v")
         idle.matrix("deep_out", "L_deep, U_v, O_v", "L_deep, O_v")
-    vision.finish()
-    return idle.beside()
+    return idle
 
 
 def read_glm4v(config: Config) -> ModelText:
@@ -235,7 +247,7 @@ def read_glm4v_moe(config: Config) -> ModelText:
 
 
 def _glm_v(config: Config, read: Reader) -> ModelText:
-    text, vision = _words(config, read)
+    text, vision = words_and_tower(config, read)
     # the inner width of layers is that of what comes out; the key names that of the merger
     inner = vision.size("out_hidden_size", default=4096)
     read_size(vision, text, "U_v", "intermediate_size", default=13696)
@@ -269,7 +281,7 @@ def _glm_v(config: Config, read: Reader) -> ModelText:
     return idle.beside()
 
 
-def _words(config: Config, read: Reader) -> tuple[ModelText, Config]:
+def words_and_tower(config: Config, read: Reader) -> tuple[ModelText, Config]:
     """The text of the language model in `text_config`, and the tower's configuration."""
     words = config.section("text_config")
     if words is None:

@@ -1,4 +1,4 @@
-"""Zamba2: Mamba-2 layers, and attention blocks whose weights several layers share."""
+"""Zamba and Zamba2: layers of Mamba, and attention blocks whose weights several layers share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from itertools import groupby
 from stagec.importers.common.heads import read_head
 from stagec.importers.common.positions import read_rope
 from stagec.importers.common.sizes import begin, read_size
-from stagec.importers.common.state_space import Mamba2Keys, read_mamba2
+from stagec.importers.common.state_space import (
+    Mamba2Keys,
+    convolved,
+    read_mamba1,
+    read_mamba2,
+    skip_steps,
+)
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
@@ -39,28 +45,72 @@ _SHARED = {
 }
 
 
+def read_zamba(config: Config) -> ModelText:
+    """Zamba (arXiv 2405.16712): before some layers of Mamba-1 stands one block of attention and a
+    feed-forward network that reads the stream and the embeddings, with a projection of each
+    layer's own. Heads of Mamba-1 have step sizes, B and C of their own."""
+    text = _begin(config, "Zamba", 3712, 16)
+    config.only("hidden_mamba_act", "silu")
+    config.only("mamba_proj_bias", False)
+    heads = config.size("n_mamba_heads", default=2)
+    read_mamba1(config, text, "mamba_")
+    skip_steps(config, text)
+    inner = text.symbols["I"].value or 1
+    if inner % heads or heads > _MOST_HEADS:
+        message = f"is {heads}: expected up to {_MOST_HEADS}, and a divisor of {inner}"
+        raise config.refuse("n_mamba_heads", message)
+    text.replace("I", inner // heads, "mamba_expand * hidden_size / n_mamba_heads")
+    _write_block(text, "", False, False)
+    every = config.size("attn_layer_period", default=6)
+    offset = config.count("attn_layer_offset", default=4, most=every - 1)
+    count = config.layers(default=76)
+    order = ["mamba", "mamba", "hybrid"] + ["mamba"] * (count - 3)
+    order[3:] = ["hybrid" if i % every == offset else "mamba" for i in range(count - 3)]
+    types = config.kinds("layers_block_type", "layer_types", names=_KINDS, length=count)
+    order = [{"hybrid": "hybrid0"}.get(t, t) for t in types or order[:count]]
+    mamba = _heads_of_mamba(text, heads, config.flag("mamba_conv_bias", default=True))
+    return _write_model(config, text, mamba, order)
+
+
+#: Each head is a scan of its own in the text.
+_MOST_HEADS = 8
+_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+
+
+def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> str:
+    """A layer of Mamba-1 whose j heads of I channels are scans of their own; its name."""
+    body = Body()
+    uz = body.let("uz", f'stg.einsum["bsd,dzji->bzsji"](%x, {body.param("w_in", f"D, 2, {j}, I")})')
+    body.do(f"%u0, %z = stg.unbind[dim = 1, count = 2]({uz})")
+    u = body.let("u", convolved(body, "conv", f"{j}, I", biased).format("%u0"))
+    w_x, w_dt = body.param("w_x", f"{j}, I, R + 2*N"), body.param("w_dt", f"{j}, R, I")
+    rbc = body.let("rbc", f'stg.einsum["bsji,jic->bsjc"]({u}, {w_x})')
+    body.do(f"%r, %b, %c = stg.cut[sizes = (R, N, N)]({rbc})")
+    body.let("dt", f'stg.einsum["bsjr,jri->bsji"](%r, {w_dt})')
+    for name, dims in (("A_log", f"{j}, I, N"), ("skip", f"{j}, I"), ("dt_bias", f"{j}, I")):
+        body.param(name, dims)
+    for name in ("u", "dt", "b", "c", "A_log", "skip", "dt_bias"):
+        dim = 2 if name in ("u", "dt", "b", "c") else 0
+        made = ", ".join(f"%{name}_{h}" for h in range(j))
+        body.do(f"{made} = stg.unbind[dim = {dim}, count = {j}](%{name})")
+    ys: list[str] = []
+    for h in range(j):
+        operands = ", ".join(f"%{n}_{h}" for n in ("u", "dt", "A_log", "b", "c", "skip", "dt_bias"))
+        ys.append(body.let(f"y_{h}", f"stg.selective_scan({operands})"))
+    y = body.let("y", f"stg.stack[dim = 2]({', '.join(ys)})")
+    m = body.let("m", f"stg.mul({y}, {body.let('g', 'stg.silu(%z)')})")
+    o = body.let("o", f'stg.einsum["bsji,jid->bsd"]({m}, {body.param("w_out", f"{j}, I, D")})')
+    body.do(f"stg.return({o})")
+    return text.function("mamba", "%x", body)
+
+
 def read_zamba2(config: Config) -> ModelText:
     """Zamba2 (arXiv 2411.15242): before some Mamba-2 layers stands a block of attention and a
     feed-forward network that reads the stream and the embeddings. Layers share its weights, and
     have low-rank adapters and a projection of their own."""
-    text, _ = begin(config, "Zamba2", 4096)
-    read_head(config, text)
-    d = read_size(config, text, "D", "hidden_size", default=2560)
-    h = read_size(config, text, "H", "num_attention_heads", default=32)
-    g = read_size(config, text, "G", "num_key_value_heads", default=h)
-    if h % g:
-        raise config.refuse("num_key_value_heads", f"is {g}, which does not divide {h} heads")
-    if 2 * d % h:
-        raise config.refuse("num_attention_heads", f"is {h}, which does not divide {2 * d}")
-    text.assume("H % G == 0")
-    text.symbol("K", 2 * d // h, "2 * hidden_size / num_attention_heads")
-    config.only("attention_hidden_size", 2 * d)
-    config.only("attention_head_dim", 2 * d // h)
-    config.skip("kv_channels", "num_query_groups", "ffn_hidden_size", "num_logits_to_keep")
+    text = _begin(config, "Zamba2", 2560, 32)
+    config.skip("kv_channels", "num_query_groups", "ffn_hidden_size")
     config.only("use_long_context", False)
-    config.only("hidden_act", "gelu")
-    read_size(config, text, "F", "intermediate_size", default=4 * d)
-    read_size(config, text, "V", "vocab_size", default=32000)
     read_size(config, text, "A", "adapter_rank", default=128)
     mamba = read_mamba2(config, text, _KEYS, heads=80, state=64, norm="groups")
     rope = read_rope(config, text).step() if config.flag("use_mem_rope", default=False) else ""
@@ -73,11 +123,32 @@ def read_zamba2(config: Config) -> ModelText:
     return _write_model(config, text, mamba.write(text), order)
 
 
+def _begin(config: Config, title: str, width: int, heads: int) -> ModelText:
+    """The text with the sizes of the shared block, whose attention is of twice the width."""
+    text, _ = begin(config, title, 4096)
+    read_head(config, text)
+    d = read_size(config, text, "D", "hidden_size", default=width)
+    h = read_size(config, text, "H", "num_attention_heads", default=heads)
+    g = read_size(config, text, "G", "num_key_value_heads", default=h)
+    if h % g:
+        raise config.refuse("num_key_value_heads", f"is {g}, which does not divide {h} heads")
+    if 2 * d % h:
+        raise config.refuse("num_attention_heads", f"is {h}, which does not divide {2 * d}")
+    text.assume("H % G == 0")
+    text.symbol("K", 2 * d // h, "2 * hidden_size / num_attention_heads")
+    config.only("attention_hidden_size", 2 * d)
+    config.only("attention_head_dim", 2 * d // h)
+    config.skip("num_logits_to_keep")
+    config.only("hidden_act", "gelu")
+    read_size(config, text, "F", "intermediate_size", default=4 * d)
+    read_size(config, text, "V", "vocab_size", default=32000)
+    return text
+
+
 def _order(config: Config) -> list[str]:
     """The kind of each layer: `mamba`, or `hybrid` with the number of its shared block."""
     count = config.layers(default=54)
-    kinds = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
-    types = config.kinds("layers_block_type", "layer_types", names=kinds, length=count)
+    types = config.kinds("layers_block_type", "layer_types", names=_KINDS, length=count)
     ids = config.sizes("hybrid_layer_ids", most=count - 1)
     shares = [i for i, t in enumerate(types) if t == "hybrid"] if types else list(ids)
     if types and ids and shares != sorted(ids):
@@ -156,5 +227,6 @@ def _shared(kind: str, name: str) -> str:
 
 
 FAMILIES = (
+    ModelFamily("Zamba", ("zamba",), read_zamba, "Mamba-1 in heads, shared attention"),
     ModelFamily("Zamba2", ("zamba2",), read_zamba2, "Mamba-2, shared attention with adapters"),
 )

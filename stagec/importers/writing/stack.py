@@ -9,7 +9,7 @@ from itertools import groupby
 from math import isqrt
 from typing import Protocol
 
-from stagec.importers.writing.blocks import RMS, Block, Norm
+from stagec.importers.writing.blocks import LAYER, RMS, Block, Norm
 from stagec.importers.writing.text import Body, ModelText
 
 ONE = Fraction(1)
@@ -84,6 +84,19 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class NormedSums(Layer):
+    """A layer of parts without norms of their own: each sum with the stream is normed by `norm`, a
+    LayerNorm if there is none."""
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        for number, part in enumerate(self.parts, 1):
+            r = body.let(f"r{number}", f"stg.add({x}, {part.write(body, x, number)})")
+            x = (self.norm or LAYER).write(body, f"n{number}", r, f"{part.name}_norm")
+        return x
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
     """Learned positions: the symbol of their number, and how many of the first are not used."""
 
@@ -102,10 +115,11 @@ class Positions:
 class Decoder:
     """What stands around the layers. A `tied` head uses the embedding's table.
 
-    `embed_scale` and `logit_scale` multiply the embeddings and the logits.
+    `embed_scale` and `logit_scale` multiply the embeddings and the logits. The table may have
+    another width, a symbol `narrow`, from and to which a product leads.
     """
 
-    norm: Norm = RMS
+    norm: Norm | None = RMS
     tied: bool = False
     head_bias: bool = False
     embed_norm: Norm | None = None
@@ -113,14 +127,18 @@ class Decoder:
     logit_scale: Fraction = ONE
     logit_cap: Fraction | None = None
     positions: Positions | None = None
+    narrow: str = ""
 
     def write(
         self, text: ModelText, kinds: Mapping[str, LayerKind], order: Sequence[str]
     ) -> ModelText:
         """Add the function that is compiled, with layers of these kinds in this order; the text."""
         body = Body()
-        table = body.param("embed", "V, D")
+        table = body.param("embed", f"V, {self.narrow or 'D'}")
         steps = [f"stg.embedding({table}, {{}})"]
+        if self.narrow:
+            weight = body.param("project_in", f"{self.narrow}, D")
+            steps.append(f'stg.einsum["bse,ed->bsd"]({{}}, {weight})')
         steps += scaled(self.embed_scale)
         if self.positions:
             steps.append(self.positions.step(body))
@@ -133,8 +151,8 @@ class Decoder:
     @property
     def _is_plain(self) -> bool:
         """Whether the head is that of the library."""
-        given = (self.tied, self.head_bias, self.logit_scale, self.logit_cap)
-        return given == (False, False, ONE, None)
+        given = (self.tied, self.head_bias, self.logit_scale, self.logit_cap, self.narrow)
+        return given == (False, False, ONE, None, "")
 
     def write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
         """Append the final norm, the head and the loss `%loss` of the stream `x`."""
@@ -145,11 +163,15 @@ class Decoder:
             block = text.use("lm_loss", "B S D V")
             body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
         else:
-            n = self.norm.write(body, "n", x, "norm")
+            n = self.norm.write(body, "n", x, "norm") if self.norm else x
+            if self.narrow:
+                weight = body.param("project_out", f"D, {self.narrow}")
+                n = body.let("m", f'stg.einsum["bsd,de->bse"]({n}, {weight})')
             if self.tied:
                 steps = [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})']
             else:
-                steps = [f'stg.einsum["bsd,dv->bsv"]({{}}, {body.param("head", "D, V")})']
+                weight = body.param("head", f"{self.narrow or 'D'}, V")
+                steps = [f'stg.einsum["bsd,dv->bsv"]({{}}, {weight})']
             if self.head_bias:
                 steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
             steps += scaled(self.logit_scale)
@@ -164,7 +186,7 @@ class Decoder:
         """Append the scores of classes, at all tokens as the reference computes them, and the loss
         of those of the last token, or of all; with a bias where all count (`modeling_layers.py` of
         transformers)."""
-        n = self.norm.write(body, "n", x, "norm")
+        n = self.norm.write(body, "n", x, "norm") if self.norm else x
         steps = [f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param("score", "D, N_classes")})']
         if text.head == "classes":
             steps.append(f'stg.add["bsn,n->bsn"]({{}}, {body.param("score_bias", "N_classes")})')

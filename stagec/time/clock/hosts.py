@@ -1,26 +1,28 @@
 """Hosts: what they cost nodes, and whether they can ever be late.
 
-The times of a replay are the least ones that keep all orders, so longer costs make nothing earlier.
-Where each stretch of computations, from one that may wait for something else to one that something
-else may wait for, takes the device no less than its host issues it in, hosts are never behind, and
-need no replay.
+The times of a replay are the least ones that keep all orders. So hosts are never behind devices if
+there are times for them that keep all orders, and are no later than those of devices wherever it
+matters. Such times are looked for piece by piece: each piece is run with what it costs hosts, in
+every state in which devices met it.
 
-    waits for an input                            a send waits for it
-    norm 10 us    product 300 us   product 300 us         610 us of the device
-    issue 100     issue 100        issue 100              300 us of the host: not late
+    device   norm 0..10    gather 10..310    product 310..610    send 610
+    host     norm 0..100   gather 100..100   product 100..200    send 200
+
+The norm is late, what is sent is not. A later piece may wait for the norm, if hosts start it late
+enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from stagec.program.groups import GroupAxes
-from stagec.time.clock.join import Joined
-from stagec.time.clock.pieces import Piece
+from stagec.time.clock.pieces import Entry, Piece
+from stagec.time.clock.replay import ClassReplay
 from stagec.time.clock.shapes import Shape, ShapeNode
-from stagec.time.streams import Cost, Stream
+from stagec.time.streams import Cost
 
 
 class HostTimes(NamedTuple):
@@ -30,30 +32,11 @@ class HostTimes(NamedTuple):
     checks: tuple[tuple[GroupAxes, int], ...] = ()
 
 
-class _Mark(NamedTuple):
-    """Before how many computations of a piece, of which so many are `issued`, one may wait for
-    something else; or, if it `ends`, after how many something else may wait for the last one."""
+class _Late(NamedTuple):
+    """A place of a piece at which hosts are late, and when they are done there."""
 
-    done: int
-    issued: int
-    ends: bool
-
-
-class _Marks(NamedTuple):
-    places: Sequence[int]
-    marks: Sequence[_Mark]
-
-
-class Hosts:
-    """The hosts of classes with these plans, whatever nodes cost."""
-
-    def __init__(self, plans: Sequence[Joined]) -> None:
-        self._marks = _marks(plans)
-
-    def never_late(self, pieces: Iterable[Piece], issue: int) -> bool:
-        """Whether hosts that take so many picoseconds for a computation are never behind devices
-        that run these pieces; if not, they may be."""
-        return all(_keeps_ahead(self._marks[p.shape], p.spans, issue) for p in pieces)
+    place: int
+    end: int
 
 
 def host_costs(spent: HostTimes, shape: Shape) -> list[Cost]:
@@ -68,51 +51,59 @@ def _is_issued(step: ShapeNode) -> bool:
     return step.node.is_computation and step.node.phase != "optimizer"
 
 
-def _keeps_ahead(known: _Marks, spans: Sequence[int], issue: int) -> bool:
-    """Whether no stretch of a piece is shorter than its issue: sums from the start of the piece,
-    less what is issued, are at each end no less than at all starts before."""
-    sums = [*accumulate([spans[place] for place in known.places], initial=0)]
-    most = 0
-    for done, issued, ends in known.marks:
-        ahead = sums[done] - issue * issued
-        if not ends:
-            most = max(most, ahead)
-        elif ahead < most:
-            return False
+def never_late(devices: Sequence[ClassReplay], spent: HostTimes) -> bool:
+    """Whether hosts are surely never behind these devices where classes meet, and at the end.
+    What they spend on collectives that join classes is not looked at."""
+    hosts: dict[Entry, Entry] = {}
+    for piece in {piece for each in devices for piece in each.pieces}:
+        host = Piece(piece.shape, host_costs(spent, piece.shape))
+        for state, device in piece.met.items():
+            found = hosts[device] = host.entry(state._replace(busy=()), 0)
+            if not _leaves_in_time(piece.shape, found, device):
+                return False
+    late = {device: dict(_late(host, device)) for device, host in hosts.items()}
+    return all(_waits_in_time(each, hosts, late) for each in devices)
+
+
+def _leaves_in_time(shape: Shape, host: Entry, device: Entry) -> bool:
+    """Whether what comes after a piece on its streams, and to other classes, is not late."""
+    return (
+        host.compute <= device.compute
+        and all(end <= device.streams[stream][0] for stream, (end, _) in host.streams.items())
+        and all(host.ends[place] <= device.ends[place] for place, _ in shape.sends)
+    )
+
+
+def _late(host: Entry, device: Entry) -> Iterator[_Late]:
+    ends = zip(host.ends, device.ends, strict=True)
+    return (_Late(place, h) for place, (h, d) in enumerate(ends) if h > d)
+
+
+def _waits_in_time(
+    mine: ClassReplay,
+    hosts: Mapping[Entry, Entry],
+    late: Mapping[Entry, Mapping[int, int]],
+) -> bool:
+    """Whether what waits for a late node of another piece starts late enough on hosts. What joins
+    classes starts there when it does on devices."""
+    entries, bases = mine.entries, mine.bases
+    waiting = cache(_waiting)
+    for number, (shape, inputs) in enumerate(mine.plan):
+        for i, (source, place) in enumerate(inputs):
+            before = entries[source]
+            if before is None or place not in late[before]:
+                continue
+            done, entry = bases[source] + late[before][place], entries[number]
+            starts = [0] if entry is None else hosts[entry].starts
+            if any(done > bases[number] + starts[place] for place in waiting(shape)[i]):
+                return False
     return True
 
 
-def _marks(plans: Sequence[Joined]) -> Mapping[Shape, _Marks]:
-    awaited: dict[Shape, set[int]] = {}
-    for joined in plans:
-        for planned in joined.plan:
-            awaited.setdefault(planned.shape, set())
-            for piece, place in planned.inputs:
-                awaited[joined.plan[piece].shape].add(place)
-    beside = {
-        stream
-        for shape in awaited
-        for step in shape.steps
-        if not step.computes
-        for stream in step.streams
-    }
-    return {shape: _marks_of(shape, places, beside) for shape, places in awaited.items()}
-
-
-def _marks_of(shape: Shape, awaited: set[int], beside: set[Stream]) -> _Marks:
-    """The marks of a shape of which other pieces wait for some places, where nodes that do not
-    compute are on some streams."""
-    steps = shape.steps
-    computing = [place for place, step in enumerate(steps) if step.computes]
-    awaited = awaited | {i for step in steps if not step.computes for i in step.inner}
-    found: list[_Mark] = []
-    issued = 0
-    for count, place in enumerate(computing):
-        step = steps[place]
-        shares = not beside.isdisjoint(step.streams)
-        if shares or step.inputs or any(not steps[i].computes for i in step.inner):
-            found.append(_Mark(count, issued, ends=False))
-        issued += _is_issued(step)
-        if shares or place in awaited or place == computing[-1]:
-            found.append(_Mark(count + 1, issued, ends=True))
-    return _Marks(computing, found)
+def _waiting(shape: Shape) -> Sequence[Sequence[int]]:
+    """The places that wait for each input of a shape."""
+    found: list[list[int]] = [[] for _ in shape.floors]
+    for place, step in enumerate(shape.steps):
+        for i in step.inputs:
+            found[i].append(place)
+    return found

@@ -71,6 +71,11 @@ class Piece:
         self.spans = [cost.launch + cost.time for cost in costs]
         self._known: dict[State, Entry] = {}
 
+    @property
+    def met(self) -> Mapping[State, Entry]:
+        """The states in which it was met, and what happened."""
+        return self._known
+
     def entry(self, state: State, slowdown: int) -> Entry:
         """What happens in a state, found at the first time."""
         found = self._known.get(state)

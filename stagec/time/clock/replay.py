@@ -233,12 +233,12 @@ class _Replay:
 
     def _receive(self, mine: ClassReplay, wanted: int, stream: Stream) -> bool:
         """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet."""
+        been sent yet. What another pod sends is there from the start."""
         queue = self._posted[mine.number, stream]
         while not mine.ends[wanted]:
             piece, channel, number = queue[0]
             arrivals: list[tuple[int, At]] = []
-            for sender in mine.joined.senders[channel]:
+            for sender in mine.joined.senders.get(channel, ()):
                 sent = self._sent.get((sender, channel), ())
                 if number >= len(sent):
                     self._wait((sender, channel), mine)
@@ -248,7 +248,7 @@ class _Replay:
             if times is None:
                 return False
             ready, cause = self._latest(mine, piece, times, (stream,))
-            end, sender_at = max(arrivals, key=lambda a: a[0])
+            end, sender_at = max(arrivals, key=lambda a: a[0], default=(0, None))
             mine.bases[piece], mine.ends[piece] = max(ready, end), (0,)
             mine.causes[piece] = sender_at if end >= ready else cause
             mine.streams[stream] = mine.bases[piece], piece, 0

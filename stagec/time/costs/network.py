@@ -146,15 +146,16 @@ def _hop(span: Span, lane: Protocol) -> float:
 def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
     """Seconds of a ring through all n ranks, node by node, the fastest protocol.
 
-    start + rounds * sum over levels(steps * hop) + rounds * (n - 1 + copy)/n * bytes / rate
+    start + rounds * sum over levels(steps * hop) + (rounds * (n - 1) + copy)/n * bytes / rate
           + rounds * (n - 1) * gap + (n - 1)/n * bytes * adds / memory bandwidth, where it reduces
 
     Of the n - 1 steps of a round those that cross a level cost its hop; the rate is that of the
-    slowest level, where all members of a unit send. `copy`: each rank also copies the part that is
-    its own (an all_reduce works in place). `gap`: n - 1 messages of a round pass each link, one
-    after the other; the link that needs the most for each counts. Source: NVIDIA/nccl,
-    src/graph/tuning.cc (ncclTopoTuneModel: nsteps, nInterSteps, latencies, bandwidths); `copy` by
-    fit; `gap`: Alexandrov et al., LogGP, 1995; `adds`: astra-sim/astra-sim,
+    slowest level, where all members of a unit send. `copy`: each rank also writes the part that is
+    its own, once: to the result of a gather, or of a sum between its two rounds
+    (NVIDIA/nccl, src/device/all_reduce.h, directRecvReduceCopyDirectSend). `gap`: n - 1 messages of
+    a round pass each link, one after the other; the link that needs the most for each counts.
+    Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel: nsteps, nInterSteps, latencies,
+    bandwidths); `copy` by fit; `gap`: Alexandrov et al., LogGP, 1995; `adds`: astra-sim/astra-sim,
     astra-sim/system/PacketBundle.cc.
     """
     n, rounds = over[-1].size, ROUNDS[kind]
@@ -162,10 +163,9 @@ def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Flo
 
     def one(lanes: tuple[Protocol, ...]) -> Floats:
         hops = sum(s * _hop(p, q) for s, p, q in zip(steps, over, lanes, strict=True))
-        own = 0.0 if kind == "all_reduce" else lanes[0].copy_
-        moved = size * ((n - 1 + own) / n)
+        moved = size * ((rounds * (n - 1) + lanes[0].copy_) / n)
         gaps = (n - 1) * max(lane.gap for lane in lanes)
-        time = _start(lanes) + rounds * (hops + gaps + moved / _rate(over, lanes))
+        time = _start(lanes) + rounds * (hops + gaps) + moved / _rate(over, lanes)
         adds = 0.0 if kind == "all_gather" else lanes[0].adds
         return time + size * ((n - 1) / n * adds / machine.memory.bandwidth.value)
 

@@ -18,7 +18,6 @@ from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
-from stagec.support.diagnostics import error
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.network import (
     Span,
@@ -81,7 +80,7 @@ class _Distances:
 
 class CostTable:
     """The costs of the nodes of a job on a machine, each found once. `pods` is the level of the
-    network between its pods."""
+    network between its pods; without it what goes to another pod takes no time."""
 
     def __init__(
         self,
@@ -147,7 +146,10 @@ class CostTable:
         if not self._communicates:
             return Cost(0)
         if node.is_message:
-            level = self._level(node, far)
+            way = node.kind, node.over, node.by
+            level = self._pods if crosses_pods(node.op) else far.messages[way]
+            if level is None:
+                return Cost(0)
             key: Hashable = "message", node.size, level.name
             if key not in self._known:
                 self._known[key] = Cost(
@@ -163,18 +165,6 @@ class CostTable:
             factor = self._machine.efficiency.interference.collectives if beside else 1.0
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
-
-    def _level(self, node: Node, far: _Distances) -> Level:
-        """The level of the network that a message crosses. Raises `DiagnosticError` for one to
-        another pod if no level joins them."""
-        if not crosses_pods(node.op):
-            return far.messages[node.kind, node.over, node.by]
-        if self._pods is None:
-            raise error(
-                f"{node.name} goes to another pod, of which nothing is known",
-                remedy="time both pods: --serve disaggregated",
-            )
-        return self._pods
 
     def _collective(self, kind: str, size: int, over: Sequence[Span]) -> float:
         measured = self._measured.collective(kind, size, over, self._machine)

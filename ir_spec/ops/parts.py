@@ -1,0 +1,138 @@
+"""Parts of a model with a mesh and a strategy of their own: the statement that names one, and what
+crosses from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ZERO, Expr
+from stagec.ir.opdef import OpDef
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters
+from stagec.ir.traits import BeginsBackward, Stays
+from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
+
+#: The part that has what no statement names.
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class PartRule(Record):
+    """A part of the model with a mesh and a strategy of its own: what a value is computed of."""
+
+    name: str = parameter("name", "what the part is called", required=True, positional=True)
+    of: tuple[str, ...] = parameter("values", "the value that the part computes", required=True)
+
+
+class PartOp(Statement):
+    """A part of the model is what a value is computed of. What no part has is the part `main`.
+
+    A job has a pod for each part, with a mesh and a strategy of its own; `cut-part` leaves it
+    its part. In a module that is not cut the statement changes nothing.
+    """
+
+    name, record, repeats = "stg.part", PartRule, True
+    flags = (
+        Flag(
+            "part",
+            "A part of the model with a mesh and a strategy of its own, by the value that it "
+            "computes: 'encoder=e: tp=2,dp=2'. May be given several times.",
+            "parts",
+            (),
+            metavar="NAME=VALUE:FLAGS",
+        ),
+    )
+    training = "a step of serving has other pods: --serve disaggregated"
+    example = "stg.part[encoder, of = e]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        for part in request["part"]:
+            yield {"name": part.name, "of": part.value}
+
+
+_ENDS = (
+    Param("value", "name", "what it is called at both ends", required=True, positional=True),
+    Param("source", "name", "the part that it comes from", required=True),
+    Param("to", "name", "the part that it goes to", required=True),
+    Param("trained", "flag", "a trained parameter has a part in it: its gradient goes back"),
+)
+
+
+class Depart(OpDef):
+    """A value goes to another part of the model. If it is trained, backward begins here too, with
+    the gradient that comes back."""
+
+    name = "stg.depart"
+    operands = ("x",)
+    results = ()
+    params = _ENDS
+    traits = (Stays(), BeginsBackward())
+    example = "stg.depart[e, source = encoder, to = main](%x)"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        if not op.flag("trained"):
+            return [None]
+        x = op.operands[0]
+        about: dict[str, RawAttr] = {"dtype": x.tensor.dtype}
+        about |= {"sizes": x.tensor.shape} if x.tensor.rank else {}
+        attrs = {**_back(op), **about}
+        return [b.value("stg.arrive", (), attrs, type=x.tensor.inner, hint=x.prefixed("d_"))]
+
+
+class Arrive(OpDef):
+    """A value comes from another part of the model. If it is trained, its gradient goes back."""
+
+    name = "stg.arrive"
+    params = (
+        *_ENDS,
+        Param("sizes", "sizes", "its shape (default: a scalar)"),
+        Param("dtype", "name", "its element type", required=True),
+    )
+    example = (
+        "%e = stg.arrive[e, source = encoder, to = main, sizes = (B, S, D), dtype = bf16]"
+        " : bf16[B, S, D]"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        sizes = op.exprs("sizes")
+        factors = letters(len(sizes))
+        return Rule(
+            (), (tuple((f,) for f in factors),), sizes=dict(zip(factors, sizes, strict=True))
+        )
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.text("dtype")]
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is not None and op.flag("trained"):
+            depart(b, dy, op.result.tensor.inner, _back(op))
+        return []
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return ZERO
+
+
+def depart(b: Builder, value: Value, type_: TensorType, attrs: Mapping[str, RawAttr]) -> None:
+    """Let a value go to another part, in the placement of a type, if that has one."""
+    if type_.placed:
+        value = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
+    b.op("stg.depart", [value], attrs, types=())
+
+
+def _back(op: Operation) -> dict[str, RawAttr]:
+    """The ends of the gradient of what crosses."""
+    value = op.text("value")
+    return {"value": f"d_{value}", "source": op.text("to"), "to": op.text("source")}
+
+
+OPS = (PartOp(), Depart(), Arrive())

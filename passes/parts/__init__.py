@@ -1,0 +1,1 @@
+"""Parts of a model with meshes and strategies of their own."""

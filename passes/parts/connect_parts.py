@@ -1,0 +1,122 @@
+"""connect-parts: what crosses to another part, or from it, becomes messages between ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    error,
+    evaluate,
+    made_by,
+    parse_module,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir_spec.ops.parts import Arrive
+from stagec.ir_spec.ops.pods import message_bytes
+from stagec.program.parts import (
+    PartCrossing,
+    PartWay,
+    crossed_type,
+    ends_of,
+    part_crossings,
+    pod_of,
+)
+from stagec.support.diagnostics import NotAnIntegerError
+from stagec.support.texts import read_text
+
+PASS = "connect-parts"
+
+
+@dataclass(frozen=True)
+class ConnectParts(Pass):
+    """Make messages of what crosses to one other part, and from it.
+
+    Each rank that holds a part of a value gets each byte of it once, in the placement that it has
+    there. `module` is a text of the other pod in the phase `partitioned`. Sizes have to be known.
+    """
+
+    name = PASS
+    needs = Phase.PARTITIONED
+    until = Phase.PARTITIONED
+
+    module: str = field(default="", metadata={"help": "the file of the other pod's module"})
+
+    def run(self, module: Module) -> None:
+        if not self.module:
+            raise error(
+                "expected the module of the other pod",
+                remedy="as in connect-parts{module=main.stg}",
+            )
+        connect_parts(module, parse_module(read_text(self.module), module.registry))
+
+
+def connect_parts(module: Module, other: Module) -> None:
+    """Make messages of what crosses to another pod, and from it, in place.
+
+    Raises `DiagnosticError` for ends that do not fit together, and sizes that are open or do not
+    divide.
+    """
+    if not any(True for _ in ends_of(module)):
+        return
+    found, pod = part_crossings(module, other), pod_of(module)
+    for way, op in list(ends_of(module)):
+        crossing = found.values.get(way)
+        if crossing is None:  # to a third pod
+            continue
+        attrs: dict[str, RawAttr] = {
+            "first": crossing.first[pod],
+            "stream": crossing.stream,
+            "streams": len(found.values),
+        }
+        made = _message(module, op, attrs, crossing, way)
+        _check(module, made, crossing, way)
+        if op.results:
+            op.result.replace_with(made.result)
+        op.erase()
+
+
+def _message(
+    module: Module,
+    op: Operation,
+    attrs: dict[str, RawAttr],
+    crossing: PartCrossing,
+    way: PartWay,
+) -> Operation:
+    b = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
+    b.phase = op.phase
+    if isinstance(op.definition, Arrive):
+        ways = len(crossing.way.of)
+        pieces = 1 if crossing.whole else ways
+        given = {"source": way.source, "ways": ways, "pieces": pieces, **attrs}
+        types, names = [op.result.tensor], [op.result.name]
+        return b.op("stg.take_over", (), given, types=types, names=names)
+    pieces = 1 if crossing.whole else crossing.way.pieces
+    given = {"to": way.to, "ways": len(crossing.way.to), "pieces": pieces, **attrs}
+    return b.op("stg.hand_over", op.operands, given)
+
+
+def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) -> None:
+    """Raises `DiagnosticError` for a dimension that is cut into parts which are not whole, and for
+    messages without a whole number of bytes."""
+    if crossing.whole or not op.operands:
+        return
+    remedy = "choose a batch and degrees that divide each other"
+    for d, (dim, cuts) in enumerate(zip(crossed_type(op).dims, crossing.way.cuts, strict=True)):
+        size = evaluate(dim.local, module.env)
+        if size % cuts:
+            what = f"dimension {d} has {size} on a rank, and crosses in {cuts} parts"
+            raise error(f"{way} cannot cross: {what}", op.loc, remedy=remedy)
+    try:
+        evaluate(message_bytes(op), module.env)
+    except NotAnIntegerError as found:
+        pieces = op.integer("pieces")
+        raise error(
+            f"{way} crosses in {pieces} pieces, which are not whole: {found}",
+            op.loc,
+            remedy=remedy,
+        ) from None

@@ -1,0 +1,277 @@
+"""cut-part: a pod keeps one part of the model, and the ends of what crosses to other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stagec.api import (
+    Builder,
+    Loc,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Value,
+    error,
+    made_by,
+    note,
+    read_strategy,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import erase_unused
+from stagec.ir.traits import Repeats
+from stagec.ir.types import FLOATS, PARAMETERS
+from stagec.ir_spec.ops.parts import MAIN, PartRule
+from stagec.support.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class CutPart(Pass):
+    """Keep one part of the model as `stg.part` says: its operations, its parameters, and an end of
+    each value that crosses to it or from it.
+
+    What a value is computed of is the part, as far as nothing else takes it. What no parameter has
+    a part in, such as a mask, every part computes for itself. A parameter that the rest of the
+    model uses too, such as a tied embedding, is main's: what takes it there is main's, and crosses
+    to the part. The loss is main's.
+
+    Before:
+        stg.strategy @s {
+          stg.part[encoder, of = e]
+        }
+        stg.func @f(%x: f32[B], %w: f32[B | param]) -> f32[] {
+          %e = stg.mul(%x, %w) : f32[B]
+          %l = stg.sum["b->"](%e) : f32[]
+          stg.return(%l)
+        }
+    After:
+        stg.strategy @s {
+          stg.part[encoder, of = e]
+        }
+        stg.func @f[part = main]() -> f32[] {
+          %e = stg.arrive[
+            e, trained, source = encoder, to = main, sizes = B, dtype = f32] : f32[B]
+          %l = stg.sum["b->"](%e) : f32[]
+          stg.return(%l)
+        }
+    """
+
+    name = "cut-part"
+    needs = Phase.SHAPED
+
+    keep: str = field(default=MAIN, metadata={"help": "the part that the pod has"})
+
+    def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
+        if strategy.pipeline is not None:
+            raise error(
+                f"the part '{self.keep}' has pipeline stages: their microbatches and those of "
+                "other parts would wait for each other",
+                strategy.pipeline.loc,
+                remedy="leave --pp out of all parts",
+            )
+        cut_part(module, strategy.all(PartRule), self.keep)
+
+
+def cut_part(module: Module, rules: Sequence[PartRule], keep: str) -> None:
+    """Keep one part of the main function, in place.
+
+    Raises `DiagnosticError` for names that are unknown or stand twice, values that are no result of
+    the function itself, parts of parts, and parameters of two parts.
+    """
+    known = [MAIN, *(rule.name for rule in rules)]
+    if keep not in known or len(known) == 1:
+        raise error(
+            f"no part '{keep}'",
+            module.main.loc,
+            remedy=did_you_mean(keep, known) or f"its parts are: {', '.join(known)}",
+        )
+    found = _Parts(module.main.body)
+    for rule in rules:
+        found.add(rule)
+    found.check()
+    trained = [part for part in known if any(v.tensor.role == "param" for v in found.args(part))]
+    _cut(module, found, keep)
+    func = module.main
+    func.attrs["part"] = keep
+    if peers := tuple(part for part in trained if part != keep and keep in trained):
+        func.attrs["peers"] = peers
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """A value of a part that another one takes."""
+
+    value: Value
+    source: str
+    to: str
+    loc: Loc
+
+
+class _Parts:
+    """What crosses between the parts of a function, and so what each of them has."""
+
+    def __init__(self, body: Region) -> None:
+        self.body = body
+        self.crossings: list[_Crossing] = []
+
+    def add(self, rule: PartRule) -> None:
+        """A part, by the value that it computes. Raises `DiagnosticError`."""
+        if rule.name == MAIN or any(rule.name == c.source for c in self.crossings):
+            what = "is the rest of the model" if rule.name == MAIN else "stands twice"
+            raise error(f"the part '{rule.name}' {what}", rule.loc, remedy="choose another name")
+        value = _named(self.body, rule)
+        self.crossings.append(_Crossing(value, rule.name, MAIN, rule.loc))
+        self._share(rule)
+
+    def _share(self, rule: PartRule) -> None:
+        """Leave main what takes a parameter that main uses too, and nothing of the part."""
+        mine, theirs = self.args(rule.name), self.args(MAIN)
+        users = (op for v in _parameters(mine) if v in theirs for op, _ in v.uses)
+        part = self.ops(rule.name)
+        for op in dict.fromkeys(op for op in users if op in part and op.region is None):
+            if all(v in theirs for v in _parameters(self._takes(op.operands, ())[1])):
+                self.crossings.append(_Crossing(op.results[0], MAIN, rule.name, rule.loc))
+
+    def ops(self, part: str) -> set[Operation]:
+        """The operations of the function that a part has."""
+        return self._takes(self._ends(part), self._stops(part))[0]
+
+    def args(self, part: str) -> set[Value]:
+        """The arguments of the function that a part takes."""
+        return self._takes(self._ends(part), self._stops(part))[1]
+
+    def trains(self, crossing: _Crossing) -> bool:
+        """Whether a trained parameter has a part in what crosses."""
+        _, args = self._takes([crossing.value], ())
+        return any(v.tensor.role == "param" for v in args)
+
+    def _ends(self, part: str) -> list[Value]:
+        ends = [c.value for c in self.crossings if c.source == part]
+        return [*ends, *(self.body.terminator.operands if part == MAIN else ())]
+
+    def _stops(self, part: str) -> list[Value]:
+        return [c.value for c in self.crossings if c.to == part]
+
+    def _takes(
+        self, ends: Iterable[Value], stops: Iterable[Value]
+    ) -> tuple[set[Operation], set[Value]]:
+        """The operations and the arguments that values are computed of, up to those that cross."""
+        ops, args = set[Operation](), set[Value]()
+        pending, seen = list(ends), set(stops)
+        while pending:
+            value = pending.pop()
+            op = value.producer
+            if value in seen:
+                continue
+            seen.add(value)
+            if op is None and value.region is self.body:
+                args.add(value)
+            elif op is not None and op.parent is self.body:
+                ops.add(op)
+                pending += op.reads()
+        return ops, args
+
+    def check(self) -> None:
+        """Refuse parts of parts, and parameters that two parts use. Raises `DiagnosticError`."""
+        users: dict[Value, str] = {}
+        for part in dict.fromkeys([MAIN, *(c.source for c in self.crossings)]):
+            ops = self.ops(part)
+            for other in self.crossings:
+                if part not in (other.source, other.to) and other.value.producer in ops:
+                    raise error(
+                        f"the part '{part}' takes %{other.value.name} of '{other.source}'",
+                        other.loc,
+                        remedy="let one part compute both",
+                    )
+            for value in _parameters(self.args(part)):
+                if (other_part := users.setdefault(value, part)) != part:
+                    raise error(
+                        f"the parameter %{value.name} is used by the parts '{other_part}' and "
+                        f"'{part}'",
+                        value.loc,
+                        remedy="untie it, or name a value that it has no part in",
+                    )
+
+
+def _parameters(values: Iterable[Value]) -> list[Value]:
+    return [v for v in values if v.tensor.role in PARAMETERS]
+
+
+def _named(body: Region, rule: PartRule) -> Value:
+    """The value that ends a part. Raises `DiagnosticError`."""
+    if len(rule.of) != 1:
+        raise error(f"the part '{rule.name}' has several values", rule.loc, remedy="name one")
+    name = rule.of[0]
+    found = [v for v in body.values() if v.is_called(name)]
+    own = [v for v in found if v.producer is not None and v.region is body and v.uses]
+    if not found:
+        known = {v.name.rpartition("/")[2] for v in body.values() if v.producer is not None}
+        raise error(
+            f"the model has no value '%{name}'",
+            rule.loc,
+            remedy=did_you_mean(name, known) or "'stagec models NAME' prints the model's text",
+        )
+    if len(own) != 1 or own[0].tensor.dtype not in FLOATS:
+        what = "is an argument, made inside of layers, or used by nothing"
+        if own:
+            what = f"is of {own[0].tensor.dtype}"
+        if len(own) > 1:
+            what = f"may be {', '.join(f'%{v.name}' for v in own)}"
+        raise error(
+            f"%{name}, which ends the part '{rule.name}', {what}",
+            rule.loc,
+            remedy="name one value that the function itself computes, outside of repeats",
+            notes=[note(f"%{v.name} is here", v.loc) for v in (own or found)[:3]],
+        )
+    return own[0]
+
+
+# -- the cut ---------------------------------------------------------------------------------------
+
+
+def _cut(module: Module, parts: _Parts, keep: str) -> None:
+    """Put the ends of a part in the place of what crosses, and erase what nothing takes then: what
+    other parts have."""
+    body = parts.body
+    trained = {c: parts.trains(c) for c in parts.crossings}
+    for crossing in parts.crossings:
+        if keep in (crossing.source, crossing.to):
+            _end(module, crossing, trained=trained[crossing], arrives=crossing.to == keep)
+    if keep != MAIN:
+        body.terminator.set_operands(())
+        body.returns = ()
+    erase_unused(body)
+    body.args[:] = [arg for arg in body.args if arg.uses]
+    for index, arg in enumerate(body.args):
+        arg.index = index
+    used = {op.attrs.get("order") for op in body.walk() if op.has(Repeats)}
+    names = {str(order).lstrip("@") for order in used}
+    for op in module.ops("stg.order"):
+        if op.symbol not in names:
+            op.erase()
+
+
+def _end(module: Module, crossing: _Crossing, *, trained: bool, arrives: bool) -> None:
+    """The end of what crosses: it goes where it is made, or comes where it would be made."""
+    value, op = crossing.value, crossing.value.producer
+    if op is None:
+        return
+    b = Builder.after(module.registry, op, loc=made_by(CutPart.name, crossing.loc))
+    attrs: dict[str, RawAttr] = {
+        "value": value.name.replace("/", "_"),
+        "source": crossing.source,
+        "to": crossing.to,
+        **({"trained": True} if trained else {}),
+    }
+    if not arrives:
+        b.op("stg.depart", [value], attrs, types=())
+        return
+    about: dict[str, RawAttr] = {"dtype": value.tensor.dtype}
+    about |= {"sizes": value.tensor.shape} if value.tensor.rank else {}
+    users = [(user, index) for user, index in value.uses if user.name != "stg.depart"]
+    there = b.value("stg.arrive", (), {**attrs, **about}, hint=value.name)
+    for user, index in users:
+        user.set_operand(index, there)

@@ -1,0 +1,266 @@
+"""Diffusion transformers of texts by the configurations of diffusers: Qwen-Image, and PixArt and
+Wan, all blocks of which see one condition and add a table of their own to it (adaLN-single, arXiv
+2310.00426, section 2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagec.importers.common.adaptive import (
+    adaptive_mlp,
+    begin_images,
+    embedder,
+    gated,
+    joint,
+    last_norm,
+    modulated,
+    predict_patches,
+    projected,
+    read_latents,
+    read_width,
+    sinusoid,
+    unbound,
+)
+from stagec.importers.common.sizes import read_size
+from stagec.importers.common.state_space import together
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER, RMS
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import patches
+
+_SINUSOID = "numbers of a time's sinusoid"
+
+
+def read_qwen_image(config: Config) -> ModelText:
+    """Qwen-Image (arXiv 2508.02324): streams of image and text in all blocks."""
+    text = begin_images(config, "Qwen-Image")
+    text.symbol("S", 512, "tokens of a text")
+    text.symbol("X", 4096, "tokens of an image: 1024 x 1024")
+    width = read_width(config, text, 24, 128)
+    text.symbol("F", 4 * width, "four times the width")
+    read_size(config, text, "C", "in_channels", default=64)
+    patch = config.size("patch_size", default=2)
+    size = patch * patch * config.size("out_channels", default=16)
+    text.symbol("C_out", size, "patch_size^2 * out_channels")
+    read_size(config, text, "J", "joint_attention_dim", default=3584)
+    text.symbol("L", config.layers("num_layers", default=60), "num_layers")
+    text.symbol("U", 256, _SINUSOID)
+    for key in ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
+        config.only(key, False)
+    axes = config.sizes("axes_dims_rope") or (16, 56, 56)
+    if sum(axes) != text.symbols["K"].value:
+        raise config.refuse("axes_dims_rope", "does not add up to 'attention_head_dim'")
+    body = Body()
+    block, embed = joint(text, "joint", rotated=True), embedder(text)
+    x = projected(body, "x0", "%images", "image_in", "C, D")
+    n = RMS.write(body, "c1", "%texts", "text_norm", "J")
+    c = projected(body, "c0", n, "text_in", "J, D")
+    t = body.let("t0", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
+    inner = Body()
+    inner.do(f"%x, %c = stg.call @{block}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
+    head = "%y, %yc, %ty = stg.repeat @layers[count = L, carry = 3]"
+    body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
+    n = last_norm(text, body, "%y", "%ty")
+    v = projected(body, "v", n, "head", "D, C_out")
+    body.do(f"%loss = stg.mse[mean = B*X*C_out]({v}, %noise)", "stg.return(%loss)")
+    text.notes.append("Positions of three axes are rotated like those of one: the same work.")
+    args = "%images: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
+    return text.train(f"{args} %noise: bf16[B, X, C_out]", body)
+
+
+# -- one condition for all blocks ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixer:
+    """Attention of the image to itself or, with `cross`, to the text; queries and keys may be
+    normed over all heads, and rotated."""
+
+    cross: bool
+    normed: bool
+    rotated: bool
+    bias: bool = True
+
+    def write(self, text: ModelText) -> str:
+        """Add the block; its name."""
+        body = Body()
+        made: list[str] = []
+        for out in "qkv":
+            steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})']
+            if self.bias:
+                bias = body.param(f"b{out}", "H, K")
+                steps.append(f'stg.add["bshk,hk->bshk"]({{}}, {bias})')
+            if self.normed and out != "v":
+                steps += together(body, f"{out}_norm", "hk", "H*K", "k", "K")
+            if self.rotated and out != "v":
+                steps.append("stg.rope[base = 10000]({})")
+            source = "%c" if self.cross and out != "q" else "%x"
+            made.append(body.steps(out, source, steps))
+        steps = [
+            f"stg.attention({{}}, {', '.join(made[1:])})",
+            f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})',
+            f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})',
+        ]
+        body.do(f"stg.return({body.steps('o', made[0], steps)})")
+        name, args = ("cross_attention", "%x, %c") if self.cross else ("attention", "%x")
+        return text.function(name, args, body)
+
+
+def _blocks(
+    text: ModelText, body: Body, x: str, c: str, t: str, mixers: Sequence[_Mixer], *, norm: bool
+) -> tuple[str, str]:
+    """Append all blocks on the image `x`, under the time `t` [B, D] and the text `c`; with `norm`
+    there is one before cross attention. What comes out, and the time as it comes out."""
+    own, cross = (mixer.write(text) for mixer in mixers)
+    mlp, modulate = adaptive_mlp(text), modulated(text)
+    steps = [
+        "stg.silu({})",
+        f'stg.einsum["bd,dze->bze"]({{}}, {body.param("w_condition", "D, 6, D")})',
+        f'stg.add["bze,ze->bze"]({{}}, {body.param("b_condition", "6, D")})',
+    ]
+    m = body.steps("all", t, steps)
+    inner = Body()
+    table = inner.param("table", "6, D")
+    parts = inner.let("parts", f'stg.add["bze,ze->bze"](%m, {table})')
+    names = ["shift1", "scale1", "gate1", "shift2", "scale2", "gate2"]
+    s1, c1, g1, s2, c2, g2 = unbound(inner, parts, names)
+    n = inner.let("n1", f"stg.call @{modulate}[as = norm1](%h, {s1}, {c1})")
+    h = gated(inner, "r1", "%h", inner.let("a", f"stg.call @{own}({n})"), g1)
+    n = LAYER.write(inner, "nc", h, "cross_norm") if norm else h
+    h = inner.let("r2", f"stg.add({h}, {inner.let('ac', f'stg.call @{cross}({n}, %g)')})")
+    n = inner.let("n2", f"stg.call @{modulate}[as = norm2]({h}, {s2}, {c2})")
+    f = inner.let("f", f"stg.call @{mlp}({n})")
+    inner.do(f"stg.yield({gated(inner, 'r3', h, f, g2)}, %g, %m, %t)")
+    head = "%y, %yc, %ym, %ty = stg.repeat @layers[count = L, carry = 4]"
+    # layers carry the conditions, so that pipeline stages send them on
+    body.nested(f"{head} (%h = {x}, %g = {c}, %m = {m}, %t = {t}) {{", inner)
+    return "%y", "%ty"
+
+
+def _last_norm(text: ModelText, body: Body, y: str, t: str) -> str:
+    """Append the norm behind all blocks: shift and scale are a table plus the time."""
+    parts = body.let("last", f'stg.broadcast["bd->bzd", sizes = 2]({t})')
+    steps = [f'stg.add["bzd,zd->bzd"]({{}}, {body.param("last_table", "2, D")})']
+    shift, scale = unbound(body, body.steps("lasts", parts, steps), ["shift", "scale"])
+    return body.let("n", f"stg.call @{modulated(text)}[as = norm]({y}, {shift}, {scale})")
+
+
+def _texts(text: ModelText, body: Body) -> str:
+    """Append two products of the text, from the width J to D."""
+    u = projected(body, "u0", "%texts", "text_in", "J, D")
+    return projected(body, "c0", body.let("u", f"stg.gelu({u})"), "text_out", "D, D")
+
+
+def read_pixart(config: Config) -> ModelText:
+    """PixArt (arXiv 2310.00426), alpha and sigma."""
+    text = begin_images(config, "PixArt")
+    text.symbol("S", 300, "tokens of a text")
+    read_latents(config, text, 128, 4)
+    width = read_width(config, text, 16, 72)
+    text.symbol("F", 4 * width, "four times the width")
+    text.symbol("L", config.layers("num_layers", default=28), "num_layers")
+    text.symbol("U", 256, _SINUSOID)
+    config.only("cross_attention_dim", width)
+    config.only("norm_type", "ada_norm_single")
+    config.only("activation_fn", "gelu-approximate")
+    config.only("norm_elementwise_affine", False)
+    config.only("attention_type", "default")
+    config.skip("norm_num_groups", "upcast_attention", "norm_eps", "num_embeds_ada_norm")
+    config.skip("interpolation_scale")
+    biased = config.flag("attention_bias", default=True)
+    given = config.has("caption_channels")
+    text.symbol("J", config.size("caption_channels", default=width), "caption_channels")
+    sized = config.flag(
+        "use_additional_conditions", default=config.size("sample_size", default=128) == 128
+    )
+    body, embed = Body(), embedder(text)
+    x = body.let("p", f"stg.call @{patches(text, bias=True)}(%images)")
+    x = body.let("x0", f'stg.add["bsd,sd->bsd"]({x}, %positions)')
+    c = _texts(text, body) if given else "%texts"
+    t = body.let("t0", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
+    if sized:
+        if width % 3:
+            raise config.refuse("num_attention_heads", f"make a width of {width}, not thirds of it")
+        text.assume("D % 3 == 0")
+        t = body.let("t1", f"stg.add({t}, {_sizes(text, body)})")
+    mixers = [_Mixer(cross, normed=False, rotated=False, bias=biased) for cross in (False, True)]
+    y, t = _blocks(text, body, x, c, t, mixers, norm=False)
+    n = _last_norm(text, body, y, t)
+    more = ", %size: f32[B, 2], %ratio: f32[B, 1]" if sized else ""
+    return predict_patches(text, body, n, f"%texts: bf16[B, S, J], %time: f32[B]{more}")
+
+
+def _sizes(text: ModelText, body: Body) -> str:
+    """Append the condition of height, width and their ratio, a third of the width for each."""
+    made: list[str] = []
+    for name in ("size", "ratio"):
+        steps = ["stg.sinusoid[size = U]({})", "stg.cast[bf16]({})"]
+        s = body.steps(f"{name}s", f"%{name}", steps)
+        u = projected(body, f"{name}_u", s, f"{name}_in", "U, D/3")
+        a = body.let(f"{name}_a", f"stg.silu({u})")
+        e = projected(body, f"{name}_e", a, f"{name}_out", "D/3, D/3")
+        made.append(body.let(f"{name}_c", f'stg.reshape["bnd->b(nd)"]({e})'))
+    return body.let("sized", f"stg.concat[dim = 1]({', '.join(made)})")
+
+
+def read_wan(config: Config) -> ModelText:
+    """Wan (arXiv 2503.20314), from texts: patches of latents of a video."""
+    text = begin_images(config, "Wan")
+    text.symbol("S", 512, "tokens of a text")
+    text.symbol("X", 32760, "tokens of a video: 81 frames of 480 x 832")
+    read_width(config, text, 40, 128)
+    read_size(config, text, "F", "ffn_dim", default=13824)
+    read_size(config, text, "J", "text_dim", default=4096)
+    read_size(config, text, "U", "freq_dim", default=256)
+    text.symbol("L", config.layers("num_layers", default=40), "num_layers")
+    each = 1
+    for size in config.sizes("patch_size", length=3, least=1) or (1, 2, 2):
+        each *= size
+    channels = config.size("in_channels", default=16)
+    text.symbol("C", each * channels, "in_channels * patch_size")
+    size = each * config.size("out_channels", default=channels)
+    text.symbol("C_out", size, "out_channels * patch_size")
+    config.only("qk_norm", "rms_norm_across_heads")
+    for key in ("image_dim", "added_kv_proj_dim", "pos_embed_seq_len"):
+        config.only(key)
+    config.skip("eps", "rope_max_seq_len")
+    body, embed = Body(), embedder(text)
+    x = projected(body, "x0", "%videos", "patch", "C, D")
+    c = _texts(text, body)
+    t = body.let("t0", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
+    mixers = [_Mixer(cross, normed=True, rotated=not cross) for cross in (False, True)]
+    norm = config.flag("cross_attn_norm", default=True)
+    y, t = _blocks(text, body, x, c, t, mixers, norm=norm)
+    v = projected(body, "v", _last_norm(text, body, y, t), "head", "D, C_out")
+    body.do(f"%loss = stg.mse[mean = B*X*C_out]({v}, %noise)", "stg.return(%loss)")
+    text.notes.append("Positions of three axes are rotated like those of one: the same work.")
+    args = "%videos: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
+    return text.train(f"{args} %noise: bf16[B, X, C_out]", body)
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily(
+        "Qwen-Image",
+        (),
+        read_qwen_image,
+        "streams of image and text, adaptive norms",
+        ("QwenImageTransformer2DModel",),
+    ),
+    ModelFamily(
+        "PixArt",
+        (),
+        read_pixart,
+        "one condition for all blocks, cross attention",
+        ("PixArtTransformer2DModel",),
+    ),
+    ModelFamily(
+        "Wan",
+        (),
+        read_wan,
+        "PixArt of videos, q and k normed over all heads",
+        ("WanTransformer3DModel",),
+    ),
+)

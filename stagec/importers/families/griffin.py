@@ -1,0 +1,109 @@
+"""RecurrentGemma: gated linear recurrences and windowed attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.families.windows import GEMMA_NORM
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, Attention, FeedForward, joined
+from stagec.importers.writing.stack import ONE, Decoder, Place, root, stacked
+from stagec.importers.writing.text import Body, ModelText
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The recurrent block of Griffin (arXiv 2402.19427, section 2.3): a branch with a convolution
+    of W_m tokens and a recurrence whose gates are products inside of H heads of P channels, times
+    a branch with an activation."""
+
+    activation: str
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        y0 = self._linear(body, "y0", "%x", "y")
+        y = body.let("y", ACTIVATIONS[self.activation].format(y0))
+        u0 = self._linear(body, "u0", "%x", "u")
+        conv = [body.param("conv", "H, P, W_m"), body.param("conv_bias", "H, P")]
+        u = body.let("u", f"stg.causal_conv({', '.join([u0, *conv])})")
+        gates: list[str] = []
+        for name in ("r", "i"):
+            steps = [
+                f'stg.einsum["bshp,hpq->bshq"]({{}}, {body.param(f"w_{name}", "H, P, P")})',
+                f'stg.add["bshp,hp->bshp"]({{}}, {body.param(f"b_{name}", "H, P")})',
+            ]
+            gates.append(body.steps(name, u, steps))
+        operands = ", ".join([u, *gates, body.param("decay", "H, P")])
+        m = body.let("m", f"stg.mul({body.let('h', f'stg.rg_lru({operands})')}, {y})")
+        steps = [
+            f'stg.einsum["bshp,hpd->bsd"]({{}}, {body.param("w_out", "H, P, D")})',
+            f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_out", "D")})',
+        ]
+        body.do(f"stg.return({body.steps('o', m, steps)})")
+        return text.function(joined(kind, "recurrent"), "%x", body)
+
+    def _linear(self, body: Body, out: str, x: str, name: str) -> str:
+        steps = [
+            f'stg.einsum["bsd,dhp->bshp"]({{}}, {body.param(f"w_{name}", "D, H, P")})',
+            f'stg.add["bshp,hp->bshp"]({{}}, {body.param(f"b_{name}", "H, P")})',
+        ]
+        return body.steps(out, x, steps)
+
+
+def read_recurrent_gemma(config: Config) -> ModelText:
+    """RecurrentGemma (arXiv 2404.07839): two recurrent layers, one of attention to a window; norms
+    of 1 + w."""
+    sizes = Sizes(2560, 3 * 2560, 26, 10, 256000, 8192)
+    kin = Kin(config, "RecurrentGemma", sizes)
+    text = kin.text
+    if kin.inner % 2:
+        raise config.refuse("intermediate_size", f"is {kin.inner}: it is gate and up, an even one")
+    text.replace("F", kin.inner // 2, "intermediate_size / 2")
+    width = config.size("lru_width", default=kin.width)
+    if width % kin.heads:
+        raise config.refuse("lru_width", f"is {width}, which {kin.heads} heads do not divide")
+    text.symbol("P", width // kin.heads, "lru_width / num_attention_heads")
+    kin.size("W_m", "conv1d_width", default=4)
+    kin.size("W", "attention_window_size", "sliding_window", default=2048)
+    config.skip("w_init_variance_scale", "final_w_init_variance_scale")
+    act = kin.activation("gelu_pytorch_tanh")
+    biased = kin.flag("attention_bias")
+    rope = kin.rope(partial=Fraction(1, 2))
+    mask = "causal, window = W"
+    attention = Attention(qkv_bias=biased, out_bias=True, rope=rope, mask=mask)
+    block = FeedForward(act, bias=True)
+    names = {"recurrent": "recurrent", "linear_attention": "recurrent"}
+    names |= {"attention": "attention", "sliding_attention": "attention"}
+    found = config.kinds("block_types", names=names) or ("recurrent", "recurrent", "attention")
+    types = config.kinds("layers_block_type", "layer_types", names=names, length=kin.count)
+    layers: list[list[Place]] = []
+    for i in range(kin.count):
+        attends = (types or found * kin.count)[i] == "attention"
+        mixer = (
+            ("attention", "attn", attention) if attends else ("recurrent", "rec", Recurrent(act))
+        )
+        layers.append([mixer, ("", "ffn", block)])
+    scaled = config.flag("embeddings_scale_by_sqrt_dim", default=True)
+    cap = config.ratio("logits_soft_cap", default=30)
+    decoder = Decoder(
+        GEMMA_NORM,
+        tied=kin.tied(True),
+        embed_scale=root(kin.width) if scaled else ONE,
+        logit_cap=cap or None,
+    )
+    text.notes.append("The first token's input is scaled as all others are (the reference: by 1).")
+    return stacked(text, layers, decoder, norm=GEMMA_NORM)
+
+
+FAMILIES = (
+    ModelFamily(
+        "RecurrentGemma",
+        ("recurrent_gemma",),
+        read_recurrent_gemma,
+        "gated linear recurrences, windows 2:1",
+    ),
+)

@@ -1,0 +1,100 @@
+"""Kimi Linear: delta nets whose gates are of each element of keys, and latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.sizes import read_size
+from stagec.importers.common.state_space import convolved
+from stagec.importers.families.deepseek import latent_of
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import FeedForward, joined
+from stagec.importers.writing.stack import Decoder, Place, stacked
+from stagec.importers.writing.text import Body, ModelText
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDelta:
+    """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, gates of rank P, convolutions of W_m
+    tokens, a norm of each head times a gate."""
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        for out in "qkv":
+            weight = body.param(f"w_{out}", "D, H_m, P")
+            x = body.let(f"{out}0", f'stg.einsum["bsd,dhp->bshp"](%x, {weight})')
+            body.let(out, convolved(body, f"conv_{out}", "H_m, P", False, "W_m").format(x))
+        a, z = (self._low_rank(body, name) for name in ("a", "z"))
+        b = body.let("b", f'stg.einsum["bsd,dh->bsh"](%x, {body.param("w_b", "D, H_m")})')
+        operands = [body.param("A_log", "H_m"), body.param("dt_bias", "H_m, P")]
+        gates = ", ".join([a, b, *operands])
+        y = body.let("y", f"stg.gated_delta_rule[chunk = Q_m](%q, %k, %v, {gates})")
+        n = body.let("n", f"stg.rmsnorm({y}, {body.param('norm', 'P')})")
+        m = body.let("m", f"stg.mul({n}, {body.let('g', f'stg.sigmoid({z})')})")
+        weight = body.param("w_out", "H_m, P, D")
+        o = body.let("o", f'stg.einsum["bshp,hpd->bsd"]({m}, {weight})')
+        body.do(f"stg.return({o})")
+        return text.function(joined(kind, "kimi_delta"), "%x", body)
+
+    def _low_rank(self, body: Body, out: str) -> str:
+        first, second = body.param(f"w_{out}1", "D, P"), body.param(f"w_{out}2", "P, H_m, P")
+        low = body.let(f"{out}1", f'stg.einsum["bsd,dr->bsr"](%x, {first})')
+        return body.let(out, f'stg.einsum["bsr,rhp->bshp"]({low}, {second})')
+
+
+def read_kimi_linear(config: Config) -> ModelText:
+    """Kimi Linear (arXiv 2510.26692): three layers of delta nets, one of latent attention without
+    positions; experts chosen by sigmoids."""
+    kin, latent = latent_of(config, "Kimi Linear", Sizes(2304, 9216, 27, 32, 163840, 1 << 20))
+    if config.flag("mla_use_nope", default=True):
+        latent = replace(latent, rope=None)
+    types = _layer_types(kin)
+    kin.text.symbol("Q_m", 64, "tokens of a chunk, by the kernels")
+    config.only("moe_router_activation_func", "sigmoid")
+    config.only("moe_layer_freq", 1)
+    config.skip("use_grouped_topk")
+    scale = Fraction("2.446")
+    mixture = kin.sigmoid_experts(count=256, top=8, inner=1024, shared=1, scale=scale)
+    dense = config.count("first_k_dense_replace", default=1)
+    blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
+    layers: list[list[Place]] = []
+    for full, (name, block) in zip(types, blocks, strict=True):
+        mixer = ("attention", "attn", latent) if full else ("delta", "attn", KimiDelta())
+        layers.append([mixer, (name, "ffn", block)])
+    return stacked(kin.text, layers, Decoder(tied=kin.tied()))
+
+
+def _layer_types(kin: Kin) -> list[bool]:
+    """Which layers have latent attention; declares H_m, P and W of the others."""
+    config, text = kin.config, kin.text
+    among = ("linear_attention", "full_attention")
+    types = config.words("layer_types", among=among, length=kin.count)
+    full = [t == "full_attention" for t in types] or [
+        i > 0 and i % 4 == 0 for i in range(kin.count)
+    ]
+    inner = config.section("linear_attn_config")
+    if inner is None:
+        names, source = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), config
+    else:
+        names, source = ("num_heads", "head_dim", "short_conv_kernel_size"), inner
+        attends = inner.sizes("full_attn_layers", least=1, most=kin.count)
+        deltas = inner.sizes("kda_layers", least=1, most=kin.count)
+        if sorted((*attends, *deltas)) != list(range(1, kin.count + 1)):
+            message = f"and 'kda_layers' do not name each of {kin.count} layers once"
+            raise inner.refuse("full_attn_layers", message)
+        full = [i + 1 in attends for i in range(kin.count)]
+    for symbol, name, default in zip(("H_m", "P", "W_m"), names, (32, 128, 4), strict=True):
+        read_size(source, text, symbol, name, default=default)
+    if inner is not None:
+        inner.finish()
+        config.skip("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    return full
+
+
+FAMILIES = (
+    ModelFamily("Kimi Linear", ("kimi_linear",), read_kimi_linear, "delta nets with gates by key"),
+)

@@ -1,0 +1,286 @@
+"""Images with texts, CLIP and SigLIP, and each of their towers by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.families.encoders import read_activation, vectors
+from stagec.importers.families.vision import IMAGES, TowerSizes, read_images, read_tower
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import (
+    MultiHead,
+    Tower,
+    encoder,
+    linear,
+    patches,
+    with_class_token,
+    with_positions,
+)
+
+#: The suffix of the symbols of a vision tower beside a text model.
+VISION = "_v"
+
+
+def read_clip(config: Config) -> ModelText:
+    """CLIP (arXiv 2103.00020): the vector of each image is to be near that of its own text, among
+    all pairs of the batch."""
+    text, vision, words = _two_towers(config, "CLIP")
+    v = _read_clip_images(vision, text, VISION)
+    t = _read_words(words, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
+    read_size(config, text, "J", "projection_dim", default=512)
+    config.skip("logit_scale_init_value")
+    for side in (vision, words):
+        side.skip("projection_dim")
+    body = Body()
+    mlp = FeedForward(read_activation(vision, "hidden_act", default="quick_gelu"), False, True)
+    i = _clip_image(text, body, v, mlp, "vision")
+    i = linear(body, "i", i, "image", f"{v['D']}, J", bias=False)
+    act = read_activation(words, "hidden_act", default="quick_gelu")
+    if ACTIVATIONS[act] != ACTIVATIONS[mlp.activation]:
+        raise words.refuse("hidden_act", f"is {act!r}, and that of images {mlp.activation!r}")
+    w = _clip_text(text, body, t, mlp, "text")
+    w = linear(body, "w", w, "text", f"{t['D']}, J", bias=False)
+    vision.finish()
+    words.finish()
+    logits = similarities(body, i, w, "J")
+    body.do(f'%across = stg.permute["ij->ji"]({logits})')
+    one, other = (
+        body.let(f"loss_{n}", f"stg.cross_entropy[mean = B]({x}, %pairs)")
+        for n, x in (("image", logits), ("text", "%across"))
+    )
+    body.do(*_halved(one, other))
+    text.notes += [_ENDS, "%pairs are the numbers 0 to B - 1."]
+    return text.train(f"{IMAGES}, %tokens: i32[B, S], %ends: i32[B], %pairs: i32[B]", body)
+
+
+_ENDS = "%ends are the positions of the last tokens."
+
+
+def _read_clip_images(config: Config, text: ModelText, suffix: str) -> Tower:
+    sizes = TowerSizes(768, 3072, 12, 12, patch=32)
+    read_images(config, text, sizes)
+    return read_tower(config, text, suffix, sizes)
+
+
+def _clip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: str) -> str:
+    """Append the tower of images: the normed vector of the first token."""
+    p = body.let("p", v.call(patches(text, bias=False), "D", "%images"))
+    x = with_class_token(body, "xc", p, v["D"], ["class_token"])
+    x = with_positions(body, "xp", x, f"X*X + 1, {v['D']}")
+    x = LAYER.write(body, "xn", x, "pre_norm", v["D"])
+    layers = encoder(text, MultiHead(), mlp, tower=v, name=name, count=v["L"])
+    c = body.let("i0", f"stg.take[at = 0]({layers.write(body, x, 'yv')})")
+    return LAYER.write(body, "i1", c, "post_norm", v["D"])
+
+
+def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: str) -> str:
+    """Append the tower of texts: the normed vector of the last token."""
+    x = _words(body, t, "%tokens")
+    causal = MultiHead(statics="causal", name="causal_attention")
+    layers = encoder(text, causal, mlp, tower=t, name=name, count=t["L"])
+    n = LAYER.write(body, "w0", layers.write(body, x, "yt"), "text_norm", t["D"])
+    return body.let("w1", f"stg.take({n}, %ends)")
+
+
+def read_clip_vision(config: Config) -> ModelText:
+    """The tower of images of CLIP by itself, maybe with its projection."""
+    text = _alone(config, "CLIP, images")
+    tower = _read_clip_images(config, text, "")
+    mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
+    body = Body()
+    return _projected(config, text, body, _clip_image(text, body, tower, mlp, "layers"), IMAGES)
+
+
+def read_clip_text(config: Config) -> ModelText:
+    """The tower of texts of CLIP by itself, maybe with its projection."""
+    text = _alone(config, "CLIP, texts")
+    tower = _read_words(config, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
+    mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
+    body = Body()
+    w = _clip_text(text, body, tower, mlp, "layers")
+    text.notes.append(_ENDS)
+    return _projected(config, text, body, w, "%tokens: i32[B, S], %ends: i32[B]")
+
+
+def _alone(config: Config, title: str) -> ModelText:
+    text, _ = begin(config, title, 1)
+    text.symbols.pop("S")
+    config.skip("projection_dim", "vocab_size")
+    return text
+
+
+def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -> ModelText:
+    """The text of a tower of CLIP whose vectors are `x`, projected if the architecture says so."""
+    width = "D"
+    if any(name.endswith("WithProjection") for name in config.strings("architectures")):
+        read_size(config, text, "J", "projection_dim", default=512)
+        x, width = linear(body, "j", x, "projection", "D, J", bias=False), "J"
+    return text.train(f"{args}, {vectors(text, body, x, width)}", body)
+
+
+def _halved(one: str, other: str) -> list[str]:
+    return [
+        f"%both = stg.add({one}, {other})",
+        "%loss = stg.scale[by = 1/2](%both)",
+        "stg.return(%loss)",
+    ]
+
+
+def _two_towers(config: Config, title: str) -> tuple[ModelText, Config, Config]:
+    text, _ = begin(config, title, 1)
+    text.symbols.pop("S")
+    vision, words = config.section("vision_config"), config.section("text_config")
+    if vision is None or words is None:
+        raise config.refuse("vision_config", "and 'text_config' are the two towers: one is missing")
+    config.skip("vision_config_dict", "text_config_dict")
+    return text, vision, words
+
+
+def _read_words(
+    words: Config, text: ModelText, sizes: TowerSizes, vocab: int, length: int
+) -> Tower:
+    tower = read_tower(words, text, "", sizes)
+    read_size(words, text, "V", "vocab_size", default=vocab)
+    longest = words.size("max_position_embeddings", default=length)
+    text.symbol("S", longest, "tokens of a text")
+    text.symbol("P_max", longest, "max_position_embeddings")
+    text.assume("P_max >= S")
+    return tower
+
+
+def _words(body: Body, tower: Tower, tokens: str) -> str:
+    width = tower["D"]
+    e = body.let("e", f"stg.embedding({body.param('embed', f'V, {width}')}, {tokens})")
+    p = body.let("pt", f"stg.slice[size = S]({body.param('text_positions', f'P_max, {width}')})")
+    return body.let("t", f'stg.add["bsd,sd->bsd"]({e}, {p})')
+
+
+def similarities(body: Body, images: str, texts: str, width: str) -> str:
+    """Append the logits [B, B] in fp32: cosines of images and texts [B, width], times a trained
+    scale."""
+    i, w = (
+        body.let(n, f"stg.rmsnorm[affine = none, eps = 0]({x})")
+        for n, x in (("ni", images), ("nw", texts))
+    )
+    scale = body.let("scale", f"stg.exp({body.param('logit_scale', '')})")
+    steps = [
+        f'stg.einsum["id,jd->ij"]({{}}, {w})',
+        f'stg.einsum["ij,->ij"]({{}}, {scale})',
+        f"stg.scale[by = 1/{width}]({{}})",
+        "stg.cast[f32]({})",
+    ]
+    return body.steps("logits", i, steps)
+
+
+def read_siglip(config: Config) -> ModelText:
+    """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
+    text, vision, words = _two_towers(config, "SigLIP")
+    sizes = TowerSizes(768, 3072, 12, 12)
+    v = read_tower(vision, text, VISION, sizes)
+    read_images(vision, text, sizes)
+    t = _read_words(words, text, sizes, 32000, 64)
+    config.skip("initializer_factor", "projection_dim")
+    for side in (vision, words):
+        side.skip("projection_dim", "projection_size", "num_image_tokens")
+    vision.only("vision_use_head", True)
+    if text.symbols["D"].value != text.symbols["D_v"].value:
+        raise words.refuse("hidden_size", "differs from that of images")
+    act = read_activation(vision, "hidden_act", default="gelu_pytorch_tanh")
+    words.only("hidden_act", act)
+    mlp = FeedForward(act, False, True)
+    body = Body()
+    n = _siglip_image(text, body, v, mlp, "vision")
+    i = _attention_pool(text, body, v, mlp, n)
+    w = _siglip_text(text, body, t, mlp, "text", "D, D_v")
+    vision.finish()
+    words.finish()
+    logits = similarities(body, i, w, "D_v")
+    body.do(
+        f'%biased = stg.add["ij,->ij"]({logits}, {_wide(body)})',
+        "%signed = stg.mul(%biased, %signs)",
+        "%lost = stg.softplus(%signed)",
+        '%sum = stg.sum["ij->"](%lost)',
+        "%loss = stg.scale[by = 1/B](%sum)",
+        "stg.return(%loss)",
+    )
+    text.notes.append("%signs are -1 for the pairs that belong together, and 1 for all others.")
+    return text.train(f"{IMAGES}, %tokens: i32[B, S], %signs: f32[B, B]", body)
+
+
+def _siglip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: str) -> str:
+    """Append the tower of images: the normed vectors of all patches."""
+    p = body.let("p", v.call(patches(text, bias=True), "D", "%images"))
+    x = with_positions(body, "x", p, f"X*X, {v['D']}")
+    layers = encoder(text, MultiHead(), mlp, tower=v, name=name, count=v["L"])
+    return LAYER.write(body, "nv", layers.write(body, x, "yv"), "vision_norm", v["D"])
+
+
+def _siglip_text(
+    text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: str, sizes: str
+) -> str:
+    """Append the tower of texts: the vector of the last token, projected between these sizes."""
+    x = _words(body, t, "%tokens")
+    layers = encoder(text, MultiHead(), mlp, tower=t, name=name, count=t["L"])
+    n = LAYER.write(body, "nt", layers.write(body, x, "yt"), "text_norm", t["D"])
+    return linear(body, "w", body.let("last", f"stg.take[at = S - 1]({n})"), "text", sizes)
+
+
+def read_siglip_vision(config: Config) -> ModelText:
+    """The tower of images of SigLIP by itself, with its pooling or without it."""
+    text = _alone(config, "SigLIP, images")
+    sizes = TowerSizes(768, 3072, 12, 12)
+    tower = read_tower(config, text, "", sizes)
+    read_images(config, text, sizes)
+    config.skip("projection_size", "num_image_tokens")
+    act = read_activation(config, "hidden_act", default="gelu_pytorch_tanh")
+    mlp = FeedForward(act, False, True)
+    body = Body()
+    n = _siglip_image(text, body, tower, mlp, "layers")
+    if config.flag("vision_use_head", default=True):
+        i = _attention_pool(text, body, tower, mlp, n)
+        return text.train(f"{IMAGES}, {vectors(text, body, i)}", body)
+    text.notes.append("The vectors of its patches are trained towards given ones.")
+    body.do(f"%loss = stg.mse[mean = B*X*X*D]({n}, %target)", "stg.return(%loss)")
+    return text.train(f"{IMAGES}, %target: bf16[B, X*X, D]", body)
+
+
+def read_siglip_text(config: Config) -> ModelText:
+    """The tower of texts of SigLIP by itself."""
+    text = _alone(config, "SigLIP, texts")
+    tower = _read_words(config, text, TowerSizes(768, 3072, 12, 12), 32000, 64)
+    read_size(config, text, "J", "projection_size", default=text.symbols["D"].value)
+    act = read_activation(config, "hidden_act", default="gelu_pytorch_tanh")
+    body = Body()
+    w = _siglip_text(text, body, tower, FeedForward(act, False, True), "layers", "D, J")
+    return text.train(f"%tokens: i32[B, S], {vectors(text, body, w, 'J')}", body)
+
+
+def _wide(body: Body) -> str:
+    return body.let("bias", f"stg.cast[f32]({body.param('logit_bias', '')})")
+
+
+def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward, x: str) -> str:
+    """Append a head in which one learned token attends to all others."""
+    probe = body.param("probe", tower["D"])
+    q = body.let("iq", f'stg.broadcast["d->bsd", sizes = (B, 1)]({probe})')
+    cross = MultiHead(cross=True, name="pool")
+    a = body.let("ip", tower.call(cross.write(text), cross.symbols, q, x))
+    n = LAYER.write(body, "in", a, "pool_norm", tower["D"])
+    m = body.let("im", tower.call(mlp.write(text), "D F", n, name="pool_mlp"))
+    return body.let("i", f"stg.take[at = 0]({body.let('ir', f'stg.add({a}, {m})')})")
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("CLIP", ("clip",), read_clip, "two towers, contrastive loss over the batch"),
+    ModelFamily("CLIP, images", ("clip_vision_model",), read_clip_vision, "a tower of CLIP"),
+    ModelFamily("CLIP, texts", ("clip_text_model",), read_clip_text, "a tower of CLIP"),
+    ModelFamily("SigLIP", ("siglip",), read_siglip, "two towers, attention pooling, sigmoid loss"),
+    ModelFamily(
+        "SigLIP, images", ("siglip_vision_model",), read_siglip_vision, "a tower of SigLIP"
+    ),
+    ModelFamily("SigLIP, texts", ("siglip_text_model",), read_siglip_text, "a tower of SigLIP"),
+)

@@ -1,0 +1,74 @@
+"""The time of what crosses from one pod to another: a pod begins on a node of its own, so messages
+between pods cross the network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagec.machines import Level, Machine
+from stagec.program.groups import crosses_pods
+from stagec.program.runs import Run
+from stagec.time.costs.network import level_between, message_seconds
+from stagec.time.costs.nodes import Measurements
+from stagec.time.step import Issued, StepTime, step_time
+from stagec.time.streams import PICOSECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTime:
+    """The caches of a step on their way.
+
+    `bytes` and `messages` are those of all ranks. `alone_seconds` are those of the rank that sends
+    most, if it did nothing else; `exposed_seconds` are what is left of them behind the step of
+    prefill, since layers are sent as they finish. `level` is the level of the network between the
+    pods.
+    """
+
+    bytes: int
+    messages: int
+    level: str
+    alone_seconds: float
+    exposed_seconds: float
+
+
+def transfer_time(
+    issued: Issued,
+    machine: Machine,
+    level: Level,
+    alone: StepTime,
+    *,
+    overlap: bool = True,
+    measured: Measurements | None = None,
+) -> TransferTime:
+    """The caches that a pod sends in its step, which is `alone` if they take no time, over a level
+    of the network. A rank sends one after the other over its link; what receives them is taken to
+    have a link for each sender."""
+    messages = total = 0
+    longest = 0.0
+    for sizes, members in zip(map(_sent, issued.runs), issued.members, strict=True):
+        messages += len(members) * sum(sizes.values())
+        total += len(members) * sum(size * count for size, count in sizes.items())
+        busy = sum(n * message_seconds(machine, size, level) for size, n in sizes.items())
+        longest = max(longest, busy)
+    sending = step_time(issued, machine, overlap=overlap, measured=measured, pods=level)
+    exposed = max(0, sending.picoseconds - alone.picoseconds) / PICOSECONDS
+    return TransferTime(total, messages, level.name, longest, exposed)
+
+
+def level_between_pods(machine: Machine, ranks: Sequence[int]) -> Level:
+    """The level of the network between two pods, the second of which begins on a node of its own.
+    Raises `DiagnosticError` if there is none."""
+    node = machine.network[0].ranks or 1
+    first, second = ranks
+    return level_between(machine, 0, -(-first // node) * node + second - 1)
+
+
+def _sent(runs: Sequence[Run]) -> Counter[int]:
+    """The messages that a rank sends to another pod: how many of each size."""
+    found = Counter[int]()
+    for kind, times in Counter(run.kind for run in runs).items():
+        for node in (n for n in kind.nodes if crosses_pods(n.op)):
+            found[node.size] += times
+    return found

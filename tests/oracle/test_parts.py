@@ -1,0 +1,116 @@
+"""Parts of a model in pods of their own: all pods together compute what the step computes on one
+device, under any strategies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.driver.request.configurations import import_configuration
+from stagec.interp.machine import DisagreementError
+from stagec.support.diagnostics import DiagnosticError
+from tests.oracle.test_images import SMALL
+from tests.parts import assert_parts_train, pods_of, run_pods, whole_step
+from tests.support import EXHAUSTIVE, STEP
+from tests.towers import tower
+
+GRADIENTS = STEP.replace("add-optimizer,", "")
+#: The value that ends the part of each model.
+ENDS: Mapping[str, Sequence[str]] = {
+    "whisper": ["encoder=e"],
+    "t5": ["encoder=e"],
+    "bart": ["encoder=e"],
+    "clip": ["vision=i", "text=w"],
+    "qwen2_5_vl": ["tower=image"],
+    "mllama": ["tower=images"],
+}
+#: A mesh for the parts, and the options of main.
+ROWS: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("dp=4", {"dp": 2, "tp": 2, "microbatches": 2}),
+    ("dp=2,tp=2", {"tp": 2, "dp": 4, "sp": True, "microbatches": 2}),
+    ("tp=4,sp", {"dp": 2, "zero": 3}),
+    ("", {"tp": 2, "recompute": "full", "microbatches": 4}),
+    ("dp=2,zero=3,recompute=full", {"dp": 2, "tp": 2, "recompute": "selective"}),
+    ("dp=2,tp=2,zero=1", {"dp_replicate": 2, "dp_shard": 2, "zero": 2, "microbatches": 2}),
+)
+
+
+@cache
+def path(name: str) -> str:
+    """The file of a model."""
+    folder = Path(mkdtemp())
+    given = SMALL[name][0] if name in SMALL else tower(name)
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps({"model_type": name, **given}))
+    if name not in SMALL:
+        return str(file)
+    text = folder / f"{name}.stg"
+    text.write_text(import_configuration(str(file), images=True).text)
+    return str(text)
+
+
+def cases() -> list[Any]:
+    """Every model with its first strategies; for `make test-all` with every other one."""
+    found: list[Any] = []
+    for name in ENDS:
+        for number, (part, said) in enumerate(ROWS):
+            unfit = {"microbatches"} if name == "clip" else set[str]()  # its loss is of all pairs
+            options = {n: v for n, v in said.items() if n not in unfit}
+            if name == "clip" and (options.get("sp") or "sp" in part):
+                continue
+            few = number == 0 and name in ("whisper", "t5", "clip", "qwen2_5_vl")
+            marks = () if few else EXHAUSTIVE
+            found.append(pytest.param(name, part, options, id=f"{name}-{number}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "part", "options"), cases())
+def test_pods_train_what_one_device_trains(
+    name: str, part: str, options: Mapping[str, Any]
+) -> None:
+    parts = [f"{end}: {part}" for end in ENDS[name]]
+    sizes = SMALL[name][1] if name in SMALL else dict[str, int]()
+    assert_parts_train(path(name), parts, sizes=sizes, **options)
+
+
+def test_gradients_are_long_enough_to_be_clipped() -> None:
+    """Else a share of the norm that does not cross would go unseen."""
+    _, results = whole_step(path("whisper"), (), passes=GRADIENTS)
+    grads = list(results.values())[1:]
+    assert np.sqrt(sum(float((g * g).sum()) for g in grads)) > 1
+
+
+def test_a_pod_that_waits_for_nothing_that_comes_is_found() -> None:
+    """The harness tells a deadlock from a result: here one pod has no partner."""
+    inputs, _ = whole_step(path("whisper"), ())
+    pods, far = pods_of(path("whisper"), ["encoder=e"])
+    with pytest.raises(DisagreementError, match="all pods wait"):
+        run_pods({"main": pods["main"]}, far, inputs)
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "message"),
+    [
+        ("encoder=e: microbatches=2", {}, "has 1 microbatches and 'encoder' has 2"),
+        ("encoder=e: dp=3", {"dp": 2, "sizes": {"B": 12}}, "2 parts, and 3"),
+        ("encoder=e", {"pp": 2, "microbatches": 4}, "'main' has pipeline stages"),
+        ("main=e", {}, "the part 'main' is the rest of the model"),
+        ("encoder=nothing", {}, "no value '%nothing'"),
+        ("encoder=r1", {}, "made inside of layers"),
+        ("encoder=mel", {}, "an argument"),
+        ("encoder=e: part=x=y", {}, "--part stands in a part"),
+    ],
+)
+def test_parts_that_do_not_fit_are_told(
+    part: str, options: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(DiagnosticError) as found:
+        pods_of(path("whisper"), [part], **options)
+    assert message in str(found.value)

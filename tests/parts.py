@@ -1,0 +1,242 @@
+"""The pods of a training step in tests: all run at once on numbers, each waits for its messages.
+
+Messages are what the ops say: who sends to whom, under which tag. What of a message a rank uses
+follows from the positions that both ends hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from threading import Condition, Thread, get_ident
+from typing import Any
+
+import numpy as np
+
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.parts import lower_parts, part_names
+from stagec.driver.job.planned import Planned
+from stagec.driver.request.flags import PartText
+from stagec.driver.request.options import JobOptions
+from stagec.interp.machine import DisagreementError, Locals, Meeting
+from stagec.interp.pipeline import run_named
+from stagec.ir.core import Operation
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array
+from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.pods import message_bytes
+from stagec.program.crossings import microbatches
+from stagec.program.nodes import Ints
+from stagec.support.source import Source
+from stagec.text.build import parse_module
+from stagec.text.printer import print_module
+from tests.support import STEP, inputs_of, run_passes
+
+#: Makes gradients long.
+SCALE = 3.0
+#: The sender's pod and rank, the receiver's pod and rank, and the tag.
+Key = tuple[str, int, str, int, int]
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What a rank holds as it sends, and which part of the value that is."""
+
+    value: Array
+    type: TensorType
+    at: Mapping[str, int]
+    bytes: int
+
+
+@dataclass
+class Post:
+    """The messages between the pods. Whoever takes a message waits until it is there; where all
+    wait, none comes."""
+
+    pods: Mapping[str, Module]
+    far: Mapping[str, Mapping[str, Sequence[Ints]]]
+    letters: dict[Key, Letter] = field(default_factory=dict[Key, Letter])
+    running: int = 0
+    waiting: dict[int, Key] = field(default_factory=dict[int, Key])
+    news: Condition = field(default_factory=Condition)
+
+    def meet(self, pod: str, op: Operation, where: Meeting, parts: Locals) -> Locals:
+        """Send the messages of an end, or take them."""
+        if op.name == "stg.take_over":
+            return [self._take(pod, op, where, at) for at in where.ranks]
+        size = evaluate(message_bytes(op), self.pods[pod].env)
+        with self.news:
+            for at, part in zip(where.ranks, parts, strict=True):
+                for to, rank, peer, tag in self._messages(pod, op, where, at):
+                    key = pod, rank, to, peer, tag
+                    assert key not in self.letters, "a tag for each message of two ranks"
+                    self.letters[key] = Letter(part, op.operands[0].tensor, at, size)
+            self.news.notify_all()
+        return parts
+
+    def _take(self, pod: str, op: Operation, where: Meeting, at: Mapping[str, int]) -> Array:
+        """What a rank puts together. Scalars come whole from each sender."""
+        type_, module = op.result.tensor, self.pods[pod]
+        ctx = NumericContext(module.env, at)
+        mine = np.full([ctx.size(d.local) for d in type_.dims], np.nan)
+        came = 0
+        for source, rank, peer, tag in self._messages(pod, op, where, at):
+            letter = self._wait((source, peer, pod, rank, tag))
+            came += letter.bytes
+            theirs = NumericContext(self.pods[source].env, letter.at)
+            to: list[Array] = []
+            of: list[Array] = []
+            for dim, other in zip(type_.dims, letter.type.dims, strict=True):
+                here, there = ctx.positions(dim), theirs.positions(other)
+                _, a, b = np.intersect1d(np.asarray(here), np.asarray(there), return_indices=True)
+                assert a.size, "a message has something of what the rank holds"
+                to.append(a)
+                of.append(b)
+            mine[np.ix_(*to)] = letter.value[np.ix_(*of)]
+        assert not np.isnan(mine).any(), "everything has come"
+        if type_.rank:
+            assert came == evaluate(type_.local_bytes, module.env), "each byte comes once"
+        return mine
+
+    def _messages(
+        self, pod: str, op: Operation, where: Meeting, at: Mapping[str, int]
+    ) -> Iterator[tuple[str, int, int, int]]:
+        """The other pod, the rank here and there, and the tag of each message of a rank."""
+        other, rank = op.text("to") or op.text("source"), _rank(self.pods[pod], at)
+        tag = where.microbatch * op.integer("streams") + op.integer("stream")
+        for number in range(op.integer("first"), op.integer("first") + op.integer("ways")):
+            yield other, rank, int(self.far[pod][other][number][rank]), tag
+
+    def _wait(self, key: Key) -> Letter:
+        with self.news:
+            self.waiting[get_ident()] = key
+            while key not in self.letters:
+                if self._stuck():
+                    self.news.notify_all()
+                    raise DisagreementError(f"all pods wait, one of them for {key}")
+                self.news.wait()
+            del self.waiting[get_ident()]
+            return self.letters.pop(key)
+
+    def _stuck(self) -> bool:
+        waits = len(self.waiting) == self.running
+        return waits and not any(key in self.letters for key in self.waiting.values())
+
+    def done(self) -> None:
+        """A pod has ended."""
+        with self.news:
+            self.running -= 1
+            self.news.notify_all()
+
+
+def run_pods(
+    pods: Mapping[str, Module],
+    far: Mapping[str, Mapping[str, Sequence[Ints]]],
+    inputs: Mapping[str, Array],
+) -> dict[str, Array]:
+    """The results of all pods by name. Raises `DisagreementError` where they wait for each
+    other."""
+    post, found = Post(pods, far, running=len(pods)), dict[str, Array]()
+    problems: list[Exception] = []
+
+    def run(pod: str) -> None:
+        module = pods[pod]
+        try:
+            found.update(
+                run_named(
+                    module,
+                    module.env,
+                    _inputs(module, inputs),
+                    lambda op, where, parts: post.meet(pod, op, where, parts),
+                )
+            )
+        except Exception as problem:
+            problems.append(problem)
+        finally:
+            post.done()
+
+    threads = [Thread(target=run, args=(pod,)) for pod in pods]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    assert not post.letters, "what is sent is taken"
+    return found
+
+
+def _inputs(module: Module, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The arguments of a pod. The samples of a microbatch are the same in all pods, whatever ranks
+    they lie on."""
+    args = {a.name: a for f in module.functions for a in f.body.args}
+    found: dict[str, Array] = {}
+    for name, arg in args.items():
+        base = arg.tensor.part[0] if arg.tensor.part is not None else name
+        value: Array = inputs[base]
+        split = [d for d, dim in enumerate(arg.tensor.dims) if "B" in dim.size.symbols]
+        if split and not arg.tensor.role:
+            ranks = prod(module.env[a] for a in arg.tensor.dims[split[0]].axes)
+            ids: Ints = np.arange(int(value.shape[split[0]]), dtype=np.int64)
+            order: Ints = ids.reshape(microbatches(module), ranks, -1).transpose(1, 0, 2).ravel()
+            value = np.take(value, order, axis=split[0])
+        found[base] = value
+    return found
+
+
+def _rank(module: Module, at: Mapping[str, int]) -> int:
+    """The number of a rank in its pod, row-major."""
+    found = 0
+    for axis in module.mesh.axes if module.mesh else ():
+        found = found * module.env[axis] + at[axis]
+    return found
+
+
+def pods_of(
+    path: str, parts: Sequence[str], **options: Any
+) -> tuple[dict[str, Module], Mapping[str, Mapping[str, Sequence[Ints]]]]:
+    """The planned modules of the pods of a job, and the ranks that each exchanges values with."""
+    texts = tuple(_part(text) for text in parts)
+    sizes = {"B": 8, **options.pop("sizes", {})}
+    job = JobOptions(path, sizes=sizes, part=texts, **options)
+    plans = {name: Planned(print_module) for name in part_names(job)}
+    found = lower_parts(job, {name: [plan] for name, plan in plans.items()})
+    registry = found.modules["main"].registry
+    texts_of = {name: Source(name, plan.needed("parts")) for name, plan in plans.items()}
+    return {name: parse_module(text, registry) for name, text in texts_of.items()}, found.far
+
+
+def assert_parts_train(path: str, parts: Sequence[str], **options: Any) -> None:
+    """The pods of a step give the loss and the updated parameters of the whole step on one device,
+    to 1e-9."""
+    pods, far = pods_of(path, parts, **options)
+    sizes = tuple(sorted(options.get("sizes", {}).items()))
+    inputs, expected = whole_step(path, sizes)
+    results = run_pods(pods, far, inputs)
+    assert len(results) == len(expected)
+    for name, value in results.items():
+        names = name, name.removesuffix("_sum"), name.removesuffix("_g")
+        theirs = next(expected[n] for n in names if n in expected)
+        np.testing.assert_allclose(value, theirs, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def _part(text: str) -> PartText:
+    head, _, flags = text.partition(":")
+    name, _, value = head.partition("=")
+    return PartText(name, value, flags.strip())
+
+
+@cache
+def whole_step(
+    path: str, sizes: tuple[tuple[str, int], ...], passes: str = STEP
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs and results of the step on one device, with gradients long enough to be clipped."""
+    builder = JobBuilder(JobOptions(path, sizes={"B": 8, **dict(sizes)}))
+    module = run_passes(builder.module, passes)
+    plain = inputs_of(module, 2)
+    inputs = {n: a * SCALE if a.dtype.kind == "f" else a for n, a in plain.items()}
+    return inputs, run_named(module, module.env, inputs)

@@ -1,0 +1,84 @@
+"""Jobs of parts of a model: their traces are one job, and nothing is computed or held twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.oracle.test_parts import ENDS, path
+from tests.support import EXHAUSTIVE, stagec
+
+BATCH = 8
+#: Strategies of the encoder and of main.
+CASES = (
+    ("dp=4", "--dp 2 --tp 2 --microbatches 2"),
+    ("tp=2,dp=2", "--tp 4 --sp --microbatches 2"),
+    ("tp=4,sp", "--dp 4 --zero 3"),
+    ("", "--tp 2"),
+    ("dp=2,cp=2,cp-mode=ulysses", "--dp 2 --tp 2"),
+)
+
+
+def analysed(name: str, *words: str) -> dict[str, Any]:
+    ran = stagec("analyze", path(name), "--set", f"B={BATCH}", *words, "--json")
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+def flags(name: str, part: str) -> list[str]:
+    return [word for end in ENDS[name] for word in ("--part", f"{end}: {part}")]
+
+
+@pytest.mark.parametrize("name", ["whisper", pytest.param("t5", marks=EXHAUSTIVE)])
+@pytest.mark.parametrize(
+    ("part", "main"),
+    [pytest.param(*c, marks=[EXHAUSTIVE] if i else []) for i, c in enumerate(CASES)],
+)
+def test_pods_are_one_job(name: str, part: str, main: str, tmp_path: Path) -> None:
+    """The checker proves it, and each pod gets each byte of a value as often as it holds it."""
+    words = (path(name), "--set", f"B={BATCH}", *main.split(), *flags(name, part))
+    ran = stagec("compile", *words, "-o", tmp_path / "job")
+    assert ran.code == 0, ran.err
+    checked = stagec("check", tmp_path / "job", "--json")
+    assert checked.code == 0, checked.out
+    assert json.loads(checked.out)["rendezvous"]
+    manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
+    assert set(manifest["pods"]) == {"main", "encoder"}
+    assert {c["pod"] for c in manifest["classes"]} == {"main", "encoder"}
+
+
+@pytest.mark.parametrize(
+    "strategy", ["dp=2,tp=2", "dp=4,zero=3", *[pytest.param("tp=4,sp", marks=EXHAUSTIVE)]]
+)
+@pytest.mark.parametrize("name", ["whisper", "t5"])
+def test_nothing_is_computed_twice(name: str, strategy: str) -> None:
+    """Matrix products of all ranks, and parameters, are those of the step on one mesh with the
+    strategy that both parts have here."""
+    words = [w for flag in strategy.split(",") for w in f"--{flag}".split("=")]
+    whole, found = analysed(name, *words), analysed(name, *words, *flags(name, strategy))
+    for phase in ("forward", "backward"):
+        made = [_made(pod, phase) for pod in found["pods"].values()]
+        assert sum(made) == _made(whole, phase), phase
+        assert all(made), phase
+    assert sum(p["parameters"] for p in found["pods"].values()) == whole["parameters"]
+
+
+def _made(pod: dict[str, Any], phase: str) -> int:
+    return sum(int(c["count"] * c["matmul_flops"][phase]) for c in pod["classes"])
+
+
+def test_each_rank_gets_what_it_holds() -> None:
+    """%e is [B, S, D] of 2 bytes: of main's four ranks each holds half of it, as dp splits it; of
+    the encoder's four each gets back a quarter. The rest are the shares of the gradient norm, 4
+    bytes for each of the eight pairs of ranks that meet, both ways."""
+    found = analysed("whisper", "--dp", "2", "--tp", "2", "--part", "encoder=e: dp=4")
+    size = BATCH * 8 * 16 * 2
+    crossed = {(c["source"], c["to"]): c["bytes"] for c in found["crossings"]}
+    assert crossed == {
+        ("encoder", "main"): 4 * size // 2 + 8 * 4,
+        ("main", "encoder"): 4 * size // 4 + 8 * 4,
+    }
