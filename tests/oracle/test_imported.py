@@ -59,7 +59,7 @@ SEEN = ("clip_vision_model", "siglip_vision_model")
 UNSPLIT = ("vit", "deit", "DiTTransformer2DModel", *DINO, *SEEN)
 PAIRED = ("clip", "siglip")
 #: Layers of several kinds that attend to one output: no message brings its gradient.
-UNCUT = (*PAIRED, "switch_transformers")
+UNCUT = (*PAIRED, "switch_transformers", "gemma3n_text", "gemma3n")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
 _CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
