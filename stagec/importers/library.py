@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from stagec.importers.family import import_model
-from stagec.importers.registry import BUILT_IN
-from stagec.importers.writing.text import ModelText
 from stagec.models import LIBRARY, LibraryModel, library_text
 from stagec.support.source import Source
+
+if TYPE_CHECKING:
+    from stagec.importers.writing.text import ModelText
 
 
 def model_source(model: LibraryModel) -> Source:
@@ -27,5 +28,8 @@ def model_sizes(model: LibraryModel) -> Mapping[str, int]:
 
 
 def _imported(model: LibraryModel) -> ModelText:
+    from stagec.importers.family import import_model  # forty files that other models do not need
+    from stagec.importers.registry import BUILT_IN
+
     source = Source(f"{model.name}.json", library_text(model.text_name))
     return import_model(source, BUILT_IN)

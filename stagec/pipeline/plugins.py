@@ -16,7 +16,6 @@ from pathlib import Path
 
 from stagec.formats.base import Format
 from stagec.importers.family import ModelFamily, known_families
-from stagec.importers.registry import families_of
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import blamed, remember_plugin
 from stagec.pipeline.passes import Pass, Plugin, options_of
@@ -117,6 +116,8 @@ class Loaded:
                 remedy="bring instances of stagec.api.ModelFamily: "
                 'ModelFamily("Mine", ("mine",), read_mine)',
             )
+        from stagec.importers.registry import families_of  # takes longer than all the rest
+
         known_families([*families_of(self.registry.extras), family])
         self.registry.extras.append(family)
 

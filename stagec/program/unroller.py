@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from stagec.ir.core import Operation, Region, Value
+from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.decisions import IsPositive, NumberOf, ask, plain
 from stagec.ir.expr import evaluate
 from stagec.ir.layers import LayerStack, in_order
@@ -77,6 +77,7 @@ class Unroller:
         self._prefix = ""
         self._replays = True
         self._sent: Counter[Stream] = Counter()
+        self._asked: set[Attr] = set()
         self._columns = Columns()
         self._in_template = False
 
@@ -227,8 +228,11 @@ class Unroller:
         return f"{op.phase}/{self._prefix}"
 
     def _node(self, op: Operation) -> Ref:
-        make = {"et.comp": self._computation, "et.coll": self._collective, "et.copy": self._copy}
-        return make.get(op.name, self._message)(op)
+        if op.name == "et.comp":
+            return self._computation(op)
+        if op.name == "et.coll":
+            return self._collective(op)
+        return self._copy(op) if op.name == "et.copy" else self._message(op)
 
     def _copy(self, op: Operation) -> Node:
         """Not before the computation above it is done: what comes back is not there earlier."""
@@ -251,7 +255,9 @@ class Unroller:
         return node
 
     def _computation(self, op: Operation) -> Node:
-        if "matmul" in op.attrs:  # sends overlap with the last matrix product
+        matmul = op.attrs.get("matmul")
+        if matmul is not None and matmul not in self._asked:
+            self._asked.add(matmul)  # sends overlap with the last matrix product
             ask(IsPositive(op.expr("matmul")), self._env)
         work = self._sizes.work(op, self._layer)
         scope = f"{work.phase}/{self._prefix}"

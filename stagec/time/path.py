@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from stagec.program.nodes import Node
@@ -25,11 +25,25 @@ def critical_path(step: StepTime) -> Iterator[Link]:
     """The path, from the end of the step to its start."""
     at = _last(step)
     while at is not None:
+        at = yield from _within(at)
         cause = cause_of(at)
         before = 0 if cause is None else end_of(cause)
         inside = at.owner.plan[at.piece].shape.steps[at.place]
         yield Link(at.owner, inside.node, inside.part, end_of(at) - before)
         at = cause
+
+
+def _within(at: At) -> Generator[Link, None, At]:
+    """The path through a piece, back to the node that waited for something outside of it."""
+    mine, piece, place = at
+    entry, steps = mine.entries[piece], mine.plan[piece].shape.steps
+    if entry is None:
+        return at
+    ends, causes = entry.ends, entry.causes
+    while (before := causes[place].place) >= 0:
+        yield Link(mine, steps[place].node, steps[place].part, ends[place] - ends[before])
+        place = before
+    return At(mine, piece, place)
 
 
 def _last(step: StepTime) -> At | None:

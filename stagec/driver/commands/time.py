@@ -19,7 +19,6 @@ from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import draw, draws, time_files
 from stagec.driver.time.parts import time_parts
-from stagec.driver.time.pods import time_pods
 from stagec.driver.time.timed import time_job
 from stagec.ir.serving import PREFILL
 from stagec.support.diagnostics import DiagnosticError, error
@@ -69,6 +68,8 @@ def command(**given: Any) -> int:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     machine = given["machine"]
     if options.serve == DISAGGREGATED:
+        from stagec.driver.time.pods import time_pods
+
         return time_pods(options, given)
     if options.part:
         return time_parts(options, given)

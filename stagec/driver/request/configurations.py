@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stagec.driver.output.common import read_source
-from stagec.importers.family import import_model
-from stagec.importers.registry import BUILT_IN, families_of, knows
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_BYTES
 from stagec.support.source import Source
@@ -39,6 +37,9 @@ def import_configuration(
     """The STG text that a configuration becomes, with a name for diagnostics; '-' is stdin. Keys
     in `ignored` are taken as left out; with `images` its step takes images too. Raises
     `DiagnosticError`."""
+    from stagec.importers.family import import_model  # forty files that other models do not need
+    from stagec.importers.registry import BUILT_IN, families_of, knows
+
     source = read_source(path if path == "-" else _file(path))
     families = list(BUILT_IN)
     plugins = list(plugins)

@@ -37,18 +37,6 @@ class Timed:
         return self.report.step
 
 
-def time_of(
-    options: JobOptions,
-    machine: Machine,
-    *,
-    overlap: bool = True,
-    levers: bool | None = None,
-    measured: Measurements | None = None,
-) -> TimeReport:
-    """The time of a job's step. Raises `DiagnosticError`."""
-    return time_job(options, machine, overlap=overlap, levers=levers, measured=measured).report
-
-
 def time_job(
     options: JobOptions,
     machine: Machine,
@@ -60,18 +48,17 @@ def time_job(
 ) -> Timed:
     """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
     Raises `DiagnosticError`."""
-    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.step import Issued
 
     builder = JobBuilder(options)
     tokens = step_tokens(builder.module)
     forward = Planned(model_flops, after=TYPED)
-    plans = Planned(EventPlans)
+    plans = _event_plans() if memory else None
     module = (
-        builder.lower(watching=[forward, plans])
-        if memory
-        else builder.lower(watching=[forward], without={PLAN})
+        builder.lower(watching=[forward], without={PLAN})
+        if plans is None
+        else builder.lower(watching=[forward, plans])
     )
     issued = Issued.of(module)
     report = report_of(
@@ -85,7 +72,8 @@ def time_job(
         levers=levers,
         measured=measured,
     )
-    return Timed(options, report, issued, plans.needed("memory over time") if memory else None)
+    found = None if plans is None else plans.needed("memory over time")
+    return Timed(options, report, issued, found)
 
 
 def report_of(
@@ -120,3 +108,9 @@ def report_of(
     if levers is None and not report.levers:
         tell("--levers tries what would help")
     return report
+
+
+def _event_plans() -> Planned[EventPlans]:
+    from stagec.analysis.memory_events import EventPlans
+
+    return Planned(EventPlans)

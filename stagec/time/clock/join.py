@@ -57,18 +57,17 @@ def joined(
 
 
 def _computed(plan: Sequence[PlannedPiece]) -> list[tuple[int, int, int]]:
-    times = Counter(planned.shape for planned in plan)
-    first = {planned.shape: i for i, planned in reversed([*enumerate(plan)])}
-    found: dict[Hashable, tuple[int, int, int]] = {}
-    for shape, count in times.items():
+    shapes = [planned.shape for planned in plan]
+    first = dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True))
+    at: dict[Hashable, tuple[int, int]] = {}
+    counts: Counter[Hashable] = Counter()
+    for shape, count in Counter(shapes).items():
         if shape.joins:  # the time of these is what is left of waits for other classes
             continue
-        for place, step in enumerate(shape.steps):
-            if step.computes:
-                key = (step.node.op, step.node.index) if step.node.op is not None else step.node
-                number, where, before = found.get(key, (first[shape], place, 0))
-                found[key] = number, where, before + count
-    return [*found.values()]
+        for key, place in shape.computed:
+            at.setdefault(key, (first[shape], place))
+            counts[key] += count
+    return [(*where, counts[key]) for key, where in at.items()]
 
 
 def senders(mine: Coords, classes: Sequence[Coords], over: str, by: int, size: int) -> list[int]:

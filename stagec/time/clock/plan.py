@@ -5,19 +5,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run, RunKind
 from stagec.program.stamp import Inputs, Instance
 from stagec.time.clock.shapes import Shape, make_shape
-from stagec.time.streams import COMPUTE, streams_of
+from stagec.time.streams import COMPUTE, Stream, streams_of
 
 #: A piece of the plan by its number, and a place in it.
 At = tuple[int, int]
@@ -40,7 +39,7 @@ class _Cut:
 
     `places` are where the table of an instance has the inputs, or their handles. `always` tells
     those that collectives and messages wait for: computations follow the computations before them
-    anyway.
+    anyway. `marks` are what `_ClassPlan` keeps of its nodes.
     """
 
     first: int
@@ -50,8 +49,9 @@ class _Cut:
     outer: Sequence[Sequence[int]]
     places: Sequence[int]
     always: Sequence[bool]
-    beside_compute: npt.NDArray[np.bool_]
-    order: Ints
+    streams: Sequence[tuple[Stream, ...]]
+    marks: Ints
+    shapes: dict[tuple[int, ...], Shape] = field(default_factory=dict[tuple[int, ...], Shape])
 
 
 class ClassPlanner:
@@ -60,7 +60,6 @@ class ClassPlanner:
     def __init__(self, *, overlap: bool, one_stream: bool = False) -> None:
         self._overlap, self._one_stream = overlap, one_stream
         self._cuts: dict[tuple[Groups, RunKind], list[_Cut]] = {}
-        self._shapes: dict[tuple[_Cut, tuple[int, ...]], Shape] = {}
 
     def plan(self, runs: Sequence[Run], alone: Groups) -> list[PlannedPiece]:
         """The pieces of a class in the order of issue. Collectives over the axes `alone` join ranks
@@ -89,7 +88,8 @@ class ClassPlanner:
         always: list[bool] = []
         inner: list[list[int]] = []
         outer: list[list[int]] = []
-        computes = [COMPUTE in self._streams(node, joins) for node, _, _ in items]
+        streams = [self._streams(node, joins) for node, _, _ in items]
+        computes = [COMPUTE in mine for mine in streams]
         for (_, _, waits), computing in zip(items, computes, strict=True):
             inner.append([inside[d] for d in waits if d in inside])
             mine: list[int] = []
@@ -110,8 +110,8 @@ class ClassPlanner:
             outer,
             [*numbers],
             always,
-            ~np.array(computes, dtype=bool),
-            np.arange(len(items), dtype=np.int64),
+            streams,
+            np.array([_mark(0, i, not c) for i, c in enumerate(computes)], dtype=np.int64),
         )
 
     def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
@@ -121,13 +121,12 @@ class ClassPlanner:
 
     def shape(self, cut: _Cut, used: tuple[int, ...]) -> Shape:
         """The shape of a part that waits for these of its inputs."""
-        found = self._shapes.get((cut, used))
+        found = cut.shapes.get(used)
         if found is None:
             number = {place: i for i, place in enumerate(used)}
             inputs = [[number[i] for i in row if i in number] for row in cut.outer]
-            streams = [self._streams(node, cut.joins) for node in cut.nodes]
-            found = make_shape(cut.nodes, streams, cut.inner, inputs, joins=cut.joins)
-            self._shapes[cut, used] = found
+            found = make_shape(cut.nodes, cut.streams, cut.inner, inputs, joins=cut.joins)
+            cut.shapes[used] = found
         return found
 
 
@@ -149,11 +148,9 @@ class _ClassPlan:
     def __init__(self, planner: ClassPlanner, runs: Sequence[Run], alone: Groups) -> None:
         self._planner, self._runs, self._alone = planner, runs, alone
         most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
-        #: By handle: the piece and the place of a node, whether it is beside the computations, and
-        #: whether it joins classes.
-        self._piece = np.zeros(most, dtype=np.int64)
-        self._place = np.zeros(most, dtype=np.int64)
-        self._beside = np.zeros(most, dtype=bool)
+        #: By handle: the piece and the place of a node and whether it is beside the computations,
+        #: in one number; and whether it joins classes.
+        self._marks = np.zeros(most, dtype=np.int64)
         self._joined = np.zeros(most, dtype=bool)
         self._count = 0
         #: The inputs of a part that may have to be waited for, by where its instance has them from.
@@ -206,7 +203,7 @@ class _ClassPlan:
         return [
             i
             for i, place in enumerate(cut.places)
-            if cut.always[i] or instance.passes(place) or self._beside[instance.handle(place)]
+            if cut.always[i] or instance.passes(place) or self._marks[instance.handle(place)] & 1
         ]
 
     def _planned(
@@ -214,16 +211,24 @@ class _ClassPlan:
     ) -> PlannedPiece:
         """The piece of a part with its `own` handles, of which these inputs, by number, are these
         handles."""
-        always, beside = cut.always, self._beside.item
-        wanted = [(i, handle) for i, handle in inputs if always[i] or beside(handle)]
-        piece, place = self._piece.item, self._place.item
-        at = tuple([(piece(handle), place(handle)) for _, handle in wanted])
-        self._piece[own], self._place[own] = self._count, cut.order
-        self._beside[own] = cut.beside_compute
+        always, marks = cut.always, self._marks.item
+        wanted = [(i, mark) for i, handle in inputs if (mark := marks(handle)) & 1 or always[i]]
+        self._marks[own] = cut.marks + _mark(self._count, 0, False)
         if cut.joins:
             self._joined[own] = True
         self._count += 1
+        at = tuple([(mark >> _PIECE, mark >> 1 & _MOST_NODES) for _, mark in wanted])
         return PlannedPiece(self._planner.shape(cut, tuple([i for i, _ in wanted])), at)
+
+
+#: Where the number of a piece begins in a mark: pieces have fewer nodes than programs.
+_PIECE = 33
+_MOST_NODES = (1 << _PIECE - 1) - 1
+
+
+def _mark(piece: int, place: int, beside: bool) -> int:
+    """A node: the number of its piece, its place there, whether it is beside the computations."""
+    return piece << _PIECE | place << 1 | beside
 
 
 def _items(run: Run) -> Iterator[_Item]:

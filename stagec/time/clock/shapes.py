@@ -7,7 +7,7 @@ that whatever they cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -22,8 +22,7 @@ BASE, NO_FLOOR = -2, -1
 _NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeNode:
+class ShapeNode(NamedTuple):
     """A node of a piece, and what it waits for: places in the piece, and numbers of inputs.
 
     `on` are the numbers of its streams: 0 is that of computations, others are one more than their
@@ -66,7 +65,8 @@ class Shape:
     after the base: whatever waits for it starts after the base anyway. So does what waits for an
     input only once a stream is free: `floors` has the number of that stream, or `BASE`, or
     `NO_FLOOR`. `sends` are places of messages, with the channel of each. What `joins` classes is
-    one node; if that is a message, `channel` is its channel.
+    one node; if that is a message, `channel` is its channel. `computed` are the places of what the
+    compute stream runs, each with what is equal for nodes that do the same.
     """
 
     steps: Sequence[ShapeNode]
@@ -79,6 +79,8 @@ class Shape:
     late_streams: tuple[bool, ...]
     sends: tuple[tuple[int, Channel], ...]
     channel: Channel = _NO_CHANNEL
+
+    computed: Sequence[tuple[Hashable, int]] = ()
 
     @property
     def node(self) -> Node:
@@ -130,6 +132,7 @@ def make_shape(
         tuple(late_streams.values()),
         tuple((i, _channel(node)) for i, node in sends),
         _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
+        [(_alike(step.node), i) for i, step in enumerate(steps) if step.computes],
     )
 
 
@@ -205,6 +208,10 @@ def _chains(steps: Sequence[ShapeNode], order: _Order) -> Sequence[Chain]:
         found.append(Chain(first, last, leads[first], tuple(used.items()), by_part))
         first = last
     return found
+
+
+def _alike(node: Node) -> Hashable:
+    return node if node.op is None else (node.op, node.index)
 
 
 def _channel(node: Node) -> Channel:
