@@ -25,6 +25,7 @@ from stagec.passes.partition.record_expert_rows import RecordExpertRows
 from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.parts.connect_parts import ConnectParts
 from stagec.passes.parts.cut_part import CutPart
+from stagec.passes.parts.run_ahead import RunAhead
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
@@ -73,6 +74,7 @@ PLUGIN = Plugin(
         RingAttention,
         Differentiate,
         AddOptimizer,
+        RunAhead,
         PropagateSharding,
         InsertCollectives,
         NarrowCollectives,

@@ -64,6 +64,19 @@ _GEMMA4: Keys = {
     "top_k_experts": 2,
     "moe_intermediate_size": 8,
 }
+_GEMMA3N: Keys = {
+    "num_hidden_layers": 6,
+    "intermediate_size": [16] * 6,
+    "head_dim": 8,
+    "altup_num_inputs": 3,
+    "laurel_rank": 4,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "activation_sparsity_pattern": [0.75, 0.75, 0, 0, 0, 0],
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 32,
+}
 _GEMMA3: Keys = {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}
 _LLAMA4: Keys = {
     "head_dim": 8,
@@ -77,6 +90,8 @@ _LLAMA4: Keys = {
 NEEDS: Mapping[str, Keys] = {
     "gemma3": _GEMMA3,
     "llama4": _LLAMA4,
+    "gemma3n_text": _GEMMA3N,
+    "gemma3n": _GEMMA3N,
     "gemma4_text": _GEMMA4,
     "gemma4": _GEMMA4,
     "vaultgemma": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
@@ -379,6 +394,20 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "arcee": {"mlp_bias": (True, False)},
     "gpt2": {"n_inner": (16, None), **_TIED},
     "gpt_bigcode": {"multi_query": (True, False)},
+    "openai-gpt": {"afn": ("gelu", "relu"), **_TIED},
+    "kimi_linear": {
+        "moe_renormalize": (True, False),
+        "mla_use_nope": (True, False),
+        "first_k_dense_replace": (0, 1, 4),
+        "q_lora_rank": (8, None),
+    },
+    "recurrent_gemma": {
+        "attention_window_size": (3, 32),
+        "logits_soft_cap": (30.0, 0),
+        "attention_bias": (True, False),
+        "lru_width": (8, 16, None),
+    },
+    "zamba": {"n_mamba_heads": (1, 2), "mamba_conv_bias": (True, False), **_GROUPS},
     "opt": {
         "do_layer_norm_before": (True, False),
         "word_embed_proj_dim": (8, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 # Modules are graphs of many objects, and what a worker remembers grows with its tests: to go
 # through all of that at every turn takes a fifth of the time.
 gc.set_threshold(50_000, 50, 50)
+
+# Tests take sizes in turns, and what sympy keeps by default is gone when the same come again.
+os.environ.setdefault("SYMPY_CACHE_SIZE", "20000")  # read on import; processes inherit it
 
 # The same examples in every run, so that a run is red for what was changed since the one before;
 # `pytest --hypothesis-profile=random` looks for new ones. `make test` tries a third of them.

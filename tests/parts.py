@@ -215,7 +215,7 @@ def assert_parts_train(path: str, parts: Sequence[str], **options: Any) -> None:
     to 1e-9."""
     pods, far = pods_of(path, parts, **options)
     sizes = tuple(sorted(options.get("sizes", {}).items()))
-    inputs, expected = whole_step(path, sizes)
+    inputs, expected = whole_step(path, sizes, lora=options.get("lora", ""))
     results = run_pods(pods, far, inputs)
     assert len(results) == len(expected)
     for name, value in results.items():
@@ -232,10 +232,10 @@ def _part(text: str) -> PartText:
 
 @cache
 def whole_step(
-    path: str, sizes: tuple[tuple[str, int], ...], passes: str = STEP
+    path: str, sizes: tuple[tuple[str, int], ...], passes: str = STEP, lora: str = ""
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs and results of the step on one device, with gradients long enough to be clipped."""
-    builder = JobBuilder(JobOptions(path, sizes={"B": 8, **dict(sizes)}))
+    builder = JobBuilder(JobOptions(path, sizes={"B": 8, **dict(sizes)}, lora=lora))
     module = run_passes(builder.module, passes)
     plain = inputs_of(module, 2)
     inputs = {n: a * SCALE if a.dtype.kind == "f" else a for n, a in plain.items()}

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from stagec.analysis.count import Counts, count_graph, lowered_graphs
 from stagec.analysis.report import analysis
 from stagec.driver.cli import main
 from stagec.driver.job.builder import JobBuilder
@@ -29,6 +30,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array, Registry
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.pipeline.verify import verify_module
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Program
 from stagec.support.source import Source
@@ -104,8 +106,12 @@ def parse_one(text: str, name: str = "test.stg") -> Operation:
 
 
 def run_passes(module: Module, pipeline: str) -> Module:
-    """The same module after the passes, verified between them."""
-    PassManager(loaded().pipeline(pipeline)).run(module)
+    """The same module after the passes, verified after each; in a quick run after the last one
+    only, for lit tests have each pass verified."""
+    quick = settings.get_current_profile_name() == "quick"
+    PassManager(loaded().pipeline(pipeline), verify=not quick).run(module)
+    if quick:
+        verify_module(module)
     return module
 
 
@@ -317,3 +323,9 @@ def only_program(module: Module) -> Program:
     """The program of the one rank class of a lowered module."""
     (only,) = rank_classes(module)
     return only.program()
+
+
+def counted(module: Module) -> Counts:
+    """What is counted of the one graph of a lowered module."""
+    (only,) = lowered_graphs(module)
+    return count_graph(module, only)

@@ -168,10 +168,10 @@ TOWERS: Mapping[str, Keys] = {
     },
     "PixArtTransformer2DModel": {
         "num_attention_heads": 4,
-        "attention_head_dim": 6,
+        "attention_head_dim": 12,
         "num_layers": 4,
         "sample_size": 4,
-        "cross_attention_dim": 24,
+        "cross_attention_dim": 48,
         "caption_channels": 8,
         "use_additional_conditions": True,
     },
@@ -296,9 +296,10 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "DiTTransformer2DModel": {"U": 8},
     "FluxTransformer2DModel": {"U": 8, "S": 4, "X": 8},
     "SD3Transformer2DModel": {"U": 8, "S": 4},
-    "PixArtTransformer2DModel": {"U": 8, "S": 4},
-    "QwenImageTransformer2DModel": {"U": 8, "S": 4, "X": 8},
-    "WanTransformer3DModel": {"S": 4, "X": 8},
+    "PixArtTransformer2DModel": {"U": 8, "S": 8},
+    "QwenImageTransformer2DModel": {"U": 8, "S": 8, "X": 8},
+    "WanTransformer3DModel": {"S": 8, "X": 8},
+    "qwen3_omni_moe": {"S": 16},
     "switch_transformers": {"S": 16, "T": 16},
 }
 

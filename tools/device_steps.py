@@ -172,9 +172,14 @@ class Trainer:
             for weight, master, mean, square in self._states:
                 torch._fused_adamw_(
                     *([master], [weight.grad.float()], [mean], [square], [], [self._count]),
-                    lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
-                    amsgrad=False, maximize=False,
-                )  # fmt: skip
+                    lr=1e-4,
+                    beta1=0.9,
+                    beta2=0.95,
+                    weight_decay=0.1,
+                    eps=1e-8,
+                    amsgrad=False,
+                    maximize=False,
+                )
                 weight.copy_(master)
                 weight.grad = None
 

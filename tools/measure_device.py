@@ -244,9 +244,12 @@ class Kernels:
             return run
         result = run()
         return functools.partial(
-            self._torch.autograd.grad, result, (x, *weights), self._some(count, width),
+            self._torch.autograd.grad,
+            result,
+            (x, *weights),
+            self._some(count, width),
             retain_graph=True,
-        )  # fmt: skip
+        )
 
     def _streams(self) -> Iterator[Case]:
         """Element-wise kernels and copies: one curve over bytes serves all of them."""

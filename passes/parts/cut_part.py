@@ -67,8 +67,8 @@ class CutPart(Pass):
         strategy = read_strategy(module)
         if strategy.pipeline is not None:
             raise error(
-                f"the part '{self.keep}' has pipeline stages: their microbatches and those of "
-                "other parts would wait for each other",
+                f"the part '{self.keep}' has pipeline stages, which do not tell other parts their "
+                "shares of the gradient norm yet",
                 strategy.pipeline.loc,
                 remedy="leave --pp out of all parts",
             )

@@ -41,6 +41,12 @@ class HandOver(Pass):
     there; each rank that holds a part gets each byte of it once. It is handed over where the step
     has brought it up to date, layer by layer, and taken over before the step uses it. `module` is a
     text of the other pod in the phase `partitioned`. Sizes have to be known.
+
+    Before:
+        %k_rows = stg.append(%k_i, %k) : bf16[B, S, G@tp, K]
+    After (hand-over{to=decode,module=decode.stg}, where G is split over twice as many ranks):
+        %k_rows = stg.append(%k_i, %k) : bf16[B, S, G@tp, K]
+        stg.hand_over[to = decode, first = 0, ways = 2, pieces = 2, ...](%k_rows)
     """
 
     name = PASS

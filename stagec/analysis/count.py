@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import ONE, ZERO, Expr, call, const, evaluate, total
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
 from stagec.ir.kernel import MEMORY as MEMORY_BOUND
 from stagec.ir.layers import stack_of
-from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
@@ -104,12 +103,6 @@ def lowered_graphs(module: Module) -> list[Operation]:
     return graphs
 
 
-def count_module(module: Module) -> Counts:
-    """Count the one graph of a lowered module. Raises `DiagnosticError` if it is not lowered."""
-    (graph,) = lowered_graphs(module)
-    return count_graph(module, graph)
-
-
 def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -> Counts:
     """Count a graph: what one rank does that runs it; `size` reads the attributes of its ops."""
     counts = Counts(
@@ -132,13 +125,6 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
         if op.attrs.get("stages") == graph.attrs.get("stages"):
             counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
     return counts
-
-
-def copied_bytes(module: Module) -> int:
-    """Bytes that a rank copies between device and host in a step, the most of any rank, of a
-    planned module whose sizes are known."""
-    env = planned_env(module)
-    return max(evaluate(copied(module, func), env) for func in module.functions)
 
 
 def copied(module: Module, func: Operation) -> Expr:

@@ -86,7 +86,11 @@ class TraceJob(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Its mesh, its communicators, and who talks to whom."""
+        """Its mesh, its communicators, and, but of several pods, who talks to whom."""
+        ...
+
+    def layout_of(self, number: int) -> Layout:
+        """The mesh and the communicators of the ranks of a class, and whom they talk to."""
         ...
 
     @property
@@ -109,6 +113,11 @@ class TraceJob(Protocol):
         """What it was compiled from; None of an archive, which holds programs only."""
         ...
 
+    @property
+    def models(self) -> Sequence[ModelJob]:
+        """The same of each pod, in order."""
+        ...
+
     def program(self, number: int) -> Program:
         """The nodes of a class. The latest few are kept: go over the classes once."""
         ...
@@ -119,12 +128,13 @@ class ModelJob:
     """What a compiled job has and an archive has not: the lowered module, with its sizes and
     schedules, and the rank classes in the order of `TraceJob.members`. `flops` are those of a step
     by the model's text, of all ranks, if the format `wants_flops` and they are known. `measured`
-    are times that win over models."""
+    are times that win over models; `pod` is the name of the pod, if there are several."""
 
     module: Module
     classes: Sequence[RankClass]
     flops: int | None = None
     measured: Measurements | None = None
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +155,9 @@ class Format:
 
     `suffix` ends the names of files, `NAME.RANK.SUFFIX`. What has `patched` makes encoders that are
     `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
-    as archives. What takes `pods` writes jobs of several meshes, whose peers `layout.peer` knows;
-    one that looks at the mesh or the model of the job does not. All formats go with worker
-    processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
+    as archives. What takes `pods` writes jobs of several meshes: whom ranks talk to, `layout_of`
+    their class knows; one that looks at the mesh or the model of the job does not. All formats go
+    with worker processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
 
     A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
     field `max_ranks`. They are texts, integers, floats or flags, as their defaults are.
@@ -274,7 +284,7 @@ def check_needs(format_: Format, job: TraceJob) -> None:
             f"the format '{format_.name}' needs the times of computations",
             remedy="compile the job with --machine h100-sxm, for example",
         )
-    if "model" in format_.needs and job.model is None:
+    if "model" in format_.needs and not (job.models if format_.pods else job.model):
         raise error(
             f"the format '{format_.name}' needs more of a job than an archive holds",
             remedy="compile the job with this --format, without an archive",

@@ -197,6 +197,7 @@ class Archive:
     format: Format
     machine: Machine | None = None
     model: ModelJob | None = None
+    models: Sequence[ModelJob] = ()
     original: Format | None = None
 
     @classmethod

@@ -78,6 +78,11 @@ class Job:
             return None
         return ModelJob(self.module, self.classes, self.flops, self.measured)
 
+    @property
+    def models(self) -> Sequence[ModelJob]:
+        """The same, of one pod."""
+        return [] if self.model is None else [self.model]
+
     def program(self, number: int) -> Program:
         """The program of a class; the latest few are kept."""
         while len(self._programs) >= _KEPT and number not in self._programs:

@@ -59,6 +59,11 @@ class PodsJob:
         return None
 
     @property
+    def models(self) -> Sequence[ModelJob]:
+        """What each pod was compiled from."""
+        return [replace(m, pod=pod.name) for pod in self.pods for m in pod.job.models]
+
+    @property
     def mesh(self) -> Mapping[str, int]:
         """The axes of all pods."""
         return {f"{pod.name}/{a}": n for pod in self.pods for a, n in pod.job.mesh.items()}

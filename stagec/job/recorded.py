@@ -81,6 +81,7 @@ class RecordedJob:
     format: Format = CHAKRA
     machine: Machine | None = None
     model: ModelJob | None = None
+    models: Sequence[ModelJob] = ()
 
     @property
     def name(self) -> str:
@@ -128,6 +129,10 @@ class RecordedJob:
     def layout(self) -> Layout:
         """Who talks to whom."""
         return Layout(self.mesh, self.groups)
+
+    def layout_of(self, number: int) -> Layout:
+        """That of all ranks."""
+        return self.layout
 
     @cached_property
     def _timed(self) -> bool:

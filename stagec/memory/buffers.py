@@ -47,6 +47,7 @@ class Buffer:
     last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
     phases: set[str] = field(default_factory=set[str])
     sizes: dict[Value, Expr] = field(default_factory=dict[Value, Expr])
+    gathered: dict[Value, bool] = field(default_factory=dict[Value, bool])
     _size: Expr | None = None
 
     @property
@@ -67,11 +68,13 @@ class Buffer:
 
     @property
     def category(self) -> str:
-        """What it is there for."""
+        """What it is there for; `gathered` keeps what is known of one buffer of each value."""
         op = self.value.producer
         if op is None:
             return "activations"
-        if is_gathered(self.value):
+        if self.value not in self.gathered:
+            self.gathered[self.value] = is_gathered(self.value)
+        if self.gathered[self.value]:
             return "gathered weights"
         if (op.phase == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
             return STASH

@@ -80,6 +80,7 @@ class _Runner:
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
         self._sizes: dict[Value, Expr] = {}
+        self._gathered: dict[Value, bool] = {}
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         self._sums: dict[Value, Buffer] = {}
@@ -116,7 +117,16 @@ class _Runner:
     def _make(self, value: Value, first: int, last: int, copies: Expr = ONE) -> Buffer:
         """A buffer that a step of this part makes."""
         last_in = {self._part: last}
-        buffer = Buffer(value, copies, False, self._part, first, last_in, sizes=self._sizes)
+        buffer = Buffer(
+            value,
+            copies,
+            False,
+            self._part,
+            first,
+            last_in,
+            sizes=self._sizes,
+            gathered=self._gathered,
+        )
         self.found.steps[first].made.append(buffer)
         self.found.buffers.append(buffer)
         return buffer

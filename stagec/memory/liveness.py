@@ -122,6 +122,10 @@ def _hands_on(op: Operation) -> bool:
     return op.has(Accumulates) or isinstance(op.definition, ActionOp)
 
 
+#: Phases behind forward, which take the stash.
+_LATER = frozenset({"backward", "gradient", "recompute"})
+
+
 @dataclass(slots=True)
 class Sets:
     """Buffers that are not transient: what a step starts with, its gradients, its stash."""
@@ -141,10 +145,12 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
             if op.has(Accumulates):
                 sums = [r for r in op.results if joined_dim(op, r.tensor) is None]
                 sets.gradients |= {root_of(r) for r in sums if r.tensor.rank}
+                joined = (r for r in op.results if r not in sums and _users(r, body) & _LATER)
+                sets.stash |= {root_of(r) for r in joined}
                 continue
             for value in op.results:
-                users = {u.phase for u, _ in value.uses if u is not body.terminator}
-                later = users & {"backward", "gradient", "recompute"}
+                users = _users(value, body)
+                later = users & _LATER
                 if op.phase == "forward" and later and not is_gathered(value):
                     sets.stash.add(root_of(value))
                 elif op.phase != "optimizer" and "optimizer" in users:
@@ -154,6 +160,11 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
             sets.static.add(root_of(value))
     sets.stash -= sets.static
     return sets
+
+
+def _users(value: Value, body: Region) -> set[str]:
+    """The phases of what uses a value, but for the end of the function."""
+    return {u.phase for u, _ in value.uses if u is not body.terminator}
 
 
 def is_gathered(value: Value) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagec.program.buckets import Bucketed, with_buckets
-from stagec.program.groups import crosses_pods
+from stagec.program.groups import crosses_pods, tag_step
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
 from stagec.program.stamp import Inputs, Instance, Stream, Template
 
@@ -133,7 +133,7 @@ class _Facts:
         slots = np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
         self.microbatch[handles] = numbers[:, slots]
         tags = np.array([n.tag for n in nodes], dtype=np.int64)
-        crossing = numbers[:, slots] * np.array([_for_microbatch(n) for n in nodes])
+        crossing = numbers[:, slots] * np.array([tag_step(n.op) for n in nodes])
         self.tag[handles] = tags + _tag_offsets(template, instances) + crossing
         found = [(n.id, template.place(d), 0) for n in nodes for d in n.deps]
         found += [(n.id, template.place(a), 1) for n in nodes for a in n.after]
@@ -161,14 +161,6 @@ def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
     rows = [[*(i.tags[s] for s in template.sent), 0] for i in instances]
     offsets: Ints = np.array(rows, dtype=np.int64)[:, streams]
     return offsets
-
-
-def _for_microbatch(node: Node) -> int:
-    """What each microbatch adds to the tag of a message between pods: all layers that cross, for
-    each part of the batch that one of them is."""
-    if node.op is None or not crosses_pods(node.op):
-        return 0
-    return node.op.integer("turns", 1) * node.op.integer("streams")
 
 
 def _issued(order: Sequence[Node | Instance]) -> Ints:

@@ -69,6 +69,14 @@ def crosses_pods(op: Operation | None) -> bool:
     return op is not None and "pod" in op.attrs
 
 
+def tag_step(op: Operation | None) -> int:
+    """What each microbatch adds to the tag of a message between pods: all layers that cross, for
+    each part of the batch that one of them is; 0 of other operations."""
+    if op is None or not crosses_pods(op):
+        return 0
+    return op.integer("turns", 1) * op.integer("streams")
+
+
 @dataclass(frozen=True, slots=True)
 class Groups:
     """All groups of a job. `members[axes][i]` are the ranks of group `first[axes] + i`, in ring

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from stagec.program.buckets import Bucketed, completed_by
 from stagec.program.columns import cut_buckets
-from stagec.program.groups import crosses_pods
-from stagec.program.nodes import Node
+from stagec.program.groups import crosses_pods, tag_step
+from stagec.program.nodes import MICROBATCH, Node, marker_of
 from stagec.program.stamp import Instance, Template
 
 
@@ -54,8 +54,12 @@ class Run:
     def tag(self, node: Node) -> int:
         """The tag of a message of the run; both of its ends have the same."""
         instance = self.instance
-        if instance is None or node.op is None or crosses_pods(node.op):
+        if instance is None or node.op is None:
             return node.tag
+        if crosses_pods(node.op):
+            mark = marker_of(node.name)
+            microbatch = instance.microbatches[MICROBATCH.index(mark)] if mark else 0
+            return node.tag + microbatch * tag_step(node.op)
         return node.tag + instance.tags[instance.template.stream(node)]
 
     def part(self, first: int, last: int) -> Run:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stagec.support.diagnostics import error
@@ -182,8 +182,3 @@ def _number(text: str, digits: str) -> int:
             f"a number of '{text:.60}' is larger than {MAX_TOKENS:,}", remedy="choose a smaller one"
         )
     return int(digits)
-
-
-def kinds_of(steps: Sequence[Step]) -> tuple[str, ...]:
-    """The kinds of classes that occur, in order of first use."""
-    return tuple(dict.fromkeys(c.kind for step in steps for c in step.classes))

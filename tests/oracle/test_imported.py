@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ SEEN = ("clip_vision_model", "siglip_vision_model")
 UNSPLIT = ("vit", "deit", "DiTTransformer2DModel", *DINO, *SEEN)
 PAIRED = ("clip", "siglip")
 #: Layers of several kinds that attend to one output: no message brings its gradient.
-UNCUT = (*PAIRED, "switch_transformers")
+UNCUT = (*PAIRED, "switch_transformers", "gemma3n_text", "gemma3n")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
 _CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
@@ -121,7 +121,7 @@ def _module(path: Path, pipeline: str, **options: Any) -> Module:
     return run_passes(builder.module, pipeline)
 
 
-@cache
+@lru_cache(maxsize=1)  # the cases of a family stand together
 def _plain(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
     module = _module(path, STEP)
     inputs = inputs_of(module, 2)

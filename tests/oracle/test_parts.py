@@ -80,6 +80,43 @@ def test_pods_train_what_one_device_trains(
     assert_parts_train(path(name), parts, sizes=sizes, **options)
 
 
+_TWO_LAYERS = """
+stg.module @layers {
+  stg.symbols[B, D = 8, F = 8]
+  stg.func @train(%x: bf16[B, D], %y: bf16[B, D], %w: bf16[D, F | W], %v: bf16[F, D | V]) -> f32[] {
+    %h = stg.einsum["bd,df->bf"](%x, %w)
+    %e = stg.gelu(%h)
+    %z = stg.einsum["bf,fd->bd"](%e, %v)
+    %q = stg.mul(%z, %y)
+    %s = stg.sum["bd->"](%q)
+    %loss = stg.cast[f32](%s)
+    stg.return(%loss)
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoder", "main", "back"),
+    [("param", "param", True), ("frozen", "param", False), ("param", "frozen", True)],
+)
+def test_a_frozen_part_trains_nothing(encoder: str, main: str, back: bool, tmp_path: Path) -> None:
+    """Gradients come back to a part that trains, also through one that does not."""
+    text = _TWO_LAYERS.replace("| W]", f"| {encoder}]").replace("| V]", f"| {main}]")
+    file = tmp_path / "layers.stg"
+    file.write_text(text)
+    options = {"dp": 2, "microbatches": 2}
+    assert_parts_train(str(file), ["encoder=e: dp=4"], **options)
+    pods, _ = pods_of(str(file), ["encoder=e: dp=4"], **options)
+    sent = [op.name for op in pods["main"].walk() if op.name == "stg.hand_over"]
+    assert bool(sent) == back
+
+
+def test_adapters_of_parts_train() -> None:
+    options = {"dp": 2, "tp": 2, "microbatches": 2, "lora": "wq"}
+    assert_parts_train(path("whisper"), ["encoder=e: dp=4"], **options)
+
+
 def test_gradients_are_long_enough_to_be_clipped() -> None:
     """Else a share of the norm that does not cross would go unseen."""
     _, results = whole_step(path("whisper"), (), passes=GRADIENTS)

@@ -5,6 +5,7 @@ With LOGGOPSIM=BINARY in the environment (spcl/atlahs, sim/LogGOPSim) the real s
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.formats.base import Durations, Layout
+from stagec.formats.base import Durations, Layout, ModelJob
 from stagec.formats.goal import format as format_module
 from stagec.formats.goal.encode import Patched, binary_head, binary_of
 from stagec.formats.goal.encode import text_of as text_of_ops
@@ -30,7 +31,7 @@ from stagec.job.emit import Job
 from stagec.program.groups import GroupAxes, number_groups
 from stagec.program.nodes import Ints, Node, Program
 from tests.exported import JOBS, Tried, made, tried, written
-from tests.goal import LogGP, Rank, parse, unpack
+from tests.goal import LogGP, Op, Rank, parse, unpack
 from tests.support import GPT, LLAMA, MIXTRAL, crossed, examples, stagec
 
 
@@ -94,6 +95,39 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
         assert len(ends) == len(ranks)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_pods_are_one_schedule(algorithm: str, tmp_path: Path) -> None:
+    """Messages between pods are those of analyze, and nothing else joins them; the pod that decodes
+    waits for them; an archive gives the same but for times."""
+    pods = ("--prefill", "tp=4,pp=2,microbatches=2", "--decode", "tp=2,dp=2")
+    step = ("--serve", "disaggregated", *pods, "--batch", "8", "--prompt", "64")
+    words = ("llama3-8b", "--set", "L=2,D=64,H=4,G=4,K=16,F=64,V=64", *step)
+    form = f"goal{{collectives={algorithm}}}"
+    asked = (*words, "--machine", "h100-sxm", "--quiet")
+    assert stagec("compile", *asked, "--format", form, "-o", tmp_path / "out").code == 0
+    ranks = parse((tmp_path / "out" / "llama3-8b.goal").read_text())
+    assert_matched(ranks)
+    crossing = [op.size for ops in ranks[:8] for op in ops if op.way == "send" and op.peer >= 8]
+    about = json.loads(stagec("analyze", *words, "--json").out)["handover"]
+    assert (len(crossing), sum(crossing)) == (about["messages"], about["bytes"])
+    assert not [op for ops in ranks[8:] for op in ops if op.way == "send" and op.peer < 8]
+    near, far = (LogGP(L=n, G=0.04, S=1 << 40).ends(ranks)[8:] for n in (0, 1 << 30))
+    assert min(far) > max(near) + (1 << 30)
+    archive = tmp_path / "job.stagec"
+    assert stagec("compile", *asked, "--archive", archive).code == 0
+    done = stagec("materialize", archive, "--format", form, "-o", tmp_path / "again", "--quiet")
+    assert done.code == 0, done.err
+    again = parse((tmp_path / "again" / "llama3-8b.goal").read_text())
+    assert [[untimed(op) for op in ops] for ops in again] == [
+        [untimed(op) for op in ops] for ops in ranks
+    ]
+
+
+def untimed(op: Op) -> Op:
+    """Archives have whole microseconds."""
+    return replace(op, size=0) if op.way == "calc" else op
+
+
 def assert_matched(ranks: list[Rank]) -> None:
     """Sends and receives of two ranks and a tag are as many, of equal sizes in their order."""
     sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
@@ -149,12 +183,17 @@ class One:
     name: str = "one"
     machine: None = None
     model: None = None
+    models: tuple[ModelJob, ...] = ()
     durations: Durations | None = None
 
     @property
     def members(self) -> list[Ints]:
         """All ranks."""
         return [np.arange(self.layout.groups.ranks, dtype=np.int64)]
+
+    def layout_of(self, number: int) -> Layout:
+        """That of all ranks."""
+        return self.layout
 
     def program(self, number: int) -> Program:
         """That of all ranks."""

@@ -153,7 +153,7 @@ def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, A
             "2 micro",
         ),
         (("--prompt", "16", "--prefill", "dp=4,tp=4", "--decode", "microbatches=4"), "has 3 on a"),
-        (("--prompt", "16", "--prefill", "tp=3"), "in the pod of --prefill"),
+        (("--prompt", "16", "--prefill", "tp=3"), "in the pod 'prefill'"),
         (("--prompt", "16", "--limit", "h100"), "--limit is of one pod"),
         (("--prompt", "15", "--prefill", "tp=2,dp=3", "--decode", "tp=2,dp=2"), "3 parts, and 2"),
     ],
@@ -220,7 +220,7 @@ def test_times_and_memory_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--format", "goal"), "'goal' is of one mesh"),
+        (("--format", "simai"), "'simai' is of one mesh"),
         (("--format", "astra-sim", "--machine", "h100-sxm"), "'astra-sim' is of one mesh"),
         (("--steps", "3"), "--steps writes steps of one server"),
         (("--name", "manifest"), "'manifest' is no name"),
@@ -250,9 +250,9 @@ def test_an_archive_has_both_pods(tmp_path: Path) -> None:
     assert stagec("materialize", archive, "-o", tmp_path / "made", "--quiet").code == 0
     files = {f.name: f.read_bytes() for f in (tmp_path / "folder").iterdir()}
     assert files == {f.name: f.read_bytes() for f in (tmp_path / "made").iterdir()}
-    refused = stagec("materialize", archive, "-o", tmp_path / "goal", "--format", "goal")
+    refused = stagec("materialize", archive, "-o", tmp_path / "simai", "--format", "simai")
     assert refused.code == 1
-    assert "'goal' is of one mesh" in refused.err
+    assert "'simai' is of one mesh" in refused.err
 
 
 INDEX: dict[str, Any] = {

@@ -152,6 +152,23 @@ def test_only_layers_without_a_window_are_stretched() -> None:
     assert "stg.rope[base = theta_local]" in text
 
 
+@pytest.mark.parametrize(("kind", "key"), [("ntk", "factor"), ("dynamic", "alpha")])
+def test_the_base_is_stretched(kind: str, key: str) -> None:
+    """The slowest pair of a head turns so many times slower, the fastest one as before."""
+    plain, by = base_of(imported("llama")), 8.0
+    found = base_of(imported("llama", rope_scaling={"type": kind, key: by}))
+    dim = 8  # hidden_size / num_attention_heads of the small configuration
+    slowest = [1 / theta ** ((dim - 2) / dim) for theta in (plain, found)]
+    assert math.isclose(slowest[0] / slowest[1], by, rel_tol=0.01)
+
+
+def base_of(text: str) -> int:
+    """The value of the symbol theta."""
+    match = re.search(r"theta = (\d+)", text)
+    assert match is not None
+    return int(match[1])
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
 def test_scalings_without_an_operation_are_noted(kind: str) -> None:
     text = imported("llama", rope_scaling={"type": kind, "factor": 2.0})

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.analysis.count import count_module
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.configurations import import_configuration
 from stagec.driver.request.options import JobOptions
@@ -23,7 +22,7 @@ from stagec.ir.loads import planned_env
 from stagec.support.source import Source
 from stagec.text.printer import print_module
 from tests.configurations import FEATURED, configurations
-from tests.support import analyse, examples, parse, run_passes, stagec
+from tests.support import analyse, counted, examples, parse, run_passes, stagec
 
 DATA = Path(__file__).parents[1] / "data"
 FIGURES: dict[str, Any] = json.loads((DATA / "models.json").read_text())
@@ -77,7 +76,7 @@ def test_executed_products_are_those_of_the_pairs_seen(name: str) -> None:
     """Forward, masks counted: causal ones, windows, blocks, selected keys."""
     expected = FIGURES[name]["flops_fwd"]
     module = JobBuilder(JobOptions(str(CONFIGS[name]), sizes=_sizes(name))).lower()
-    counts = count_module(module)
+    counts = counted(module)
     found = evaluate(counts.matmul_executed["forward"], planned_env(module))
     assert found == expected["total_causal"]
 

@@ -309,8 +309,13 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
         None,
         memory(16 * (2 * 64 + 8), "embedding"),
     ),
-    "a sum of two types": ("aten::add", [[8, 4], [4], []], [F32, BF16, SCALAR], None,
-                           memory(128 + 8 + 128)),
+    "a sum of two types": (
+        "aten::add",
+        [[8, 4], [4], []],
+        [F32, BF16, SCALAR],
+        None,
+        memory(128 + 8 + 128),
+    ),
     "in place": ("aten::add_", [[8, 4], [8, 4]], [BF16, F32], None, memory(64 + 128 + 64)),
     "with out": ("aten::mul", [[8, 4], [8, 4], [8, 4]], [F32] * 3, None, memory(3 * 128)),
     "copy": ("aten::copy_", [[8, 4], [8, 4], []], [BF16, F32, SCALAR], None, memory(64 + 128)),
@@ -323,7 +328,7 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
     ),
     "triton": ("triton_poi_fused_add_0", [[8], [8], []], [F32, F32, SCALAR], None, memory(64)),
     "unknown": ("aten::convolution", [[8]], [F32], None, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OPS)

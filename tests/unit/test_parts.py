@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stagec.formats.chakra.files import read_trace
 from tests.oracle.test_parts import ENDS, path
 from tests.support import EXHAUSTIVE, stagec
 
@@ -82,3 +83,56 @@ def test_each_rank_gets_what_it_holds() -> None:
         ("encoder", "main"): 4 * size // 2 + 8 * 4,
         ("main", "encoder"): 4 * size // 4 + 8 * 4,
     }
+
+
+def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
+    """All microbatches leave before the gradient of the first one is needed."""
+    words = ("--set", f"B={BATCH}", "--microbatches", "4", "--part", "encoder=e: dp=2")
+    ran = stagec("compile", path("whisper"), *words, "-o", tmp_path / "job")
+    assert ran.code == 0, ran.err
+    nodes = {node.id: node for node in read_trace(tmp_path / "job" / "whisper.1.et")}
+    sends = [n for n in nodes.values() if n.name.startswith("forward/mb3/e.send")]
+    assert sends
+    before, pending = set[int](), [n.id for n in sends]
+    while pending:
+        node = nodes[pending.pop()]
+        pending += {*node.data_deps, *node.ctrl_deps} - before
+        before |= {*node.data_deps, *node.ctrl_deps}
+    assert {nodes[i].name.partition("/")[0] for i in before} == {"forward"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("compile", "--format", "goal", "--dry-run"), "'goal' is of one mesh"),
+        (("analyze", "--symbolic"), "--symbolic is of one pod"),
+        (("memory", "--html", "x.html"), "--html draws one job"),
+        (("time", "--machine", "h100-sxm", "--html", "x.html"), "are of one job"),
+        (("analyze", "--pp", "2"), "has pipeline stages"),
+        (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
+        (("analyze", "--serve", "prefill", "--prompt", "8"), "--part is about training"),
+    ],
+)
+def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) -> None:
+    command, *rest = words
+    ran = stagec(command, path("whisper"), "--part", "encoder=e", *rest)
+    assert ran.code == 1
+    assert says in ran.err
+
+
+def test_memory_and_time_are_those_of_each_part() -> None:
+    """The stash of an encoder that runs ahead is that of all microbatches."""
+    found: dict[int, dict[str, Any]] = {}
+    for count in (1, 2):
+        words = ("--set", f"B={BATCH}", "--microbatches", str(count), "--part", "encoder=e: dp=2")
+        ran = stagec("memory", path("whisper"), *words, "--json", "--limit", "1KiB")
+        assert ran.code == 1
+        assert "encoder/stage0 needs" in ran.err
+        found[count] = json.loads(ran.out)["pods"]
+    stash = {n: p["encoder"]["classes"][0]["categories"]["stash"] for n, p in found.items()}
+    assert stash[1] == stash[2] > 0
+    ran = stagec("time", path("whisper"), *words, "--machine", "h100-sxm", "--json")
+    assert ran.code == 0, ran.err
+    timed = json.loads(ran.out)
+    steps = [pod["step_seconds"] for pod in timed["pods"].values()]
+    assert timed["step_seconds_at_least"] == max(steps)

@@ -90,11 +90,11 @@ def test_it_compiles_with_one_class_for_each_stage(name: str) -> None:
 
 
 def test_the_text_of_a_preset_is_a_strategy_file(tmp_path: Path) -> None:
-    text = stagec("presets", "megatron-gpt-1t").out
+    text = stagec("presets", "llama3-405b-8k").out
     file = tmp_path / "mine.stg"
     file.write_text(text)
-    ours = analyse("gpt-1008b", strategy=str(file), sizes={"S": 2048, "B": 3072})
-    assert ours == analyse("", preset="megatron-gpt-1t")
+    ours = analyse("llama3-405b", strategy=str(file), sizes={"S": 8192, "B": 2048})
+    assert ours == analyse("", preset="llama3-405b-8k")
 
 
 def test_sizes_of_a_preset_can_be_changed() -> None:

@@ -96,3 +96,18 @@ def test_caches_are_split(case: Any, context: int) -> None:
     held = found["classes"][0]["memory"]["caches"]
     rows = -(-(context + 1) // parts)
     assert held == PER_TOKEN[model] * rows * parts * 16 // (data * ways * stages)
+
+
+def test_what_is_not_counted_of_eight_bits() -> None:
+    """Scales of 4 bytes: DeepEP sends 128 tokens to 8 experts in 7,392 bytes each, 4 for a group of
+    128 elements; FlashMLA caches 656 bytes a token and layer, 4 scales and 64 elements in bf16."""
+    sizes = {"L": 1, "L_dense": 1}
+    given: dict[str, Any] = {"serve": "decode", "batch": 128 * 8, "context": 64, "sizes": sizes}
+    found = served("deepseek-v3", dp=8, ep=8, fp8="e4m3", kv_dtype="fp8", **given)
+    (sent,) = (
+        row["bytes"]
+        for row in found["classes"][0]["collectives"]
+        if row["op"] == "all_to_all" and row["dtype"] == "f8e4m3"
+    )
+    assert sent + 128 * 8 * 7168 // 128 * 4 == 128 * 8 * 7392
+    assert found["serving"]["cache_bytes_per_token"] + 2 * (4 * 4 + 64) == 2 * 656

@@ -320,3 +320,39 @@ def test_an_archive_has_no_times(tmp_path: Path) -> None:
         "materialize", tmp_path / "job", "--format", "kineto", *MACHINE, "-o", tmp_path / "out"
     )
     assert (done.code, "needs more of a job than an archive holds" in done.err) == (1, True)
+
+
+def test_pods_are_one_timeline(tmp_path: Path) -> None:
+    """Prefill with its messages, then decode: every message has both its ends, sends take the time
+    of the network, and pods take what `stagec time` says."""
+    pods = ("--prefill", "tp=4,pp=2,microbatches=2", "--decode", "tp=2,dp=2")
+    step = ("--serve", "disaggregated", *pods, "--batch", "8", "--prompt", "64")
+    words = ("llama3-8b", "--set", "L=2", *step, "--machine", "h100-sxm")
+    done = stagec("compile", *words, "--format", "chrome,kineto,perfetto", "-o", tmp_path)
+    assert done.code == 0, done.err
+    text = (tmp_path / "chrome" / "llama3-8b.trace.json").read_text()
+    events = json.loads(text)["traceEvents"]
+    sends, takes = ({e["id"]: e for e in events if e["ph"] == end} for end in "sf")
+    assert sends.keys() == takes.keys()
+    crossing = [i for i, e in sends.items() if e["pid"] < 8 <= takes[i]["pid"]]
+    told = json.loads(stagec("time", *words, "--no-levers", "--no-graphs", "--json").out)
+    assert len(crossing) == told["handover"]["messages"] == 64
+    assert all(sends[i]["ts"] < takes[i]["ts"] for i in crossing)
+    runs = [e for e in events if e["ph"] == "X"]
+    ends = [max(e["ts"] + e["dur"] for e in runs if (e["pid"] < 8) is p) for p in (True, False)]
+    serving = told["serving"]
+    assert ends[0] == pytest.approx(1e6 * serving["ttft_seconds"], abs=1e-5)
+    assert ends[1] - ends[0] == pytest.approx(1e6 * serving["tpot_seconds"], abs=1e-5)
+    traces = [json.loads(p.read_text()) for p in sorted((tmp_path / "kineto").glob("*.*.json"))]
+    assert len(traces) == 12
+    for trace in traces:
+        about = trace["distributedInfo"]
+        groups = {g["pg_name"]: g["ranks"] for g in about["pg_config"]}
+        named = [
+            e["args"] for e in trace["traceEvents"] if "Process Group Name" in e.get("args", ())
+        ]
+        assert named
+        for each in named:
+            ranks = json.loads(each["Process Group Ranks"])
+            assert about["rank"] in ranks
+            assert groups.get(each["Process Group Name"], ranks) == ranks

@@ -13,7 +13,7 @@ from stagec.api import DiagnosticError, time_step
 from stagec.driver.job import figures
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
-from stagec.driver.time.timed import time_of
+from stagec.driver.time.timed import time_job
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
 from stagec.time.clock.replay import replay
@@ -67,7 +67,7 @@ def test_an_evaluation_is_that_of_a_compile_of_its_own(
         flags = {**base, **dict(zip(values, choice, strict=True))}
         found = time_step(model, machine, overlap=overlap, **flags)
         options = JobOptions(model).changed(**flags, explicit=frozenset(flags))
-        alone = time_of(options, machine, overlap=overlap, levers=False)
+        alone = time_job(options, machine, overlap=overlap, levers=False).report
         assert found.as_json() == alone.as_json()
 
 

@@ -19,12 +19,46 @@ _TOKEN = re.compile(
 )
 #: What mutations put in, besides what the seeds hold.
 ODD_TOKENS = (
-    "0", "-1", "1/2", "1", "3", "9223372036854775807", "18446744073709551616", "1000000",
-    "node", '"->"', '"ab"', '"(ab)c->c"', '""', "é", "\0", "%", "max(B, 1)", "^", "==", ">=",
-    "param", "load(E)", "| sum(dp)", "@dp", "@(dp, tp)", "[]", "()", "{}", "[x = 1]", "(%x)",
-    "f32[B]", "f8e4m3[B, S]", "stg.yield(%x)", "stg.return(%x)", "stg.repeat", "stg.module",
-    "phase = lowered", "phase = sharded", "phase = shaped",
-)  # fmt: skip
+    "0",
+    "-1",
+    "1/2",
+    "1",
+    "3",
+    "9223372036854775807",
+    "18446744073709551616",
+    "1000000",
+    "node",
+    '"->"',
+    '"ab"',
+    '"(ab)c->c"',
+    '""',
+    "é",
+    "\0",
+    "%",
+    "max(B, 1)",
+    "^",
+    "==",
+    ">=",
+    "param",
+    "load(E)",
+    "| sum(dp)",
+    "@dp",
+    "@(dp, tp)",
+    "[]",
+    "()",
+    "{}",
+    "[x = 1]",
+    "(%x)",
+    "f32[B]",
+    "f8e4m3[B, S]",
+    "stg.yield(%x)",
+    "stg.return(%x)",
+    "stg.repeat",
+    "stg.module",
+    "phase = lowered",
+    "phase = sharded",
+    "phase = shaped",
+)
 _ODD_NUMBERS = (
     0,
     1,
@@ -41,8 +75,22 @@ _ODD_NUMBERS = (
     1e300,
 )
 _ODD_JSON: tuple[Any, ...] = (
-    None, True, False, "", "x", "../x", "0", [], {}, [[]], [0], 0.5, -0.0, "\ud800", *_ODD_NUMBERS
-)  # fmt: skip
+    None,
+    True,
+    False,
+    "",
+    "x",
+    "../x",
+    "0",
+    [],
+    {},
+    [[]],
+    [0],
+    0.5,
+    -0.0,
+    "\ud800",
+    *_ODD_NUMBERS,
+)
 Token = tuple[str, str]
 #: What stands before and behind a token: punctuation as it is, other tokens by kind.
 Context = tuple[str, str]
@@ -194,11 +242,26 @@ def _bracket(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
 
 
 _TEXT_CHANGES: tuple[TextChange, ...] = (
-    _same_kind, _same_kind, _same_kind, _any_kind, _insert, _delete, _swap, _line, _line, _bracket,
-)  # fmt: skip
+    _same_kind,
+    _same_kind,
+    _same_kind,
+    _any_kind,
+    _insert,
+    _delete,
+    _swap,
+    _line,
+    _line,
+    _bracket,
+)
 _TAME_CHANGES: tuple[TextChange, ...] = (
-    _in_context, _in_context, _in_context, _in_text, _in_text, _number, _line,
-)  # fmt: skip
+    _in_context,
+    _in_context,
+    _in_context,
+    _in_text,
+    _in_text,
+    _number,
+    _line,
+)
 
 
 # -- bytes -----------------------------------------------------------------------------------------

@@ -327,7 +327,8 @@ class JobBuilder:
                 + ("--serve is given" if self.serving else "no argument is a 'param'"),
                 remedy="leave it out",
             )
-        return f"{TRAIN},+after(infer-shapes):cut-part{{keep={self.options.keep}}}"
+        cut = f"+after(infer-shapes):cut-part{{keep={self.options.keep}}}"
+        return f"{TRAIN},{cut},+after(add-optimizer):run-ahead"
 
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY."""

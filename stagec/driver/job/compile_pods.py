@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -154,12 +154,13 @@ def _job(
     from stagec.job.pods import Pod, PodsJob
 
     machine = durations.machine if durations is not None else None
+    measured = durations.measured if durations is not None else None
     each: list[Pod] = []
     for pod, module in pods.modules.items():
         annotate = plans[pod].needed("--memory-events").annotate if plans else None
         how = durations, given["names"], given["granularity"], annotate
         job = make_job(module, name, *how, machine=machine)
-        each.append(Pod(pod, job, pods.far[pod]))
+        each.append(Pod(pod, replace(job, measured=measured), pods.far[pod]))
     return PodsJob(name, each)
 
 

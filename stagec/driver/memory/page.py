@@ -22,10 +22,20 @@ _SCRIPTS = "memory/chart.js", "memory/page.js"
 _BODY = """
 <form id="controls" autocomplete="off"></form>
 <main id="jobs"></main>"""
-_COLORS = (
-    "#4e79a7", "#a0cbe8", "#59a14f", "#76b7b2", "#f28e2b", "#ffbe7d", "#b07aa1", "#8cd17d",
-    "#d37295", "#e15759", "#ff9da7", "#9d7660",
-)  # fmt: skip
+_COLORS = [
+    "#4e79a7",
+    "#a0cbe8",
+    "#59a14f",
+    "#76b7b2",
+    "#f28e2b",
+    "#ffbe7d",
+    "#b07aa1",
+    "#8cd17d",
+    "#d37295",
+    "#e15759",
+    "#ff9da7",
+    "#9d7660",
+]
 
 
 @dataclass(frozen=True, slots=True)

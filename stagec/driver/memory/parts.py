@@ -49,7 +49,10 @@ def memory_of_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
             print_footprint(each, text)
     write_output(text.getvalue(), given["output"])
     limit: Limit | None = given["limit"]
-    return 0 if limit is None or all(_fits(p, each, limit) for p, each in found.items()) else 1
+    if limit is None:
+        return 0
+    fits = [_fits(part, each, limit) for part, each in found.items()]
+    return 0 if all(fits) else 1
 
 
 def _fits(part: str, result: Mapping[str, Any], limit: Limit) -> bool:

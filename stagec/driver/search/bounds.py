@@ -175,14 +175,15 @@ class JobBounds:
         held = zip(end.ends, few, strict=True)
         first, last = (max(0.0, static - rank.own * each) for static, rank in held)
         one, other = end.beside[0] - few[0].kept * stash, end.beside[1] - many[0].kept * stash
-        # the same for any number of layers: it is there when the first of them begins
-        beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
+        # the same for any number of layers: it is there when the first of them begins; parameters
+        # that are gathered ahead are those of further layers, of which a chunk may have none
+        told = stash and round(one) == round(other) and self._jobs[number].zero < 3
+        beside = max(0.0, one) if told else 0.0
         ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
         bounds = (
             rank.own * each
             + rank.kept * stash
-            + rank.first * first
-            + rank.last * last
+            + max(rank.first * first, rank.last * last)  # both may hold the same, if tied
             + rank.begins * beside
             for rank in ranks
         )

@@ -18,7 +18,8 @@ from stagec.driver.time.table import seconds_text
 from stagec.support.diagnostics import error
 from stagec.support.files import write_file
 
-_BODY = """<p>{about}</p>
+_BODY = """<p>{about}. Red is the best, the dashed line joins those that no other beats in both
+respects, and each mark leads to where its time and memory go.</p>
 <h2>Memory over time</h2>
 {scatter}
 <h2>All flags side by side</h2>
@@ -32,6 +33,7 @@ svg { width: 100%; font: 12px system-ui, sans-serif; } svg text { fill: currentC
 .axis { stroke: currentColor; opacity: .35; } .line { fill: none; stroke: #4e79a7; opacity: .3; }
 .line.first { stroke: #e15759; opacity: 1; stroke-width: 2.5; }
 .front { fill: none; stroke: currentColor; stroke-dasharray: 4 3; }
+.value { paint-order: stroke; stroke: Canvas; stroke-width: 4px; pointer-events: none; }
 a:hover .line, a:focus .line { opacity: 1; stroke-width: 3; } circle { fill: #4e79a7; }
 circle.first { fill: #e15759; }
 a:hover circle, a:focus circle { stroke: currentColor; stroke-width: 2; }
@@ -121,27 +123,33 @@ def _parallel(points: Sequence[Mapping[str, Any]]) -> str:
     columns = [*names, "step"]
     xs = _scaled(list(range(len(columns))), 40, WIDTH - 60) if len(columns) > 1 else [40.0]
     heights: list[list[float]] = []
+    axes: list[str] = []
     labels: list[str] = []
     for name, x in zip(columns, xs, strict=True):
-        labels.append(f'<path class="axis" d="M{x:.1f},30V{_HEIGHT - 40}"/>')
-        labels.append(f'<text x="{x:.1f}" y="14" text-anchor="middle">{escape(name)}</text>')
+        axes.append(f'<path class="axis" d="M{x:.1f},30V{_HEIGHT - 40}"/>')
+        axes.append(f'<text x="{x:.1f}" y="14" text-anchor="middle">{escape(name)}</text>')
         if name == "step":
-            heights.append(_scaled([-p["step_seconds"] for p in points], _HEIGHT - 50, 40))
+            times = [-p["step_seconds"] for p in points]
+            heights.append(_scaled(times, _HEIGHT - 50, 40))
+            ends = {seconds_text(-max(times)): 40, seconds_text(-min(times)): _HEIGHT - 50}
+            labels += [_label(x, y, text) for text, y in ends.items()]
             continue
         values = [p["flags"].get(name, "") for p in points]
         order = sorted(set(values), key=lambda v: (isinstance(v, str), v))
         at = dict(zip(order, _scaled(list(range(len(order))), _HEIGHT - 50, 40), strict=True))
         heights.append([at[v] for v in values])
-        labels += [
-            f'<text x="{x + 4:.1f}" y="{y + 4:.1f}">{escape(str(v))}</text>' for v, y in at.items()
-        ]
+        labels += [_label(x, y, str(v)) for v, y in at.items()]
     lines: list[str] = []
     for n, point in enumerate(points):
         path = " ".join(f"{x:.1f},{h[n]:.1f}" for x, h in zip(xs, heights, strict=True))
         kind = "line first" if n == 0 else "line"
         lines.append(_link(n, point, f'<polyline class="{kind}" points="{path}"/>'))
     box = f'viewBox="0 0 {WIDTH} {_HEIGHT}" role="img" aria-label="flags side by side"'
-    return "\n".join([f"<svg {box}>", *labels, *reversed(lines), "</svg>"])
+    return "\n".join([f"<svg {box}>", *axes, *reversed(lines), *labels, "</svg>"])
+
+
+def _label(x: float, y: float, text: str) -> str:
+    return f'<text class="value" x="{x + 4:.1f}" y="{y + 4:.1f}">{escape(text)}</text>'
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -14,9 +14,7 @@ from typing import Any
 
 WIDTH, HEIGHT = 840, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 260, 24, 52
-_COLORS = (
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#9c755f", "#edc948",
-)  # fmt: skip
+_COLORS = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#9c755f", "#edc948"]
 _BINARY, _TWO = 1024, log10(2)
 #: From this ratio of the greatest to the least value on, an axis is logarithmic.
 _WIDE = 12

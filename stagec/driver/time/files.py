@@ -83,12 +83,11 @@ def write_perfetto(timed: Timed, path: Path, ranks: str | None) -> None:
     before others. Raises `DiagnosticError` for ranks that are not there, and for more nodes than a
     viewer takes."""
     from stagec.formats.perfetto.encode import perfetto_trace
-    from stagec.formats.timeline.ranks import replayed_timeline
+    from stagec.formats.timeline.ranks import Replay, replayed_timeline
 
     chosen = _first_ranks(timed) if ranks is None else _given_ranks(timed, ranks)
-    timeline = replayed_timeline(
-        timed.issued, timed.step, chosen, "", lambda number: _events(timed, number)
-    )
+    replays = [Replay.of(timed.issued, timed.step)]
+    timeline = replayed_timeline(replays, chosen, "", lambda number: _events(timed, number))
     with new_file(path) as file:
         for part in perfetto_trace(timeline):
             file.write(part)

@@ -37,18 +37,6 @@ class Timed:
         return self.report.step
 
 
-def time_of(
-    options: JobOptions,
-    machine: Machine,
-    *,
-    overlap: bool = True,
-    levers: bool | None = None,
-    measured: Measurements | None = None,
-) -> TimeReport:
-    """The time of a job's step. Raises `DiagnosticError`."""
-    return time_job(options, machine, overlap=overlap, levers=levers, measured=measured).report
-
-
 def time_job(
     options: JobOptions,
     machine: Machine,

@@ -41,6 +41,7 @@ class GoalFormat(JobFormat):
     binary: bool = False
     name: ClassVar[str] = "goal"
     needs: ClassVar[frozenset[Need]] = frozenset({"durations"})
+    pods: ClassVar[bool] = True
 
     def check(self, job: TraceJob) -> None:
         """Refuse an algorithm that is none. Raises `DiagnosticError`."""
@@ -79,7 +80,7 @@ class GoalSchedule:
     ranks is to come."""
 
     def __init__(self, job: TraceJob, algorithm: str) -> None:
-        self._job, self._algorithm, self._layout = job, algorithm, job.layout
+        self._job, self._algorithm = job, algorithm
         self._ranks = job.layout.groups.ranks
         self._axes: dict[int, list[GroupAxes]] = {}
         self._class = np.zeros(self._ranks, dtype=np.int64)
@@ -105,7 +106,7 @@ class GoalSchedule:
         known: dict[_Kind, Patched] = {}
         last = [int(members[-1]) for members in self._job.members]
         for rank, number in enumerate(self._class.tolist()):
-            place = Place(self._layout, rank)
+            place = Place(self._job.layout_of(number), rank)
             kind = self._kind(number, place)
             if kind not in known:
                 known[kind] = encode(self._expander(kind))
@@ -118,8 +119,9 @@ class GoalSchedule:
         found = np.zeros(self._ranks, dtype=np.int64)
         for number, members in enumerate(self._job.members):
             known: dict[_Kind, int] = {}
+            layout = self._job.layout_of(number)
             for rank in members.tolist():
-                kind = self._kind(number, Place(self._layout, rank))
+                kind = self._kind(number, Place(layout, rank))
                 if kind not in known:
                     counts = self._expander(kind).counts()
                     known[kind] = binary_bytes(counts)
@@ -134,8 +136,8 @@ class GoalSchedule:
         return number, tuple(place.shapes(self._axes[number], self._algorithm).items())
 
     def _expander(self, kind: _Kind) -> Expander:
-        program = self._job.program(kind[0])
-        return Expander(program, self._layout, self._nanoseconds, self._algorithm, dict(kind[1]))
+        program, layout = self._job.program(kind[0]), self._job.layout_of(kind[0])
+        return Expander(program, layout, self._nanoseconds, self._algorithm, dict(kind[1]))
 
     def _nanoseconds(self, node: Node) -> int:
         if node.is_copy:

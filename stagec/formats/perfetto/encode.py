@@ -98,7 +98,7 @@ class _Writer:
                 TrackDescriptor(
                     uuid=track,
                     parent_uuid=process,
-                    name=stream_name(stream, self._timeline.mesh),
+                    name=stream_name(stream, self._timeline.mesh(self._timeline.chosen[each.rank])),
                     sibling_order_rank=place,
                 )
             )
@@ -172,7 +172,7 @@ class _Writer:
         if other not in self._timeline.chosen:
             return b""
         ends = (rank, other) if sends else (other, rank)
-        key = *ends, self._timeline.way(node), tag
+        key = *ends, self._timeline.way(node, rank), tag
         flow = [self._flows.setdefault(key, len(self._flows) + 1)]
         event = TrackEvent(flow_ids=flow) if sends else TrackEvent(terminating_flow_ids=flow)
         return event.SerializeToString()

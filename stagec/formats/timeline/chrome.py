@@ -66,7 +66,7 @@ class _Writer:
         yield _about(rank, "process_name", name=f"rank {rank} ({each.name})")
         yield _about(rank, "process_sort_index", sort_index=rank)
         for stream, number in threads.items():
-            name = stream_name(stream, self._timeline.mesh)
+            name = stream_name(stream, self._timeline.mesh(self._timeline.chosen[rank]))
             yield _about(rank, "thread_name", number, name=name)
             yield _about(rank, "thread_sort_index", number, sort_index=number)
         for step, microbatch, tag, start, end, _ in each.times.rows():
@@ -113,7 +113,9 @@ class _Writer:
         if other not in self._timeline.chosen:
             return
         ends = (rank, other) if sends else (other, rank)
-        number = self._flows.setdefault((*ends, self._timeline.way(node), tag), len(self._flows))
+        number = self._flows.setdefault(
+            (*ends, self._timeline.way(node, rank), tag), len(self._flows)
+        )
         what = f'"id": {number}, "name": "message", "cat": "message", {place}'
         if sends:
             yield f'{{"ph": "s", {what}, "ts": {microseconds(when[0])}}}'

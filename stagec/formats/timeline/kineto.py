@@ -126,7 +126,7 @@ def _about(timeline: Timeline, each: ShownRank) -> Iterator[str]:
     yield named("thread_name", _HOST, "computations", _COMPUTES)
     yield named("thread_name", _HOST, "communication", _COMMUNICATES)
     for number, stream in enumerate(streams_in(each.times), start=_FIRST_STREAM):
-        name = stream_name(stream, timeline.mesh)
+        name = stream_name(stream, timeline.mesh(timeline.chosen[each.rank]))
         yield named("thread_name", _HOST if name.startswith(HOST) else 0, name, number)
 
 
@@ -149,7 +149,7 @@ def _differing(timeline: Timeline, node: Node, rank: int) -> str:
 
 def _class_parts(timeline: Timeline, number: int) -> _Parts:
     """The events of a class, each behind a comma and a line break."""
-    times = timeline.times(number)
+    times, mesh = timeline.times(number), timeline.mesh(number)
     streams = {s: _FIRST_STREAM + i for i, s in enumerate(streams_in(times))}
     bodies: dict[int, tuple[str, str, str]] = {}
     parts: _Parts = []
@@ -169,7 +169,7 @@ def _class_parts(timeline: Timeline, number: int) -> _Parts:
             )
             continue
         if id(step) not in bodies:
-            bodies[id(step)] = _bodies(node, timeline.mesh)
+            bodies[id(step)] = _bodies(node, mesh)
         op, launched, body = bodies[id(step)]
         thread = _COMPUTES if node.is_computation else _COMMUNICATES
         gap = f'"ts": {microseconds(start)}, "dur": {microseconds(launch)}'
@@ -183,7 +183,7 @@ def _class_parts(timeline: Timeline, number: int) -> _Parts:
             f'"correlation": {at}}}}},\n{{"ph": "X", {body}"pid": 0, "tid": {stream}, '
             f'"ts": {microseconds(begun)}, "dur": {microseconds(stop - begun)}, "args": {{'
             f'"External id": {at}, "correlation": {at}, "device": 0, "context": 1, '
-            f'"stream": {stream}, {_arguments(node, timeline.mesh)}'
+            f'"stream": {stream}, {_arguments(node, mesh)}'
         )
         if node.is_collective or node.is_message:
             parts += ["".join(waiting).encode(), node]

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
-from stagec.formats.base import Estimate, JobFormat, Layout, Need, TraceJob
-from stagec.ir.module import Module
+from stagec.formats.base import Estimate, JobFormat, Layout, ModelJob, Need, TraceJob
 from stagec.machines import Machine
-from stagec.program.groups import GroupAxes
+from stagec.program.groups import GroupAxes, crosses_pods
 from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NodeTimes, node_times
-from stagec.time.costs.nodes import Measurements
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
+from stagec.time.transfer import level_between_pods
 
 #: Nodes of all ranks of a file together: a viewer takes about as many.
 MOST_NODES = 500_000
@@ -43,12 +42,12 @@ class ShownRank:
 class Timeline:
     """Ranks of a job: `chosen` has the class of each that is shown, in order.
 
-    `times` and `memory` are asked for a class, the latter of None where that is not known. A
+    `mesh`, `times` and `memory` are asked for a class, the last one None where it is not known. A
     collective of a rank has a group, with a name and its ranks, a message a peer. Both ends of a
     message have the same `way`, which tells apart streams between two ranks.
     """
 
-    mesh: Mapping[str, int]
+    mesh: Callable[[int], Mapping[str, int]]
     ranks: int
     device: str
     chosen: Mapping[int, int]
@@ -57,7 +56,7 @@ class Timeline:
     memory: Callable[[int], HeldBytes | None]
     group: Callable[[Node, int], tuple[str, Sequence[int]]]
     peer: Callable[[Node, int], int]
-    way: Callable[[Node], Hashable] = field(default=lambda node: ())
+    way: Callable[[Node, int], Hashable] = field(default=lambda node, rank: ())
 
     def traces(self) -> Iterator[ShownRank]:
         """The ranks, one by one: those of a class share its times."""
@@ -78,42 +77,70 @@ def streams_in(times: NodeTimes) -> list[Stream]:
 # -- of jobs ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A replayed step of a job, or of one of its pods: who its ranks talk to, the number of its
+    first class, when it starts, in picoseconds, and what the names of its classes begin with."""
+
+    issued: Issued
+    step: StepTime
+    layout: Layout
+    first: int = 0
+    start: int = 0
+    name: str = ""
+
+    @classmethod
+    def of(cls, issued: Issued, step: StepTime) -> Replay:
+        """That of a job of one mesh."""
+        return cls(issued, step, Layout(issued.mesh, issued.groups))
+
+
 def replayed_timeline(
-    issued: Issued,
-    step: StepTime,
+    replays: Sequence[Replay],
     chosen: Mapping[int, int],
     device: str,
     events: Callable[[int], Events | None],
 ) -> Timeline:
-    """The timeline of a replayed step; `events` are the memory events of a class, if they are
+    """The timeline of replayed steps; `events` are the memory events of a class, if they are
     known."""
+
+    def of(number: int) -> Replay:
+        return next(each for each in reversed(replays) if each.first <= number)
 
     @lru_cache(maxsize=2)
     def times(number: int) -> NodeTimes:
-        return node_times(issued.runs[number], step.classes[number])
+        each = of(number)
+        place = number - each.first
+        found = node_times(each.issued.runs[place], each.step.classes[place])
+        return found._replace(start=found.start + each.start, end=found.end + each.start)
 
     @lru_cache(maxsize=2)
     def memory(number: int) -> HeldBytes | None:
         found = events(number)
         return None if found is None else held(found, times(number))
 
-    layout = Layout(issued.mesh, issued.groups)
-
     def peer(node: Node, rank: int) -> int:
+        layout = of(chosen[rank]).layout
         return layout.peer(rank, node.over, node.by if node.kind == "send" else -node.by)
 
-    def way(node: Node) -> Hashable:
-        return node.over, node.by % issued.mesh[node.over]
+    def way(node: Node, rank: int) -> Hashable:
+        if crosses_pods(node.op):  # their tags tell them apart
+            return ""
+        return node.over, node.by % of(chosen[rank]).layout.mesh[node.over]
+
+    def name(number: int) -> str:
+        each = of(number)
+        return each.name + each.issued.classes[number - each.first].name
 
     return Timeline(
-        issued.mesh,
-        issued.groups.ranks,
+        lambda number: of(number).layout.mesh,
+        sum(each.issued.groups.ranks for each in replays),
         device,
         dict(sorted(chosen.items())),
-        lambda number: issued.classes[number].name,
+        name,
         times,
         memory,
-        lambda node, rank: _group(layout, node.group, rank),
+        lambda node, rank: _group(of(chosen[rank]).layout, node.group, rank),
         peer,
         way,
     )
@@ -151,19 +178,41 @@ def classes_of(members: Sequence[Ints]) -> dict[int, int]:
 # -- formats ---------------------------------------------------------------------------------------
 
 
-#: The job that was replayed last, with its replay: several formats of one compile show the same.
-_last: dict[str, tuple[tuple[object, ...], tuple[Issued, StepTime]]] = {}
+#: The job that was replayed last, with its replays: several formats of one compile show the same.
+_last: dict[str, tuple[tuple[object, ...], list[Replay]]] = {}
 
 
-def _replayed(
-    module: Module, machine: Machine, measured: Measurements | None
-) -> tuple[Issued, StepTime]:
-    asked = module, machine, measured
+def replays_of(job: TraceJob) -> list[Replay]:
+    """The replayed step of a job, or those of its pods, one behind the other: a pod begins when all
+    that the one before sends it is there. Raises `DiagnosticError` for pods that send both ways."""
+    models, machine = job.models, job.machine
+    if not models or machine is None:
+        raise error("a timeline needs a model and a machine", remedy="compile it with --machine")
+    asked = machine, *(part for model in models for part in (model.module, model.measured))
     before = _last.get("")
-    if before is None or any(a is not b for a, b in zip(before[0], asked, strict=True)):
-        issued = Issued.of(module)
-        before = _last[""] = asked, (issued, step_time(issued, machine, measured=measured))
+    if before is None or [*map(id, before[0])] != [*map(id, asked)]:
+        before = _last[""] = asked, _replayed(job, models, machine)
     return before[1]
+
+
+def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> list[Replay]:
+    issued = [Issued.of(model.module) for model in models]
+    level, found = None, list[Replay]()
+    first = start = 0
+    if len(models) > 1:
+        level = level_between_pods(machine, [each.groups.ranks for each in issued])
+    for model, each in zip(models, issued, strict=True):
+        sends = any(crosses_pods(n.op) and n.kind == "send" for n in each.samples)
+        if sends and found:
+            raise error(
+                "pods that send both ways run at once, and a timeline shows one behind the other",
+                remedy="write --format chakra",
+            )
+        step = step_time(each, machine, measured=model.measured, pods=level if sends else None)
+        name = "" if len(models) == 1 else f"{model.pod}/"
+        found.append(Replay(each, step, job.layout_of(first), first, start, name))
+        first, start = first + len(each.classes), start + step.picoseconds
+    return found
 
 
 @dataclass(frozen=True)
@@ -173,6 +222,7 @@ class TimelineFormat(JobFormat):
 
     ranks: str = ""
     needs: ClassVar[frozenset[Need]] = frozenset({"machine", "model"})
+    pods: ClassVar[bool] = True
     #: About how many bytes a node takes.
     node_bytes: ClassVar[int] = 0
     #: Whether all ranks are in one file, of which viewers take so much only.
@@ -189,8 +239,8 @@ class TimelineFormat(JobFormat):
     def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate:
         chosen, nodes, why = self._chosen(job, ranks)
         text = f"{len(chosen)} of {job.layout.groups.ranks} ranks{why}, {nodes:,} nodes"
-        _, step = _step(job)
-        if not any(cost.time for each in step.classes for p in each.pieces for cost in p.costs):
+        classes = [each for replay in replays_of(job) for each in replay.step.classes]
+        if not any(cost.time for each in classes for p in each.pieces for cost in p.costs):
             text += "; hosts hold up the step, so launches take its time and kernels none"
         return Estimate(nodes * self.node_bytes, text)
 
@@ -200,20 +250,20 @@ class TimelineFormat(JobFormat):
         chosen, nodes, _ = self._chosen(job, ranks)
         if self.one_file and len(chosen) > 1 and nodes > MOST_NODES:
             raise too_many(f"the format '{self.name}'", nodes, len(chosen))
-        issued, step = _step(job)
-        counts = count_nodes(step)
+        replays = replays_of(job)
+        counts = _counts(replays)
 
         def events(number: int) -> Events | None:
             program = job.program(number)
             return program.events if len(program) == counts[number] else None
 
         device = machine.title if machine is not None else ""
-        return replayed_timeline(issued, step, chosen, device, events)
+        return replayed_timeline(replays, chosen, device, events)
 
     def _chosen(self, job: TraceJob, ranks: Ints | None) -> tuple[dict[int, int], int, str]:
         """The ranks with their classes, nodes of them, and why these."""
-        _, step = _step(job)
-        counts, of = count_nodes(step), classes_of(job.members)
+        replays = replays_of(job)
+        counts, of = _counts(replays), classes_of(job.members)
         every = sum(len(m) * n for m, n in zip(job.members, counts, strict=True))
         why = ""
         if ranks is not None:
@@ -221,8 +271,11 @@ class TimelineFormat(JobFormat):
         elif self.ranks == "all" or (not self.ranks and every <= MOST_NODES):
             chosen = of
         else:
-            room = MOST_NODES if self.one_file else None
-            chosen = first_ranks(job.members, step, room)
+            chosen = {}
+            for each in replays:
+                room = MOST_NODES // len(replays) if self.one_file else None
+                found = first_ranks(job.members[each.first :], each.step, room)
+                chosen |= {rank: each.first + number for rank, number in found.items()}
             why = ", the first of each class (--only-ranks names others)"
             if len(chosen) < len(job.members):
                 left = len(job.members) - len(chosen)
@@ -240,11 +293,9 @@ def too_many(what: str, nodes: int, ranks: int) -> Exception:
     )
 
 
-def _step(job: TraceJob) -> tuple[Issued, StepTime]:
-    model, machine = job.model, job.machine
-    if model is None or machine is None:
-        raise error("a timeline needs a model and a machine", remedy="compile it with --machine")
-    return _replayed(model.module, machine, model.measured)
+def _counts(replays: Sequence[Replay]) -> list[int]:
+    """Nodes of a rank of each class."""
+    return [count for each in replays for count in count_nodes(each.step)]
 
 
 def microseconds(picoseconds: int) -> str:

@@ -85,7 +85,11 @@ class Kin:
         self.groups_of_heads = self.text.symbols["G"].value or 1
         inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "block_ff_dim")
         times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
-        self.inner = read_size(config, self.text, "F", *inner, default=times)
+        if config.is_list(inner[0]):
+            self.inner = self.same_of(inner[0], default=times)
+            self.text.symbol("F", self.inner, inner[0])
+        else:
+            self.inner = read_size(config, self.text, "F", *inner, default=times)
         read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
         self._base = sizes.base
 

@@ -134,7 +134,9 @@ def read_scaling(
         words = [f"scaling = {kind}", *_READERS[kind](scaling, config)]
     else:
         words = []
-        if kind in _NOTES:
+        if kind == "ntk" or (kind == "dynamic" and scaling.has("alpha")):
+            _stretch_base(scaling, text, "factor" if kind == "ntk" else "alpha")
+        elif kind in _NOTES:
             text.notes.append(_NOTES[kind])
     scaling.skip(*_UNREAD.split())
     scaling.finish()
@@ -145,8 +147,23 @@ _OTHER = "Scaled positions ({}) have other frequencies, and the same work."
 _NOTES = {
     "dynamic": "Dynamic scaling changes no position below max_position_embeddings.",
     "mrope": "The tokens of a text have the same position on all axes.",
-    **{kind: _OTHER.format(kind) for kind in ("longrope", "su", "ntk")},
+    **{kind: _OTHER.format(kind) for kind in ("longrope", "su")},
 }
+
+
+def _stretch_base(scaling: Config, text: ModelText, key: str) -> None:
+    """NTK-aware positions: the base times the number of a key to the power of d/(d - 2), for d
+    rotated elements of a head, to the nearest whole number (arXiv 2309.00071, section 3.1; the code
+    of Hunyuan in transformers)."""
+    by, symbols = scaling.ratio(key), text.symbols
+    if by <= 0:
+        raise scaling.wrong(key, "a positive number")
+    dim = (symbols.get("R") or symbols["K"]).value or 1
+    if dim < 4 or "theta" not in symbols:
+        raise scaling.refuse(key, "stretches positions of fewer than four elements of a head")
+    theta = symbols["theta"].value or 1
+    stretched = max(1, round(theta * float(by) ** (dim / (dim - 2))))
+    text.replace("theta", stretched, f"rope_theta times {key}^({dim}/{dim - 2})")
 
 
 def _linear(scaling: Config, _: Config) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.text import ModelText
+from stagec.importers.writing.text import Among, ModelText
 
 #: Tokens of a sequence, where the model takes as many.
 _LENGTH = 4096
@@ -30,6 +30,7 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
     text = ModelText(
         identifier(name), heading, ["the comments name the keys of the configuration."]
     )
+    text.among = config.among if isinstance(config.among, Among) else None
     text.positions = longest if config.has(*_LENGTHS) else None
     text.symbol("B", None, "sequences")
     text.symbol("S", min(longest, _LENGTH), "tokens of a sequence")

@@ -4,6 +4,7 @@ tables of words for each layer, and layers that take keys and values of earlier 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -22,7 +23,7 @@ _PLAIN = Norm(affine="none")
 
 
 @dataclass(frozen=True, slots=True)
-class _Heads:
+class SharingHeads:
     """Attention of a kind of layers; `suffix` is that of its symbols G and K. Keys are values too
     where they are `equal`. It takes keys and values where they are `given`, and hands them out to
     later layers where they are `kept`."""
@@ -72,12 +73,12 @@ class _Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class SharingLayer:
     """A layer; `ffn` calls its feed-forward block, `experts` its experts beside that. With `tables`
     it has a table of words of its own."""
 
     text: ModelText
-    heads: _Heads
+    heads: SharingHeads
     ffn: str
     experts: str
     tables: bool
@@ -104,11 +105,11 @@ class _Layer:
         f = body.steps("f", n, [*steps, RMS.step(body, "ffn_post_norm")])
         r = body.let("r2", f"stg.add({r}, {f})")
         if self.tables:
-            r = body.let("r3", f"stg.add({r}, {self._from_table(body, r)})")
+            r = body.let("r3", f"stg.add({r}, {self.from_table(body, r)})")
         scalar = body.param("scalar", "", role="state")
         return body.let("r", f'stg.einsum["bsd,->bsd"]({r}, {scalar})')
 
-    def _from_table(self, body: Body, x: str) -> str:
+    def from_table(self, body: Body, x: str) -> str:
         """What the layer's own table of words gives, behind a gate."""
         table = body.param("table", "V_own, J")
         t = body.steps("t", "%tokens", [f"stg.embedding({table}, {{}})", "stg.scale[sqrt = J]({})"])
@@ -154,7 +155,7 @@ def read_gemma4(config: Config) -> ModelText:
     config.skip(
         "num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input"
     )
-    layer = _Layer(text, local, block, experts, tables)
+    layer = SharingLayer(text, local, block, experts, tables)
     cap = config.ratio("final_logit_softcapping", default=0)
     decoder = Decoder(tied=kin.tied(True), embed_scale=root(kin.width), logit_cap=cap or None)
     body = Body()
@@ -164,52 +165,61 @@ def read_gemma4(config: Config) -> ModelText:
     if tables:
         body.param("words_norm", "J")
     named = [("global" if k == _GLOBAL else "local") for k in kinds]
-    both = {"local": local, "global": whole}
+    layers = {k: replace(layer, heads=heads) for k, heads in (("local", local), ("global", whole))}
     shared = config.count("num_kv_shared_layers", default=0, most=kin.count - 1)
     wide = kin.flag("use_double_wide_mlp")
     if shared and not set(named[-shared - 2 : -shared]) == set(named):
         raise config.refuse("num_kv_shared_layers", "does not follow a layer of each kind")
-    x = _write_layers(text, body, x, layer, both, named, shared, wide)
+    x = write_layers(text, body, x, layers, named, shared, wide=wide)
     decoder.write_head(text, body, x, table)
     return text.train(arguments(text), body)
 
 
-def _write_layers(
+def write_layers(
     text: ModelText,
     body: Body,
     x: str,
-    layer: _Layer,
-    heads: dict[str, _Heads],
-    order: list[str],
+    layers: Mapping[str, SharingLayer],
+    order: Sequence[str],
     shared: int,
-    wide: bool,
+    *,
+    wide: bool = False,
 ) -> str:
-    """Append the layers: all alike, or those before the last ones that compute keys and values,
-    these, and those that take them; the result's name."""
+    """Append layers of these kinds in this order: all alike, or those before the last ones that
+    compute keys and values, these, and the last `shared` ones, which take them; the result's name.
+    """
     own = order[: len(order) - shared]
-    kept = sorted(len(own) - 1 - own[::-1].index(k) for k in set(order)) if shared else [len(own)]
-    before = own[: kept[0]]
-    if before:
-        kinds = {k: replace(layer, heads=heads[k]) for k in dict.fromkeys(before)}
-        x = write_stack(text, body, x, kinds, before, out="x1" if shared else "y")
+    heads = [layers[name].heads.kind for name in order]
+    if shared and set(heads[-shared - 2 : -shared]) != set(heads):
+        message = f"{shared} layers share keys and values, but follow no layer of each kind"
+        raise ValueError(message)
+    last = [len(own) - 1 - heads[: len(own)][::-1].index(k) for k in set(heads)] if shared else []
+    kept = min(last, default=len(own))
+    if kept:
+        kinds = {name: layers[name] for name in dict.fromkeys(own[:kept])}
+        x = write_stack(text, body, x, kinds, own[:kept], out="x1" if shared else "y")
     if not shared:
         return x
-    for kind in own[kept[0] :]:
+    for name in own[kept:]:
+        layer, kind = layers[name], layers[name].heads.kind
         alone = Body()
-        r = replace(layer, heads=replace(heads[kind], kept=True)).write(alone, "%h")
+        r = replace(layer, heads=replace(layer.heads, kept=True)).write(alone, "%h")
         alone.do(f"stg.return({r}, %k, %v)")
         args = "%h, %tokens, %x0, %words_norm" if layer.tables else "%h"
         text.function(f"last_{kind}", args, alone)
         operands = args.replace("%h", x)
         body.do(f"%x_{kind}, %k_{kind}, %v_{kind} = stg.call @last_{kind}({operands})")
         x = f"%x_{kind}"
-    layer = replace(layer, ffn=f"{layer.ffn}[F = 2*F]" if wide else layer.ffn)
-    kinds = {f"shared_{k}": replace(layer, heads=replace(heads[k], given=True)) for k in set(order)}
-    rest = [f"shared_{k}" for k in order[len(own) :]]
-    return write_stack(text, body, x, kinds, rest, name="shared")
+    rest = order[len(own) :]
+    takers: dict[str, SharingLayer] = {}
+    for name in dict.fromkeys(rest):
+        layer = layers[name]
+        ffn = f"{layer.ffn}[F = 2*F]" if wide else layer.ffn
+        takers[f"shared_{name}"] = replace(layer, ffn=ffn, heads=replace(layer.heads, given=True))
+    return write_stack(text, body, x, takers, [f"shared_{k}" for k in rest], name="shared")
 
 
-def _read_heads(kin: Kin) -> tuple[_Heads, _Heads]:
+def _read_heads(kin: Kin) -> tuple[SharingHeads, SharingHeads]:
     """Attention of local and of global layers."""
     config, text = kin.config, kin.text
     kinds = {_LOCAL: ("theta_local", 10000), _GLOBAL: ("theta", 1000000)}
@@ -240,8 +250,8 @@ def _read_heads(kin: Kin) -> tuple[_Heads, _Heads]:
     text.symbol("K_global", wide, "global_head_dim")
     text.symbol("G_global", groups, "heads of keys and values of global layers")
     return (
-        _Heads("local", "", ropes[_LOCAL], "causal, window = W"),
-        _Heads("global", "_global", ropes[_GLOBAL], "causal", equal),
+        SharingHeads("local", "", ropes[_LOCAL], "causal, window = W"),
+        SharingHeads("global", "_global", ropes[_GLOBAL], "causal", equal),
     )
 
 

@@ -10,7 +10,7 @@ from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS, Attention, FeedForward, Rope
+from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Rope
 from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import Tower
@@ -21,7 +21,7 @@ _PATCHES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class SeenAttention:
     """Attention of the tower: all patches of an image, or windows of W_v of them; rotated by rows
     and columns. Windows are sequences of their own, as the reference computes them."""
 
@@ -53,14 +53,24 @@ class _Seen:
         return text.function(name, "%x, %places", body)
 
 
+def read_qwen2_vl_images(config: Config) -> ModelText:
+    """Qwen2-VL (arXiv 2409.12191) with images: LayerNorm, blocks without a gate, no windows."""
+    return _with_images(config, "Qwen2-VL", windows=False)
+
+
 def read_qwen2_5_vl_images(config: Config) -> ModelText:
-    """Qwen2.5-VL (arXiv 2502.13923) with I_v images of N_v patches in each sequence of S tokens,
-    I_v*N_v/4 of which are merged patches."""
+    """Qwen2.5-VL (arXiv 2502.13923) with images: RMSNorm, a gate, windows."""
+    return _with_images(config, "Qwen2.5-VL", windows=True)
+
+
+def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
+    """Qwen-VL with I_v images of N_v patches in each sequence of S tokens, I_v*N_v/4 of which are
+    merged patches. The tower of the later one has `windows`."""
     config.merge("text_config")
     vision = config.section("vision_config")
     if vision is None:
         raise config.refuse("vision_config", "is missing: expected the tower of vision")
-    kin = Kin(config, "Qwen2.5-VL", Sizes(4096, 22016, 32, 32, 151936, 32768))
+    kin = Kin(config, title, Sizes(4096, 22016, 32, 32, 151936, 32768))
     text = kin.text
     config.only("use_sliding_window", False)
     config.skip("sliding_window", "max_window_layers", "layer_types")
@@ -69,17 +79,18 @@ def read_qwen2_5_vl_images(config: Config) -> ModelText:
     mixer = Attention(qkv_bias=biased, rope=rope)
     attention = Part(mixer.write(text), "attn", operands=["%places"])
     layer = Layer([attention, Part(FeedForward(kin.activation()).write(text), "ffn")])
-    merged = _read_tower(vision, text)
+    merged = _read_tower(vision, text, windows)
     body = Body()
     table = body.param("embed", "V, D")
-    image = _image_tokens(vision, text, body, merged)
+    image = _image_tokens(vision, text, body, merged, windows)
     words = body.let("words", f"stg.embedding({table}, %tokens)")
     x = body.let("x", f"stg.merge_rows({words}, {image}, %merged)")
     y = write_stack(text, body, x, {"layers": layer}, ["layers"] * kin.count)
     Decoder(tied=kin.tied()).write_head(text, body, y, table)
     vision.finish()
+    order = ", in the order of windows" if windows else ""
     text.notes += [
-        "%patches are those of images, in the order of windows; %rows_and_columns their places.",
+        f"%patches are those of images{order}; %rows_and_columns their places.",
         "%merged is the number of each token of an image, and I_v*N_v or more for a word; %places",
         "are the positions of tokens by time, height and width.",
     ]
@@ -106,40 +117,52 @@ def _by_axes(kin: Kin) -> Rope:
     return replace(rope, sections=f"sections = ({', '.join(map(str, sections))})")
 
 
-def _read_tower(vision: Config, text: ModelText) -> int:
+def _read_tower(vision: Config, text: ModelText, windows: bool) -> int:
     """Declare the sizes of the tower; how many patches make a token."""
-    read_size(vision, text, "D_v", "hidden_size", default=3584)
+    if windows:
+        read_size(vision, text, "D_v", "hidden_size", default=3584)
+        read_size(vision, text, "F_v", "intermediate_size", default=3420)
+    else:
+        width = read_size(vision, text, "D_v", "embed_dim", default=1280)
+        text.symbol("F_v", width * vision.size("mlp_ratio", default=4), "mlp_ratio * embed_dim")
     read_heads_of(vision, text, "_v", "num_heads", 16)
-    read_size(vision, text, "F_v", "intermediate_size", default=3420)
     read_size(vision, text, "C", "in_channels", "in_chans", default=3)
     patch = read_size(vision, text, "P", "patch_size", default=14)
     read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
     merge = vision.size("spatial_merge_size", default=2)
-    side = vision.size("window_size", default=112) // patch // merge * merge
+    side = vision.size("window_size", default=112) // patch // merge * merge if windows else 1
     if not side or (text.symbols["K_v"].value or 4) % 4:
         raise vision.refuse("window_size", "is less than a token, or heads are no four parts")
     text.symbol("I_v", 1, "images of a sequence")
     text.symbol("N_v", _PATCHES, "patches of an image")
-    text.symbol("W_v", side * side, "patches of a window, by window_size")
+    if windows:
+        text.symbol("W_v", side * side, "patches of a window, by window_size")
     text.assume(f"N_v % {merge * merge} == 0")
     text.assume("N_v % W_v == 0")
-    vision.only("out_hidden_size", text.symbols["D"].value or 1)
+    vision.only("out_hidden_size" if windows else "hidden_size", text.symbols["D"].value or 1)
     vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
     return merge * merge
 
 
-def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int) -> str:
+def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, windows: bool) -> str:
     """Append the tower and its merger: tokens [B, I_v*N_v/merged, D]."""
     count = vision.layers("depth", default=32)
-    full = vision.sizes("fullatt_block_indexes", most=count - 1)
+    full = vision.sizes("fullatt_block_indexes", most=count - 1) if windows else range(count)
     order = ["vision_full" if i in full else "vision_window" for i in range(count)]
-    mlp = FeedForward(read_activation(vision, "hidden_act", default="silu"), bias=True)
+    act = read_activation(vision, "hidden_act", default="silu" if windows else "quick_gelu")
+    mlp, norm = FeedForward(act, gated=windows, bias=True), RMS if windows else LAYER
     called = f"{mlp.write(text, 'vision')}[D = D_v, F = F_v]"
     kinds = {
         f"vision_{name}": Layer(
             [
-                Part(_Seen(name == "window").write(text), "attn", width="D_v", operands=["%at"]),
-                Part(called, "ffn", width="D_v"),
+                Part(
+                    SeenAttention(name == "window").write(text),
+                    "attn",
+                    norm,
+                    width="D_v",
+                    operands=["%at"],
+                ),
+                Part(called, "ffn", norm, width="D_v"),
             ]
         )
         for name in ("window", "full")
@@ -153,7 +176,7 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int) -> s
     x = body.steps("p", "%patches", steps)
     body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
     y = write_stack(text, body, x, kinds, order, name="vision", out="seen")
-    n, wide = RMS.write(body, "m", y, "merger_norm", "D_v"), f"{merged}*D_v"
+    n, wide = norm.write(body, "m", y, "merger_norm", "D_v"), f"{merged}*D_v"
     steps = [
         f'stg.reshape["b(su)d->bs(ud)", factors = u, sizes = {merged}]({{}})',
         f'stg.einsum["bsu,uv->bsv"]({{}}, {body.param("w_merger_in", f"{wide}, {wide}")})',

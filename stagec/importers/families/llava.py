@@ -10,7 +10,17 @@ from dataclasses import replace
 
 from stagec.importers.common.idle import Idle, clip, image_tokens, read_idle, siglip
 from stagec.importers.common.sizes import read_size
-from stagec.importers.families import llama, mixture, windows
+from stagec.importers.families.images_beside import (
+    READ_IDEFICS3,
+    READ_INTERNVL,
+    READ_LLAVA,
+    READ_MISTRAL3,
+    READ_PALIGEMMA,
+    read_gemma3_images,
+    read_llama4_images,
+)
+from stagec.importers.families.spoken import language_of
+from stagec.importers.families.windows import read_gemma3_towers, read_llama4_towers
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS
@@ -18,11 +28,6 @@ from stagec.importers.writing.text import ModelText
 
 #: From the model's configuration and the tower, with its projector still missing.
 Projector = Callable[[Config, Idle], None]
-_LANGUAGES = {
-    name: family
-    for family in (*llama.FAMILIES, *mixture.FAMILIES, *windows.FAMILIES)
-    for name in family.model_types
-}
 
 
 def _pixtral(vision: Config, text: ModelText) -> Idle:
@@ -121,28 +126,12 @@ def _read(config: Config, projector: Projector, *, tower: str, words: str) -> Mo
     spoken = config.section("text_config")
     if seen is None or spoken is None:
         raise config.refuse("text_config", "is missing: expected a language model and a tower")
-    spoken.inherit(config, "tie_word_embeddings")
-    kind = spoken.word("model_type", among=_LANGUAGES, default=words)
-    if not spoken.has("model_type"):
-        spoken.inherit(config, "model_type")
-    prefix = spoken.drop("use_bidirectional_attention")
-    text = _LANGUAGES[kind].read(spoken)
-    if prefix:
-        text.notes.append("Left out: words of a prompt see each other in both directions.")
-    spoken.skip("num_image_tokens")
-    spoken.finish()
+    text = language_of(config, spoken, words)
     idle = _TOWERS[seen.word("model_type", among=_TOWERS, default=tower)](seen, text)
     projector(config, idle)
     config.word("projector_hidden_act", among=ACTIVATIONS, default="gelu")
-    config.skip(*_KEYS.split())
     name = config.text("model_type")
     return replace(idle.beside(), name=name)
-
-
-_KEYS = """
-    vision_feature_layer vision_feature_select_strategy image_seq_length image_grid_pinpoints
-    ignore_index vocab_size use_image_newline_parameter hidden_size vision_aspect_ratio
-"""
 
 
 # -- projectors ------------------------------------------------------------------------------------
@@ -217,31 +206,59 @@ def _reader(
 
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily(
+        "Gemma 3 with images",
+        ("gemma3",),
+        read_gemma3_towers,
+        "a tower of SigLIP",
+        read_images=read_gemma3_images,
+    ),
+    ModelFamily(
+        "Llama 4 with images",
+        ("llama4",),
+        read_llama4_towers,
+        "a tower of its own",
+        read_images=read_llama4_images,
+    ),
+    ModelFamily(
         "LLaVA",
-        ("llava", "llava_next", "llava_onevision", "llava_next_video"),
+        ("llava",),
         _reader(_llava, "clip_vision_model"),
         "another family; tower of CLIP, SigLIP or Pixtral",
+        read_images=READ_LLAVA,
+    ),
+    ModelFamily(
+        "LLaVA-NeXT",
+        ("llava_next", "llava_onevision", "llava_next_video"),
+        _reader(_llava, "clip_vision_model"),
+        "LLaVA; parts of images",
     ),
     ModelFamily(
         "Mistral 3",
         ("mistral3",),
         _reader(_mistral3, "pixtral", "mistral"),
         "Mistral; tower of Pixtral, 2 x 2 merger",
+        read_images=READ_MISTRAL3,
     ),
     ModelFamily(
         "InternVL",
         ("internvl",),
         _reader(_shuffled, "internvl_vision", "qwen2"),
         "another family; ViT, pixel shuffle",
+        read_images=READ_INTERNVL,
     ),
     ModelFamily(
-        "PaliGemma", ("paligemma",), _reader(_linear, words="gemma"), "Gemma; tower of SigLIP"
+        "PaliGemma",
+        ("paligemma",),
+        _reader(_linear, words="gemma"),
+        "Gemma; tower of SigLIP",
+        read_images=READ_PALIGEMMA,
     ),
     ModelFamily(
         "Idefics 3",
         ("idefics3", "smolvlm"),
         _reader(_packed, "idefics3_vision"),
         "Llama; tower of SigLIP, packed patches",
+        read_images=READ_IDEFICS3,
     ),
     ModelFamily(
         "Aya Vision",

@@ -8,8 +8,9 @@ from dataclasses import replace
 from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
-from stagec.importers.families.images import read_qwen2_5_vl_images
+from stagec.importers.families.images import read_qwen2_5_vl_images, read_qwen2_vl_images
 from stagec.importers.families.images_llama import read_mllama_images
+from stagec.importers.families.images_qwen3 import read_qwen3_vl_images, read_qwen3_vl_moe_images
 from stagec.importers.families.linear_attention import read_qwen3_5, read_qwen3_5_moe
 from stagec.importers.families.llama import read_glm4v_text, read_qwen2, read_qwen3
 from stagec.importers.families.mixture import read_glm4_moe, read_qwen3_moe
@@ -302,7 +303,13 @@ FAMILIES: Sequence[ModelFamily] = (
         "Qwen2; tower with SwiGLU, 2 x 2 merger",
         read_images=read_qwen2_5_vl_images,
     ),
-    ModelFamily("Qwen2-VL", ("qwen2_vl",), read_qwen2_vl, "Qwen2; tower of ViT, 2 x 2 merger"),
+    ModelFamily(
+        "Qwen2-VL",
+        ("qwen2_vl",),
+        read_qwen2_vl,
+        "Qwen2; tower of ViT, 2 x 2 merger",
+        read_images=read_qwen2_vl_images,
+    ),
     ModelFamily(
         "Llama 3.2 Vision",
         ("mllama",),
@@ -310,8 +317,20 @@ FAMILIES: Sequence[ModelFamily] = (
         "gated cross attention, tiles",
         read_images=read_mllama_images,
     ),
-    ModelFamily("Qwen3-VL", ("qwen3_vl",), read_qwen3_vl, "Qwen3; ViT with deep mergers"),
-    ModelFamily("Qwen3-VL-MoE", ("qwen3_vl_moe",), read_qwen3_vl_moe, "Qwen3-MoE; the same tower"),
+    ModelFamily(
+        "Qwen3-VL",
+        ("qwen3_vl",),
+        read_qwen3_vl,
+        "Qwen3; ViT with deep mergers",
+        read_images=read_qwen3_vl_images,
+    ),
+    ModelFamily(
+        "Qwen3-VL-MoE",
+        ("qwen3_vl_moe",),
+        read_qwen3_vl_moe,
+        "Qwen3-MoE; the same tower",
+        read_images=read_qwen3_vl_moe_images,
+    ),
     ModelFamily("Qwen3.5 with images", ("qwen3_5",), read_qwen3_5_vl, "the tower of Qwen3-VL"),
     ModelFamily(
         "Qwen3.5-MoE with images", ("qwen3_5_moe",), read_qwen3_5_vl_moe, "the tower of Qwen3-VL"

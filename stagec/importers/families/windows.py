@@ -272,13 +272,13 @@ def _llama4_blocks(kin: Kin) -> list[Named]:
     return [("sparse", mixture) if i in sparse else ("dense", dense) for i in range(kin.count)]
 
 
-def read_gemma3_images(config: Config) -> ModelText:
+def read_gemma3_towers(config: Config) -> ModelText:
     """Gemma 3 with its tower, which a step of texts does not use."""
     config.merge("text_config")
     return gemma3_tower(config, read_gemma3(config))
 
 
-def read_llama4_images(config: Config) -> ModelText:
+def read_llama4_towers(config: Config) -> ModelText:
     """Llama 4 with its tower, which a step of texts does not use."""
     config.merge("text_config")
     return llama4_tower(config, read_llama4(config))
@@ -289,7 +289,6 @@ FAMILIES = (
     ModelFamily("Gemma 2", ("gemma2",), read_gemma2, "windows 1:1, bounded scores and logits"),
     ModelFamily("VaultGemma", ("vaultgemma",), read_vaultgemma, "Gemma 2 without post-norms"),
     ModelFamily("Gemma 3", ("gemma3_text",), read_gemma3, "windows 5:1, two bases, q and k normed"),
-    ModelFamily("Gemma 3 with images", ("gemma3",), read_gemma3_images, "a tower of SigLIP"),
     ModelFamily("OLMo 2", ("olmo2",), read_olmo2, "norms behind the blocks, of all q and all k"),
     ModelFamily("OLMo 3", ("olmo3",), read_olmo3, "OLMo 2 with windows 3:1"),
     ModelFamily("Command R7B", ("cohere2",), read_cohere2, "parallel blocks, windows 3:1"),
@@ -297,5 +296,4 @@ FAMILIES = (
     ModelFamily(
         "Llama 4", ("llama4_text",), read_llama4, "blocks 3:1, no positions, scaled expert inputs"
     ),
-    ModelFamily("Llama 4 with images", ("llama4",), read_llama4_images, "a tower of its own"),
 )

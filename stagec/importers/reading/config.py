@@ -24,7 +24,8 @@ MAX_LAYERS = 4096
 
 
 class Config:
-    """One object of a configuration file; `where` is its key, with a dot, or empty.
+    """One object of a configuration file; `where` is its key, with a dot, or empty. `among` is what
+    is to stand among the words of a language model that is read from it.
 
     Every reader takes several names of a key, as configurations have them, and reads the first one
     that is there. `null` is as good as a key that is left out. A reader without a default raises
@@ -42,6 +43,7 @@ class Config:
         self._text, self._where, self._at, self._ignored = text, where, at, ignored
         self._members = {k: m for k, m in members.items() if not self._is_ignored(k)}
         self._asked: set[str] = set()
+        self.among: object = None
 
     def _is_ignored(self, key: str) -> bool:
         return key in self._ignored or self._where + key in self._ignored

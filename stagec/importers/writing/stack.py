@@ -97,6 +97,18 @@ class NormedSums(Layer):
 
 
 @dataclass(frozen=True, slots=True)
+class _Added:
+    """A layer behind which a value of this name is added to the stream."""
+
+    layer: LayerKind
+    value: str
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        return body.let("more", f"stg.add({self.layer.write(body, x)}, %{self.value})")
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
     """Learned positions: the symbol of their number, and how many of the first are not used."""
 
@@ -144,7 +156,14 @@ class Decoder:
             steps.append(self.positions.step(body))
         if self.embed_norm:
             steps.append(self.embed_norm.step(body, "embed_norm", "D"))
-        x = write_stack(text, body, body.steps("x", "%tokens", steps), kinds, order)
+        x = body.steps("words" if text.among else "x", "%tokens", steps)
+        if text.among:
+            seen = text.among.write(text, body)
+            x = body.let("x", f"stg.merge_rows({x}, {seen}, %merged)")
+            deep = [f"deep{i}" for i in range(text.among.deep)]
+            kinds = dict(kinds) | {k: _Added(kinds[order[i]], k) for i, k in enumerate(deep)}
+            order = [*deep, *order[len(deep) :]]
+        x = write_stack(text, body, x, kinds, order)
         self.write_head(text, body, x, table)
         return text.train(arguments(text), body)
 
@@ -198,8 +217,11 @@ class Decoder:
 
 
 def arguments(text: ModelText) -> str:
-    """The arguments of a decoder: words, and what is to come out."""
-    return f"%tokens: i32[B, S], %labels: i32[{'B' if text.head == 'class' else 'B, S'}]"
+    """The arguments of a decoder: words, what stands among them, and what is to come out."""
+    labels = f"%labels: i32[{'B' if text.head == 'class' else 'B, S'}]"
+    if text.among:
+        return f"{text.among.args},\n    %tokens: i32[B, S], %merged: i32[B, S], {labels}"
+    return f"%tokens: i32[B, S], {labels}"
 
 
 def stacked(

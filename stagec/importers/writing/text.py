@@ -8,7 +8,7 @@ a function. Symbols that no line uses are left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,11 +68,22 @@ class Body:
         return aligned(self.lines)
 
 
+@dataclass(frozen=True, slots=True)
+class Among:
+    """What stands at some places among words: `write` appends its tokens [B, X, D] to a step, and
+    tells their name; `args` are the arguments that it needs. Values `%deep0`, `%deep1`, ... that it
+    writes too, `deep` of them, are added to the stream behind the first layers."""
+
+    args: str
+    write: Callable[[ModelText, Body], str]
+    deep: int = 0
+
+
 @dataclass
 class ModelText:
     """A module in the making; `title` and `notes` are its first comment lines. `head` is what a
     decoder computes: words, a class of each sequence, or classes of all tokens; `positions` are
-    those that the configuration states."""
+    those that the configuration states; `among` is what stands among words."""
 
     name: str
     title: str
@@ -85,6 +96,7 @@ class ModelText:
     functions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     head: Literal["words", "class", "classes"] = "words"
     positions: int | None = None
+    among: Among | None = None
 
     def symbol(self, name: str, value: int | None, comment: str = "") -> str:
         """Declare a size; its name. A name may be declared twice with one value."""

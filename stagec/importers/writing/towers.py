@@ -196,10 +196,12 @@ def patches(text: ModelText, *, bias: bool, name: str = "patches") -> str:
     return text.function(name, "%images", body, "A convolution whose windows do not overlap.")
 
 
-def with_class_token(body: Body, out: str, x: str, width: str, names: Sequence[str]) -> str:
+def with_class_token(
+    body: Body, out: str, x: str, width: str, names: Sequence[str], batch: str = "B"
+) -> str:
     """Append learned tokens before the sequence `x`; the result's name."""
     tokens = [
-        body.let(f"{n}0", f'stg.broadcast["d->bsd", sizes = (B, 1)]({body.param(n, width)})')
+        body.let(f"{n}0", f'stg.broadcast["d->bsd", sizes = ({batch}, 1)]({body.param(n, width)})')
         for n in names
     ]
     return body.let(out, f"stg.concat[dim = 1]({', '.join([*tokens, x])})")

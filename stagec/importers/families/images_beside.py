@@ -1,0 +1,339 @@
+"""Language models whose step takes images (`stagec import --images`): a tower of another family
+runs, and a projector makes tokens of its patches, which stand among the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.common.idle import Idle, image_tokens, read_idle
+from stagec.importers.common.sizes import read_size
+from stagec.importers.families.encoders import read_activation, read_heads_of
+from stagec.importers.families.spoken import language_of
+from stagec.importers.families.windows import GEMMA_NORM, read_gemma3, read_llama4
+from stagec.importers.family import Reader
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, RMS, FeedForward, Norm, Rope
+from stagec.importers.writing.text import Among, Body, ModelText
+from stagec.importers.writing.towers import (
+    MultiHead,
+    Tower,
+    TowerLayers,
+    TowerPart,
+    with_class_token,
+    with_positions,
+)
+
+_V = Tower("_v")
+_NOTES = (
+    "Of I_v images the patches of each row follow each other; %merged is the number of each token",
+    "of an image, and as many as there are or more for a word.",
+)
+#: Appends a projector on patches [B*I_v, N_v, D_v]; its tokens [B*I_v, N, D].
+Projector = Callable[[Config, ModelText, Body, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Eye:
+    """A tower by what tells it from SigLIP's: `token` stands before the patches, `pre` is a norm
+    before the layers; `turned` rotates queries and keys by rows and columns; so many layers, and
+    the norm behind them, are `unused` where the projector takes what comes before these."""
+
+    patch_bias: bool = True
+    token: bool = False
+    positions: bool = True
+    pre: Norm | None = None
+    norm: Norm = LAYER
+    post: bool = True
+    scaled: bool = False
+    turned: bool = False
+    gated: bool = False
+    biases: str = "qkvo"
+    unused: int = 0
+
+    def see(self, vision: Config, text: ModelText, body: Body, idle: Idle) -> str:
+        """Append the tower on `%images`: vectors of patches; what is unused is declared."""
+        x = self._patches(body)
+        rope = Rope("10000") if self.turned else None
+        if rope:
+            text.notes.append("Rows and columns are rotated like one position: the same work.")
+        attention = MultiHead(self.biases, name="image_attention", rope=rope)
+        default = "silu" if self.gated else "gelu_pytorch_tanh"
+        act = read_activation(vision, "hidden_act", default=default)
+        mlp = FeedForward(act, gated=self.gated, bias="o" in self.biases)
+        sizes = "D = D_v, F = F_v"
+        if self.gated and "o" not in self.biases:
+            sizes = f"B = B*I_v, S = X_v*X_v, {sizes}"  # the library's block states its types
+        steps = [
+            TowerPart("attn", _V.call(attention.write(text), "D H K", "{}")),
+            TowerPart("mlp", f"stg.call @{mlp.write(text, 'image')}[{sizes}]({{}})"),
+        ]
+        count = "L_v"
+        if self.unused:
+            text.symbol("L_rest", self.unused, "layers of the tower behind those that are used")
+            count = "L_v - L_rest"
+            idle.layers("L_rest", "rest_")
+        stack = TowerLayers(_V, "vision", count, steps, self.norm, scaled=self.scaled)
+        y = stack.write(body, x, "seen0")
+        if self.post and self.unused:
+            idle.norm("post_norm", "D_v")
+        elif self.post:
+            y = self.norm.write(body, "seen1", y, "vision_norm", "D_v")
+        if not self.token:
+            return y
+        return body.let("seen", f"stg.slice[dim = 1, start = 1, size = N_v]({y})")
+
+    def _patches(self, body: Body) -> str:
+        steps = [
+            'stg.reshape["bic(hp)(wq)->bichpwq", factors = (p, q), sizes = (P_v, P_v)]({})',
+            f'stg.einsum["bichpwq,cpqd->bihwd"]({{}}, {body.param("w_patch", "C, P_v, P_v, D_v")})',
+        ]
+        if self.patch_bias:
+            steps.append(f'stg.add["bihwd,d->bihwd"]({{}}, {body.param("b_patch", "D_v")})')
+        steps.append('stg.reshape["bihwd->(bi)(hw)d"]({})')
+        x = body.steps("p", "%images", steps)
+        if self.token:
+            x = with_class_token(body, "pc", x, "D_v", ["class_token"], batch="B*I_v")
+        if self.positions:
+            extra = " + 1" if self.token else ""
+            x = with_positions(body, "pp", x, f"X_v*X_v{extra}, D_v")
+        return self.pre.write(body, "pn", x, "pre_norm", "D_v") if self.pre else x
+
+
+_SIGLIP = (Eye(), (768, 3072, 12, 16, 12, 224))
+#: Towers by their type, with what their configurations leave out: width, inner width, layers, side
+#: of a patch, heads, side of an image.
+_EYES = {
+    "clip_vision_model": (
+        Eye(patch_bias=False, token=True, pre=LAYER),
+        (768, 3072, 12, 32, 12, 224),
+    ),
+    "siglip_vision_model": _SIGLIP,
+    "idefics3_vision": _SIGLIP,
+    "smolvlm_vision": _SIGLIP,
+    "pixtral": (
+        Eye(
+            patch_bias=False,
+            positions=False,
+            pre=RMS,
+            norm=RMS,
+            post=False,
+            turned=True,
+            gated=True,
+            biases="",
+        ),
+        (1024, 4096, 24, 16, 16, 1024),
+    ),
+    "llama4_vision_model": (
+        Eye(patch_bias=False, token=True, pre=LAYER, turned=True),
+        (768, 5632, 34, 14, 16, 448),
+    ),
+    "internvl_vision": (
+        Eye(token=True, post=False, scaled=True),
+        (1024, 4096, 24, 14, 16, 448),
+    ),
+}
+
+
+def _read_eye(kind: str, vision: Config, text: ModelText) -> Eye:
+    """Declare the sizes of a tower; what tells it from others."""
+    eye, (width, inner, layers, patch, heads, image) = _EYES[kind]
+    read_idle(vision, text, width=width, inner=inner, layers=layers, patch=patch)
+    read_heads_of(vision, text, "_v", "num_attention_heads", heads)
+    image_tokens(vision, text, image)
+    text.symbol("X_v", vision.side("image_size", default=image) // _size(text, "P_v"), "of a side")
+    text.replace("N_v", _size(text, "N_v"), "X_v*X_v: patches of an image")
+    text.assume("N_v == X_v*X_v")
+    text.symbol("I_v", 1, "images of a sequence")
+    vision.only("vision_use_head", False)
+    vision.skip("projection_dim", "vocab_size", "num_image_tokens", "projector_hidden_act")
+    vision.skip("rope_theta", "rope_parameters", "num_positions", "max_image_size", "head_dim")
+    if kind == "internvl_vision":
+        vision.only("use_qk_norm", False)
+        vision.only("norm_type", "layer_norm")
+        vision.only("use_absolute_position_embeddings", True)
+        vision.only("use_mask_token", False)
+        vision.only("use_mean_pooling", True)
+        vision.skip("layer_scale_init_value")
+        biased = vision.flag("attention_bias", default=False)
+        eye = replace(eye, biases="qkvo" if biased else "o")
+    return eye
+
+
+def _size(text: ModelText, symbol: str) -> int:
+    return text.symbols[symbol].value or 1
+
+
+# -- projectors ------------------------------------------------------------------------------------
+
+
+def _two(config: Config, body: Body, x: str, inner: str, *, bias: bool) -> str:
+    """Append two products to the width D with an activation between them."""
+    act = config.word("projector_hidden_act", among=ACTIVATIONS, default="gelu")
+    u = _product(body, "inner", x, "in", f"{inner}, D", bias=bias)
+    return _product(body, "proj", ACTIVATIONS[act].format(u), "out", "D, D", bias=bias)
+
+
+def _product(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool) -> str:
+    steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param(f"w_projector_{name}", sizes)})']
+    if bias:
+        width = sizes.rpartition(", ")[2]
+        steps.append(f'stg.add["bse,e->bse"]({{}}, {body.param(f"b_projector_{name}", width)})')
+    x = body.let(f"{out}_x", x) if x.startswith("stg") else x
+    return body.steps(out, x, steps)
+
+
+def _squares(config: Config, key: str, text: ModelText, body: Body, x: str, side: int) -> str:
+    """Append squares of side x side patches: [B*I_v, rows, side, columns, side, D_v]."""
+    if side < 1 or _size(text, "X_v") % side:
+        raise config.refuse(key, f"makes squares of {side}, not of {_size(text, 'X_v')} patches")
+    sizes = f"({side}, X_v/{side}, {side})"
+    text.assume(f"X_v % {side} == 0")
+    cut = f'stg.reshape["b(huwv)d->bhuwvd", factors = (u, w, v), sizes = {sizes}]'
+    return body.let("squares", f"{cut}({x})")
+
+
+def _joined(body: Body, squares: str) -> str:
+    steps = ['stg.permute["bhuwvd->bhwuvd"]({})', 'stg.reshape["bhwuvd->b(hw)(uvd)"]({})']
+    return body.steps("joined", squares, steps)
+
+
+def _llava(config: Config, text: ModelText, body: Body, x: str) -> str:
+    return _two(config, body, x, "D_v", bias=config.flag("multimodal_projector_bias", default=True))
+
+
+def _linear(config: Config, text: ModelText, body: Body, x: str) -> str:
+    config.only("projection_dim", _size(text, "D"))
+    return _product(body, "proj", x, "linear", "D_v, D", bias=True)
+
+
+def _pooled(config: Config, text: ModelText, body: Body, x: str) -> str:
+    """Gemma 3: means of squares of patches, a norm and a product."""
+    tokens = config.size("mm_tokens_per_image", default=256)
+    side = next((n for n in range(1, 65) if n * n * tokens == _size(text, "N_v")), 0)
+    s = _squares(config, "mm_tokens_per_image", text, body, x, side)
+    steps = [
+        'stg.sum["bhuwvd->bhwd"]({})',
+        f"stg.scale[by = 1/{side * side}]({{}})",
+        'stg.reshape["bhwd->b(hw)d"]({})',
+        GEMMA_NORM.step(body, "projector_norm", "D_v"),
+    ]
+    n = body.steps("pooled", s, steps)
+    return _product(body, "proj", n, "linear", "D_v, D", bias=False)
+
+
+def _merged(config: Config, text: ModelText, body: Body, x: str) -> str:
+    """Mistral 3: a norm, squares of patches joined by a product, and two products."""
+    side = config.size("spatial_merge_size", default=2)
+    n = RMS.write(body, "pnorm", x, "projector_norm", "D_v")
+    j = _joined(body, _squares(config, "spatial_merge_size", text, body, n, side))
+    m = _product(body, "union", j, "merge", f"{side * side}*D_v, D_v", bias=False)
+    bias = config.flag("multimodal_projector_bias", default=False)
+    return _two(config, body, m, "D_v", bias=bias)
+
+
+def _shuffled(config: Config, text: ModelText, body: Body, x: str) -> str:
+    """InternVL: squares of patches, a norm and two products."""
+    ratio = config.ratio("downsample_ratio", default=1)
+    side = int(1 / ratio) if ratio > 0 and (1 / ratio).denominator == 1 else 0
+    j = _joined(body, _squares(config, "downsample_ratio", text, body, x, side))
+    n = LAYER.write(body, "pnorm", j, "projector_norm", f"{side * side}*D_v")
+    return _two(config, body, n, f"{side * side}*D_v", bias=True)
+
+
+def _packed(config: Config, text: ModelText, body: Body, x: str) -> str:
+    """Idefics 3: squares of patches and a product."""
+    side = config.size("scale_factor", default=2)
+    j = _joined(body, _squares(config, "scale_factor", text, body, x, side))
+    return _product(body, "proj", j, "linear", f"{side * side}*D_v, D", bias=False)
+
+
+# -- readers ---------------------------------------------------------------------------------------
+
+
+def _among(
+    config: Config, vision: Config, kind: str, project: Projector, idles: list[Idle]
+) -> Among:
+    def write(text: ModelText, body: Body) -> str:
+        eye = _read_eye(kind, vision, text)
+        default = -2 if kind == "clip_vision_model" else -1
+        layer = config.count("vision_feature_layer", default=default, least=-_size(text, "L_v"))
+        eye = replace(eye, unused=-1 - layer if layer < 0 else _size(text, "L_v") - layer)
+        idle = Idle(text)
+        seen = project(config, text, body, eye.see(vision, text, body, idle))
+        if eye.unused:
+            idles.append(idle)
+        vision.finish()
+        text.notes += _NOTES
+        return body.let("image", f'stg.reshape["(bi)sd->b(is)d", factors = i, sizes = I_v]({seen})')
+
+    return Among("%images: bf16[B, I_v, C, X_v*P_v, X_v*P_v]", write)
+
+
+def reader(project: Projector, tower: str, words: str) -> Reader:
+    """The reader of a language model with a tower; both are named where no key says them."""
+
+    def read(config: Config) -> ModelText:
+        vision, spoken = config.section("vision_config"), config.section("text_config")
+        if vision is None or spoken is None:
+            raise config.refuse("text_config", "is missing: expected a language model and a tower")
+        kind = vision.word("model_type", among=_EYES, default=tower)
+        idles: list[Idle] = []
+        spoken.among = _among(config, vision, kind, project, idles)
+        return _finished(config, language_of(config, spoken, words), idles)
+
+    return read
+
+
+def read_gemma3_images(config: Config) -> ModelText:
+    """Gemma 3 with I_v images in each sequence."""
+    vision = config.section("vision_config")
+    if vision is None:
+        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    config.merge("text_config")
+    idles: list[Idle] = []
+    config.among = _among(config, vision, "siglip_vision_model", _pooled, idles)
+    return _finished(config, read_gemma3(config), idles)
+
+
+def read_llama4_images(config: Config) -> ModelText:
+    """Llama 4 with I_v images in each sequence: squares of patches, an adapter, a projection."""
+    vision = config.section("vision_config")
+    if vision is None:
+        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    config.merge("text_config")
+
+    def adapted(config: Config, text: ModelText, body: Body, x: str) -> str:
+        ratio = vision.ratio("pixel_shuffle_ratio", default=Fraction(1, 2))
+        side = int(1 / ratio) if ratio > 0 and (1 / ratio).denominator == 1 else 0
+        j = _joined(body, _squares(vision, "pixel_shuffle_ratio", text, body, x, side))
+        vision.only("intermediate_size", side * side * _size(text, "D_v"))
+        read_size(vision, text, "U_v", "projector_input_dim", default=4096)
+        read_size(vision, text, "O_v", "projector_output_dim", default=4096)
+        vision.only("vision_output_dim", _size(text, "O_v"))
+        vision.skip("vision_feature_select_strategy", "multi_modal_projector_bias")
+        vision.skip("projector_dropout", "vision_feature_layer")
+        for out, sizes in (("adapted0", f"{side * side}*D_v, U_v"), ("adapted1", "U_v, O_v")):
+            u = _product(body, f"{out}_u", j, out, sizes, bias=False)
+            j = body.let(out, f"stg.gelu[form = erf]({u})")
+        return _product(body, "proj", j, "linear", "O_v, D", bias=False)
+
+    idles: list[Idle] = []
+    config.among = _among(config, vision, "llama4_vision_model", adapted, idles)
+    return _finished(config, read_llama4(config), idles)
+
+
+def _finished(config: Config, text: ModelText, idles: list[Idle]) -> ModelText:
+    for idle in idles:
+        text = idle.beside("unused", "Layers of the tower behind those that are used: @unused.")
+    config.skip("vision_feature_select_strategy", "image_seq_length", "image_grid_pinpoints")
+    return replace(text, name=config.text("model_type"))
+
+
+READ_LLAVA = reader(_llava, "clip_vision_model", "llama")
+READ_MISTRAL3 = reader(_merged, "pixtral", "mistral")
+READ_INTERNVL = reader(_shuffled, "internvl_vision", "qwen2")
+READ_PALIGEMMA = reader(_linear, "siglip_vision_model", "gemma")
+READ_IDEFICS3 = reader(_packed, "siglip_vision_model", "llama")

@@ -1,0 +1,142 @@
+"""Qwen3-VL whose step takes images (`stagec import --images`): what layers in the middle of the
+tower make of patches is added to the stream of words behind the first layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from stagec.importers.common.sizes import read_size
+from stagec.importers.families.encoders import read_activation, read_heads_of
+from stagec.importers.families.images import SeenAttention
+from stagec.importers.families.llama import read_qwen3
+from stagec.importers.families.mixture import read_qwen3_moe
+from stagec.importers.family import Reader
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER, FeedForward
+from stagec.importers.writing.stack import Layer, Part, write_stack
+from stagec.importers.writing.text import Among, Body, ModelText
+
+_ARGS = (
+    "%patches: bf16[B, I_v, N_v, C, Y_v, P_v, P_v], %cells: i32[B, I_v, N_v],\n"
+    "    %rows_and_columns: i32[B, I_v, 2, N_v]"
+)
+_NOTES = (
+    "%patches are those of images, four that become one token after each other; %cells are their",
+    "rows of the table of positions (the reference interpolates between four), %rows_and_columns",
+    "their places. %merged is the number of each token of an image, or for a word I_v*N_v.",
+    "Positions of tokens by three axes are rotated like those of one: the same work.",
+)
+
+
+def _reader(read: Reader) -> Reader:
+    def read_images(config: Config) -> ModelText:
+        vision, words = config.section("vision_config"), config.section("text_config")
+        if vision is None or words is None:
+            raise config.refuse("text_config", "is missing: expected a language model and a tower")
+        words.inherit(config, "tie_word_embeddings")
+        if not words.has("model_type"):
+            words.inherit(config, "model_type")
+        count = vision.layers("depth", default=27)
+        deep = vision.sizes("deepstack_visual_indexes", most=count - 1)
+        if not vision.is_list("deepstack_visual_indexes"):
+            deep = (8, 16, 24)
+        if list(deep) != sorted(set(deep)) or len(deep) >= words.layers(default=32):
+            raise vision.refuse("deepstack_visual_indexes", "are not in order, or too many")
+
+        def write(text: ModelText, body: Body) -> str:
+            _read_tower(vision, text)
+            return _write_tower(vision, text, body, count, deep)
+
+        words.among = Among(_ARGS, write, len(deep))
+        text = read(words)
+        words.finish()
+        vision.finish()
+        text.name = config.text("model_type")
+        text.notes += _NOTES
+        return text
+
+    return read_images
+
+
+def _read_tower(vision: Config, text: ModelText) -> None:
+    """Declare the sizes of the tower."""
+    read_size(vision, text, "D_v", "hidden_size", default=1152)
+    read_heads_of(vision, text, "_v", "num_heads", 16)
+    read_size(vision, text, "F_v", "intermediate_size", default=4304)
+    read_size(vision, text, "C", "in_channels", "in_chans", default=3)
+    read_size(vision, text, "P_v", "patch_size", default=16)
+    read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
+    read_size(vision, text, "X_v", "num_position_embeddings", default=2304)
+    merge = vision.size("spatial_merge_size", default=2)
+    text.symbol("U_v", merge * merge, "spatial_merge_size^2")
+    text.symbol("I_v", 1, "images of a sequence")
+    text.symbol("N_v", 1024, "patches of an image")
+    text.assume("N_v % U_v == 0")
+    vision.only("out_hidden_size", text.symbols["D"].value or 1)
+    vision.skip("rope_parameters")
+
+
+def _write_tower(
+    vision: Config, text: ModelText, body: Body, count: int, deep: Sequence[int]
+) -> str:
+    """Append the tower and its mergers; tokens [B, I_v*N_v/U_v, D]."""
+    mlp = FeedForward(
+        read_activation(vision, "hidden_act", default="gelu_pytorch_tanh"), gated=False, bias=True
+    )
+    attention = SeenAttention(windowed=False).write(text)
+    block = f"{mlp.write(text, 'vision')}[D = D_v, F = F_v]"
+    layer = Layer(
+        [
+            Part(attention, "attn", LAYER, width="D_v", operands=["%at"]),
+            Part(block, "ffn", LAYER, width="D_v"),
+        ]
+    )
+    weight = body.param("w_patch", "C, Y_v, P_v, P_v, D_v")
+    steps = [
+        f'stg.einsum["bincypq,cypqd->bind"]({{}}, {weight})',
+        f'stg.add["bind,d->bind"]({{}}, {body.param("b_patch", "D_v")})',
+    ]
+    p = body.steps("p", "%patches", steps)
+    table = body.param("vision_positions", "X_v, D_v")
+    e = body.let("e", f"stg.embedding({table}, %cells)")
+    x = body.steps("pe", p, [f"stg.add({{}}, {e})", 'stg.reshape["bind->(bi)nd"]({})'])
+    body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
+    ends = [0, *(i + 1 for i in deep), count]
+    for number, (start, end) in enumerate(pairwise(ends)):
+        if end > start:
+            kind = f"vision{number}"
+            x = write_stack(text, body, x, {kind: layer}, [kind] * (end - start), out=f"v{number}")
+        if number < len(deep):
+            tokens = _merged(text, body, x, f"deep{number}_", before=False)
+            zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for words")
+            body.let(f"deep{number}", f"stg.merge_rows({zeros}, {tokens}, %merged)")
+    return _merged(text, body, x, "", before=True)
+
+
+#: The embedded words, as a decoder names them.
+_WORDS = "%words"
+
+
+def _merged(text: ModelText, body: Body, x: str, prefix: str, *, before: bool) -> str:
+    """Append a merger of U_v patches: two products, and a norm of each patch `before` them, or of
+    those that are merged."""
+    norm = f"{prefix}merger_norm"
+    if before:
+        x = LAYER.write(body, f"{prefix}m0", x, norm, "D_v")
+    x = body.let(f"{prefix}m", f'stg.reshape["b(su)d->bs(ud)", factors = u, sizes = U_v]({x})')
+    steps = [] if before else [LAYER.step(body, norm, "U_v*D_v")]
+    steps += [
+        f'stg.einsum["bsu,uv->bsv"]({{}}, {body.param(f"{prefix}w_in", "U_v*D_v, U_v*D_v")})',
+        f'stg.add["bsv,v->bsv"]({{}}, {body.param(f"{prefix}b_in", "U_v*D_v")})',
+        "stg.gelu[form = erf]({})",
+        f'stg.einsum["bsu,ud->bsd"]({{}}, {body.param(f"{prefix}w_out", "U_v*D_v, D")})',
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param(f"{prefix}b_out", "D")})',
+        'stg.reshape["(bi)sd->b(is)d", factors = i, sizes = I_v]({})',
+    ]
+    return body.steps(f"{prefix}image", x, steps)
+
+
+read_qwen3_vl_images = _reader(read_qwen3)
+read_qwen3_vl_moe_images = _reader(read_qwen3_moe)
