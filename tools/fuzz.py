@@ -185,7 +185,8 @@ def main(argv: Sequence[str]) -> int:
     given = arguments(argv)
     names = given.family or list(FAMILIES)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    with tempfile.TemporaryDirectory() as place:
+    in_memory = "/dev/shm"  # where the system has it: an input writes some files
+    with tempfile.TemporaryDirectory(dir=in_memory if Path(in_memory).is_dir() else None) as place:
         folder = Path(place)
         if given.minimize is not None:
             data = minimized(FAMILIES[names[0]], given.minimize.read_bytes(), folder, given.cpu)

@@ -104,7 +104,7 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("compile", "--format", "goal", "--dry-run"), "'goal' is of one mesh"),
+        (("compile", "--format", "simai", "--dry-run"), "'simai' is of one mesh"),
         (("analyze", "--symbolic"), "--symbolic is of one pod"),
         (("memory", "--html", "x.html"), "--html draws one job"),
         (("time", "--machine", "h100-sxm", "--html", "x.html"), "are of one job"),

@@ -206,7 +206,7 @@ def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> li
         if sends and found:
             raise error(
                 "pods that send both ways run at once, and a timeline shows one behind the other",
-                remedy="write --format chakra",
+                remedy="write --format goal, or chakra",
             )
         step = step_time(each, machine, measured=model.measured, pods=level if sends else None)
         name = "" if len(models) == 1 else f"{model.pod}/"
@@ -271,7 +271,7 @@ class TimelineFormat(JobFormat):
         elif self.ranks == "all" or (not self.ranks and every <= MOST_NODES):
             chosen = of
         else:
-            chosen = {}
+            chosen = dict[int, int]()
             for each in replays:
                 room = MOST_NODES // len(replays) if self.one_file else None
                 found = first_ranks(job.members[each.first :], each.step, room)

@@ -92,8 +92,8 @@ def _sparse(text: ModelText, share: Fraction) -> str:
     low = body.steps("low", "%gate", mean)
     c = body.let("c", f'stg.add["bsf,bs->bsf"](%gate, {low})')
     n = body.let("n", "stg.layernorm[affine = none](%gate)")
-    by = ['stg.sum["bsf->bs"]({})', f"stg.scale[by = {-above}]({{}})", "stg.scale[by = 1/F]({})"]
-    cut = body.steps("cut", body.let("cn", f"stg.mul({c}, {n})"), by)
+    far = ['stg.sum["bsf->bs"]({})', f"stg.scale[by = {-above}]({{}})", "stg.scale[by = 1/F]({})"]
+    cut = body.steps("cut", body.let("cn", f"stg.mul({c}, {n})"), far)
     steps = [f'stg.add["bsf,bs->bsf"]({{}}, {cut})', "stg.relu({})", "stg.gelu({})"]
     g = body.steps("g", c, [*steps, "stg.mul({}, %up)"])
     y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({g}, {w_down})')

@@ -211,12 +211,12 @@ def write_layers(
         body.do(f"%x_{kind}, %k_{kind}, %v_{kind} = stg.call @last_{kind}({operands})")
         x = f"%x_{kind}"
     rest = order[len(own) :]
-    kinds = {}
+    takers: dict[str, SharingLayer] = {}
     for name in dict.fromkeys(rest):
         layer = layers[name]
         ffn = f"{layer.ffn}[F = 2*F]" if wide else layer.ffn
-        kinds[f"shared_{name}"] = replace(layer, ffn=ffn, heads=replace(layer.heads, given=True))
-    return write_stack(text, body, x, kinds, [f"shared_{k}" for k in rest], name="shared")
+        takers[f"shared_{name}"] = replace(layer, ffn=ffn, heads=replace(layer.heads, given=True))
+    return write_stack(text, body, x, takers, [f"shared_{k}" for k in rest], name="shared")
 
 
 def _read_heads(kin: Kin) -> tuple[SharingHeads, SharingHeads]:
