@@ -75,6 +75,11 @@ class Compiles:
         """How many compiles there were."""
         return len(self._made)
 
+    @property
+    def runs(self) -> int:
+        """How many runs of programs are kept: most of the memory is theirs."""
+        return sum(each.runs for each in self._made)
+
 
 class Family:
     """One text in many sizes and degrees: a module with its mesh and strategy, whose symbols and
@@ -154,6 +159,11 @@ class Compiled:
         found = Issued.of(self._module)
         self._issued = [found, *self._issued[: _MOST_ISSUED - 1]]
         return found
+
+    @property
+    def runs(self) -> int:
+        """How many runs the programs have that are kept."""
+        return sum(len(runs) for each in self._issued for runs in each.runs)
 
     def classes(self, values: Mapping[str, int]) -> list[RankClass]:
         """The rank classes for values that were decided alike. Raises `DiagnosticError`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stagec.analysis.family import Compiles
 from stagec.api import DiagnosticError, time_step
 from stagec.driver.job import figures
 from stagec.driver.job.builder import JobBuilder
@@ -121,6 +122,24 @@ def test_hosts_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for length in (128, 256, 512):
         time_step(LLAMA, pp=2, microbatches=2, sizes={"L": 4, "S": length})
     assert len(replays) == 1 + 3
+
+
+def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where programs are long, few are kept: a search does not fill the memory."""
+    kept: dict[Any, Compiles] = {}
+    monkeypatch.setattr(figures, "_structures", kept)
+
+    def ask(recompute: str, **flags: Any) -> None:
+        time_step(LLAMA, pp=2, microbatches=2, recompute=recompute, sizes={"L": 4}, **flags)
+
+    ask("none")
+    ask("full")
+    one, other = kept
+    ask("none")
+    assert list(kept) == [other, one]
+    monkeypatch.setattr(figures, "_MOST_RUNS", kept[one].runs)
+    ask("none", zero=1, dp=2)
+    assert list(kept)[:-1] == [one]
 
 
 def test_it_is_what_the_command_tells() -> None:

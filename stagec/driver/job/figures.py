@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
 
-#: Structures that a process has compiled, the latest ones; what differs in sizes and degrees only
-#: is one of them.
+#: Structures that a process has compiled, those last that were asked for last; what differs in
+#: sizes and degrees only is one of them.
 _structures: dict[Hashable, Compiles] = {}
-_MOST_KEPT = 256
+#: How many are kept, and of how many runs: a run takes about 6 KB with its plans.
+_MOST_KEPT, _MOST_RUNS = 256, 40_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,12 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
     axes = module.mesh.axes if module.mesh else ()
     key = texts, stated, axes, same, options.plugin, options.check_numerics
-    if key not in _structures:
-        while len(_structures) >= _MOST_KEPT:
-            del _structures[next(iter(_structures))]
-        _structures[key] = Compiles()
-    return _structures[key]
+    found = _structures.pop(key, None) or Compiles()
+    runs = sum(each.runs for each in _structures.values())
+    while len(_structures) >= _MOST_KEPT or runs > _MOST_RUNS:
+        runs -= _structures.pop(next(iter(_structures))).runs
+    _structures[key] = found
+    return found
 
 
 def compiled_of(builder: JobBuilder) -> Compiled:

@@ -169,7 +169,7 @@ class JobBounds:
         """Bytes that a rank of a pipeline holds at least, by a probe of two stages: what its ends
         hold beside layers, and what a backward of the first needs beside all that is kept."""
         each, stash = self._static[number], self._work[number].stash * self._keeps[number]
-        if self._layers.mixed or not any(end.ends):
+        if self._layers.mixed or not (each and any(end.ends)):
             return 0.0
         few, many = (rank_layers(replace(self._layers, many=2 * n), *TWO_STAGES, ()) for n in FEW)
         held = zip(end.ends, few, strict=True)
