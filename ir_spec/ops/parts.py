@@ -80,10 +80,7 @@ class Depart(OpDef):
         if not op.flag("trained"):
             return [None]
         x = op.operands[0]
-        about: dict[str, RawAttr] = {"dtype": x.tensor.dtype}
-        about |= {"sizes": x.tensor.shape} if x.tensor.rank else {}
-        attrs = {**_back(op), **about}
-        return [b.value("stg.arrive", (), attrs, type=x.tensor.inner, hint=x.prefixed("d_"))]
+        return [arrive(b, x.tensor.inner, _back(op), x.prefixed("d_"))]
 
 
 class Arrive(OpDef):
@@ -127,6 +124,13 @@ def depart(b: Builder, value: Value, type_: TensorType, attrs: Mapping[str, RawA
     if type_.placed:
         value = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
     b.op("stg.depart", [value], attrs, types=())
+
+
+def arrive(b: Builder, type_: TensorType, attrs: Mapping[str, RawAttr], hint: str) -> Value:
+    """Let a value of a type come from another part."""
+    about: dict[str, RawAttr] = {"dtype": type_.dtype}
+    about |= {"sizes": type_.shape} if type_.rank else {}
+    return b.value("stg.arrive", (), {**attrs, **about}, type=type_, hint=hint)
 
 
 def _back(op: Operation) -> dict[str, RawAttr]:

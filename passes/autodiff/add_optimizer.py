@@ -17,7 +17,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
-from stagec.ir_spec.ops.parts import MAIN, depart
+from stagec.ir_spec.ops.parts import MAIN, arrive, depart
 from stagec.sharding.zero import StatePlacement
 
 
@@ -123,9 +123,8 @@ def _clip_factor(
         ends = {"value": f"norm_sq_{part}", "source": part, "to": peer}
         depart(b, norm, replace(norm.tensor, placed=True), ends)
     for peer in peers:
-        ends = {"value": f"norm_sq_{peer}", "source": peer, "to": part, "dtype": norm.tensor.dtype}
-        type_ = replace(norm.tensor, placed=True)
-        shares.append(b.value("stg.arrive", (), ends, type=type_, hint=f"norm_sq_{peer}"))
+        ends = {"value": f"norm_sq_{peer}", "source": peer, "to": part}
+        shares.append(arrive(b, replace(norm.tensor, placed=True), ends, f"norm_sq_{peer}"))
     return b.value(
         "stg.clip_factor", [_added(b, shares, "norm_sq_all")], {"max": clip}, hint="clip"
     )

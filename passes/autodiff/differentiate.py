@@ -53,7 +53,7 @@ from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Accumulates, BeginsBackward
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.parts import MAIN
+from stagec.ir_spec.ops.parts import MAIN, Arrive
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over
 from stagec.sharding.zero import StatePlacement
@@ -142,7 +142,7 @@ def differentiate(module: Module) -> None:
 
 def _passes_on(func: Operation) -> bool:
     """Whether a part gives back gradients of what comes from parts that train."""
-    return any(op.name == "stg.arrive" and op.flag("trained") for op in func.body.walk())
+    return any(isinstance(op.definition, Arrive) and op.flag("trained") for op in func.body.walk())
 
 
 class _TrainingStep:

@@ -23,7 +23,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS, PARAMETERS
-from stagec.ir_spec.ops.parts import MAIN, PartRule
+from stagec.ir_spec.ops.parts import MAIN, Depart, PartRule, arrive, depart
 from stagec.support.suggest import did_you_mean
 
 
@@ -267,11 +267,9 @@ def _end(module: Module, crossing: _Crossing, *, trained: bool, arrives: bool) -
         **({"trained": True} if trained else {}),
     }
     if not arrives:
-        b.op("stg.depart", [value], attrs, types=())
+        depart(b, value, value.tensor.inner, attrs)
         return
-    about: dict[str, RawAttr] = {"dtype": value.tensor.dtype}
-    about |= {"sizes": value.tensor.shape} if value.tensor.rank else {}
-    users = [(user, index) for user, index in value.uses if user.name != "stg.depart"]
-    there = b.value("stg.arrive", (), {**attrs, **about}, hint=value.name)
+    users = [(user, i) for user, i in value.uses if not isinstance(user.definition, Depart)]
+    there = arrive(b, value.tensor.inner, attrs, value.name)
     for user, index in users:
         user.set_operand(index, there)
