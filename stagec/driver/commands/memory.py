@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.memory.limits import beyond
 from stagec.driver.memory.parts import memory_of_parts
 from stagec.driver.memory.picture import draw, picture_options
-from stagec.driver.output.common import report, write_output
+from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
 from stagec.driver.request.limit import Limit, limit_option
 from stagec.driver.request.options import job_options, take_options
@@ -68,14 +69,11 @@ def _fits(builder: JobBuilder, result: dict[str, Any], limit: Limit) -> bool:
     from stagec.driver.advice.suggestions import suggest
     from stagec.driver.output.tables import bytes_text
 
-    for remark in limit.remarks(result["mesh"]):
-        report(remark)
-    worst, room = max(result["classes"], key=lambda c: c["peak"]), limit.room(result["mesh"])
-    if worst["peak"] <= room:
+    worst = beyond(result, limit)
+    if worst is None:
         return True
     category = max(worst["categories"], key=lambda c: worst["categories"][c])
-    over, size = bytes_text(worst["peak"] - room), bytes_text(worst["categories"][category])
-    tell(f"{worst['name']} needs {bytes_text(worst['peak'])}, {over} more than the limit")
+    size = bytes_text(worst["categories"][category])
     tell(f"most of it is {category}: {size}; the peak is at {worst['at']}")
     suggest(builder, limit)
     return False

@@ -10,8 +10,8 @@ from typing import Any
 from stagec.driver.job.builder import model_name
 from stagec.driver.job.parts import lower_parts, part_names, strategies_of_parts
 from stagec.driver.job.planned import Planned
-from stagec.driver.output.common import report, write_output
-from stagec.driver.output.streams import tell
+from stagec.driver.memory.limits import beyond
+from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
 from stagec.support.diagnostics import error
@@ -51,19 +51,5 @@ def memory_of_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     limit: Limit | None = given["limit"]
     if limit is None:
         return 0
-    fits = [_fits(part, each, limit) for part, each in found.items()]
-    return 0 if all(fits) else 1
-
-
-def _fits(part: str, result: Mapping[str, Any], limit: Limit) -> bool:
-    """Whether the worst class of a part holds no more; else say how much more."""
-    from stagec.driver.output.tables import bytes_text
-
-    for remark in limit.remarks(result["mesh"]):
-        report(remark)
-    worst, room = max(result["classes"], key=lambda c: c["peak"]), limit.room(result["mesh"])
-    if worst["peak"] <= room:
-        return True
-    over = bytes_text(worst["peak"] - room)
-    tell(f"{part}/{worst['name']} needs {bytes_text(worst['peak'])}, {over} more than the limit")
-    return False
+    lacking = [beyond(each, limit, f"{part}/") for part, each in found.items()]
+    return 1 if any(lacking) else 0

@@ -12,43 +12,30 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+_PLAIN = """\
+body { margin: 1.2rem auto; max-width: 70rem; padding: 0 1rem; }
+body { font: 14px/1.4 system-ui, sans-serif; }
+"""
+
 
 def render(title: str, body: str, styles: Sequence[str], scripts: Sequence[str], data: Any) -> str:
     """The text of a page. `body` is markup; scripts find the data as `data`."""
-    return Template(part("output/page.html")).substitute(
-        title=escape(title),
-        body=body,
-        style="\n".join(map(part, ("output/page.css", *styles))),
-        script="\n".join(map(part, ("output/page.js", *scripts))),
+    drawn = Template(part("output/drawn.html")).substitute(
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        script="\n".join(map(part, ("output/page.js", *scripts))),
     )
-
-
-_PLAIN = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>$title</title>
-<style>
-body { margin: 1.2rem auto; max-width: 70rem; padding: 0 1rem; }
-body { font: 14px/1.4 system-ui, sans-serif; }
-$style
-</style>
-</head>
-<body>
-<h1>$title</h1>
-$body
-</body>
-</html>
-"""
+    style = "\n".join(map(part, ("output/page.css", *styles)))
+    return _page(title, f"{body}\n{drawn}", style, "; script-src 'unsafe-inline'")
 
 
 def plain(title: str, body: str, style: str) -> str:
     """The text of a page without data and scripts; `body` is markup."""
-    return Template(_PLAIN).substitute(title=escape(title), body=body, style=style.strip())
+    return _page(title, body, _PLAIN + style.strip(), "")
+
+
+def _page(title: str, body: str, style: str, scripts: str) -> str:
+    about = {"title": escape(title), "body": body, "style": style, "scripts": scripts}
+    return Template(part("output/page.html")).substitute(about) + "\n"
 
 
 def part(name: str) -> str:

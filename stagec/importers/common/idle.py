@@ -102,11 +102,8 @@ def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
     return idle
 
 
-def clip(vision: Config, text: ModelText) -> Idle:
-    """Declare the tower of CLIP (arXiv 2103.00020)."""
-    read_idle(vision, text, width=768, inner=3072, layers=12, patch=32)
-    image_tokens(vision, text, 224)
-    vision.skip("projection_dim", "vocab_size")
+def _as_clip(text: ModelText) -> Idle:
+    """A tower with a class token, learned positions, and a norm before and behind its layers."""
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("class_token", "D_v")
@@ -114,6 +111,15 @@ def clip(vision: Config, text: ModelText) -> Idle:
     idle.norm("pre_norm", "D_v")
     idle.layers()
     idle.norm("post_norm", "D_v")
+    return idle
+
+
+def clip(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of CLIP (arXiv 2103.00020)."""
+    read_idle(vision, text, width=768, inner=3072, layers=12, patch=32)
+    image_tokens(vision, text, 224)
+    vision.skip("projection_dim", "vocab_size")
+    idle = _as_clip(text)
     vision.finish()
     return idle
 
@@ -147,13 +153,7 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
         raise vision.refuse("pixel_shuffle_ratio", "gives another width than 'intermediate_size'")
     vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")
     vision.skip("multi_modal_projector_bias", "projector_dropout", "rope_parameters")
-    idle = Idle(text)
-    idle.matrix("patch", "C, P_v, P_v, D_v")
-    idle.param("class_token", "D_v")
-    idle.param("positions", "N_v + 1, D_v")
-    idle.norm("pre_norm", "D_v")
-    idle.layers()
-    idle.norm("post_norm", "D_v")
+    idle = _as_clip(text)
     idle.matrix("adapter_in", "F_v, U_v")
     idle.matrix("adapter_out", "U_v, O_v")
     idle.matrix("projector", "O_v, D")
