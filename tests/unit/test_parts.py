@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stagec.api import DiagnosticError, time_step
 from stagec.formats.chakra.files import read_trace
 from tests.oracle.test_parts import ENDS, path
 from tests.support import EXHAUSTIVE, stagec
@@ -105,7 +106,7 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("compile", "--format", "simai", "--dry-run"), "'simai' is of one mesh"),
-        (("analyze", "--symbolic"), "--symbolic is of one pod"),
+        (("analyze", "--symbolic"), "--symbolic is of one mesh"),
         (("memory", "--html", "x.html"), "--html draws one job"),
         (("time", "--machine", "h100-sxm", "--html", "x.html"), "are of one job"),
         (("analyze", "--pp", "2"), "has pipeline stages"),
@@ -118,6 +119,18 @@ def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) ->
     ran = stagec(command, path("whisper"), "--part", "encoder=e", *rest)
     assert ran.code == 1
     assert says in ran.err
+
+
+def test_parts_do_not_vary() -> None:
+    """Sweeps, searches and `time_step` are of a job on one mesh."""
+    ran = stagec("analyze", path("whisper"), "--sweep", "part=encoder=e")
+    assert ran.code == 2
+    assert "no flag 'part' to sweep" in ran.err
+    ran = stagec("search", path("whisper"), "--part", "encoder=e", "--ranks", "8")
+    assert ran.code == 2
+    assert "No such option '--part'" in ran.err
+    with pytest.raises(DiagnosticError, match="no flag 'part'"):
+        time_step(path("whisper"), part="encoder=e")
 
 
 def test_memory_and_time_are_those_of_each_part() -> None:

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "steps": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
     "requests": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
-    "symbolic": ("is of one pod", "leave it out, or look at one pod of --serve disaggregated"),
-    "limit": ("is of one pod", "leave it out, or look at one pod of --serve disaggregated"),
-    "html": ("of one job is for 'stagec memory'", "look at one pod with that"),
+    "symbolic": ("is of one mesh", "leave it out, or look at one pod as a job of its own"),
+    "limit": ("is of one mesh", "leave it out, or look at one pod as a job of its own"),
+    "html": ("is of one mesh", "leave it out, or look at one pod as a job of its own"),
 }
 
 
 def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
-    """`analyze`: both pods, and what goes from one to the other. Raises `DiagnosticError`."""
+    """`analyze`: each pod, and what goes from one to another. Raises `DiagnosticError`."""
     _refuse(given)
     if options.print_strategy:
         write_output(_strategies(options), given["output"])
@@ -57,7 +57,7 @@ def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
 
 
 def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durations | None) -> int:
-    """`compile`: the traces of both pods as one job. Raises `DiagnosticError`."""
+    """`compile`: the traces of all pods as one job. Raises `DiagnosticError`."""
     from stagec.driver.job.written import (
         check_name,
         check_targets,

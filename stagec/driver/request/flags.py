@@ -35,6 +35,8 @@ def _in_order() -> Iterator[Flag]:
 
 
 FLAGS: Mapping[str, Flag] = {flag.name: flag for flag in _in_order()}
+#: Those of a job on one mesh, which sweeps and searches try with several values.
+OF_ONE_MESH = {name: flag for name, flag in FLAGS.items() if flag.kind != "parts"}
 #: The flags that write statements.
 SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 

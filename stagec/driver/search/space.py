@@ -15,7 +15,7 @@ import click
 
 from stagec.driver.job.legal import BATCH, count_of, needless, rules
 from stagec.driver.request.combine import complete
-from stagec.driver.request.flags import FLAGS, type_of
+from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Jobs
 from stagec.explore.remembered import NotedValues, Remembered
@@ -31,7 +31,7 @@ MICROBATCH = "microbatch_size"
 MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
 RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
 BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
-KNOBS: Mapping[str, Flag] = {**FLAGS, MICROBATCH: MICROBATCH_FLAG}
+KNOBS: Mapping[str, Flag] = {**OF_ONE_MESH, MICROBATCH: MICROBATCH_FLAG}
 #: Kinds of flags whose values have commas: alternatives stand between bars.
 _WITH_COMMAS = ("names", "layers", "loads")
 _MOST_VALUES = 1000

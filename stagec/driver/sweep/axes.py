@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import click
 
 from stagec.driver.output.common import read_source
-from stagec.driver.request.flags import FLAGS
+from stagec.driver.request.flags import OF_ONE_MESH
 from stagec.driver.request.options import SizesType
 from stagec.driver.sweep.rows import Case
 from stagec.support.diagnostics import DiagnosticError, error
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 #: What can be swept, beside the sizes of symbols.
-NAMES = (*FLAGS, "preset", "ranks")
+NAMES = (*OF_ONE_MESH, "preset", "ranks")
 #: What can be swept where there is a machine, beside its figures.
 OF_TIME = ("machine", "overlap")
 _MACHINE = "machine."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from stagec.driver.output.common import kept_reports
-from stagec.driver.request.flags import FLAGS, type_of
+from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions, SizesType
 from stagec.support.diagnostics import NotAnIntegerError, error
@@ -61,7 +61,7 @@ def time_step(
 
 def _checked(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The values as the command line takes them. Raises `DiagnosticError`."""
-    known = [f.name for f in fields(JobOptions) if f.name in FLAGS or f.name in _OTHERS]
+    known = [f.name for f in fields(JobOptions) if f.name in OF_ONE_MESH or f.name in _OTHERS]
     found: dict[str, Any] = {}
     for name, value in flags.items():
         if name not in known:
