@@ -233,16 +233,18 @@ def _named(body: Region, rule: PartRule) -> Value:
 
 
 def _cut(module: Module, parts: _Parts, keep: str) -> None:
-    """Put the ends of a part in the place of what crosses, and erase what nothing takes then: what
-    other parts have."""
-    body = parts.body
+    """Put the ends of a part in the place of what crosses, and erase what other parts have."""
+    body, mine = parts.body, parts.ops(keep)
     trained = {c: parts.trains(c) for c in parts.crossings}
+    theirs = [op for op in body.ops[:-1] if op not in mine]
     for crossing in parts.crossings:
         if keep in (crossing.source, crossing.to):
             _end(module, crossing, trained=trained[crossing], arrives=crossing.to == keep)
     if keep != MAIN:
         body.terminator.set_operands(())
         body.returns = ()
+    for op in reversed(theirs):
+        op.erase()
     erase_unused(body)
     body.args[:] = [arg for arg in body.args if arg.uses]
     for index, arg in enumerate(body.args):

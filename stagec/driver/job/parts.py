@@ -14,6 +14,7 @@ from stagec.driver.job.pods import about_pod, read_flags
 from stagec.driver.output.common import reports_once
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import BATCH
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.axes import AXES
 from stagec.ir_spec.ops.parts import MAIN
@@ -108,9 +109,10 @@ def strategies_of_parts(options: JobOptions) -> str:
 def _builder(name: str, options: JobOptions, main: JobBuilder | None) -> JobBuilder:
     """What compiles the pod of a part; the others have the batch of `main`."""
     builder = JobBuilder(options_of_part(name, options))
-    if main is not None and (batch := main.module.symbols.get("B")) is not None:
-        given = builder.options.sizes
-        builder = JobBuilder(options_of_part(name, options.changed(sizes={**given, "B": batch})))
+    if main is not None and (batch := main.module.symbols.get(BATCH)) is not None:
+        given = {"sizes": {**builder.options.sizes, BATCH: batch}}
+        alike = options.changed(**({"batch": batch} if options.serve else given))
+        builder = JobBuilder(options_of_part(name, alike))
     return builder
 
 
