@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.parts import lower_parts, part_names
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import pod_names
+from stagec.driver.job.pods import lower_pods
 from stagec.driver.request.flags import PartText
 from stagec.driver.request.options import JobOptions
 from stagec.interp.machine import DisagreementError, Locals, Meeting
@@ -203,8 +204,8 @@ def pods_of(
     texts = tuple(_part(text) for text in parts)
     sizes = {"B": 8, **options.pop("sizes", {})}
     job = JobOptions(path, sizes=sizes, part=texts, **options)
-    plans = {name: Planned(print_module) for name in part_names(job)}
-    found = lower_parts(job, {name: [plan] for name, plan in plans.items()})
+    plans = {name: Planned(print_module) for name in pod_names(job)}
+    found = lower_pods(job, {name: [plan] for name, plan in plans.items()})
     registry = found.modules["main"].registry
     texts_of = {name: Source(name, plan.needed("parts")) for name, plan in plans.items()}
     return {name: parse_module(text, registry) for name, text in texts_of.items()}, found.far

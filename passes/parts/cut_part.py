@@ -62,6 +62,7 @@ class CutPart(Pass):
     needs = Phase.SHAPED
 
     keep: str = field(default=MAIN, metadata={"help": "the part that the pod has"})
+    rest: str = field(default=MAIN, metadata={"help": "what the rest of the model is called"})
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
@@ -72,23 +73,23 @@ class CutPart(Pass):
                 strategy.pipeline.loc,
                 remedy="leave --pp out of all parts",
             )
-        cut_part(module, strategy.all(PartRule), self.keep)
+        cut_part(module, strategy.all(PartRule), self.keep, self.rest)
 
 
-def cut_part(module: Module, rules: Sequence[PartRule], keep: str) -> None:
-    """Keep one part of the main function, in place.
+def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = MAIN) -> None:
+    """Keep one part of the main function, in place; `rest` is the name of what no rule names.
 
     Raises `DiagnosticError` for names that are unknown or stand twice, values that are no result of
     the function itself, parts of parts, and parameters of two parts.
     """
-    known = [MAIN, *(rule.name for rule in rules)]
+    known = [rest, *(rule.name for rule in rules)]
     if keep not in known or len(known) == 1:
         raise error(
             f"no part '{keep}'",
             module.main.loc,
             remedy=did_you_mean(keep, known) or f"its parts are: {', '.join(known)}",
         )
-    found = _Parts(module.main.body)
+    found = _Parts(module.main.body, rest)
     for rule in rules:
         found.add(rule)
     found.check()
@@ -113,27 +114,27 @@ class _Crossing:
 class _Parts:
     """What crosses between the parts of a function, and so what each of them has."""
 
-    def __init__(self, body: Region) -> None:
-        self.body = body
+    def __init__(self, body: Region, rest: str) -> None:
+        self.body, self.rest = body, rest
         self.crossings: list[_Crossing] = []
 
     def add(self, rule: PartRule) -> None:
         """A part, by the value that it computes. Raises `DiagnosticError`."""
-        if rule.name == MAIN or any(rule.name == c.source for c in self.crossings):
-            what = "is the rest of the model" if rule.name == MAIN else "stands twice"
+        if rule.name == self.rest or any(rule.name == c.source for c in self.crossings):
+            what = "is the rest of the model" if rule.name == self.rest else "stands twice"
             raise error(f"the part '{rule.name}' {what}", rule.loc, remedy="choose another name")
         value = _named(self.body, rule)
-        self.crossings.append(_Crossing(value, rule.name, MAIN, rule.loc))
+        self.crossings.append(_Crossing(value, rule.name, self.rest, rule.loc))
         self._share(rule)
 
     def _share(self, rule: PartRule) -> None:
         """Leave main what takes a parameter that main uses too, and nothing of the part."""
-        mine, theirs = self.args(rule.name), self.args(MAIN)
+        mine, theirs = self.args(rule.name), self.args(self.rest)
         users = (op for v in _parameters(mine) if v in theirs for op, _ in v.uses)
         part = self.ops(rule.name)
         for op in dict.fromkeys(op for op in users if op in part and op.region is None):
             if all(v in theirs for v in _parameters(self._takes(op.operands, ())[1])):
-                self.crossings.append(_Crossing(op.results[0], MAIN, rule.name, rule.loc))
+                self.crossings.append(_Crossing(op.results[0], self.rest, rule.name, rule.loc))
 
     def ops(self, part: str) -> set[Operation]:
         """The operations of the function that a part has."""
@@ -150,7 +151,7 @@ class _Parts:
 
     def _ends(self, part: str) -> list[Value]:
         ends = [c.value for c in self.crossings if c.source == part]
-        return [*ends, *(self.body.terminator.operands if part == MAIN else ())]
+        return [*ends, *(self.body.terminator.operands if part == self.rest else ())]
 
     def _stops(self, part: str) -> list[Value]:
         return [c.value for c in self.crossings if c.to == part]
@@ -177,7 +178,7 @@ class _Parts:
     def check(self) -> None:
         """Refuse parts of parts, and parameters that two parts use. Raises `DiagnosticError`."""
         users: dict[Value, str] = {}
-        for part in dict.fromkeys([MAIN, *(c.source for c in self.crossings)]):
+        for part in dict.fromkeys([self.rest, *(c.source for c in self.crossings)]):
             ops = self.ops(part)
             for other in self.crossings:
                 if part not in (other.source, other.to) and other.value.producer in ops:
@@ -240,7 +241,7 @@ def _cut(module: Module, parts: _Parts, keep: str) -> None:
     for crossing in parts.crossings:
         if keep in (crossing.source, crossing.to):
             _end(module, crossing, trained=trained[crossing], arrives=crossing.to == keep)
-    if keep != MAIN:
+    if keep != parts.rest:
         body.terminator.set_operands(())
         body.returns = ()
     for op in reversed(theirs):

@@ -15,7 +15,8 @@ import click
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pods import handing_over, one_group, options_of_pod
+from stagec.driver.job.pod_options import options_of_pod
+from stagec.driver.job.pods import handing_over, one_group
 from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, ranks_text, table
 from stagec.driver.request.machine import captured, machine_option

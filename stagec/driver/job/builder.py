@@ -29,6 +29,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS
 from stagec.ir_spec.ops.copies import CopiesRule
+from stagec.ir_spec.ops.parts import MAIN
 from stagec.models import Preset, library, presets
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -321,7 +322,8 @@ class JobBuilder:
                 "'time' of one job",
                 remedy="leave it out",
             )
-        cut = f"cut-part{{keep={self.options.keep}}}"
+        rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""
+        cut = f"cut-part{{keep={self.options.keep}{rest}}}"
         if self.serving is not None:
             return f"{self.serving.passes},+after(to-serving):{cut}"
         if not _trains(self.module):

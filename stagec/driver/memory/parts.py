@@ -8,8 +8,9 @@ from io import StringIO
 from typing import Any
 
 from stagec.driver.job.builder import model_name
-from stagec.driver.job.parts import lower_parts, part_names, strategies_of_parts
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import pod_names
+from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.memory.limits import beyond
 from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import Limit
@@ -27,7 +28,7 @@ def memory_of_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     from stagec.driver.output.tables import print_footprint
 
     if options.print_strategy:
-        write_output(strategies_of_parts(options), given["output"])
+        write_output(strategies(options), given["output"])
         return 0
     for name in (n for n in _PICTURES if given.get(n)):
         raise error(f"--{name} draws one job, and --part makes several pods", remedy="leave it out")
@@ -36,8 +37,8 @@ def memory_of_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     def plan(part: str) -> Planned[dict[str, Any]]:
         return Planned(lambda module: footprint(module, f"{name} ({part})", fit))
 
-    plans = {part: plan(part) for part in part_names(options)}
-    pods = lower_parts(options, {part: [each] for part, each in plans.items()})
+    plans = {part: plan(part) for part in pod_names(options)}
+    pods = lower_pods(options, {part: [each] for part, each in plans.items()})
     found = {part: each.needed("--part") for part, each in plans.items()}
     text = StringIO()
     if given["as_json"]:

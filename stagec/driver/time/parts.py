@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.job.parts import lower_parts, part_names, strategies_of_parts
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import pod_names
+from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import write_output
 from stagec.driver.output.tables import console
 from stagec.driver.request.measurements import measurements
@@ -32,7 +33,7 @@ def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     from stagec.time.step import Issued
 
     if options.print_strategy:
-        write_output(strategies_of_parts(options), given["output"])
+        write_output(strategies(options), given["output"])
         return 0
     if draws(given):
         raise error(
@@ -42,10 +43,10 @@ def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     machine = given["machine"]
     measured = measurements(given["measured"], given["kernels_from"], machine)
     how: dict[str, Any] = {n: given[n] for n in ("overlap", "levers")}
-    parts = part_names(options)
+    parts = pod_names(options)
     forward = {part: Planned(model_flops, after=_CUT) for part in parts}
     tokens = {part: Planned(step_tokens, after=_CUT) for part in parts}
-    pods = lower_parts(options, {part: [forward[part], tokens[part]] for part in parts})
+    pods = lower_pods(options, {part: [forward[part], tokens[part]] for part in parts})
     reports: dict[str, TimeReport] = {}
     for part, module in pods.modules.items():
         flops = forward[part].found
