@@ -207,30 +207,42 @@ def assert_hands_over(job: JobOptions, prefill: str, decode: str, *, prompt: int
     stated, _ = step_modules(
         options_of_pod(PREFILL, asked).changed(sizes=job.sizes), PREFILL, prompt, 0
     )
-    given = _inputs(stated, inputs, slice(0, prompt), np.arange(batch))
+    given = inputs_of_step(stated, inputs, slice(0, prompt), np.arange(batch))
     rows = run_named(pods[PREFILL], pods[PREFILL].env, given, post.send)
-    first = _logits(rows, stated)
+    first = logits_of(rows, stated)
     np.testing.assert_allclose(
         first, expected[:, prompt - first.shape[1] : prompt], rtol=1e-9, atol=1e-9
     )
     order = places_of(pods, batch)
-    stated, _ = step_modules(
-        options_of_pod(DECODE, asked).changed(sizes=job.sizes), DECODE, new, prompt
-    )
-    given = _inputs(stated, inputs, slice(prompt, prompt + new), order)
-    rows = run_named(pods[DECODE], pods[DECODE].env, given, post.take)
+    assert_decodes(job, asked, post, inputs, order, expected)
+
+
+def assert_decodes(
+    job: JobOptions,
+    asked: JobOptions,
+    post: Post,
+    inputs: Mapping[str, Array],
+    order: Ints,
+    expected: Array,
+) -> None:
+    """The pod that decodes gives the logits of sequences in this order."""
+    prompt, new, decode = post.prompt, post.new, post.pods[DECODE]
+    given_by = options_of_pod(DECODE, asked).changed(sizes=job.sizes)
+    stated, _ = step_modules(given_by, DECODE, new, prompt)
+    given = inputs_of_step(stated, inputs, slice(prompt, prompt + new), order)
+    rows = run_named(decode, decode.env, given, post.take)
     assert not post.letters, "what is sent is taken"
     np.testing.assert_allclose(
-        _logits(rows, stated), expected[order, prompt:], rtol=1e-9, atol=1e-9
+        logits_of(rows, stated), expected[order, prompt:], rtol=1e-9, atol=1e-9
     )
 
 
-def _logits(found: Mapping[str, Array], stated: Module) -> Array:
+def logits_of(found: Mapping[str, Array], stated: Module) -> Array:
     name = stated.main.body.terminator.operands[0].name
     return found[name] if name in found else found[f"{name}_sum"]
 
 
-def _inputs(
+def inputs_of_step(
     stated: Module, inputs: Mapping[str, Array], new: slice, order: Ints
 ) -> dict[str, Array]:
     """What the arguments of a step are: parameters, the new tokens of sequences in this order, and

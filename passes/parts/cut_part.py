@@ -20,9 +20,8 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
-from stagec.ir.types import FLOATS, PARAMETERS
+from stagec.ir.types import CACHED, FLOATS, PARAMETERS
 from stagec.ir_spec.ops.parts import MAIN, Depart, PartRule, arrive, depart
 from stagec.support.suggest import did_you_mean
 
@@ -210,11 +209,12 @@ def _named(body: Region, rule: PartRule) -> Value:
     own = [v for v in found if v.producer is not None and v.region is body and v.uses]
     if not found:
         known = {v.name.rpartition("/")[2] for v in body.values() if v.producer is not None}
-        raise error(
-            f"the model has no value '%{name}'",
-            rule.loc,
-            remedy=did_you_mean(name, known) or "'stagec models NAME' prints the model's text",
-        )
+        remedy = did_you_mean(name, known) or "'stagec models NAME' prints the model's text"
+        if any(arg.tensor.role in CACHED for arg in body.args):
+            what = f"the step of serving does not compute a value '%{name}'"
+            remedy = did_you_mean(name, known) or "an encoder runs in the first step of prefill"
+            raise error(what, rule.loc, remedy=remedy)
+        raise error(f"the model has no value '%{name}'", rule.loc, remedy=remedy)
     if len(own) != 1 or own[0].tensor.dtype not in FLOATS:
         what = "is an argument, made inside of layers, or used by nothing"
         if own:
@@ -246,7 +246,6 @@ def _cut(module: Module, parts: _Parts, keep: str) -> None:
         body.returns = ()
     for op in reversed(theirs):
         op.erase()
-    erase_unused(body)
     body.args[:] = [arg for arg in body.args if arg.uses]
     for index, arg in enumerate(body.args):
         arg.index = index

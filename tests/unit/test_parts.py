@@ -111,7 +111,8 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
         (("time", "--machine", "h100-sxm", "--html", "x.html"), "are of one job"),
         (("analyze", "--pp", "2"), "has pipeline stages"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
-        (("analyze", "--serve", "prefill", "--prompt", "8"), "--part is about training"),
+        (("analyze", "--serve", "decode", "--context", "8"), "does not compute a value '%e'"),
+        (("serve", "--machine", "h100-sxm", "--prompt", "8"), "--part makes several pods"),
     ],
 )
 def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) -> None:

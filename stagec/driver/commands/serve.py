@@ -151,6 +151,11 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
             f"--serve {options.serve} is one step: 'stagec time' has it",
             remedy="leave it out, or give --serve disaggregated",
         )
+    if options.part:
+        raise error(
+            "--part makes several pods, and 'stagec serve' is of one or two",
+            remedy="leave it out, or look at one batch with 'stagec time'",
+        )
     if options.batch is not None:
         raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
     if options.prompt is None:
