@@ -12,8 +12,8 @@ import click
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.memory.limits import beyond
-from stagec.driver.memory.pods import memory_of_pods
 from stagec.driver.memory.picture import draw, picture_options
+from stagec.driver.memory.pods import memory_of_pods
 from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
 from stagec.driver.request.limit import Limit, limit_option
