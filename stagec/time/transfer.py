@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stagec.machines import Level, Machine
 from stagec.program.groups import crosses_pods
 from stagec.program.runs import Run
-from stagec.time.costs.network import level_between, message_seconds
+from stagec.time.costs.network import message_seconds
 from stagec.time.costs.nodes import Measurements
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
@@ -55,14 +55,6 @@ def transfer_time(
     sending = step_time(issued, machine, overlap=overlap, measured=measured, pods=level)
     exposed = max(0, sending.picoseconds - alone.picoseconds) / PICOSECONDS
     return TransferTime(total, messages, level.name, longest, exposed)
-
-
-def level_between_pods(machine: Machine, ranks: Sequence[int]) -> Level:
-    """The level of the network between two pods, the second of which begins on a node of its own.
-    Raises `DiagnosticError` if there is none."""
-    node = machine.network[0].ranks or 1
-    first, second = ranks
-    return level_between(machine, 0, -(-first // node) * node + second - 1)
 
 
 def _sent(runs: Sequence[Run]) -> Counter[int]:

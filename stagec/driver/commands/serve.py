@@ -198,7 +198,8 @@ def _sending(
 ) -> tuple[TimeReport, TransferTime]:
     """The time of a step of prefill by itself, and of the caches that it hands over. Raises
     `DiagnosticError`."""
-    from stagec.time.transfer import level_between_pods, transfer_time
+    from stagec.time.costs.network import level_between_pods
+    from stagec.time.transfer import transfer_time
 
     with TemporaryDirectory() as folder:
         text = Path(folder) / "decode.stg"

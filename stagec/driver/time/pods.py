@@ -91,8 +91,9 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
     pod take no time.
     """
     from stagec.analysis.model_flops import model_flops, step_tokens
+    from stagec.time.costs.network import level_between_pods
     from stagec.time.step import Issued
-    from stagec.time.transfer import level_between_pods, transfer_time
+    from stagec.time.transfer import transfer_time
 
     on = captured(machine) if given["graphs"] else machine
     measured = measurements(given["measured"], given["kernels_from"], machine)

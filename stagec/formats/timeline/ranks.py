@@ -18,9 +18,9 @@ from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NodeTimes, node_times
+from stagec.time.costs.network import level_between_pods
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
-from stagec.time.transfer import level_between_pods
 
 #: Nodes of all ranks of a file together: a viewer takes about as many.
 MOST_NODES = 500_000

@@ -14,11 +14,13 @@ from stagec.program.runs import Run
 from stagec.time.clock.plan import ClassPlanner, PlannedPiece
 
 Coords = Mapping[str, int]
+#: The number of a class, and a channel of it.
+Way = tuple[int, Channel]
 
 
 class Joined(NamedTuple):
     """The plan of a class, and the numbers of the classes that it waits for: those that messages of
-    a way come from, and those that a collective joins.
+    a way come from, each with the way that it sends them, and those that a collective joins.
 
     `computed` says what the compute stream runs: the number of a piece and a place in it, and how
     many nodes do the same in all pieces of the class.
@@ -26,7 +28,7 @@ class Joined(NamedTuple):
 
     name: str
     plan: Sequence[PlannedPiece]
-    senders: Mapping[Channel, Sequence[int]]
+    senders: Mapping[Channel, Sequence[Way]]
     members: Mapping[GroupAxes, tuple[int, ...]]
     computed: Sequence[tuple[int, int, int]]
 
@@ -49,7 +51,10 @@ def joined(
             mine, frozenset(g for g, numbers in groups.items() if len(numbers) == 1)
         )
         sources = {
-            c: senders(each.coords, coords, c[0], evaluate(c[1], each.env), mesh[c[0]])
+            c: [
+                (i, c)
+                for i in senders(each.coords, coords, c[0], evaluate(c[1], each.env), mesh[c[0]])
+            ]
             for c in each.channels
         }
         found.append(Joined(each.name, plan, sources, groups, _computed(plan)))

@@ -126,7 +126,7 @@ class ClassReplay:
         return self.sources.get(piece, {}).get(cause.stream)
 
     def _from_itself(self, shape: Shape) -> bool:
-        return self.joined.senders[shape.channel] == [self.number]
+        return self.joined.senders.get(shape.channel) == [(self.number, shape.channel)]
 
 
 def replay(classes: Sequence[ClassReplay], slowdown: int = 0) -> int:
@@ -233,15 +233,15 @@ class _Replay:
 
     def _receive(self, mine: ClassReplay, wanted: int, stream: Stream) -> bool:
         """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet. What another pod sends is there from the start."""
+        been sent yet. What another pod sends that is not replayed is there from the start."""
         queue = self._posted[mine.number, stream]
         while not mine.ends[wanted]:
             piece, channel, number = queue[0]
             arrivals: list[tuple[int, At]] = []
             for sender in mine.joined.senders.get(channel, ()):
-                sent = self._sent.get((sender, channel), ())
+                sent = self._sent.get(sender, ())
                 if number >= len(sent):
-                    self._wait((sender, channel), mine)
+                    self._wait(sender, mine)
                     return False
                 arrivals.append(sent[number])
             times = self._inputs(mine, piece)
