@@ -33,7 +33,7 @@ class IssuedPods:
     """What the ranks of all pods issue. Each pod begins on a node of its own."""
 
     def __init__(self, pods: Mapping[str, Issued], far: Far) -> None:
-        self.pods, self._far = pods, far
+        self.pods, self.far = pods, far
         counts = [len(each.classes) for each in pods.values()]
         self._first = dict(zip(pods, accumulate(counts, initial=0), strict=False))
 
@@ -47,10 +47,14 @@ class IssuedPods:
         """The axes of all pods."""
         return {f"{pod}/{a}": n for pod, each in self.pods.items() for a, n in each.mesh.items()}
 
-    def between(self, machine: Machine) -> Level | None:
+    @property
+    def ranks(self) -> list[int]:
+        """How many ranks each pod has."""
+        return [sum(map(len, each.members)) for each in self.jobs]
+
+    def between(self, machine: Machine) -> Mapping[str, Level]:
         """The level of the network that joins the pods. Raises `DiagnosticError`."""
-        ranks = [sum(map(len, each.members)) for each in self.jobs]
-        return level_between_pods(machine, ranks)
+        return dict.fromkeys(self.pods, level_between_pods(machine, self.ranks))
 
     def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
         """The plans of all classes, whose numbers follow each other."""
@@ -98,7 +102,7 @@ class IssuedPods:
         other, number, stream = way[0], _number(way), way[2]
         if other not in self.pods:
             return
-        peers, back = self._far[pod][other][number][ranks], self._far[other][pod]
+        peers, back = self.far[pod][other][number][ranks], self.far[other][pod]
         them = self.pods[other]
         for local, (each, members) in enumerate(zip(them.classes, them.members, strict=True)):
             inside = np.isin(peers, members)

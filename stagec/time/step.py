@@ -204,9 +204,9 @@ class Issued:
         """This one."""
         return [self]
 
-    def between(self, machine: Machine) -> Level | None:
+    def between(self, machine: Machine) -> Mapping[str, Level]:
         """None: it is one job."""
-        return None
+        return {}
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -259,8 +259,8 @@ class IssuedStep(Protocol):
         """The axes of all jobs."""
         ...
 
-    def between(self, machine: Machine) -> Level | None:
-        """The level of the network between the jobs."""
+    def between(self, machine: Machine) -> Mapping[str, Level]:
+        """The levels of the network to pods that are among the jobs."""
         ...
 
     def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
@@ -286,12 +286,12 @@ def step_time(
     overlap: bool = True,
     communicates: bool = True,
     measured: Measurements | None = None,
-    pods: Level | None = None,
+    pods: Mapping[str, Level] = MappingProxyType({}),
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
-    Messages to another pod cross the level `pods` of the network; without it those to a pod that is
-    not replayed too take no time.
+    `pods` has the levels of the network to pods that are not replayed; messages to one without a
+    level take no time.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
@@ -299,9 +299,10 @@ def step_time(
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
-    level = pods or issued.between(machine)
+    levels = {**pods, **issued.between(machine)}
     how: dict[str, Any] = {"overlap": overlap, "communicates": communicates}
-    tables = [CostTable(machine, j.mesh, measured=measured, pods=level, **how) for j in issued.jobs]
+    how |= {"measured": measured, "pods": levels}
+    tables = [CostTable(machine, job.mesh, **how) for job in issued.jobs]
     costs = [
         ((number, key), of_shape)
         for number, (job, table) in enumerate(zip(issued.jobs, tables, strict=True))

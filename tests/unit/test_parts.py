@@ -134,7 +134,7 @@ def test_parts_do_not_vary() -> None:
         time_step(path("whisper"), part="encoder=e")
 
 
-def test_memory_and_time_are_those_of_each_part() -> None:
+def test_memory_is_that_of_each_part() -> None:
     """The stash of an encoder that runs ahead is that of all microbatches."""
     found: dict[int, dict[str, Any]] = {}
     for count in (1, 2):
@@ -145,8 +145,3 @@ def test_memory_and_time_are_those_of_each_part() -> None:
         found[count] = json.loads(ran.out)["pods"]
     stash = {n: p["encoder"]["classes"][0]["categories"]["stash"] for n, p in found.items()}
     assert stash[1] == stash[2] > 0
-    ran = stagec("time", path("whisper"), *words, "--machine", "h100-sxm", "--json")
-    assert ran.code == 0, ran.err
-    timed = json.loads(ran.out)
-    steps = [pod["step_seconds"] for pod in timed["pods"].values()]
-    assert timed["step_seconds_at_least"] == max(steps)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
-from stagec.driver.job.pods import Pods, lower_pods, strategies
+from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import write_output
 from stagec.driver.output.tables import console
 from stagec.driver.request.machine import captured
@@ -17,15 +17,9 @@ from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions
 from stagec.driver.time.files import draws
 from stagec.driver.time.table import print_time, seconds_text
-from stagec.driver.time.timed import served
+from stagec.driver.time.timed import report_of, served
 from stagec.pipeline.instrument import TYPED
 from stagec.support.diagnostics import error
-
-if TYPE_CHECKING:
-    from stagec.analysis.time_report import TimeReport
-    from stagec.ir.expr import Expr
-    from stagec.machines import Machine
-    from stagec.time.pods import IssuedPods
 
 
 def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
@@ -49,9 +43,9 @@ def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     tokens = Planned(step_tokens, after=TYPED)
     pods = lower_pods(options, {first: [forward, tokens]})
     issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
-    report = _report(
-        pods,
-        first,
+    report = report_of(
+        pods.name,
+        pods.modules[first],
         IssuedPods(issued, pods.far),
         machine,
         forward=forward.found,
@@ -74,23 +68,3 @@ def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
         console(text).print(f"Without waiting for other parts: {each}", markup=False)
     write_output(text.getvalue(), given["output"])
     return 0
-
-
-def _report(
-    pods: Pods,
-    first: str,
-    issued: IssuedPods,
-    machine: Machine,
-    *,
-    forward: Expr | None,
-    tokens: Expr | None,
-    **how: Any,
-) -> TimeReport:
-    """The report of a step of all pods, with FLOPs and tokens of the whole model."""
-    from stagec.analysis.model_flops import step_flops
-    from stagec.analysis.time_report import time_report
-
-    graphs = [graph for module in pods.modules.values() for graph in module.graphs]
-    env = pods.modules[first].env
-    flops = None if forward is None else step_flops(forward, graphs)
-    return time_report(pods.name, issued, machine, env, model_flops=flops, tokens=tokens, **how)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
-    from stagec.time.step import Issued, StepTime
+    from stagec.time.step import Issued, IssuedStep, StepTime
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def time_job(
 def report_of(
     name: str,
     module: Module,
-    issued: Issued,
+    issued: IssuedStep,
     machine: Machine,
     *,
     forward: Expr | None,
