@@ -117,6 +117,7 @@ class Post:
             self.waiting[get_ident()] = key
             while key not in self.letters:
                 if self._stuck():
+                    del self.waiting[get_ident()]
                     self.news.notify_all()
                     raise DisagreementError(f"all pods wait, one of them for {key}")
                 self.news.wait()

@@ -65,14 +65,29 @@ class CutPart(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        if strategy.pipeline is not None:
+        pipeline = strategy.pipeline
+        if pipeline is not None and self.keep != self.rest:
             raise error(
-                f"the part '{self.keep}' has pipeline stages, which do not tell other parts their "
-                "shares of the gradient norm yet",
-                strategy.pipeline.loc,
-                remedy="leave --pp out of all parts",
+                f"the part '{self.keep}' has pipeline stages, and only '{self.rest}' may have some",
+                pipeline.loc,
+                remedy="leave pp out of its flags",
             )
         cut_part(module, strategy.all(PartRule), self.keep, self.rest)
+        if pipeline is not None:
+            _check_waits(module, pipeline.loc)
+
+
+def _check_waits(module: Module, loc: Loc) -> None:
+    """Refuse a part that takes values of pipeline stages: it goes microbatch by microbatch, and
+    stages begin several before the gradient of the first comes back. Raises `DiagnosticError`."""
+    for op in module.main.body.ops:
+        if isinstance(op.definition, Depart):
+            raise error(
+                f"the part '{op.text('to')}' takes %{op.text('value')} of '{op.text('source')}', "
+                "whose pipeline stages would wait for it, and it for them",
+                loc,
+                remedy="leave --pp out, or untie what both use",
+            )
 
 
 def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = MAIN) -> None:

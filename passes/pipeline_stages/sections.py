@@ -17,6 +17,7 @@ from stagec.api import DiagnosticError, Operation, Region, Value, error
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.comm import Movement
+from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.passes.pipeline_stages.layers import LayerDim, layer_dims
 
 
@@ -100,7 +101,9 @@ def dissect(body: Region) -> Sections:
     found.repeats[ActionKind.FORWARD] = [*forward]
     opening = body.ancestors(forward[0].operands[: carried(forward[0])])
     for op in body.ops[:-1]:
-        if op.region is not None:
+        if isinstance(op.definition, Arrive | Depart):  # the first stage has both ends
+            found.slots[op] = (Slot(0, _part(op)),)
+        elif op.region is not None:
             found.slots[op] = (_slot_of_repeat(op, forward, found),)
         elif op in opening and _reads_data(op, body):
             found.slots[op] = (Slot(0, ActionKind.FORWARD),)
