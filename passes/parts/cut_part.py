@@ -22,8 +22,12 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, FLOATS, PARAMETERS
-from stagec.ir_spec.ops.parts import MAIN, Depart, PartRule, arrive, depart
+from stagec.ir_spec.ops.parts import MAIN, Arrive, Depart, PartRule, arrive, depart
+from stagec.sharding.strategy import PipelineRule
 from stagec.support.suggest import did_you_mean
+
+#: The schedule of pipeline stages that run ahead of another part.
+AHEAD = "gpipe"
 
 
 @dataclass(frozen=True)
@@ -65,29 +69,33 @@ class CutPart(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        pipeline = strategy.pipeline
-        if pipeline is not None and self.keep != self.rest:
-            raise error(
-                f"the part '{self.keep}' has pipeline stages, and only '{self.rest}' may have some",
-                pipeline.loc,
-                remedy="leave pp out of its flags",
-            )
         cut_part(module, strategy.all(PartRule), self.keep, self.rest)
-        if pipeline is not None:
-            _check_waits(module, pipeline.loc)
+        if strategy.pipeline is not None:
+            _check_stages(module, strategy.pipeline)
 
 
-def _check_waits(module: Module, loc: Loc) -> None:
-    """Refuse a part that takes values of pipeline stages: it goes microbatch by microbatch, and
-    stages begin several before the gradient of the first comes back. Raises `DiagnosticError`."""
-    for op in module.main.body.ops:
-        if isinstance(op.definition, Depart):
-            raise error(
-                f"the part '{op.text('to')}' takes %{op.text('value')} of '{op.text('source')}', "
-                "whose pipeline stages would wait for it, and it for them",
-                loc,
-                remedy="leave --pp out, or untie what both use",
-            )
+def _check_stages(module: Module, pipeline: PipelineRule) -> None:
+    """Refuse pipeline stages that would wait for another part, and it for them, since they begin
+    several microbatches before the gradient of the first comes back: of a part that both gives
+    values to another one and takes some, and of one that does not run ahead. Raises
+    `DiagnosticError`."""
+    ends = [op for op in module.main.body.ops if isinstance(op.definition, Arrive | Depart)]
+    gone = [op for op in ends if isinstance(op.definition, Depart)]
+    if gone and len(gone) < len(ends):
+        op = gone[0]
+        raise error(
+            f"%{op.text('value')} goes to the part '{op.text('to')}', which sends what it makes of "
+            "it back: pipeline stages would wait for it, and it for them",
+            pipeline.loc,
+            remedy="leave --pp out, or untie what both use",
+        )
+    if any(op.flag("trained") for op in gone) and pipeline.schedule != AHEAD:
+        raise error(
+            f"the part '{module.main.text('part')}' has the schedule {pipeline.schedule}, expected "
+            f"{AHEAD}: forward of all microbatches, then backward of all",
+            pipeline.loc,
+            remedy=f"give it schedule={AHEAD}, or leave pp out of its flags",
+        )
 
 
 def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = MAIN) -> None:

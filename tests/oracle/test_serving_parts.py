@@ -19,11 +19,13 @@ ROWS = (
     ("tp=2,dp=2", {"tp": 4, "sp": True}),
     ("tp=4,sp", {"dp": 2}),
     ("", {"tp": 2, "microbatches": 4}),
+    ("pp=2,dp=2", {"pp": 2, "tp": 2, "microbatches": 2}),
 )
 #: Strategies of the parts, of the pod that prefills and of the one that decodes.
 PODS = (
     ("dp=4,microbatches=2", "dp=2,microbatches=2", "tp=2"),
     ("tp=2", "tp=4", "dp=2,tp=2"),
+    ("dp=2,microbatches=4", "pp=2,microbatches=4", "tp=2,pp=2,microbatches=2"),
 )
 NAMES = ("whisper", "qwen2_5_vl", "t5", "mllama")
 
