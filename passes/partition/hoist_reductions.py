@@ -169,6 +169,4 @@ def _partial(type_: TensorType, over: tuple[str, ...]) -> Partial:
 def _cast(b: Builder, value: Value, to: TensorType) -> Value:
     if value.tensor.dtype == to.dtype:
         return value
-    return b.value(
-        "stg.cast", [value], {"to": to.dtype}, type=to, hint=f"{value.name}_{to.dtype}"
-    )
+    return b.value("stg.cast", [value], {"to": to.dtype}, type=to, hint=f"{value.name}_{to.dtype}")
