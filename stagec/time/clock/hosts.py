@@ -69,7 +69,7 @@ def _leaves_in_time(shape: Shape, host: Entry, device: Entry) -> bool:
     """Whether what comes after a piece on its streams, and to other classes, is not late."""
     return (
         host.compute <= device.compute
-        and all(end <= device.streams[stream][0] for stream, (end, _) in host.streams.items())
+        and all(h <= d for (h, _), (d, _) in zip(host.streams, device.streams, strict=True))
         and all(host.ends[place] <= device.ends[place] for place, _ in shape.sends)
     )
 
