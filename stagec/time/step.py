@@ -228,7 +228,11 @@ class StepTime:
     @cached_property
     def slowest(self) -> ClassReplay:
         """The class that ends last; of several, the one that waits least for others."""
-        return max(self.classes, key=lambda c: (c.end, c.busy_time(self.picoseconds)))
+        end = max(c.end for c in self.classes)
+        last = [c for c in self.classes if c.end == end]
+        if len(last) == 1:
+            return last[0]
+        return max(last, key=lambda c: c.busy_time(self.picoseconds))
 
     def parts(self, each: ClassReplay) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest

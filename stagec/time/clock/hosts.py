@@ -57,7 +57,7 @@ def never_late(devices: Sequence[ClassReplay], spent: HostTimes) -> bool:
     hosts: dict[Entry, Entry] = {}
     for piece in {piece for each in devices for piece in each.pieces}:
         host = Piece(piece.shape, host_costs(spent, piece.shape))
-        for state, device in piece.met.items():
+        for state, device in piece.met:
             found = hosts[device] = host.entry(state._replace(busy=()), 0)
             if not _leaves_in_time(piece.shape, found, device):
                 return False

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from stagec.time.clock.join import Joined
 from stagec.time.clock.order import ON_COMPUTE, Call, Order, Proceed, Receive, RunPiece, order_of
-from stagec.time.clock.pieces import Cause, Entry, Intervals, Piece, State
-from stagec.time.clock.plan import PlannedPiece
+from stagec.time.clock.pieces import Cause, Entry, Intervals, Piece
 from stagec.time.clock.shapes import Shape
 from stagec.time.streams import BUBBLE, LAUNCH, Part, Stream
 
@@ -39,8 +38,8 @@ class ClassReplay:
     def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
         self.number, self.name, self.joined = number, joined.name, joined
         self.plan = joined.plan
-        of = {shape: pieces(shape) for shape in {planned.shape: None for planned in joined.plan}}
-        self.pieces = [of[planned.shape] for planned in joined.plan]
+        known = {shape: pieces(shape) for shape in dict.fromkeys(joined.shapes)}
+        self.pieces = [*map(known.__getitem__, joined.shapes)]
         self.bases = [0] * len(self.plan)
         self.ends: list[Sequence[int]] = [()] * len(self.plan)
         self.entries: list[Entry | None] = [None] * len(self.plan)
@@ -84,9 +83,10 @@ class ClassReplay:
 
     def _found_parts(self, step: int) -> dict[Part, int]:
         found: Counter[Part] = Counter()
-        for number, planned in enumerate(self.plan):
-            if planned.shape.computes:
-                for part, time in self._waited(number, planned):
+        for number, shape in enumerate(self.joined.shapes):
+            entry = self.entries[number]
+            if shape.computes and (entry is None or entry.waits or number in self.gaps):
+                for part, time in self._waited(number, entry):
                     found[part] += time
         for number, place, count in self.joined.computed:
             cost = self.pieces[number].costs[place]
@@ -103,9 +103,9 @@ class ClassReplay:
         found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
 
-    def _waited(self, number: int, planned: PlannedPiece) -> Iterator[tuple[Part, int]]:
+    def _waited(self, number: int, entry: Entry | None) -> Iterator[tuple[Part, int]]:
         """What computations of a piece waited for that is outside of it, and a blocking call."""
-        entry, gap = self.entries[number], self.gaps.get(number, 0)
+        planned, gap = self.plan[number], self.gaps.get(number, 0)
         if entry is None:
             yield BUBBLE, gap
             yield planned.shape.steps[0].part, self.ends[number][0]
@@ -204,10 +204,11 @@ def _run(mine: ClassReplay, step: RunPiece, slowdown: int) -> None:
     for gate in gates:
         if times[gate] > base:
             base = times[gate]
-    until: list[int] = []
-    for stream, late in streams:
-        time = free[stream] - base
-        until.append(-1 if late and time < 0 else time)  # whatever waits for it waits for more
+    until = tuple(
+        [  # whatever waits for what is late waits for more
+            -1 if late and free[stream] < base else free[stream] - base for stream, late in streams
+        ]
+    )
     if times:
         floors = *until, 0, -base - 1  # by the number of a stream, `BASE` and `NO_FLOOR`
         times = [
@@ -217,7 +218,7 @@ def _run(mine: ClassReplay, step: RunPiece, slowdown: int) -> None:
     busy = mine.busy
     if busy:
         busy = tuple([(max(first - base, 0), end - base) for first, end in busy if end > base])
-    entry = mine.pieces[number].entry(State(tuple(times), tuple(until), busy), slowdown)
+    entry = mine.pieces[number].entry((tuple(times), until, busy), slowdown)
     bases[number], mine.entries[number], ends[number] = base, entry, entry.ends
     if entry.before:
         mine.sources[number] = {
