@@ -21,6 +21,7 @@ from stagec.program.groups import Channel, channel_of, crosses_pods
 from stagec.program.nodes import Ints
 from stagec.time.clock.hosts import HostTimes, host_costs, never_late
 from stagec.time.clock.join import Joined, Way
+from stagec.time.clock.order import Plans
 from stagec.time.clock.replay import ClassReplay
 from stagec.time.costs.network import level_between_pods
 from stagec.time.step import Issued, Replayed, replayed
@@ -56,9 +57,9 @@ class IssuedPods:
         """The level of the network that joins the pods. Raises `DiagnosticError`."""
         return dict.fromkeys(self.pods, level_between_pods(machine, self.ranks))
 
-    def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
+    def plans(self, *, overlap: bool, one_stream: bool = False) -> Plans:
         """The plans of all classes, whose numbers follow each other."""
-        found: list[Joined] = []
+        found = Plans()
         for pod, each in self.pods.items():
             plans = each.plans(overlap=overlap, one_stream=one_stream)
             for local, plan in enumerate(plans):
