@@ -15,7 +15,7 @@ from stagec.driver.job.pods import lower_pods
 from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.machines import load_machine
-from stagec.program.groups import crosses_pods, neighbours
+from stagec.program.groups import Groups, crosses_pods, neighbours
 from stagec.program.nodes import Ints, Program
 from stagec.time.clock.definition import RankWork, clock
 from stagec.time.clock.pieces import Piece
@@ -73,7 +73,7 @@ def clocked(issued: IssuedPods, slowdown: int, *, overlap: bool, one_stream: boo
     starts = dict(zip(issued.pods, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
     works: list[RankWork] = []
     peers: dict[tuple[int, str, int], int] = {}
-    groups = {}
+    groups: dict[str, Groups] = {}
     first = number = 0
     for (pod, each), count in zip(issued.pods.items(), counts, strict=True):
         start = starts[pod]

@@ -93,7 +93,7 @@ class ClassReplay:
             found[self.plan[number].shape.steps[place].part] += cost.time * count
             found[LAUNCH] += cost.launch * count
         for entry, times in Counter(self.entries).items():
-            for part, time in (entry.parts if entry is not None else {}).items():
+            for part, time in entry.parts.items() if entry is not None else ():
                 found[part] += time * times
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
