@@ -82,6 +82,8 @@ def _check_stages(module: Module, pipeline: PipelineRule) -> None:
     part = module.main.text("part")
     ends = [op for op in module.main.body.ops if isinstance(op.definition, Arrive | Depart)]
     gone = [op for op in ends if isinstance(op.definition, Depart)]
+    if not any(op.flag("trained") for op in ends):
+        return
     if gone and len(gone) < len(ends):
         (other, *_) = (op.text("to") for op in gone)
         raise error(
@@ -90,7 +92,7 @@ def _check_stages(module: Module, pipeline: PipelineRule) -> None:
             pipeline.loc,
             remedy="leave --pp out, or untie what both use",
         )
-    if any(op.flag("trained") for op in gone) and pipeline.schedule != AHEAD:
+    if gone and pipeline.schedule != AHEAD:
         raise error(
             f"the part '{part}' has the schedule {pipeline.schedule}, expected "
             f"{AHEAD}: forward of all microbatches, then backward of all",
