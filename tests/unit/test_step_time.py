@@ -144,7 +144,9 @@ def clocked(
     for r in range(len(of)):  # of other pods: nobody waits for what goes there
         crossing = (n for n in programs[of[r]].nodes if crosses_pods(n.op))
         peers.update({(r, n.over, n.by): -1 - r for n in crossing})
-    return clock(works, issued.groups, peers, slowdown, overlap=overlap, one_stream=one_stream)
+    return clock(
+        works, {"": issued.groups}, peers, slowdown, overlap=overlap, one_stream=one_stream
+    )
 
 
 def compare(

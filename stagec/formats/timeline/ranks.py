@@ -12,15 +12,15 @@ from functools import lru_cache
 from typing import ClassVar
 
 from stagec.formats.base import Estimate, JobFormat, Layout, ModelJob, Need, TraceJob
-from stagec.machines import Machine
+from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, crosses_pods
 from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NodeTimes, node_times
+from stagec.time.costs.network import level_between_pods
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
-from stagec.time.transfer import level_between_pods
 
 #: Nodes of all ranks of a file together: a viewer takes about as many.
 MOST_NODES = 500_000
@@ -197,10 +197,11 @@ def replays_of(job: TraceJob) -> list[Replay]:
 
 def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> list[Replay]:
     issued = [Issued.of(model.module) for model in models]
-    level, found = None, list[Replay]()
+    levels, found = dict[str, Level](), list[Replay]()
     first = start = 0
     if len(models) > 1:
         level = level_between_pods(machine, [each.groups.ranks for each in issued])
+        levels = dict.fromkeys((model.pod for model in models), level)
     for model, each in zip(models, issued, strict=True):
         sends = any(crosses_pods(n.op) and n.kind == "send" for n in each.samples)
         if sends and found:
@@ -208,7 +209,7 @@ def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> li
                 "pods that send both ways run at once, and a timeline shows one behind the other",
                 remedy="write --format goal, or chakra",
             )
-        step = step_time(each, machine, measured=model.measured, pods=level if sends else None)
+        step = step_time(each, machine, measured=model.measured, pods=levels if sends else {})
         name = "" if len(models) == 1 else f"{model.pod}/"
         found.append(Replay(each, step, job.layout_of(first), first, start, name))
         first, start = first + len(each.classes), start + step.picoseconds
