@@ -17,8 +17,9 @@ from stagec.analysis.measured import MeasuredStep, Source, read
 #: its mask is a kernel, and so is each norm (megatron/model/fused_softmax.py, apex); TorchScript
 #: makes one of bias and GeLU, and of bias, dropout and residual (fused_bias_gelu.py,
 #: transformer.py, `bias_dropout_add_fused_train`), and no more: dropout of attention reads what
-#: softmax wrote. Tensor-parallel ranks send a part each of what they hold alike
-#: (`scatter_gather_tensors_in_pipeline`).
+#: softmax wrote. Gradients of a microbatch are added to the sum by kernels of their own: products
+#: add to sums in fp32 only (megatron/arguments.py, `gradient_accumulation_fusion`). Tensor-parallel
+#: ranks send a part each of what they hold alike (`scatter_gather_tensors_in_pipeline`).
 MEGATRON: Final[Mapping[str, Any]] = {
     "param_dtype": "f16",
     "grad_dtype": "f16",
@@ -30,8 +31,15 @@ MEGATRON: Final[Mapping[str, Any]] = {
 BLOCKING: Final[Mapping[str, Any]] = {"async_tp": False}
 #: Megatron-Core: Transformer Engine's fused attention, norms and SwiGLU, everything else alone; the
 #: distributed optimizer reduces fp32 gradients in buckets beside backward
-#: (`--use-distributed-optimizer --overlap-grad-reduce`).
-MEGATRON_CORE: Final[Mapping[str, Any]] = {"zero": 1, "fusion": "none"}
+#: (`--use-distributed-optimizer --overlap-grad-reduce`), and products add to their sums
+#: (`gradient_accumulation_fusion`, on by default).
+MEGATRON_CORE: Final[Mapping[str, Any]] = {"zero": 1, "fusion": "none", "fuse_gradients": True}
+
+
+def replayed(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of Megatron for full recompute: all of a block runs again, to its last computation
+    (megatron/mpu/random.py, `CheckpointFunction`)."""
+    return {"recompute": "full_replay"} if flags.get("recompute") == "full" else {}
 
 
 def scattered(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +59,7 @@ def korthikanti() -> Iterator[MeasuredStep]:
     """arXiv 2205.05198, table 5: GPT on A100 with full recompute, and with sequence parallelism and
     selective recompute."""
     for name, gpus, seconds, given, sizes in _rows("korthikanti"):
-        flags = {**MEGATRON, **given, **scattered(given)}
+        flags = {**MEGATRON, **given, **scattered(given), **replayed(given)}
         machine, model = "a100-80g", "gpt3-175b"
         yield MeasuredStep("korthikanti", name, seconds, gpus, machine, model, sizes, flags)
 
@@ -59,7 +67,7 @@ def korthikanti() -> Iterator[MeasuredStep]:
 def narayanan() -> Iterator[MeasuredStep]:
     """arXiv 2104.04473, table 1: GPT on A100, full recompute."""
     for name, gpus, seconds, given, sizes in _rows("narayanan"):
-        flags = {**MEGATRON, **BLOCKING, **given, **scattered(given)}
+        flags = {**MEGATRON, **BLOCKING, **given, **scattered(given), **replayed(given)}
         machine, model = "a100-80g", "gpt3-175b"
         yield MeasuredStep("narayanan", name, seconds, gpus, machine, model, sizes, flags)
 
