@@ -37,7 +37,7 @@ DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[st
         {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
         ("korthikanti", "narayanan", "deepspeed-multi", "deepspeed-single"),
     ),
-    "h100-sxm": ({PRODUCTS: (0.5, 1.0)}, ("mcore", "nanotron")),
+    "h100-sxm": ({PRODUCTS: (0.5, 1.0)}, ("mcore",)),
     "h100-p5": ({PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)}, ("nanotron",)),
     "h100-500w": ({PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)}, ("torchtitan",)),
     "b200": ({PRODUCTS: (0.4, 1.0)}, ("b200",)),

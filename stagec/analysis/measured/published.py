@@ -87,13 +87,13 @@ def narayanan() -> Iterator[MeasuredStep]:
 
 def mcore() -> Iterator[MeasuredStep]:
     """README of NVIDIA/Megatron-LM, 2024: weak scaling on H100. Untied embeddings give the number
-    of parameters in the names of the rows.
+    of parameters in the names of the rows. The README names `--overlap-param-gather` for them.
 
     The rows `dp64` have the published throughput of a GPU on as many GPUs as 64 data-parallel ranks
     are: with those of the README (768 and 3,072) the batch does not divide.
     """
     for name, _, seconds, given, sizes in _rows("mcore"):
-        flags = {**MEGATRON_CORE, **given}
+        flags = {**MEGATRON_CORE, "overlap_param_gather": True, **given}
         gpus = given["dp"] * given["tp"] * given["pp"]
         machine, model = "h100-sxm", "gpt_rope.stg"
         yield MeasuredStep("mcore", name, seconds, gpus, machine, model, sizes, flags)
