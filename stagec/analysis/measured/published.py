@@ -27,7 +27,7 @@ MEGATRON: Final[Mapping[str, Any]] = {
     "ddp_bucket": 0,
     "fusion": "pointwise",
 }
-#: Megatron-LM of 2022 with `--bf16`: gradients are summed up in fp32, by the products that make them
+#: Megatron-LM of 2022 with `--bf16`: products add gradients up in fp32
 #: (megatron/mpu/layers.py, `gradient_accumulation_fusion`, of February 2022 and on by default).
 MEGATRON_BF16: Final[Mapping[str, Any]] = {
     "param_dtype": "bf16",

@@ -25,7 +25,6 @@ from stagec.time.clock.replay import ClassReplay
 from stagec.time.clock.shapes import Shape, ShapeNode
 from stagec.time.streams import Cost
 
-
 #: The kind of nodes that add gradients up.
 _SUM = AccumulateGrad.name.partition(".")[2]
 
