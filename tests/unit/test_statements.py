@@ -45,6 +45,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "weight_block": {"weight_dtype": "int4"},
     "reshard_after_forward": {"zero": 3},
     "fsdp_prefetch": {"zero": 3},
+    "overlap_param_gather": {"zero": 1},
     "recompute_layers": {"recompute": "full"},
     "recompute_every": {"recompute": "full"},
     "memory_nodes": {"offload": "optimizer"},
