@@ -85,6 +85,16 @@ TOWERS: Mapping[str, Keys] = {
     "megatron-bert": {**_ENCODER, "type_vocab_size": 2},
     "roberta-prelayernorm": {**_ENCODER, "max_position_embeddings": 10},
     "xlm-roberta-xl": {**_ENCODER, "max_position_embeddings": 10, "type_vocab_size": 1},
+    "deberta": {**_ENCODER, "relative_attention": True, "pos_att_type": "c2p|p2c"},
+    "deberta-v2": {
+        **_ENCODER,
+        "relative_attention": True,
+        "position_buckets": 4,
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": 3,
+    },
     "umt5": {"d_model": 16, "num_layers": 4, "num_heads": 4, "d_kv": 4, "d_ff": 8}
     | {"vocab_size": 16, "n_positions": 8, "relative_attention_num_buckets": 4},
     "switch_transformers": {
@@ -305,7 +315,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 
 
 #: Types of models that have a hyphen themselves.
-_HYPHENATED = ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
+_HYPHENATED = ("deberta-v2", "megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
 
 
 def tower(name: str) -> dict[str, Any]:

@@ -338,6 +338,14 @@ CASES = {
     "relative-bias-both-ways": Case(
         "%x: f32[H, G | param]", "%y = stg.relative_bias[sizes = (S, S), most = 3](%x)", "G, S, S"
     ),
+    "by-distance": Case(
+        "%x: f32[B, S, H, V | param]", "%y = stg.by_distance[size = S](%x)", "B, H, S, S"
+    ),
+    "by-distance-of-keys": Case(
+        "%x: f32[B, S, H, 8 | param]",
+        "%y = stg.by_distance[size = V, keys, most = 9](%x)",
+        "B, H, V, S",
+    ),
     "index-scores": Case(
         "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param], %w: f32[B, S, H | param]",
         "%y = stg.index_scores(%q, %k, %w)",

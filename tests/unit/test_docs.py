@@ -425,6 +425,8 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.slice": {"table": "bf16[V, D]"},
     "stg.relative_bias": {"table": "bf16[32, H]"},
     "stg.relative_bias_grad": {"db": "bf16[H, S, S]"},
+    "stg.by_distance": {"near": "bf16[B, S, H, 64]"},
+    "stg.by_distance_grad": {"ds": "bf16[B, H, S, S]"},
     "stg.index_scores": {"k": "bf16[B, S, K]", "weights": "bf16[B, S, H]"},
     "stg.index_scores_grad": {
         "ds": "f32[B, S, S]",
