@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,10 +37,6 @@ class ByDistance(OpDef):
         own, other = "ts" if op.flag("keys") else "st"
         sizes = {other: op.expr("size")}
         return make_rule(f"b{own}hr->bhst", whole="r", linear=[0], sizes=sizes)
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if op.operands[0].tensor.rank != 4:
-            yield f"expects [batch, position, head, distance], found {op.operands[0].type}"
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]

@@ -224,6 +224,31 @@ CASES = {
         "%y = stg.conv1d[stride = 2, pad = 1](%x, %w)",
         "B, S, D",
     ),
+    "conv1d-within": Case(
+        "%x: f32[B, 2*S + 3, E | param], %w: f32[5, E, D | param]",
+        "%y = stg.conv1d[stride = 2](%x, %w)",
+        "B, S, D",
+    ),
+    "conv1d-groups": Case(
+        "%x: f32[B, S, G, E | param], %w: f32[4, G, E, D | param]",
+        "%y = stg.conv1d[pad = 2](%x, %w)",
+        "B, S + 1, G, D",
+    ),
+    "conv2d": Case(
+        "%x: f32[B, 4, S, E | param], %w: f32[3, 3, E, D | param]",
+        "%y = stg.conv2d[pad = 1](%x, %w)",
+        "B, 4, S, D",
+    ),
+    "conv2d-strided": Case(
+        "%x: f32[B, 4, 2*S, E | param], %w: f32[3, 3, E, D | param]",
+        "%y = stg.conv2d[stride = 2, pad = 1](%x, %w)",
+        "B, 2, S, D",
+    ),
+    "conv2d-depth-wise": Case(
+        "%x: f32[B, 4, S, D, 1 | param], %w: f32[3, 5, D, 1, 1 | param]",
+        "%y = stg.conv2d[pad = 2](%x, %w)",
+        "B, 6, S, D, 1",
+    ),
     "mse": Case(f"{X}, %z: f32[B, S, D]", "%y = stg.mse[mean = B*S*D](%x, %z)", ""),
     "sinusoid": Case(
         "%x: f32[B, D | param], %t: f32[B]",

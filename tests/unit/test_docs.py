@@ -446,6 +446,14 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.conv1d": {"kernel": "bf16[3, D, F]"},
     "stg.conv1d_dx": {"kernel": "bf16[3, D, F]", "du": "bf16[B, S/2, F]"},
     "stg.conv1d_dw": {"du": "bf16[B, S/2, F]"},
+    **{
+        f"stg.conv2d{which}": {
+            "square": "bf16[3, 3, D, F]",
+            "pixels": "bf16[B, 8, 8, D]",
+            "dp": "bf16[B, 8, 8, F]",
+        }
+        for which in ("", "_dx", "_dw")
+    },
     "stg.sinusoid": {"time": "f32[B]"},
     "stg.embedding_bag_grad": {"dc": "bf16[B, D]"},
     "stg.triangle_grad": {"dz": "bf16[B, H, S*(S - 1)/2]"},
