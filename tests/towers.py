@@ -53,6 +53,14 @@ _DELTA: Keys = {
     "linear_conv_kernel_dim": 3,
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
+_WAVES: Keys = {
+    **{k: v for k, v in _ENCODER.items() if k != "max_position_embeddings"},
+    "conv_dim": [8, 8, 8],
+    "conv_kernel": [10, 3, 2],
+    "conv_stride": [5, 2, 2],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+}
 #: By name: the first part is the model type, or the class.
 TOWERS: Mapping[str, Keys] = {
     "bert": {**_ENCODER, "type_vocab_size": 2},
@@ -118,6 +126,17 @@ TOWERS: Mapping[str, Keys] = {
     "m2m_100": {**_PAIR, "max_position_embeddings": 8},
     "bart": {**_PAIR, "max_position_embeddings": 8, "scale_embedding": True},
     "whisper": {**_PAIR, "num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 8},
+    "wav2vec2": {**_WAVES, "architectures": ["Wav2Vec2ForCTC"]},
+    "wav2vec2-stable": {
+        **_WAVES,
+        "do_stable_layer_norm": True,
+        "feat_extract_norm": "layer",
+        "conv_bias": True,
+        "architectures": ["Wav2Vec2ForSequenceClassification"],
+        "num_labels": 4,
+        "classifier_proj_size": 8,
+    },
+    "hubert": {**_WAVES, "architectures": ["HubertModel"]},
     "vit": {**_VISION, "num_labels": 4},
     "deit": {**_VISION, "num_labels": 4, "qkv_bias": False},
     "deit-teacher": {**_VISION, "num_labels": 4}
@@ -310,6 +329,9 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "QwenImageTransformer2DModel": {"U": 8, "S": 8, "X": 8},
     "WanTransformer3DModel": {"S": 8, "X": 8},
     "qwen3_omni_moe": {"S": 16},
+    "wav2vec2": {"S": 8},
+    "wav2vec2-stable": {"S": 8},
+    "hubert": {"S": 8},
     "switch_transformers": {"S": 16, "T": 16},
 }
 

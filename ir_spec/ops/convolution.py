@@ -253,9 +253,9 @@ def _sizes(op: Operation, name: str, space: int) -> Sequence[Expr]:
 def _count(op: Operation, positions: Expr, width: Expr) -> Expr:
     """How many windows there are."""
     stride, pad = op.integer("stride", 1), op.integer("pad", 0)
-    if width.value is None or width.value - stride <= 2 * pad < width.value:
+    if width.value is not None and width.value - stride <= 2 * pad < width.value:
         return positions / const(stride)
-    return (positions + (2 * pad - width.value)) / const(stride) + 1
+    return (positions + 2 * pad - width) / const(stride) + 1
 
 
 OPS = (Conv1d(), Conv1dDx(), Conv1dDw(), Conv2d(), Conv2dDx(), Conv2dDw())

@@ -31,6 +31,7 @@ from stagec.importers.families import (
     recent,
     rwkv,
     vision,
+    waves,
     windows,
     zamba,
 )
@@ -59,6 +60,7 @@ READERS = (
     disentangled,
     bart,
     vision,
+    waves,
     pairs,
     diffusion,
     conditioned,
