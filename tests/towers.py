@@ -149,6 +149,14 @@ TOWERS: Mapping[str, Keys] = {
         "num_labels": 4,
     },
     "dinov2_with_registers": {**_DINO, "mlp_ratio": 2, "num_register_tokens": 2},
+    "convnext": {
+        "num_channels": 3,
+        "patch_size": 2,
+        "image_size": 16,
+        "hidden_sizes": [8, 16],
+        "depths": [4, 4],
+        "num_labels": 4,
+    },
     "dinov3_vit": {**_VISION, "num_register_tokens": 2},
     "clip": {
         "projection_dim": 8,
