@@ -185,11 +185,10 @@ def _convolved(
     if width % 2 == 0:
         raise config.wrong("conv_kernel_size", "an odd number")
     config.only("conv_groups", 1)
-    text.symbol("W", width, "conv_kernel_size")
     act = config.word("conv_act", among=("tanh", *ACTIVATIONS), default="tanh")
     first = TowerLayers(Tower(), "first", "1", steps, post=True).write(body, "%x", "y0")
     c = [
-        f"stg.conv1d[pad = {width // 2}]({{}}, {body.param('w_conv', 'W, D, D')})",
+        f"stg.conv1d[pad = {width // 2}]({{}}, {body.param('w_conv', f'{width}, D, D')})",
         f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_conv", "D")})',
         "stg.tanh({})" if act == "tanh" else ACTIVATIONS[act],
         f"stg.add({first}, {{}})",

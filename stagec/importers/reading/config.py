@@ -154,9 +154,10 @@ class Config:
         value = found[1].value
         if isinstance(value, bool) or not isinstance(value, int | Fraction):
             raise self.wrong(found[0], "a number")
-        if abs(value) > MAX_NUMBER:
+        number = Fraction(value)
+        if abs(number) > MAX_NUMBER:
             raise self.wrong(found[0], f"a number up to {MAX_NUMBER}")
-        return Fraction(value)
+        return number
 
     def flag(self, *keys: str, default: bool | None = None) -> bool:
         """true or false."""
@@ -207,9 +208,9 @@ class Config:
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int | Fraction):
                 raise self.wrong(keys[0], "a list of numbers")
-            if abs(value) > MAX_NUMBER:
-                raise self.wrong(keys[0], f"a list of numbers up to {MAX_NUMBER}")
             found.append(Fraction(value))
+            if abs(found[-1]) > MAX_NUMBER:
+                raise self.wrong(keys[0], f"a list of numbers up to {MAX_NUMBER}")
         return tuple(found)
 
     def words(
