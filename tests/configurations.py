@@ -343,6 +343,17 @@ SCANS: Mapping[str, Keys] = {
         "mamba_d_conv": 3,
         "mamba_dt_rank": 2,
     },
+    "olmo_hybrid": {
+        **_BASE,
+        **_HEADS,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 8,
+        "linear_key_head_dim": 2,
+        "linear_value_head_dim": 4,
+        "linear_conv_kernel_dim": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100},
+    },
     "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
         **_BASE,
@@ -400,6 +411,12 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "mla_use_nope": (True, False),
         "first_k_dense_replace": (0, 1, 4),
         "q_lora_rank": (8, None),
+    },
+    "olmo_hybrid": {
+        "linear_allow_neg_eigval": (True, False),
+        "linear_num_key_heads": (2, 4),
+        "rope_parameters": (None, {"rope_type": "default", "rope_theta": 100}),
+        **_BIASED,
     },
     "recurrent_gemma": {
         "attention_window_size": (3, 32),

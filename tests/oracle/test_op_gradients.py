@@ -95,14 +95,14 @@ CASES = {
         for d in ("H", "B, S, H", "B, S, H, E")
     },
     **{
-        f"gated_delta_rule{'-keys' if key else ''}": Case(
+        f"gated_delta_rule{'-keys' if key else ''}{'-double' if more else ''}": Case(
             "%q: f32[B, S, G, E | param], %k: f32[B, S, G, E | param], "
             f"%v: f32[B, S, H, N | param], %a: f32[B, S, H{key} | param], "
             f"%b: f32[B, S, H | param], %A: f32[H | param], %bias: f32[H{key} | param]",
-            "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+            f"%y = stg.gated_delta_rule[chunk = 2{more}](%q, %k, %v, %a, %b, %A, %bias)",
             "B, S, H, N",
         )
-        for key in ("", ", E")
+        for key, more in (("", ""), (", E", ""), ("", ", double"))
     },
     "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
     "wkv6": Case(
