@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import zstandard
@@ -40,11 +40,13 @@ from stagec.job.emit import Job
 from stagec.job.pods import PodsJob, groups_of, of_one_mesh, one_behind_the_other
 from stagec.job.stored import stored_program, stored_seconds
 from stagec.job.writer import DROPPED
-from stagec.machines import Machine
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
 
 MAGIC = b"stagec archive\n\0"
 VERSION = 1

@@ -15,6 +15,7 @@ import pytest
 
 from stagec.formats.base import Variant
 from stagec.formats.chakra.nodes import TraceNode, encode_metadata, encode_node
+from stagec.formats.registry import BUILTIN, find_format
 from stagec.job.stored import stored_program
 from stagec.program.nodes import Program
 from stagec.support.diagnostics import DiagnosticError
@@ -157,6 +158,10 @@ def test_a_patched_format_goes_into_archives(tmp_path: Path) -> None:
     assert "error: no format 'columns'" in without.err
     checked = stagec("check", tmp_path / "job")
     assert "no format 'columns'" in checked.err
+
+
+def test_the_table_of_formats_is_right() -> None:
+    assert {name: find_format(name).name for name in BUILTIN} == {name: name for name in BUILTIN}
 
 
 def test_a_format_that_there_is_not(tmp_path: Path) -> None:
