@@ -258,12 +258,12 @@ class GatedDeltaRule(_Delta, Scan):
     `h_t = exp(g_t) h_(t-1)`, then `h_t += k_t beta_t (v_t - k_t^T h_t)^T`; `y_t = q_t^T h_t`. The
     gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`,
     or twice as much with `double`; q and k have length 1 each, q is divided by sqrt(K). There may
-    be fewer heads of q and k. With a [B, S, H, K] and dt_bias [H, K] each element of a key fades by itself (Kimi Delta Attention,
-    arXiv 2510.26692); its products are the same. FLOPs for H heads of values and chunks of C tokens
-    are those of its products, S H (4 C K + 2 C V + 6 K V), and of a triangular system in each
-    chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k reads it, an outer product
-    is added, q reads it. Its inputs alone are stashed. Over a split sequence, ranks gather a state
-    of H K V and a matrix of H K K fp32 elements from each other.
+    be fewer heads of q and k. With a [B, S, H, K] and dt_bias [H, K] each element of a key fades by
+    itself (Kimi Delta Attention, arXiv 2510.26692); its products are the same. FLOPs for H heads of
+    values and chunks of C tokens are those of its products, S H (4 C K + 2 C V + 6 K V), and of a
+    triangular system in each chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k
+    reads it, an outer product is added, q reads it. Its inputs alone are stashed. Over a split
+    sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
     """
 
     name = "stg.gated_delta_rule"
