@@ -157,6 +157,17 @@ TOWERS: Mapping[str, Keys] = {
         "depths": [4, 4],
         "num_labels": 4,
     },
+    "swin": {
+        "num_channels": 3,
+        "patch_size": 2,
+        "image_size": 16,
+        "embed_dim": 8,
+        "depths": [4, 4],
+        "num_heads": [4, 4],
+        "window_size": 4,
+        "mlp_ratio": 2.0,
+        "num_labels": 4,
+    },
     "dinov3_vit": {**_VISION, "num_register_tokens": 2},
     "clip": {
         "projection_dim": 8,
