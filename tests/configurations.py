@@ -28,7 +28,7 @@ SMALL: Keys = {
 UNGROUPED = """
     baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
     persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb
-    RefinedWebModel
+    RefinedWebModel mistral4
 """
 #: Families without a base of rotary positions.
 UNROTATED = "openai-gpt bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
@@ -85,6 +85,12 @@ _LLAMA4: Keys = {
     "num_experts_per_tok": 1,
     "intermediate_size_mlp": 24,
     "interleave_moe_layer_step": 2,
+}
+_GROWN: Keys = {
+    "rope_type": "default",
+    "rope_theta": 100,
+    "llama_4_scaling_beta": 0.5,
+    "original_max_position_embeddings": 4,
 }
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
@@ -163,6 +169,7 @@ NEEDS: Mapping[str, Keys] = {
     "chatglm": {"kv_channels": 8},
     "deepseek": _ROUTED,
     "deepseek_v2": _LATENT,
+    "mistral4": {**_LATENT, "rope_parameters": _GROWN},
     "deepseek_v3": {**_LATENT, "n_group": 2, "topk_group": 1},
     "kimi_k2": {**_LATENT, "n_group": 1, "topk_group": 1},
 }
