@@ -138,6 +138,14 @@ TOWERS: Mapping[str, Keys] = {
     },
     "hubert": {**_WAVES, "architectures": ["HubertModel"]},
     "vit": {**_VISION, "num_labels": 4},
+    "beit": {**_VISION, "num_labels": 4, "use_relative_position_bias": True},
+    "beit-shared": {
+        **_VISION,
+        "use_shared_relative_position_bias": True,
+        "use_mask_token": True,
+        "use_mean_pooling": False,
+        "architectures": ["BeitModel"],
+    },
     "deit": {**_VISION, "num_labels": 4, "qkv_bias": False},
     "deit-teacher": {**_VISION, "num_labels": 4}
     | {"architectures": ["DeiTForImageClassificationWithTeacher"]},

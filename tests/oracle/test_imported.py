@@ -56,7 +56,7 @@ TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
 #: Without a dimension S; with a loss of pairs of the batch.
 DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 SEEN = ("clip_vision_model", "siglip_vision_model")
-UNSPLIT = ("convnext", "swin", "vit", "deit", "DiTTransformer2DModel", *DINO, *SEEN)
+UNSPLIT = ("beit", "convnext", "swin", "vit", "deit", "DiTTransformer2DModel", *DINO, *SEEN)
 PAIRED = ("clip", "siglip")
 #: Layers of several kinds that attend to one output: no message brings its gradient.
 UNCUT = (*PAIRED, "switch_transformers", "gemma3n_text", "gemma3n")

@@ -38,6 +38,8 @@ _PATCHES = ("clip_vision_model", "siglip_vision_model", "siglip_vision_model-pat
 NO_SEQUENCE = (
     "convnext",
     "swin",
+    "beit",
+    "beit-shared",
     "vit",
     "deit",
     "deit-teacher",

@@ -8,8 +8,7 @@ from stagec.importers.writing.text import ModelText
 
 _LANGUAGES = {
     name: family
-    for readers in (llama, mixture, windows, deepseek)
-    for family in readers.FAMILIES
+    for family in (*llama.FAMILIES, *mixture.FAMILIES, *windows.FAMILIES, *deepseek.FAMILIES)
     for name in family.model_types
 }
 _KEYS = """
