@@ -105,6 +105,12 @@ CASES = {
         for key, more in (("", ""), (", E", ""), ("", ", double"))
     },
     "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
+    "wkv6-constant": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "k"))
+        + ", %w: f32[H, E | param], %v: f32[B, S, H, N | param], %now: f32[H, E | param]",
+        "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "B, S, H, N",
+    ),
     "wkv6": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k"))
         + ", %v: f32[B, S, H, N | param], %now: f32[H, E | param]",

@@ -99,6 +99,11 @@ OPS = {
         "%y = stg.wkv6(%r, %w, %k, %v, %now)",
         "bshk",
     ),
+    "wkv6-constant": (
+        params(r=HEADS, k=HEADS, v=HEADS, w="H, K", now="H, K"),
+        "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "bshk",
+    ),
     "rg_lru": (
         params(**dict.fromkeys("xri", HEADS), a="H, K"),
         "%y = stg.rg_lru(%x, %r, %i, %a)",
