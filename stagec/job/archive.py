@@ -44,6 +44,7 @@ from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
+from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -323,8 +324,8 @@ class Archive:
         """The class of a rank. Raises `DiagnosticError` if there is no such rank."""
         if not 0 <= rank < self.groups.ranks:
             raise error(
-                f"there is no rank {rank}: the job has {self.groups.ranks} ranks",
-                remedy=f"choose among 0-{self.groups.ranks - 1}",
+                f"there is no rank {rank}: the job has {counted(self.groups.ranks, 'rank')}",
+                remedy="they are numbered from 0",
             )
         return next(
             i for i, m in enumerate(self.members) if m[np.searchsorted(m, rank) % len(m)] == rank

@@ -4,6 +4,7 @@ not go."""
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from stagec.program.nodes import Program
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import stagec
 
+ROOT = Path(__file__).resolve().parents[2]
 JOB = ("compile", "llama3-8b", "--tp", "2", "--pp", "2", "--dp", "2", "--set", "L=2", "--quiet")
 #: Every rank anew: a line for each node.
 LINES = """
@@ -350,3 +352,10 @@ def test_records_of_others_are_no_program(change: dict[str, Any]) -> None:
     assert [n.flops for n in read(good).nodes] == [8, 8]
     with pytest.raises(DiagnosticError, match="holds a record that is none of stagec's"):
         read(bad)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/consumers.md"])
+def test_a_page_has_a_row_for_each_format(page: str) -> None:
+    rows = re.findall(r"^\| (`[^|]*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.M)
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    assert set(BUILTIN) <= named
