@@ -376,6 +376,11 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "data2vec-text": "roberta",
+    "data2vec-vision": "beit",
+    "unispeech": "wav2vec2",
+    "unispeech-sat": "wav2vec2",
+    "metaclip_2": "clip",
     "camembert": "roberta",
     "llava_next": "llava",
     "llava_next_video": "llava",

@@ -56,8 +56,18 @@ TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
 #: Without a dimension S; with a loss of pairs of the batch.
 DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 SEEN = ("clip_vision_model", "siglip_vision_model")
-UNSPLIT = ("beit", "convnext", "swin", "vit", "deit", "DiTTransformer2DModel", *DINO, *SEEN)
-PAIRED = ("clip", "siglip")
+UNSPLIT = (
+    "beit",
+    "data2vec-vision",
+    "convnext",
+    "swin",
+    "vit",
+    "deit",
+    "DiTTransformer2DModel",
+    *DINO,
+    *SEEN,
+)
+PAIRED = ("clip", "metaclip_2", "siglip")
 #: Layers of several kinds that attend to one output: no message brings its gradient.
 UNCUT = (*PAIRED, "switch_transformers", "gemma3n_text", "gemma3n")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
@@ -74,7 +84,7 @@ ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv5", "rwkv6", "rwkv7")
 _DELTAS = ("qwen3_5", "qwen3_5_moe")
 SCANNED = (*(n for n in SCANS if n not in ALONE), "minimax", "minimax_text_01", *_DELTAS)
 #: Nor is it for convolutions that see both sides.
-CONVOLVED = ("wav2vec2", "hubert")
+CONVOLVED = ("wav2vec2", "unispeech", "unispeech-sat", "hubert")
 
 
 def _rows() -> list[Any]:

@@ -276,7 +276,9 @@ def read_dinov3(config: Config) -> ModelText:
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("ViT", ("vit",), read_vit, "patches, class token, learned positions"),
     ModelFamily("DeiT", ("deit",), read_deit, "ViT with a token for distillation"),
-    ModelFamily("BEiT", ("beit",), read_beit, "biases by distance in two dimensions"),
+    ModelFamily(
+        "BEiT", ("beit", "data2vec-vision"), read_beit, "biases by distance in two dimensions"
+    ),
     ModelFamily("DINOv2", ("dinov2",), read_dinov2, "ViT with scaled layers, maybe a SiLU gate"),
     ModelFamily(
         "DINOv2 with registers", ("dinov2_with_registers",), read_dinov2_registers, "registers"

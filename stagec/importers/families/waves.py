@@ -23,6 +23,7 @@ _WITHOUT_EFFECT = (
     *("tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim", "output_hidden_size"),
     *("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "classifier_proj_size"),
     *("tokenizer_class", "feature_extractor_type", "gradient_checkpointing", "num_ctc_classes"),
+    *("replace_prob", "num_clusters"),
     *("do_normalize", "sampling_rate", "return_attention_mask"),
 )
 
@@ -187,7 +188,10 @@ def _masked(config: Config, text: ModelText) -> ModelText:
 
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily(
-        "wav2vec 2.0", ("wav2vec2",), read_wav2vec2, "convolutions of samples, positions by one"
+        "wav2vec 2.0",
+        ("wav2vec2", "unispeech", "unispeech-sat"),
+        read_wav2vec2,
+        "convolutions of samples, positions by one",
     ),
     ModelFamily("HuBERT", ("hubert",), read_hubert, "as wav2vec 2.0"),
 )
