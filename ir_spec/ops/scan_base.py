@@ -60,7 +60,7 @@ class ScanKind(OpDef):
     inputs: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()  # the inputs that states depend on
     seen: ClassVar[tuple[str, ...]] = ()  # those that the gradient of a first state depends on
-    rank: ClassVar[int] = 4  # of the first operand of each of its ops, without parts
+    rank: ClassVar[int] = 4  # the highest one of the operands of each of its ops, without parts
     stem: ClassVar[str] = ""  # the name of the op that computes y
     whole: ClassVar[str] = ""  # factors that must not be split
     late: ClassVar[bool] = False  # a token reads the state before it
@@ -106,7 +106,7 @@ class ScanKind(OpDef):
 
     def texts(self, op: Operation) -> Mapping[str, str]:
         """`shapes` with the batch filled in."""
-        b = "bz" if op.operands[0].tensor.rank > self.rank else "b"
+        b = "bz" if max(v.tensor.rank for v in op.operands) > self.rank else "b"
         return {n: t.format(b=b) for n, t in self.shapes(op, self.given(op)).items()}
 
     def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
