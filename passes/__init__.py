@@ -17,6 +17,7 @@ from stagec.passes.memory.offload_to_host import OffloadToHost
 from stagec.passes.memory.place_buffers import PlaceBuffers
 from stagec.passes.memory.plan_memory import PlanMemory
 from stagec.passes.partition.coalesce_collectives import CoalesceCollectives
+from stagec.passes.partition.hoist_reductions import HoistReductions
 from stagec.passes.partition.insert_collectives import InsertCollectives
 from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
 from stagec.passes.partition.narrow_collectives import NarrowCollectives
@@ -77,6 +78,7 @@ PLUGIN = Plugin(
         RunAhead,
         PropagateSharding,
         InsertCollectives,
+        HoistReductions,
         NarrowCollectives,
         KeepGatheredParameters,
         RecordExpertRows,
@@ -105,7 +107,7 @@ PLUGIN = Plugin(
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
-        "partition": "propagate-sharding,insert-collectives,narrow-collectives,"
+        "partition": "propagate-sharding,insert-collectives,hoist-reductions,narrow-collectives,"
         "keep-gathered-parameters,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
         "units": "coalesce-collectives,reshard-parameters,eliminate-dead-code",

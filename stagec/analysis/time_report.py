@@ -86,10 +86,18 @@ class TimeReport:
     hfu: float
     slowest: str
     breakdown: Mapping[str, float]
-    classes: tuple[ClassTime, ...]
     levers: tuple[LeverTime, ...]
     found: Mapping[str, int]
+    ranks_of_classes: Sequence[int] = field(repr=False)
     step: StepTime = field(repr=False, compare=False)
+
+    @cached_property
+    def classes(self) -> tuple[ClassTime, ...]:
+        """The classes of ranks."""
+        each = zip(self.step.classes, self.ranks_of_classes, strict=True)
+        return tuple(
+            ClassTime(c.name, n, c.end / PICOSECONDS, _seconds(self.step.parts(c))) for c, n in each
+        )
 
     @cached_property
     def critical_path(self) -> tuple[PathPart, ...]:
@@ -99,7 +107,8 @@ class TimeReport:
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         told: dict[str, Any] = {"schema": SCHEMA}
-        told |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
+        hidden = ("step", "ranks_of_classes")
+        told |= {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
         told["classes"] = [asdict(each) for each in self.classes]
         told["levers"] = [asdict(each) for each in self.levers]
         told["critical_path"] = [
@@ -140,10 +149,6 @@ def time_report(
         len(members) * _executed(each, flops)
         for each, members in zip(step.classes, issued.members, strict=True)
     )
-    classes = tuple(
-        ClassTime(c.name, len(members), c.end / PICOSECONDS, _seconds(step.parts(c)))
-        for c, members in zip(step.classes, issued.members, strict=True)
-    )
     return TimeReport(
         model,
         machine.name,
@@ -160,9 +165,9 @@ def time_report(
         executed / could,
         step.slowest.name,
         _seconds(step.parts(step.slowest)),
-        classes,
         tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
+        [len(members) for members in issued.members],
         step,
     )
 

@@ -163,10 +163,10 @@ def _following(root: int | None, waiting: Mapping[int | None, Sequence[int]]) ->
 
 @dataclass(frozen=True, slots=True)
 class BucketPiece:
-    """A gradient: the node that completes it, its layer and its name."""
+    """A gradient: the node that completes it, its layer, or -1, and its name."""
 
     node: Node | None
-    layer: str
+    layer: int
     name: str
 
 
@@ -176,13 +176,13 @@ def pieces(
     """The gradients of a run in order, from the values of all operands and their names."""
     if run.repeat is None:
         for i in run.parts:
-            yield BucketPiece(last_node(refs[i]), "", names[i])
+            yield BucketPiece(last_node(refs[i]), -1, names[i])
         return
     for place, layer in run.layers(times):
         for i in run.parts:
             ref = refs[i]
             node = last_node(ref.items[layer]) if isinstance(ref, Stack) else None
-            yield BucketPiece(node, f"L{place}", names[i])
+            yield BucketPiece(node, place, names[i])
 
 
 def filled(sizes: Sequence[int], bucket: int) -> Iterator[Sequence[int]]:
@@ -223,7 +223,7 @@ def label(inside: Sequence[BucketPiece]) -> tuple[str, str]:
     """What a bucket is called: `L1` and `g_wq.reduce`, or `L1..L0` and `g_wk..g_wq.reduce` after
     the first and the last gradient."""
     first, last = inside[0], inside[-1]
-    layers = "..".join(dict.fromkeys(p.layer for p in (first, last) if p.layer))
+    layers = "..".join(dict.fromkeys(f"L{p.layer}" for p in (first, last) if p.layer >= 0))
     names = first.name if len(inside) == 1 else f"{first.name}..{last.name}"
     return layers, f"{names}.reduce"
 

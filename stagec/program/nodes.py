@@ -44,6 +44,7 @@ class Node:
     `parts` instead. Computations wait for a `blocking` collective in the
     order of issue. A `bucket` is one call of a reduction in several, issued when its gradients are
     complete. `index` is its number among the calls, or else the layer, where sizes go by layers.
+    `layer` is the place of its layer in the outermost stack, -1 outside of layers.
     `scope` is the leading part of the name: phase, microbatch and layer. A message goes
     along the axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and
     both ends have the same `tag`. `alloc` and `free` are its
@@ -74,6 +75,7 @@ class Node:
     after: list[Node] = field(default_factory=list["Node"], repr=False)
     id: int = 0
     index: int = 0
+    layer: int = -1
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

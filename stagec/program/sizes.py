@@ -178,6 +178,7 @@ class Resizable:
                     op=node.op,
                     id=node.id,
                     index=node.index,
+                    layer=node.layer,
                 )
             )
         return found

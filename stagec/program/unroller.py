@@ -75,6 +75,7 @@ class Unroller:
         self._bucketed: list[Bucketed | Instance] = []
         self._places: dict[Node, tuple[int, ...]] = {}
         self._prefix = ""
+        self._place = -1  # of the layer in the outermost stack
         self._replays = True
         self._sent: Counter[Stream] = Counter()
         self._asked: set[Attr] = set()
@@ -122,7 +123,7 @@ class Unroller:
     def _stack(self, stack: LayerStack) -> None:
         """Run the layers of a stack in turn. Gathers of parameters go ahead along all of it."""
         carry, prefix, outer, layer = stack.carried, self._prefix, self._replays, self._layer
-        turn = self._turn
+        turn, at = self._turn, self._place
         kinds = [self._kind(op, carry) for op in stack.members]
         carried = [self._ref(v) for v in stack.inputs]
         turns = stack.turns(kinds[0].count)
@@ -134,9 +135,11 @@ class Unroller:
             self._turn = turn * kind.count + i
             while len(ready) < min(step + ahead + 1, len(turns)):
                 later = turns[len(ready)]
+                self._place = later.place if at < 0 else at
                 early = kinds[later.member].early
                 ready.append(self._prefetch(early, f"{prefix}L{later.place}/", len(ready)))
             self._prefix = f"{prefix}L{place}/"
+            self._place = place if at < 0 else at
             values = carried + [item(r, i) for r in kind.inputs]
             self._refs.update(zip(kind.op.body.args, values, strict=True))
             self._refs.update(ready[step])
@@ -148,6 +151,7 @@ class Unroller:
             for items, ref in zip(kind.stacks, yielded[carry:], strict=True):
                 items[i] = ref
         self._prefix, self._replays, self._layer, self._turn = prefix, outer, layer, turn
+        self._place = at
         for kind in kinds:
             self._refs.update(zip(kind.op.results, carried + kind.stacked(), strict=True))
 
@@ -212,6 +216,7 @@ class Unroller:
     # -- nodes -------------------------------------------------------------------------------------
 
     def _issue(self, node: Node) -> None:
+        node.layer = self._place
         if self._in_template:
             node.id = len(self._order)  # a template numbers them anew
         else:
@@ -403,6 +408,7 @@ class Unroller:
             deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),
             after=self._behind_schedule(op),
             index=number,
+            layer=next((p.layer for p in (inside[0], inside[-1]) if p.layer >= 0), -1),
         )
         if not self._in_template:
             self._columns.add_node(node)

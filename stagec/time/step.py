@@ -20,7 +20,8 @@ from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
 from stagec.time.clock.hosts import HostTimes, host_costs, never_late
-from stagec.time.clock.join import Joined, joined
+from stagec.time.clock.join import joined
+from stagec.time.clock.order import Plans
 from stagec.time.clock.pieces import Piece
 from stagec.time.clock.replay import ClassReplay, replay
 from stagec.time.clock.shapes import Shape
@@ -66,7 +67,7 @@ class _Programs:
                     self.samples.append(node)
                     self._inner.append(inner)
                 self.number[node] = known[key]
-        self._plans: dict[tuple[bool, bool], list[Joined]] = {}
+        self._plans: dict[tuple[bool, bool], Plans] = {}
         self._asked = False
         self._replayed: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
@@ -93,12 +94,12 @@ class _Programs:
             found = self._numbers[shape] = [self.number[step.node] for step in shape.steps]
         return found
 
-    def plans(self, mesh: Mapping[str, int], *, overlap: bool, one_stream: bool) -> list[Joined]:
+    def plans(self, mesh: Mapping[str, int], *, overlap: bool, one_stream: bool) -> Plans:
         key = overlap, one_stream
         if key not in self._plans:
             watched = Watched(mesh, self.decisions)
-            self._plans[key] = joined(
-                self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream
+            self._plans[key] = Plans(
+                joined(self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream)
             )
         return self._plans[key]
 
@@ -180,7 +181,7 @@ class Issued:
 
         return of_shape
 
-    def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
+    def plans(self, *, overlap: bool, one_stream: bool = False) -> Plans:
         """The plans of all classes."""
         return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
 
@@ -227,7 +228,11 @@ class StepTime:
     @cached_property
     def slowest(self) -> ClassReplay:
         """The class that ends last; of several, the one that waits least for others."""
-        return max(self.classes, key=lambda c: (c.end, c.busy_time(self.picoseconds)))
+        end = max(c.end for c in self.classes)
+        last = [c for c in self.classes if c.end == end]
+        if len(last) == 1:
+            return last[0]
+        return max(last, key=lambda c: c.busy_time(self.picoseconds))
 
     def parts(self, each: ClassReplay) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
@@ -284,7 +289,7 @@ def step_time(
     return max(devices, StepTime(*hosts, table.ways), key=lambda step: step.picoseconds)
 
 
-def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
+def _replayed(plans: Plans, costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (key, of_shape) in enumerate(costs):
@@ -296,7 +301,7 @@ def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: in
             return found
 
         classes.append(ClassReplay(i, plans[i], piece))
-    return replay(classes, slowdown), classes
+    return replay(classes, slowdown, plans.order), classes
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:

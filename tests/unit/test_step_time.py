@@ -466,7 +466,7 @@ def is_clear(costs: Mapping[Node, Cost], plan: Sequence[PlannedPiece]) -> bool:
     """Whether hosts that take 100 for a computation are never behind a class with this plan."""
     device = ClassReplay(
         0,
-        Joined("stage0", plan, {}, {}, ()),
+        Joined("stage0", plan, [planned.shape for planned in plan], {}, {}, ()),
         lambda shape: Piece(shape, [costs[step.node] for step in shape.steps]),
     )
     replay([device])

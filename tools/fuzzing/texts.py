@@ -97,7 +97,7 @@ _PASSES = {
     "sharded": ("insert-collectives,clean", "insert-collectives,narrow-collectives,units,clean"),
     "partitioned": (
         "units,stages,plan,lower-to-trace",
-        "narrow-collectives,keep-gathered-parameters,record-expert-rows,plan,place-buffers",
+        "hoist-reductions,narrow-collectives,keep-gathered-parameters,plan,place-buffers",
         "clean",
     ),
 }

@@ -8,7 +8,6 @@ chunk can make it shorter.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -22,7 +21,6 @@ from stagec.time.clock.shapes import ShapeNode
 from stagec.time.path import cause_of
 from stagec.time.streams import PICOSECONDS, Stream
 
-_LAYER = re.compile(r"/L(\d+)[/.]")
 #: The number of a piece, and a place in it.
 _Place = tuple[int, int]
 #: Numbers of phases, see `Pair`.
@@ -105,10 +103,8 @@ def _ran(each: ClassReplay) -> Iterator[_Ran]:
         for place, (step, after) in enumerate(zip(planned.shape.steps, ends, strict=True)):
             node, end = step.node, base + after
             phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
-            found = _LAYER.search(node.scope)
-            layer = int(found[1]) if found else -1
             start = end - piece.spans[place]
-            yield _Ran(At(each, number, place), step, phase, layer, start, end)
+            yield _Ran(At(each, number, place), step, phase, node.layer, start, end)
 
 
 def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:

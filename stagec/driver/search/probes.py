@@ -281,14 +281,14 @@ def _of_class(each: ClassReplay) -> _Spans:
         for step, cost, after in zip(planned.shape.steps, costs, ends, strict=True):
             node, end = step.node, base + after
             if not node.is_computation or node.phase == "optimizer":
-                if not step.computes and "/L" in node.scope and node.phase in _OF_MICROBATCH:
+                if not step.computes and node.layer >= 0 and node.phase in _OF_MICROBATCH:
                     streams[step.streams[-1]] += cost.time
                 continue
             start = end - cost.time - cost.launch
             phase = "forward" if node.phase == "forward" else "backward"
             cuts[phase] = max(cuts[phase], start - before)
             before = whole = end
-            if "/L" in node.scope:
+            if node.layer >= 0:
                 if node.phase == "forward":
                     last_forward = end
                 elif first_backward is None:

@@ -57,7 +57,7 @@ def never_late(devices: Sequence[ClassReplay], spent: HostTimes) -> bool:
     hosts: dict[Entry, Entry] = {}
     for piece in {piece for each in devices for piece in each.pieces}:
         host = Piece(piece.shape, host_costs(spent, piece.shape))
-        for state, device in piece.met.items():
+        for state, device in piece.met:
             found = hosts[device] = host.entry(state._replace(busy=()), 0)
             if not _leaves_in_time(piece.shape, found, device):
                 return False
@@ -69,7 +69,7 @@ def _leaves_in_time(shape: Shape, host: Entry, device: Entry) -> bool:
     """Whether what comes after a piece on its streams, and to other classes, is not late."""
     return (
         host.compute <= device.compute
-        and all(end <= device.streams[stream][0] for stream, (end, _) in host.streams.items())
+        and all(h <= d for (h, _), (d, _) in zip(host.streams, device.streams, strict=True))
         and all(host.ends[place] <= device.ends[place] for place, _ in shape.sends)
     )
 

@@ -12,6 +12,7 @@ from stagec.program.classes import RankClass
 from stagec.program.groups import Channel, GroupAxes
 from stagec.program.runs import Run
 from stagec.time.clock.plan import ClassPlanner, PlannedPiece
+from stagec.time.clock.shapes import Shape
 
 Coords = Mapping[str, int]
 
@@ -20,12 +21,13 @@ class Joined(NamedTuple):
     """The plan of a class, and the numbers of the classes that it waits for: those that messages of
     a way come from, and those that a collective joins.
 
-    `computed` says what the compute stream runs: the number of a piece and a place in it, and how
-    many nodes do the same in all pieces of the class.
+    `shapes` are those of the plan. `computed` says what the compute stream runs: the number of a
+    piece and a place in it, and how many nodes do the same in all pieces of the class.
     """
 
     name: str
     plan: Sequence[PlannedPiece]
+    shapes: Sequence[Shape]
     senders: Mapping[Channel, Sequence[int]]
     members: Mapping[GroupAxes, tuple[int, ...]]
     computed: Sequence[tuple[int, int, int]]
@@ -52,12 +54,12 @@ def joined(
             c: senders(each.coords, coords, c[0], evaluate(c[1], each.env), mesh[c[0]])
             for c in each.channels
         }
-        found.append(Joined(each.name, plan, sources, groups, _computed(plan)))
+        shapes = [planned.shape for planned in plan]
+        found.append(Joined(each.name, plan, shapes, sources, groups, _computed(shapes)))
     return found
 
 
-def _computed(plan: Sequence[PlannedPiece]) -> list[tuple[int, int, int]]:
-    shapes = [planned.shape for planned in plan]
+def _computed(shapes: Sequence[Shape]) -> list[tuple[int, int, int]]:
     first = dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True))
     at: dict[Hashable, tuple[int, int]] = {}
     counts: Counter[Hashable] = Counter()

@@ -1,22 +1,20 @@
 """The replay of a step: one rank of each class stands for all of its ranks.
 
-Classes run until they wait for another one: for a message, or for a collective that joins them.
-Between these points they run pieces (`pieces`), so the cost grows with the number of
-actions, not with their nodes. `definition` says what the times mean, node by node.
+Classes run pieces (`pieces`) and join each other in a given order (`order`), so the cost grows with
+the number of actions, not with their nodes. `definition` says what the times mean, node by node.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from stagec.program.groups import Channel, GroupAxes
-from stagec.support.diagnostics import error
 from stagec.time.clock.join import Joined
-from stagec.time.clock.pieces import Cause, Entry, Intervals, Piece, State
+from stagec.time.clock.order import ON_COMPUTE, Call, Order, Proceed, Receive, RunPiece, order_of
+from stagec.time.clock.pieces import Cause, Entry, Intervals, Piece
 from stagec.time.clock.shapes import Shape
-from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, SHARED, Part, Stream
+from stagec.time.streams import BUBBLE, LAUNCH, Part, Stream
 
 
 class At(NamedTuple):
@@ -32,32 +30,45 @@ class ClassReplay:
 
     Piece i ran at `bases[i]`, its nodes ended `ends[i]` later. `causes` has what pieces that join
     classes waited for last, `sources` what was before a piece on the streams that it waited for.
-    `called` is the last collective that joins classes on the stream that all calls share.
+    `gaps` has how long computations waited for the inputs of a piece, or for a blocking call.
+    Stream i is free from `free[i]` on, after the node `last[i]`: the number of its piece, and its
+    place there.
     """
 
     def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
         self.number, self.name, self.joined = number, joined.name, joined
         self.plan = joined.plan
-        self.pieces = [pieces(planned.shape) for planned in joined.plan]
+        known = {shape: pieces(shape) for shape in dict.fromkeys(joined.shapes)}
+        self.pieces = [*map(known.__getitem__, joined.shapes)]
         self.bases = [0] * len(self.plan)
         self.ends: list[Sequence[int]] = [()] * len(self.plan)
         self.entries: list[Entry | None] = [None] * len(self.plan)
         self.causes: dict[int, At | None] = {}
         self.sources: dict[int, Mapping[Stream, tuple[int, int]]] = {}
-        self.position = 0
+        self.gaps: dict[int, int] = {}
         self.compute = 0
         self.computed = -1
-        self.streams: dict[Stream, tuple[int, int, int]] = {}
-        self.called = -1
+        self.names: Sequence[Stream] = ()
+        self.free: list[int] = []
+        self.last: list[tuple[int, int]] = []
         self.busy: Intervals = ()
-        self.waited: Counter[Part] = Counter()
-        self.uses: Counter[Entry] = Counter()
         self._parts: dict[int, dict[Part, int]] = {}
+
+    def begin(self, streams: Sequence[Stream]) -> None:
+        """Begin a step with these streams."""
+        self.names = streams
+        self.free, self.last = [0] * len(streams), [(-1, 0)] * len(streams)
+
+    @property
+    def streams(self) -> dict[Stream, tuple[int, int, int]]:
+        """The end of what was last on each stream, its piece and its place there."""
+        found = zip(self.names, self.free, self.last, strict=True)
+        return {stream: (end, *at) for stream, end, at in found if at[0] >= 0}
 
     @property
     def end(self) -> int:
         """When its last node ends."""
-        return max([self.compute, *(end for end, _, _ in self.streams.values())])
+        return max(self.compute, *self.free) if self.free else self.compute
 
     def busy_time(self, step: int) -> int:
         """Picoseconds of a step that it does not spend on waiting for other classes."""
@@ -71,13 +82,18 @@ class ClassReplay:
         return self._parts[step]
 
     def _found_parts(self, step: int) -> dict[Part, int]:
-        found = Counter(self.waited)
+        found: Counter[Part] = Counter()
+        for number, shape in enumerate(self.joined.shapes):
+            entry = self.entries[number]
+            if shape.computes and (entry is None or entry.waits or number in self.gaps):
+                for part, time in self._waited(number, entry):
+                    found[part] += time
         for number, place, count in self.joined.computed:
             cost = self.pieces[number].costs[place]
             found[self.plan[number].shape.steps[place].part] += cost.time * count
             found[LAUNCH] += cost.launch * count
-        for entry, times in self.uses.items():
-            for part, time in entry.parts.items():
+        for entry, times in Counter(self.entries).items():
+            for part, time in (entry.parts if entry is not None else {}).items():
                 found[part] += time * times
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
@@ -86,6 +102,26 @@ class ClassReplay:
                 found[part] += time
         found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
+
+    def _waited(self, number: int, entry: Entry | None) -> Iterator[tuple[Part, int]]:
+        """What computations of a piece waited for that is outside of it, and a blocking call."""
+        planned, gap = self.plan[number], self.gaps.get(number, 0)
+        if entry is None:
+            yield BUBBLE, gap
+            yield planned.shape.steps[0].part, self.ends[number][0]
+            return
+        waits = list(entry.waits)
+        if gap:
+            times = {
+                i: self.bases[source] + self.ends[source][place]
+                for i, (source, place) in enumerate(planned.inputs)
+                if i in planned.shape.gates
+            }
+            waits.append((Cause(input=max(planned.shape.gates, key=times.__getitem__)), gap))
+        for cause, amount in waits:
+            source = self.source(number, cause)
+            if source is not None:
+                yield from self.spent(*source, amount)
 
     def spent(self, piece: int, place: int, amount: int) -> Iterator[tuple[Part, int]]:
         """What the time counts as in which computations waited for a node, from its end backwards:
@@ -129,240 +165,127 @@ class ClassReplay:
         return self.joined.senders[shape.channel] == [self.number]
 
 
-def replay(classes: Sequence[ClassReplay], slowdown: int = 0) -> int:
-    """Replay classes together; the end of the step, in picoseconds. Collectives take `slowdown`
-    1024ths of the speed of computations beside them. Raises `DiagnosticError` if classes wait for
-    each other in a ring."""
-    return _Replay(classes, slowdown).run()
+def replay(classes: Sequence[ClassReplay], slowdown: int = 0, order: Order | None = None) -> int:
+    """Replay classes together, in the `order` of their plans; the end of the step, in picoseconds.
+    Collectives take `slowdown` 1024ths of the speed of computations beside them. Raises
+    `DiagnosticError` if classes wait for each other in a ring."""
+    if order is None:
+        order = order_of([each.joined for each in classes])
+    for each, streams in zip(classes, order.streams, strict=True):
+        each.begin(streams)
+    waiting: dict[tuple[int, int], tuple[int, At | None]] = {}
+    for step in order.steps:
+        mine = classes[step.owner]
+        match step:
+            case RunPiece():
+                _run(mine, step, slowdown)
+            case Receive():
+                _receive(classes, mine, step)
+            case Call():
+                ready = _latest(mine, step.inputs, step.after)
+                waiting[step.owner, step.piece] = ready
+                if step.last:
+                    _start(classes, step.last, waiting)
+            case Proceed():
+                piece = step.piece
+                base = mine.bases[piece]
+                mine.gaps[piece] = base - mine.compute
+                mine.compute, mine.computed = base + mine.ends[piece][0], piece
+    return max((each.end for each in classes), default=0)
 
 
-class _Call:
-    """A collective of several classes: who is there, and since when."""
-
-    def __init__(self) -> None:
-        self.there: list[tuple[ClassReplay, int, int, At | None]] = []
-
-
-class _Replay:
-    def __init__(self, classes: Sequence[ClassReplay], slowdown: int) -> None:
-        self._classes, self._slowdown = classes, slowdown
-        self._ready = deque(classes)
-        self._waiting: dict[Hashable, list[ClassReplay]] = {}
-        self._sent: dict[tuple[int, Channel], list[tuple[int, At]]] = {}
-        self._calls: dict[Hashable, _Call] = {}
-        self._count: Counter[tuple[int, GroupAxes]] = Counter()
-        self._received: Counter[tuple[int, Channel]] = Counter()
-        self._posted: dict[tuple[int, Stream], deque[tuple[int, Channel, int]]] = {}
-        self._called: dict[tuple[int, int], Hashable] = {}
-
-    def run(self) -> int:
-        while self._ready:
-            mine = self._ready.popleft()
-            while mine.position < len(mine.plan) and self._place(mine):
-                mine.position += 1
-            if mine.position == len(mine.plan):
-                self._receive_all(mine)
-        late = [c.name for c in self._classes if not all(c.ends)]
-        if late:
-            raise error(
-                f"the replay stands still: {', '.join(late)} wait for each other",
-                remedy="see what 'stagec check' says of the order of messages",
-            )
-        return max((c.end for c in self._classes), default=0)
-
-    def _place(self, mine: ClassReplay) -> bool:
-        """Run the next piece; False if something that it waits for has not happened yet."""
-        shape = mine.plan[mine.position].shape
-        if not shape.joins:
-            return self._run(mine, mine.position)
-        if not shape.node.is_message:
-            return self._call(mine, mine.position)
-        channel = shape.channel
-        queue = self._posted.setdefault((mine.number, shape.streams[0]), deque())
-        queue.append((mine.position, channel, self._received[mine.number, channel]))
-        self._received[mine.number, channel] += 1
-        return True
-
-    def _inputs(self, mine: ClassReplay, piece: int) -> list[int] | None:
-        """When the inputs of a piece are there; None if one has not happened yet."""
-        times: list[int] = []
-        for source, place in mine.plan[piece].inputs:
-            if not mine.ends[source] and not self._happens(mine, source):
-                return None
-            times.append(mine.bases[source] + mine.ends[source][place])
-        return times
-
-    # -- pieces ------------------------------------------------------------------------------------
-
-    def _run(self, mine: ClassReplay, number: int) -> bool:
-        shape, streams = mine.plan[number].shape, mine.streams
-        times = self._inputs(mine, number)
-        if times is None or (SHARED in shape.streams and self._is_held(mine)):
-            return False
-        base = mine.compute
-        for gate in shape.gates:
-            if times[gate] > base:
-                base = times[gate]
-        state = _state(mine, shape, times, base)
-        entry = mine.pieces[number].entry(state, self._slowdown)
-        mine.bases[number], mine.entries[number], mine.ends[number] = base, entry, entry.ends
-        if entry.before:
-            mine.sources[number] = {s: streams[s][1:] for s in entry.before if s in streams}
-        if shape.computes:
-            _computed(mine, number, entry, times)
-        if self._slowdown:
-            mine.busy = tuple((base + first, base + end) for first, end in entry.busy)
-        for stream, (end, place) in entry.streams.items():
-            streams[stream] = base + end, number, place
-        for place, channel in shape.sends:
-            key = mine.number, channel
-            sent = base + entry.ends[place], At(mine, number, place)
-            self._sent.setdefault(key, []).append(sent)
-            self._wake(key)
-        return True
-
-    # -- what joins classes ------------------------------------------------------------------------
-
-    def _happens(self, mine: ClassReplay, wanted: int) -> bool:
-        """Whether what joins classes can be known now: it is then."""
-        shape = mine.plan[wanted].shape
-        if shape.node.is_message:
-            return self._receive(mine, wanted, shape.streams[0])
-        self._wait(self._called[mine.number, wanted], mine)
-        return False
-
-    def _receive(self, mine: ClassReplay, wanted: int, stream: Stream) -> bool:
-        """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet. What another pod sends is there from the start."""
-        queue = self._posted[mine.number, stream]
-        while not mine.ends[wanted]:
-            piece, channel, number = queue[0]
-            arrivals: list[tuple[int, At]] = []
-            for sender in mine.joined.senders.get(channel, ()):
-                sent = self._sent.get((sender, channel), ())
-                if number >= len(sent):
-                    self._wait((sender, channel), mine)
-                    return False
-                arrivals.append(sent[number])
-            times = self._inputs(mine, piece)
-            if times is None:
-                return False
-            ready, cause = self._latest(mine, piece, times, (stream,))
-            end, sender_at = max(arrivals, key=lambda a: a[0], default=(0, None))
-            mine.bases[piece], mine.ends[piece] = max(ready, end), (0,)
-            mine.causes[piece] = sender_at if end >= ready else cause
-            mine.streams[stream] = mine.bases[piece], piece, 0
-            queue.popleft()
-        return True
-
-    def _receive_all(self, mine: ClassReplay) -> None:
-        """Complete what nothing waits for."""
-        for (number, stream), queue in self._posted.items():
-            if number == mine.number and queue and not self._receive(mine, queue[-1][0], stream):
-                return
-
-    def _call(self, mine: ClassReplay, piece: int) -> bool:
-        """A collective of several classes starts when the last one is there; only a blocking one
-        keeps the class waiting."""
-        step = mine.plan[piece].shape.steps[0]
-        blocks, group, stream = step.computes, step.node.group, step.streams[-1]
-        shared = stream == SHARED
-        members = mine.joined.members[group]
-        if (mine.number, piece) not in self._called:
-            times = self._inputs(mine, piece)
-            if times is None or (shared and self._is_held(mine)):
-                return False
-            after = step.streams if shared else step.streams[:-1]
-            ready, cause = self._latest(mine, piece, times, after)
-            key = group, members, self._count[mine.number, group]
-            self._count[mine.number, group] += 1
-            self._called[mine.number, piece] = key
-            mine.called = piece if shared else -1
-            call = self._calls.setdefault(key, _Call())
-            call.there.append((mine, piece, ready, cause))
-            if len(call.there) == len(members):
-                _start(call, stream)
-                self._wake(key)
-        if not blocks:
-            return True
-        if not mine.ends[piece]:
-            self._wait(self._called[mine.number, piece], mine)
-            return False
-        mine.waited[BUBBLE] += mine.bases[piece] - mine.compute
-        mine.waited[step.part] += mine.ends[piece][0]
-        mine.compute, mine.computed = mine.bases[piece] + mine.ends[piece][0], piece
-        return True
-
-    def _is_held(self, mine: ClassReplay) -> bool:
-        """Whether the last collective on the shared stream has not happened yet."""
-        if mine.called < 0 or mine.ends[mine.called]:
-            return False
-        self._wait(self._called[mine.number, mine.called], mine)
-        return True
-
-    def _latest(
-        self, mine: ClassReplay, piece: int, times: Sequence[int], streams: Iterable[Stream]
-    ) -> tuple[int, At | None]:
-        """When a node is ready, and what it waited for last: an input, or what was on a stream."""
-        ready, cause = 0, None
-        for time, (source, place) in zip(times, mine.plan[piece].inputs, strict=True):
-            if time >= ready:
-                ready, cause = time, At(mine, source, place)
-        for stream in streams:
-            if stream == COMPUTE:
-                before = mine.compute, mine.computed, -1
-            else:
-                before = mine.streams.get(stream, (0, -1, 0))
-            if before[1] >= 0 and before[0] > ready:
-                ready, cause = before[0], At(mine, *before[1:])
-        return ready, cause
-
-    def _wait(self, key: Hashable, mine: ClassReplay) -> None:
-        waiting = self._waiting.setdefault(key, [])
-        if mine not in waiting:
-            waiting.append(mine)
-
-    def _wake(self, key: Hashable) -> None:
-        self._ready.extend(self._waiting.pop(key, ()))
+def _run(mine: ClassReplay, step: RunPiece, slowdown: int) -> None:
+    """Run a piece. The state in which a class meets it is relative to when its first computation
+    can start."""
+    _, number, inputs, (gates, below, streams, computes) = step
+    bases, ends, free = mine.bases, mine.ends, mine.free
+    times = [bases[source] + ends[source][place] for source, place in inputs]
+    base = compute = mine.compute
+    for gate in gates:
+        if times[gate] > base:
+            base = times[gate]
+    until = tuple(
+        [  # whatever waits for what is late waits for more
+            -1 if late and free[stream] < base else free[stream] - base for stream, late in streams
+        ]
+    )
+    if times:
+        floors = *until, 0, -base - 1  # by the number of a stream, `BASE` and `NO_FLOOR`
+        times = [
+            floors[f] if time - base < floors[f] else time - base
+            for time, f in zip(times, below, strict=True)
+        ]
+    busy = mine.busy
+    if busy:
+        busy = tuple([(max(first - base, 0), end - base) for first, end in busy if end > base])
+    entry = mine.pieces[number].entry((tuple(times), until, busy), slowdown)
+    bases[number], mine.entries[number], ends[number] = base, entry, entry.ends
+    if entry.before:
+        mine.sources[number] = {
+            mine.names[i]: mine.last[i]
+            for i, _ in streams
+            if mine.names[i] in entry.before and mine.last[i][0] >= 0
+        }
+    if computes:
+        if base > compute:
+            mine.gaps[number] = base - compute
+        mine.compute, mine.computed = base + entry.compute, number
+    if slowdown:
+        mine.busy = tuple((base + first, base + end) for first, end in entry.busy)
+    for (stream, _), (end, place) in zip(streams, entry.streams, strict=True):
+        free[stream], mine.last[stream] = base + end, (number, place)
 
 
-def _computed(mine: ClassReplay, number: int, entry: Entry, times: Sequence[int]) -> None:
-    """Account for a piece with computations, whose inputs came at these times, and for the wait
-    before it."""
-    base, gates = mine.bases[number], mine.plan[number].shape.gates
-    waits = list(entry.waits)
-    if base > mine.compute:
-        waits.append((Cause(input=max(gates, key=times.__getitem__)), base - mine.compute))
-    for cause, amount in waits:
-        source = mine.source(number, cause)
-        if source is not None:
-            for part, time in mine.spent(*source, amount):
-                mine.waited[part] += time
-    mine.uses[entry] += 1
-    mine.compute, mine.computed = base + entry.compute, number
+def _receive(classes: Sequence[ClassReplay], mine: ClassReplay, step: Receive) -> None:
+    """Complete a receive: it lasts until the message is there."""
+    ready, cause = _latest(mine, step.inputs, (step.stream,))
+    base = 0
+    sent: At | None = None
+    for owner, piece, place in step.sources:
+        sender = classes[owner]
+        time = sender.bases[piece] + sender.ends[piece][place]
+        if sent is None or time > base:
+            base, sent = time, At(sender, piece, place)
+    if base >= ready:
+        ready, cause = base, sent
+    mine.bases[step.piece], mine.ends[step.piece] = ready, (0,)
+    mine.causes[step.piece] = cause
+    mine.free[step.stream], mine.last[step.stream] = ready, (step.piece, 0)
 
 
-def _start(call: _Call, stream: Stream) -> None:
+def _start(
+    classes: Sequence[ClassReplay],
+    there: Sequence[tuple[int, int, int]],
+    waiting: Mapping[tuple[int, int], tuple[int, At | None]],
+) -> None:
     """Start a collective on all members; calls of a group follow each other."""
-    last, _, start, cause = max(call.there, key=lambda there: there[2])
-    before = last.streams.get(stream)
-    follows = before is not None and before[0] > start
-    start = before[0] if before is not None and follows else start
-    time = max(each.pieces[piece].costs[0].time for each, piece, _, _ in call.there)
-    for each, piece, _, _ in call.there:
+    owner, piece, stream = max(there, key=lambda at: waiting[at[:2]][0])
+    (start, cause), before = waiting[owner, piece], classes[owner].free[stream]
+    follows = before > start
+    start = max(start, before)
+    time = max(classes[owner].pieces[piece].costs[0].time for owner, piece, _ in there)
+    for owner, piece, stream in there:
+        each = classes[owner]
         each.bases[piece], each.ends[piece] = start, (time,)
-        each.causes[piece] = At(each, *each.streams[stream][1:]) if follows else cause
-        each.streams[stream] = start + time, piece, 0
+        each.causes[piece] = At(each, *each.last[stream]) if follows else cause
+        each.free[stream], each.last[stream] = start + time, (piece, 0)
 
 
-def _state(mine: ClassReplay, shape: Shape, times: Sequence[int], base: int) -> State:
-    """How a class meets a piece whose inputs come at these times."""
-    streams = mine.streams
-    free: list[int] = []
-    for stream, late in zip(shape.streams, shape.late_streams, strict=True):
-        time = (streams[stream][0] if stream in streams else 0) - base
-        free.append(-1 if late and time < 0 else time)  # whatever waits for it waits for more
-    floors = *free, 0, -base - 1  # by the number of a stream, `BASE` and `NO_FLOOR`
-    inputs = [max(time - base, floors[f]) for time, f in zip(times, shape.floors, strict=True)]
-    busy = tuple((max(first - base, 0), end - base) for first, end in mine.busy if end > base)
-    return State(tuple(inputs), tuple(free), busy)
+def _latest(
+    mine: ClassReplay, inputs: Sequence[tuple[int, int]], streams: Sequence[int]
+) -> tuple[int, At | None]:
+    """When a node is ready, and what it waited for last: an input, or what was on a stream."""
+    ready = 0
+    cause: At | None = None
+    for source, place in inputs:
+        time = mine.bases[source] + mine.ends[source][place]
+        if time >= ready:
+            ready, cause = time, At(mine, source, place)
+    for stream in streams:
+        if stream == ON_COMPUTE:
+            free, last = mine.compute, (mine.computed, -1)
+        else:
+            free, last = mine.free[stream], mine.last[stream]
+        if last[0] >= 0 and free > ready:
+            ready, cause = free, At(mine, *last)
+    return ready, cause
