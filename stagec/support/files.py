@@ -56,8 +56,8 @@ def new_file(path: Path) -> Generator[BinaryIO]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is a pipe, a device or a link to one, such as `/dev/stdout`, whose link leads to no
-    name of a file."""
+    """Whether it is a pipe or a device, or a link to one: `/dev/stdout` leads to a pipe without a
+    name."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
