@@ -79,19 +79,22 @@ def _check_stages(module: Module, pipeline: PipelineRule) -> None:
     several microbatches before the gradient of the first comes back: of a part that both gives
     values to another one and takes some, and of one that does not run ahead. Raises
     `DiagnosticError`."""
+    part = module.main.text("part")
     ends = [op for op in module.main.body.ops if isinstance(op.definition, Arrive | Depart)]
     gone = [op for op in ends if isinstance(op.definition, Depart)]
+    if not any(op.flag("trained") for op in ends):
+        return
     if gone and len(gone) < len(ends):
-        op = gone[0]
+        (other, *_) = (op.text("to") for op in gone)
         raise error(
-            f"%{op.text('value')} goes to the part '{op.text('to')}', which sends what it makes of "
-            "it back: pipeline stages would wait for it, and it for them",
+            f"'{part}' and '{other}' take values of each other in forward: pipeline stages would "
+            "wait for what waits for them",
             pipeline.loc,
             remedy="leave --pp out, or untie what both use",
         )
-    if any(op.flag("trained") for op in gone) and pipeline.schedule != AHEAD:
+    if gone and pipeline.schedule != AHEAD:
         raise error(
-            f"the part '{module.main.text('part')}' has the schedule {pipeline.schedule}, expected "
+            f"the part '{part}' has the schedule {pipeline.schedule}, expected "
             f"{AHEAD}: forward of all microbatches, then backward of all",
             pipeline.loc,
             remedy=f"give it schedule={AHEAD}, or leave pp out of its flags",

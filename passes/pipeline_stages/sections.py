@@ -117,12 +117,15 @@ def dissect(body: Region) -> Sections:
 
 def _slot_of_end(op: Operation, found: Sections) -> Slot | None:
     """Where what crosses to another part, or from it, has its end: of what forward takes, and its
-    gradient, the first section; of the gradient of what forward gives away the last one."""
+    gradient, the first section; of the gradient of what forward gives away the last one. None for
+    what is given away where it is made."""
     part = _part(op)
     if isinstance(op.definition, Arrive):
         return Slot(0 if part is ActionKind.FORWARD else found.last, part)
-    gives_back = isinstance(op.definition, Depart) and part is ActionKind.BACKWARD
-    return Slot(0, part) if gives_back else None
+    if not isinstance(op.definition, Depart):
+        return None
+    made = part is ActionKind.FORWARD and bool(found.slots_of(op.operands[0]))
+    return None if made else Slot(0, part)
 
 
 def _reads_data(op: Operation, body: Region) -> bool:

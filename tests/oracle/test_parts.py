@@ -183,8 +183,8 @@ def test_parts_that_do_not_fit_are_told(
 @pytest.mark.parametrize(
     ("name", "part", "options", "message"),
     [
-        ("t5", "dp=2", {"pp": 2}, "which sends what it makes of it back"),
-        ("t5", "pp=2,schedule=gpipe", {}, "which sends what it makes of it back"),
+        ("t5", "dp=2", {"pp": 2}, "take values of each other in forward"),
+        ("t5", "pp=2,schedule=gpipe", {}, "take values of each other in forward"),
         ("mllama", "dp=2", {"pp": 2}, "waits for the gradient of each microbatch"),
     ],
 )

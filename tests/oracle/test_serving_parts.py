@@ -35,6 +35,8 @@ def cases(rows: tuple[Any, ...]) -> list[Any]:
     found: list[Any] = []
     for name in NAMES:
         for number, row in enumerate(rows):
+            if name == "t5" and "pp" in row[0]:
+                continue  # stages of a pod share a thread, which waits for what its last one sends
             few = number == 0 and name in NAMES[:2]
             marks = () if few else EXHAUSTIVE
             found.append(pytest.param(name, *row, id=f"{name}-{number}", marks=marks))

@@ -185,3 +185,15 @@ def test_parts_of_servers_are_one_job(flags: list[str], tmp_path: Path) -> None:
     assert [c["name"] for c in first["classes"]] == [f"{pods[0]}/stage0", "encoder/stage0"]
     late = found["handover"]["exposed_seconds"] if decodes else 0
     assert found["serving"]["ttft_seconds"] == first["step_seconds"] + late
+
+
+@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=EXHAUSTIVE)])
+def test_stages_of_servers_are_one_job(name: str, tmp_path: Path) -> None:
+    """No gradient comes back, so stages of both parts go together even where main gives words."""
+    words = (path(name), "--serve", "prefill", "--batch", "8", "--prompt", "8", "--pp", "2")
+    part = ("--microbatches", "2", "--part", "encoder=e: pp=2,dp=2")
+    ran = stagec("compile", *words, *part, "-o", tmp_path / "job")
+    assert ran.code == 0, ran.err
+    checked = stagec("check", tmp_path / "job", "--json")
+    assert checked.code == 0, checked.out
+    assert json.loads(checked.out)["rendezvous"]

@@ -180,3 +180,23 @@ def test_times_of_parts_are_told(tmp_path: Path) -> None:
     whole = stagec("time", *words[:-2], "--machine", "h100-sxm", "--json")
     assert json.loads(whole.out)["model_flops"] == found["model_flops"]
     assert {lever["name"] for lever in found["levers"]} >= {"2 x infiniband", "2 x nvlink"}
+
+
+def test_a_timeline_shows_all_parts_at_once(tmp_path: Path) -> None:
+    """It ends when the step does, and what comes is there when it has been sent."""
+    words = (path("whisper"), "--set", "B=8", "--microbatches", "4", "--pp", "2")
+    words += ("--part", "encoder=e: dp=2", "--machine", "h100-sxm")
+    ran = stagec("compile", *words, "--format", "chrome", "-o", tmp_path / "job")
+    assert ran.code == 0, ran.err
+    text = (tmp_path / "job" / "whisper.trace.json").read_text()
+    events = json.loads(text)["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len({e["pid"] for e in spans}) == 4
+    ran = stagec("time", *words, "--json", "--no-levers")
+    step = json.loads(ran.out)["step_seconds"]
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(step * 1e6)
+    begins = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
+    assert begins
+    assert begins.keys() == ends.keys()
+    assert all(ends[i] >= begins[i] for i in begins)
