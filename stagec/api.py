@@ -20,8 +20,6 @@ from stagec.formats.base import (
     all_ranks,
 )
 from stagec.importers.family import ModelFamily
-from stagec.importers.reading.config import Config
-from stagec.importers.writing.text import Body, ModelText
 from stagec.ir import traits
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
     from stagec.analysis.figures import Figures
     from stagec.analysis.time_report import TimeReport
     from stagec.driver.time.step import time_step
+    from stagec.importers.reading.config import Config
+    from stagec.importers.writing.text import Body, ModelText
 
 __all__ = [
     "Action",
@@ -167,8 +167,11 @@ __all__ = [
 
 #: Names whose modules no pass needs: they are imported when the names are asked for.
 _LATER: Mapping[str, str] = {
+    "Body": "stagec.importers.writing.text",
+    "Config": "stagec.importers.reading.config",
     "Family": "stagec.analysis.family",
     "Figures": "stagec.analysis.figures",
+    "ModelText": "stagec.importers.writing.text",
     "TimeReport": "stagec.analysis.time_report",
     "time_step": "stagec.driver.time.step",
 }

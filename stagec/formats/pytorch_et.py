@@ -317,3 +317,6 @@ def _attributes(**more: int | str) -> list[dict[str, Any]]:
 
 def _type(value: int | str, number: str) -> str:
     return "string" if isinstance(value, str) and not value.endswith(")d") else number
+
+
+PYTORCH_ET = PytorchEtFormat()

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 
-from stagec.formats.astra_sim.format import ASTRA_SIM
 from stagec.formats.base import Format
-from stagec.formats.chakra.format import CHAKRA
-from stagec.formats.goal.format import GOAL
-from stagec.formats.hpcc import HPCC
-from stagec.formats.llmservingsim import LLM_SERVING_SIM
-from stagec.formats.perfetto.format import PerfettoFormat
-from stagec.formats.pytorch_et import PytorchEtFormat
-from stagec.formats.scale_sim import SCALE_SIM
-from stagec.formats.simai import SIMAI
-from stagec.formats.timeline.chrome import ChromeFormat
-from stagec.formats.timeline.kineto import KinetoFormat
 from stagec.ir.opdef import Registry
 from stagec.support.diagnostics import error
 from stagec.support.named import by_name, find
 
-_TIMELINES = KinetoFormat(), PerfettoFormat(), ChromeFormat()
-_MESSAGES = SIMAI, GOAL, SCALE_SIM, HPCC, LLM_SERVING_SIM
-BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM, *_MESSAGES, *_TIMELINES, PytorchEtFormat())
+#: Where the built-in formats stand. A module is imported when its format is asked for: behind some
+#: of them are schemas, the machines and the clock.
+BUILTIN: Mapping[str, str] = {
+    "chakra": "stagec.formats.chakra.format:CHAKRA",
+    "astra-sim": "stagec.formats.astra_sim.format:ASTRA_SIM",
+    "simai": "stagec.formats.simai:SIMAI",
+    "goal": "stagec.formats.goal.format:GOAL",
+    "scale-sim": "stagec.formats.scale_sim:SCALE_SIM",
+    "hpcc": "stagec.formats.hpcc:HPCC",
+    "llmservingsim": "stagec.formats.llmservingsim:LLM_SERVING_SIM",
+    "kineto": "stagec.formats.timeline.kineto:KINETO",
+    "perfetto": "stagec.formats.perfetto.format:PERFETTO",
+    "chrome": "stagec.formats.timeline.chrome:CHROME",
+    "pytorch-et": "stagec.formats.pytorch_et:PYTORCH_ET",
+}
 _ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 
 
@@ -32,15 +34,27 @@ def formats_of(registry: Registry) -> list[Format]:
     return [f for f in registry.extras if isinstance(f, Format)]
 
 
-def known_formats(extra: Iterable[Format] = ()) -> dict[str, Format]:
-    """The built-in formats and others. Raises `DiagnosticError` for a name used twice."""
-    return by_name("formats", BUILTIN, extra)
+def brought_formats(formats: Iterable[Format]) -> dict[str, Format]:
+    """The formats of plug-ins by name. Raises `DiagnosticError` for a name used twice."""
+    return by_name("formats", formats, taken=BUILTIN)
 
 
 def find_format(name: str, extra: Iterable[Format] = ()) -> Format:
     """The format of a name. Raises `DiagnosticError` with the nearest name if there is none."""
+    brought = brought_formats(extra)
     more = ", or load the plug-in that brings it: --plugin"
-    return find("format", name, known_formats(extra), more)
+    known: Mapping[str, str | Format] = {**BUILTIN, **brought}
+    found = find("format", name, known, more)
+    return found if isinstance(found, Format) else _loaded(found)
+
+
+def _loaded(place: str) -> Format:
+    """The format that stands there."""
+    module, _, constant = place.partition(":")
+    format_ = getattr(import_module(module), constant)
+    if not isinstance(format_, Format):
+        raise TypeError(f"{place} is not a format")
+    return format_
 
 
 def asked_formats(text: str, extra: Iterable[Format] = ()) -> list[Format]:

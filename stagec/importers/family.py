@@ -1,18 +1,18 @@
-"""Families of models: who reads which `model_type`, and the text that a configuration becomes."""
+"""Families of models: who reads which `model_type`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from stagec.importers.reading.config import Config
-from stagec.importers.reading.json_text import JsonText, Object
-from stagec.importers.writing.text import ModelText
 from stagec.support.diagnostics import error
-from stagec.support.source import Source
-from stagec.support.suggest import did_you_mean
 
-Reader = Callable[[Config], ModelText]
+if TYPE_CHECKING:
+    from stagec.importers.reading.config import Config
+    from stagec.importers.writing.text import ModelText
+
+Reader: TypeAlias = "Callable[[Config], ModelText]"
 
 
 @dataclass(frozen=True)
@@ -33,37 +33,6 @@ class ModelFamily:
     read_images: Reader | None = None
 
 
-def import_model(
-    source: Source,
-    families: Iterable[ModelFamily],
-    ignored: Collection[str] = (),
-    *,
-    images: bool = False,
-) -> ModelText:
-    """The text of a configuration file, with `images` that of a step that takes images too. Keys
-    named in `ignored` are taken as left out.
-
-    Raises `DiagnosticError` for what is no configuration, for a family that is not known, and for
-    keys that are wrong or that change the computation and are not known.
-    """
-    text = JsonText(source)
-    members = text.read()
-    config = Config(text, members, ignored=ignored)
-    known = known_families(families)
-    family = _family_of(config, text, members, known)
-    read = family.read_images if images else family.read
-    if read is None:
-        others = dict.fromkeys(f.name for f in known.values() if f.read_images)
-        raise error(
-            f"no text of {family.name} takes images beside words",
-            config.place("model_type"),
-            remedy=f"leave --images out; it is for {', '.join(others)}",
-        )
-    model = read(config)
-    config.finish()
-    return model
-
-
 def known_families(families: Iterable[ModelFamily]) -> dict[str, ModelFamily]:
     """The families by their model types and class names. Raises `DiagnosticError` for one that two
     families bring."""
@@ -77,45 +46,3 @@ def known_families(families: Iterable[ModelFamily]) -> dict[str, ModelFamily]:
                 )
             known[name] = family
     return known
-
-
-#: Files beside config.json that are taken for it, by keys that only they have.
-_OTHER_FILES: Mapping[str, str] = {
-    "added_tokens_decoder": "a tokenizer's configuration",
-    "added_tokens": "a tokenizer",
-    "chat_template": "a tokenizer's configuration",
-    "tokenizer_class": "a tokenizer's configuration",
-    "weight_map": "an index of weights",
-    "image_processor_type": "a configuration of an image processor",
-    "feature_extractor_type": "a configuration of a feature extractor",
-    "do_sample": "a configuration of generation",
-    "max_new_tokens": "a configuration of generation",
-    "_from_model_config": "a configuration of generation",
-    "base_model_name_or_path": "a configuration of an adapter",
-    "train_batch_size": "a configuration of a training run",
-}
-
-
-def _family_of(
-    config: Config, text: JsonText, members: Object, known: Mapping[str, ModelFamily]
-) -> ModelFamily:
-    key = "model_type" if "model_type" in members or "_class_name" not in members else "_class_name"
-    if key not in members:
-        other = next((what for k, what in _OTHER_FILES.items() if k in members), None)
-        found = f"; it looks like {other}" if other else ""
-        raise error(
-            f"{config.file} has no key 'model_type'{found}",
-            text.place(0),
-            remedy="give the config.json of a model",
-        )
-    name = config.text(key)
-    if name not in known:
-        names = sorted(known)
-        near = did_you_mean(name, names)
-        raise error(
-            f"models of the type {name!r:.60} are not known",
-            config.place(key),
-            remedy=f"{near + '; ' if near else ''}known are {', '.join(names)}; a plug-in may "
-            "bring others (docs/models.md)",
-        )
-    return known[name]

@@ -28,7 +28,7 @@ def model_sizes(model: LibraryModel) -> Mapping[str, int]:
 
 
 def _imported(model: LibraryModel) -> ModelText:
-    from stagec.importers.family import import_model  # forty files that other models do not need
+    from stagec.importers.importing import import_model  # forty files that other models do not need
     from stagec.importers.registry import BUILT_IN
 
     source = Source(f"{model.name}.json", library_text(model.text_name))

@@ -9,6 +9,7 @@ from stagec.ir.core import Attr, Quoted, SymbolRef
 from stagec.ir.expr import Expr, const
 from stagec.ir.facts import Relation
 from stagec.ir.order import read_order
+from stagec.support.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,6 @@ class Arity:
             return f"at least {counted(self.least, noun)}"
         same = self.least == self.most
         return counted(self.most, noun) if same else f"{self.least} to {counted(self.most, noun)}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 result`, `2 results`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def convert_param(param: Param, raw: Attr) -> Attr:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import zstandard
@@ -40,11 +40,14 @@ from stagec.job.emit import Job
 from stagec.job.pods import PodsJob, groups_of, of_one_mesh, one_behind_the_other
 from stagec.job.stored import stored_program, stored_seconds
 from stagec.job.writer import DROPPED
-from stagec.machines import Machine
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
+from stagec.support.words import counted
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
 
 MAGIC = b"stagec archive\n\0"
 VERSION = 1
@@ -321,8 +324,8 @@ class Archive:
         """The class of a rank. Raises `DiagnosticError` if there is no such rank."""
         if not 0 <= rank < self.groups.ranks:
             raise error(
-                f"there is no rank {rank}: the job has {self.groups.ranks} ranks",
-                remedy=f"choose among 0-{self.groups.ranks - 1}",
+                f"there is no rank {rank}: the job has {counted(self.groups.ranks, 'rank')}",
+                remedy="they are numbered from 0",
             )
         return next(
             i for i, m in enumerate(self.members) if m[np.searchsorted(m, rank) % len(m)] == rank

@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.module import Module
 from stagec.job.writer import DROPPED, Emission, Written, write_source
-from stagec.machines import Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
-from stagec.time.costs.nodes import Measurements
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
 
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]

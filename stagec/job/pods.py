@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.job.emit import Job
-from stagec.machines import Machine
 from stagec.program.classes import RankClass
 from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
 
 
 @dataclass(frozen=True)

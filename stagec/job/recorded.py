@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from itertools import permutations, product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,11 +33,13 @@ from stagec.job.microbatches import stream_counts, with_turns
 from stagec.job.stored import ProgramReader, Way, static_bytes, stored_seconds
 from stagec.job.turns import Pipelining, Turn, one_after_the_other
 from stagec.job.writer import DROPPED
-from stagec.machines import Machine
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
 
 #: The phases in which replicas reduce what they have found.
 _REDUCING = frozenset(("gradient", "optimizer"))

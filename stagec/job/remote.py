@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from stagec.formats.base import Format
-from stagec.formats.registry import known_formats
+from stagec.formats.registry import BUILTIN
 from stagec.job.archive import Archive, write_archive
 from stagec.job.cluster import Run
 from stagec.job.emit import Job
@@ -80,7 +80,7 @@ def _arrived(folder: Path, files: Files) -> None:
 
 def _brought(format_: Format) -> list[Format]:
     """The format, if it is one of a plug-in."""
-    return [] if format_.name in known_formats() else [format_]
+    return [] if format_.name in BUILTIN else [format_]
 
 
 def _size(path: Path) -> int | None:

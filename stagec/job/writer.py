@@ -27,6 +27,7 @@ from stagec.program.groups import Groups
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
+from stagec.support.words import counted
 
 #: Called with the ranks done and their total.
 Progress = Callable[[int, int], None]
@@ -293,8 +294,8 @@ def _classes(source: TraceSource, ranks: Ints | None) -> list[Unit]:
         return list(enumerate(source.members))
     if len(ranks) and ranks[-1] >= source.groups.ranks:
         raise error(
-            f"there is no rank {ranks[-1]}: the job has {source.groups.ranks} ranks",
-            remedy=f"choose among 0-{source.groups.ranks - 1}",
+            f"there is no rank {ranks[-1]}: the job has {counted(source.groups.ranks, 'rank')}",
+            remedy="they are numbered from 0",
         )
     found = ((n, m[np.isin(m, ranks)]) for n, m in enumerate(source.members))
     return [(n, m) for n, m in found if len(m)]

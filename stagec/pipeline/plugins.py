@@ -15,6 +15,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from stagec.formats.base import Format
+from stagec.formats.registry import brought_formats, formats_of
 from stagec.importers.family import ModelFamily, known_families
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import blamed, remember_plugin
@@ -95,8 +96,6 @@ class Loaded:
         self.registry.extras.append(schedule)
 
     def _add_format(self, format_: object, origin: str) -> None:
-        from stagec.formats.registry import formats_of, known_formats  # loads protobuf
-
         texts = [str(getattr(format_, name, "")) for name in ("name", "suffix")]
         plain = all(text.isascii() and text.replace("-", "").isalnum() for text in texts)
         if not isinstance(format_, Format) or not plain:
@@ -105,7 +104,7 @@ class Loaded:
                 remedy="bring instances of stagec.api.Format with a name and a suffix of letters "
                 'and digits: name = "mine", suffix = "ext"',
             )
-        known_formats([*formats_of(self.registry), format_])
+        brought_formats([*formats_of(self.registry), format_])
         self._claim(f"format {format_.name}", origin)
         self.registry.extras.append(format_)
 

@@ -17,6 +17,7 @@ from stagec.schedule.costs import UNIT, Costs
 from stagec.schedule.replay import ScheduleEvents
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.limits import MAX_ACTIONS
+from stagec.support.words import counted
 
 Scope: TypeAlias = Literal["step", "span"]
 
@@ -123,8 +124,3 @@ class Schedule(ABC):
     def refuse(self, constraint: str, found: str, remedy: str) -> DiagnosticError:
         """The error of sizes that break a constraint."""
         return error(f"{self.name} needs {constraint}: {found}", remedy=remedy)
-
-
-def counted(count: int, noun: str, plural: str = "s") -> str:
-    """`1 stage`, `4 stages`."""
-    return f"{count} {noun}{plural if count != 1 else ''}"

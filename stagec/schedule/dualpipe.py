@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from stagec.schedule.action import Action, Kind, Placement, two_copies, v_shape
-from stagec.schedule.base import ClosedForm, Formulas, Schedule, counted
+from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.costs import UNIT, Costs
+from stagec.support.words import counted
 
 
 class DualPipe(Schedule):

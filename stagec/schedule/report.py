@@ -7,10 +7,11 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from stagec.schedule.base import ClosedForm, Schedule, counted
+from stagec.schedule.base import ClosedForm, Schedule
 from stagec.schedule.costs import UNIT, Costs, Time
 from stagec.schedule.replay import ScheduleEvents, replay
 from stagec.schedule.validate import check_schedule
+from stagec.support.words import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from stagec.schedule.action import KINDS, Action, Kind, Placement, v_shape
-from stagec.schedule.base import ClosedForm, Formulas, Schedule, counted
+from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.classic import Looped, Nth, chunk_0, in_groups, one_f_one_b
 from stagec.schedule.costs import UNIT, Costs
+from stagec.support.words import counted
 
 
 class ZBH1(Schedule):

@@ -21,6 +21,20 @@ def write_file(path: Path, data: str | bytes) -> None:
         file.write(data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data)
 
 
+def check_new_file(path: Path) -> None:
+    """Raise the `OSError` that writing this file would raise at once: a folder that is not there, a
+    folder or a file without permission in its place."""
+    try:
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            target.parent.stat()
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        _check_writable(target)
+    except OSError as problem:
+        problem.filename = str(path)
+        raise
+
+
 @contextmanager
 def new_file(path: Path) -> Generator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends without an error."""

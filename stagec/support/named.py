@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import ClassVar, Protocol, TypeVar
 
 from stagec.support.diagnostics import error
@@ -19,13 +19,13 @@ N = TypeVar("N", bound=HasName)
 T = TypeVar("T")
 
 
-def by_name(kinds: str, *groups: Iterable[N]) -> dict[str, N]:
+def by_name(kinds: str, *groups: Iterable[N], taken: Container[str] = ()) -> dict[str, N]:
     """All of some kind by their names, in order; `kinds` is the plural. Raises `DiagnosticError`
-    for a name used twice."""
+    for a name used twice, or one that is `taken`."""
     found: dict[str, N] = {}
     for group in groups:
         for each in group:
-            if each.name in found:
+            if each.name in found or each.name in taken:
                 raise error(
                     f"two {kinds} have the name '{each.name}'",
                     remedy="give the new one another name",

@@ -11,12 +11,13 @@ from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef, Registry, unregistered
-from stagec.ir.param import OF_ALL, convert_param, counted
+from stagec.ir.param import OF_ALL, convert_param
 from stagec.ir.signature import misfits
 from stagec.ir.traits import HasRegion, OpenParams
 from stagec.support.diagnostics import DiagnosticList, error, note
 from stagec.support.source import FileLoc, Source
 from stagec.support.suggest import did_you_mean
+from stagec.support.words import counted
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
 from stagec.text.parser import parse_syntax
 

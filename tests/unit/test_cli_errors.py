@@ -371,6 +371,27 @@ def test_a_result_that_cannot_be_written(target: str, tmp_path: Path) -> None:
     assert_told(stagec("opt", file, "-o", target))
 
 
+@pytest.mark.parametrize("option", ["--html", "-o"])
+@pytest.mark.parametrize("command", ["analyze", "memory", "time", "serve", "search"])
+def test_a_folder_that_is_not_there_is_told_before_any_work(
+    command: str, option: str, tmp_path: Path
+) -> None:
+    """Before the model is read, which these have not."""
+    told = stagec(command, "no-model", option, tmp_path / "none" / "x.html")
+    assert told.code == 1
+    assert told.err.startswith(f"error: {tmp_path}/none/x.html: No such file or directory")
+
+
+def test_print_after_names_a_pass() -> None:
+    told = stagec("analyze", "llama3-8b", "--set", "L=1", "--print-after", "infer-shape")
+    assert told.code == 1
+    assert told.err.startswith("error: --print-after: no pass or pipeline 'infer-shape'")
+    assert "did you mean 'infer-shapes'?" in told.err
+    told = stagec("analyze", "llama3-8b", "--set", "L=1", "--print-after", "to-serving")
+    assert told.code == 0
+    assert told.err == "warning: --print-after to-serving: the pipeline does not run it\n"
+
+
 def test_a_full_disk_on_stdout() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")

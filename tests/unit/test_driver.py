@@ -213,15 +213,19 @@ def test_no_reproducer(module: Path) -> None:
 # -- start-up --------------------------------------------------------------------------------------
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_a_compile_loads_what_it_uses(tmp_path: Path) -> None:
+    """No machine, no clock, no reader of configurations, no other format."""
+    argv = f"compile llama3-8b --tp 2 --set L=1 --quiet -o {tmp_path}/out".split()
+    rooms = "stagec.machines stagec.time stagec.importers.families stagec.serving.engine pydantic"
     script = (
-        "import sys; from stagec.driver.cli import main; main(['--help']);"
-        "print([m for m in ('sympy', 'lark', 'numpy', 'rich', 'google') if m in sys.modules])"
+        f"import sys; from stagec.driver.cli import main; main({argv});"
+        f"print([m for m in {rooms.split()} if m in sys.modules]);"
+        "print(sorted({m.split('.')[2] for m in sys.modules if m.startswith('stagec.formats.')}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines() == ["[]", "['base', 'chakra', 'registry']"]
 
 
 def test_every_command_of_the_table_is_there() -> None:

@@ -4,6 +4,7 @@ not go."""
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +16,13 @@ import pytest
 
 from stagec.formats.base import Variant
 from stagec.formats.chakra.nodes import TraceNode, encode_metadata, encode_node
+from stagec.formats.registry import BUILTIN, find_format
 from stagec.job.stored import stored_program
 from stagec.program.nodes import Program
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import stagec
 
+ROOT = Path(__file__).resolve().parents[2]
 JOB = ("compile", "llama3-8b", "--tp", "2", "--pp", "2", "--dp", "2", "--set", "L=2", "--quiet")
 #: Every rank anew: a line for each node.
 LINES = """
@@ -157,6 +160,10 @@ def test_a_patched_format_goes_into_archives(tmp_path: Path) -> None:
     assert "error: no format 'columns'" in without.err
     checked = stagec("check", tmp_path / "job")
     assert "no format 'columns'" in checked.err
+
+
+def test_the_table_of_formats_is_right() -> None:
+    assert {name: find_format(name).name for name in BUILTIN} == {name: name for name in BUILTIN}
 
 
 def test_a_format_that_there_is_not(tmp_path: Path) -> None:
@@ -345,3 +352,10 @@ def test_records_of_others_are_no_program(change: dict[str, Any]) -> None:
     assert [n.flops for n in read(good).nodes] == [8, 8]
     with pytest.raises(DiagnosticError, match="holds a record that is none of stagec's"):
         read(bad)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/consumers.md"])
+def test_a_page_has_a_row_for_each_format(page: str) -> None:
+    rows = re.findall(r"^\| (`[^|]*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.M)
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    assert set(BUILTIN) <= named

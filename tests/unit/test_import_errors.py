@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.importers.family import import_model
+from stagec.importers.importing import import_model
 from stagec.importers.reading.json_text import MAX_DEPTH
 from stagec.importers.registry import BUILT_IN
 from stagec.support.diagnostics import DiagnosticError

@@ -11,7 +11,7 @@ import pytest
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
-from stagec.importers.family import import_model
+from stagec.importers.importing import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.importers.family import import_model
+from stagec.importers.importing import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.interp.machine import run_module
 from stagec.ir.opdef import Array

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.configurations import import_configuration
 from stagec.driver.request.options import JobOptions
-from stagec.importers.family import import_model
+from stagec.importers.importing import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.ir.expr import evaluate
 from stagec.ir.loads import planned_env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stagec.passes import PLUGIN
 from stagec.testing.syntax import find_tests
 from tests.support import DISTINCT
 from tools.mutants import LIT, ROOT, TABLE, Mutant, read_table
@@ -33,3 +34,12 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
 def test_mutants_are_told_apart_by_what_they_break() -> None:
     assert len({str(m) for m in MUTANTS}) == len(MUTANTS)
     assert len({(m.file, m.stands, m.instead) for m in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_pass_has_a_lit_folder_and_a_mutant() -> None:
+    """But `emit`, which writes files (`tests/unit/test_emit.py`), and mutants of `verify`, whose
+    checks have a folder of their own, `tests/lit/verify`."""
+    names = {p.name.replace("-", "_") for p in PLUGIN.passes}
+    assert {p.name for p in (ROOT / LIT / "passes").iterdir()} == names - {"emit"}
+    mutated = {m.folder for m in MUTANTS}
+    assert {name for name in names if f"passes/{name}" not in mutated} == {"emit", "verify"}

@@ -381,6 +381,20 @@ def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
     assert stagec("check", folder).code == 0
 
 
+def test_neighbours_are_told_without_being_evaluated() -> None:
+    """Their bounds are below what they take; what is the same job is told as such."""
+    more = ("--recompute", "none,selective,full", "--json")
+    told, exact = (
+        {row["change"]: row for row in json.loads(stagec(*SMALL, *more, *given).out)["neighbours"]}
+        for given in ((), ("--neighbours",))
+    )
+    assert told.keys() == exact.keys()
+    assert told["recompute selective"]["note"] == "the same job"
+    for change, row in told.items():
+        assert row["more"] <= exact[change]["more"], change
+        assert not row["exact"] or row["more"] == exact[change]["more"], change
+
+
 def test_reasons_add_up() -> None:
     """The parts that are told are differences of the two steps, in percent of the better one."""
     best = {"matrix products": 8.0, "bubble": 2.0}

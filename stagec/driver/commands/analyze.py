@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +18,7 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import AT_HAND, limit_option
 from stagec.driver.request.machine import machine_option
 from stagec.driver.request.options import job_options, take_options
+from stagec.driver.request.result import RESULT
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
@@ -34,14 +34,19 @@ from stagec.support.diagnostics import DiagnosticError, error
 )
 @sweep_options
 @click.option(
-    "--html", type=Path, metavar="FILE", help="Of --sweep: write a page, or FILE.svg, with a plot."
+    "--html",
+    type=RESULT,
+    metavar="FILE",
+    help="Of --sweep: write a page, or FILE.svg, with a plot.",
 )
 @machine_option("Of --serve: say whether each op waits for memory or computes, on this machine.")
 @limit_option(
     "Of --sweep: say what holds no more, of a size or a device such as h100; of --serve: the "
     "largest batch that does."
 )
-@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+@click.option(
+    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+)
 def command(**given: Any) -> int:
     """Count parameters, FLOPs, communication and memory of one training step, per rank.
 

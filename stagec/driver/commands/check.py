@@ -13,6 +13,7 @@ import click
 
 from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
+from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.check.findings import Finding
@@ -46,10 +47,10 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
         for text in report.alone:
             tell(f"  {text}")
     sys.stdout.write(
-        f"{directory}: {_verdict(report, failed)}: {report.ranks} "
-        f"{'ranks' if report.ranks != 1 else 'rank'}, {report.nodes} nodes, {report.collectives} "
-        f"collectives over {report.groups} groups, {report.sends} messages; "
-        f"{len(report.errors)} errors, {len(report.warnings)} warnings\n"
+        f"{directory}: {_verdict(report, failed)}: {counted(report.ranks, 'rank')}, "
+        f"{counted(report.nodes, 'node')}, {counted(report.collectives, 'collective')} over "
+        f"{counted(report.groups, 'group')}, {counted(report.sends, 'message')}; "
+        f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}\n"
     )
     return int(failed)
 

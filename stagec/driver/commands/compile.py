@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.compile_pods import compile_pods
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.provenance import provenance
-from stagec.driver.job.serve_steps import has_steps, steps_options
 from stagec.driver.job.written import (
     check_name,
     check_targets,
@@ -30,6 +28,7 @@ from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import rate_options, rated_machine
 from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.steps import has_steps, steps_options
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -111,6 +110,8 @@ def command(**given: Any) -> int:
     writes = not options.print_strategy
     _check_outputs(given["output"], given["archive"], given, writes=writes)
     if options.serve == DISAGGREGATED or options.part:
+        from stagec.driver.job.compile_pods import compile_pods
+
         return compile_pods(options, given, _durations(given))
     if has_steps(options, given):
         from stagec.driver.commands.compile_steps import compile_steps

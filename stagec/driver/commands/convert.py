@@ -15,6 +15,7 @@ import click
 from stagec.driver.output.streams import tell
 from stagec.driver.output.trace_files import check_is_trace
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.formats.timeline.ranks import Timeline
@@ -59,7 +60,7 @@ def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> in
     if not quiet:
         from stagec.driver.output.tables import bytes_text
 
-        count = f"{len(sizes)} file" + ("s" if len(sizes) > 1 else "")
+        count = counted(len(sizes), "file")
         tell(f"wrote {count}, {bytes_text(sum(sizes))}, to {output}")
     return 0
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stagec.driver.output.common import write_output
+from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.check.compare import Comparison, Difference, Key, Sums
@@ -49,11 +50,11 @@ def command(a: Path, b: Path, limit: int, as_json: bool) -> int:
 
 
 def _print(found: Comparison, a: Path, b: Path) -> None:
-    from stagec.driver.output.tables import console, ranks_text, table
+    from stagec.driver.output.tables import console, table
 
     out = console(sys.stdout, 160)
     for name, path, ranks, nodes in zip("AB", (a, b), found.ranks, found.nodes, strict=True):
-        out.print(f"{name}: {path}: {ranks_text(ranks)}, {nodes:,} nodes", markup=False)
+        out.print(f"{name}: {path}: {counted(ranks, 'rank')}, {nodes:,} nodes", markup=False)
     rows = _differing(found)
     if rows:
         numbers = [f"{what} {side}" for what in ("nodes", "FLOPs", "bytes") for side in "AB"]
@@ -77,7 +78,7 @@ def _print_difference(each: Difference) -> None:
     ops = ", ".join(f"{op or 'no name'} x {n}" for op, n in list(each.ops.items())[:_OPS])
     others = len(each.ops) - _OPS
     tail = f", and {others} more ops" if others > 0 else ""
-    nodes = f"{each.count:,} node" + ("s" if each.count > 1 else "")
+    nodes = counted(f"{each.count:,}", "node")
     heading = f"rank {each.ranks[0]}{more}: {nodes} {_TITLES[each.kind]}: {ops}{tail}"
     sys.stdout.write(f"{heading}\n" + "".join(f"    {text}\n" for text in each.examples))
 

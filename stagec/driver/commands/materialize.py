@@ -11,6 +11,7 @@ import click
 from stagec.driver.job.written import formats_asked, tell_written, write_formats
 from stagec.driver.request.emission import emission_options
 from stagec.driver.request.machine import MachineType
+from stagec.formats.registry import formats_of
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ def command(archive: Path, output: Path, **given: Any) -> int:
 
     Files, groups file and manifest are those that stagec compile -o would have written.
     """
-    from stagec.formats.registry import formats_of
     from stagec.job.archive import Archive
     from stagec.pipeline.plugins import load_plugins
 

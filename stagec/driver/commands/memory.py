@@ -17,6 +17,7 @@ from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
 from stagec.driver.request.limit import Limit, limit_option
 from stagec.driver.request.options import job_options, take_options
+from stagec.driver.request.result import RESULT
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.pipeline.instrument import PLAN
@@ -36,7 +37,9 @@ from stagec.pipeline.instrument import PLAN
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @picture_options
 @sweep_options
-@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+@click.option(
+    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+)
 def command(**given: Any) -> int:
     """Plan the memory of one training step: what every rank holds at its worst moment.
 

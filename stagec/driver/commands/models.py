@@ -26,7 +26,7 @@ def command(name: str | None, as_json: bool) -> None:
         if name not in models:
             raise error(
                 f"no model '{name}' in the library",
-                remedy=did_you_mean(name, models) or f"choose among {', '.join(models)}",
+                remedy=did_you_mean(name, models) or "'stagec models' lists them",
             )
         write_output(model_text(models[name]), None)
     elif as_json:

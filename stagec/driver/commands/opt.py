@@ -10,7 +10,6 @@ import click
 from stagec.driver.commands.expect import Expectations
 from stagec.driver.job.instruments import instruments
 from stagec.driver.output.common import read_source, remember, report, write_output
-from stagec.driver.output.streams import tell
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import (
     reproducer_pipeline,
@@ -90,7 +89,6 @@ class _Opt:
         options = self._options
         source = read_source(options.file)
         pipeline = self._pipeline(source)
-        _check_names(options.print_after, pipeline)
         parts = split_source(source) if options.split_input_file else [source]
         if options.verify_diagnostics:
             return self._expect(parts, pipeline)
@@ -126,7 +124,9 @@ class _Opt:
         if not pipeline.passes:
             verify_module(module)
         known = self._loaded.passes.values()
-        PassManager(pipeline, instruments(self._options, pipeline), known=known).run(module)
+        PassManager(pipeline, instruments(self._options, pipeline, self._loaded), known=known).run(
+            module
+        )
         return module
 
     def _text(self, module: Module) -> str:
@@ -150,13 +150,6 @@ class _Opt:
                 report(diagnostic)
                 code = 1
         return code
-
-
-def _check_names(names: tuple[str, ...], pipeline: Pipeline) -> None:
-    known = {"all", "change", *(p.name for p in pipeline.passes), *pipeline.ends}
-    for name in names:
-        if name not in known:
-            tell(f"warning: --print-after={name}: no such pass in the pipeline")
 
 
 def split_source(source: Source) -> list[Source]:

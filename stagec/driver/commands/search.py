@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.options import SIZES
+from stagec.driver.request.result import RESULT
 from stagec.driver.search.question import Machines, Pareto, Prices, questions, space_text
 from stagec.driver.search.serving import serving_options
 from stagec.driver.search.space import BATCHES, KNOBS, RANKS, Values, knob_option
@@ -94,14 +94,16 @@ _OPTIONS = (
     click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values."),
     click.option(
         "--html",
-        type=Path,
+        type=RESULT,
         metavar="FILE",
         help="Write a page: memory over time, all flags side by side, and what each is.",
     ),
     click.option(
         "--cache/--no-cache", default=True, help="Whether to keep answers and to use kept ones."
     ),
-    click.option("-o", "--output", metavar="FILE", help="Write the result here, not to stdout."),
+    click.option(
+        "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here, not to stdout."
+    ),
 )
 
 

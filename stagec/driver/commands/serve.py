@@ -17,9 +17,10 @@ from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disa
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pods import handing_over, one_group, options_of_pod
 from stagec.driver.output.common import kept_reports, reports_once, write_output
-from stagec.driver.output.tables import bytes_text, console, ranks_text, table
+from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.result import RESULT
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
@@ -29,6 +30,7 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.files import write_file
+from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -93,9 +95,11 @@ class ServedBatch:
 @click.option("--tpot", type=TimeType(), help="A limit of the time for each further token: 30ms.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--html", type=Path, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
+    "--html", type=RESULT, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
 )
-@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+@click.option(
+    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+)
 def command(**given: Any) -> int:
     """Tell what a server gives: time to the first token (TTFT), time for each further one (TPOT),
     and tokens a second, over batches.
@@ -314,9 +318,9 @@ def _print(
 ) -> None:
     out = console(stream)
     ranks = result["ranks"]
-    pods = f", {ranks_text(ranks[DECODE])}"
+    pods = f", {counted(ranks[DECODE], 'rank')}"
     if result["apart"]:
-        pods = f", pods of {ranks_text(ranks[PREFILL])} and {ranks_text(ranks[DECODE])}"
+        pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
     out.print(
         f"{result['model']} on {result['machine']}{pods}: prompts of {result['prompt']:,} tokens, "
         f"{result['output']:,} tokens come out",

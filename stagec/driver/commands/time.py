@@ -14,6 +14,7 @@ from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.result import RESULT
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
 @limit_option(
     "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row."
 )
-@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+@click.option(
+    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+)
 def command(**given: Any) -> int:
     """Tell how long one training step takes on a machine, where the time goes, and what would help.
 

@@ -285,7 +285,7 @@ class JobBuilder:
         if until in names:
             end = names.index(until) + 1
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
-        shown = instruments(self.options, pipeline)
+        shown = instruments(self.options, pipeline, self.loaded)
         if without and not shown and self.options.pipeline is None:
             kept = [i for i, p in enumerate(pipeline.passes) if p.name not in without]
             passes, locs = pipeline.passes, pipeline.locs

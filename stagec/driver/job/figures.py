@@ -102,4 +102,4 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
 def compiled_of(builder: JobBuilder) -> Compiled:
     """Compile the module of a builder. Raises `DiagnosticError`."""
     passes = builder.loaded.pipeline(builder.pipeline_text())
-    return Compiled(builder.module, passes, instruments(builder.options, passes))
+    return Compiled(builder.module, passes, instruments(builder.options, passes, builder.loaded))

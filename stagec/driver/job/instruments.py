@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from stagec.driver.output.streams import tell
 from stagec.pipeline.instrument import DumpDir, Instrument, PrintAfter, Reproducer, Timing
+from stagec.pipeline.plugins import Loaded
 from stagec.pipeline.spec import Pipeline
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
 
 
 class Wanted(Protocol):
@@ -39,10 +44,12 @@ class Wanted(Protocol):
         ...
 
 
-def instruments(wanted: Wanted, pipeline: Pipeline) -> list[Instrument]:
-    """The instruments for a pipeline; they print to stderr."""
+def instruments(wanted: Wanted, pipeline: Pipeline, loaded: Loaded) -> list[Instrument]:
+    """The instruments for a pipeline; they print to stderr. Raises `DiagnosticError` for the name
+    of a pass that there is not."""
     found: list[Instrument] = []
     if wanted.print_after:
+        _check_names(wanted.print_after, pipeline, loaded)
         names = [pipeline.ends.get(name, name) for name in wanted.print_after]
         found.append(PrintAfter(names, sys.stderr))
     if wanted.dump_dir is not None:
@@ -56,3 +63,16 @@ def instruments(wanted: Wanted, pipeline: Pipeline) -> list[Instrument]:
     if wanted.time_passes:
         found.append(Timing(sys.stderr))
     return found
+
+
+def _check_names(names: Sequence[str], pipeline: Pipeline, loaded: Loaded) -> None:
+    run = {"all", "change", *(p.name for p in pipeline.passes), *pipeline.ends}
+    known = {*run, *loaded.passes, *loaded.pipelines}
+    for name in names:
+        if name not in known:
+            raise error(
+                f"--print-after: no pass or pipeline '{name}'",
+                remedy=did_you_mean(name, known) or "'stagec passes' lists them",
+            )
+        if name not in run:
+            tell(f"warning: --print-after {name}: the pipeline does not run it")

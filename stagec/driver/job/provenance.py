@@ -40,14 +40,10 @@ _PACKAGES = ("lark", "numpy", "protobuf", "sympy")
 
 def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> dict[str, object]:
     """The command, digests of the texts, sizes, strategy and versions."""
-    from stagec.machines import file_text, files_of
-
     texts = {
         n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
     }
-    machine: str | None = given["machine"]
-    for path in files_of(machine) if machine is not None else ():
-        texts[path] = hashlib.sha256(file_text(Path(path)).encode()).hexdigest()
+    texts |= {} if given["machine"] is None else _machine_texts(given["machine"])
     for table in given["measured"]:
         texts[str(table)] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
     return {
@@ -57,6 +53,16 @@ def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> 
         "symbols": builder.module.symbols,
         "strategy": strategy,
         "versions": {"stagec": __version__, **{p: version(p) for p in _PACKAGES}},
+    }
+
+
+def _machine_texts(machine: str) -> dict[str, str]:
+    """The digests of the files that `--machine` names."""
+    from stagec.machines import file_text, files_of
+
+    return {
+        path: hashlib.sha256(file_text(Path(path)).encode()).hexdigest()
+        for path in files_of(machine)
     }
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.output.common import report
+from stagec.driver.request.steps import BUDGET, MAX_STEPS, SEQUENCES, TICK
 from stagec.ir.serving import MIXED
 from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Duration, Engine, Served
@@ -27,100 +25,6 @@ from stagec.support.diagnostics import Diagnostic, error
 if TYPE_CHECKING:
     from stagec.driver.request.options import JobOptions
     from stagec.ir.opdef import Registry
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-#: What a server takes by default: vLLM v1's budget of tokens of a step on cards of 70 GiB and more,
-#: and sequences at once (vllm/engine/arg_utils.py).
-BUDGET, SEQUENCES = 8192, 256
-#: Nanoseconds of a step where nothing says how long it takes.
-TICK = 10**7
-#: Most steps of a job.
-MAX_STEPS = 1_000_000
-_COUNT = click.IntRange(min=1)
-
-
-class Milliseconds(click.ParamType[int]):
-    """A time in milliseconds; nanoseconds."""
-
-    name = "MS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The nanoseconds."""
-        text = str(value)
-        try:
-            found = Decimal(text) if len(text) <= 20 else Decimal(0)
-        except InvalidOperation:
-            found = Decimal(0)
-        if not found.is_finite() or not Decimal("1e-6") <= found <= Decimal(10**9):
-            self.fail(f"'{text:.40}' is no time in milliseconds, such as 10", param, ctx)
-        return round(found * 10**6)
-
-
-_OPTIONS = (
-    click.option(
-        "--steps",
-        type=click.IntRange(1, MAX_STEPS),
-        metavar="N",
-        help="With --serve: so many steps, one after the other (with --requests: at most).",
-    ),
-    click.option(
-        "--requests",
-        metavar="FILE|poisson:...",
-        help="With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
-        "arrivals, prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,"
-        "seed=7. Each group of ranks that has requests of its own gets these.",
-    ),
-    click.option(
-        "--policy",
-        default="fcfs",
-        metavar="NAME",
-        help="Which requests a step holds: fcfs (default), or one of a plug-in. --chunk N bounds "
-        f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
-    ),
-    click.option(
-        "--cache-blocks",
-        type=_COUNT,
-        metavar="N",
-        help="Blocks of 16 tokens that the cache of a group has (default: as many as are needed).",
-    ),
-    click.option(
-        "--bucket",
-        type=_COUNT,
-        default=1,
-        metavar="N",
-        help="Round the cached tokens of sequences up to a multiple of N, so that more steps and "
-        "classes are equal: an approximation (default 1: exact).",
-    ),
-    click.option(
-        "--tick",
-        type=Milliseconds(),
-        metavar="MS",
-        help="With --requests: the time that a step takes, in milliseconds (default: as long as it "
-        f"takes on the --machine, else {TICK // 10**6}).",
-    ),
-)
-
-
-def steps_options(function: F) -> F:
-    """Give a command the options of several steps."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-def has_steps(options: JobOptions, given: Mapping[str, Any]) -> bool:
-    """Whether a job of several steps is asked for. Raises `DiagnosticError` for what needs one."""
-    if given["steps"] is None and given["requests"] is None:
-        return False
-    what = "--steps" if given["requests"] is None else "--requests"
-    if options.serve is None:
-        raise error(f"{what} is about serving", remedy="add --serve mixed")
-    if given["requests"] is not None and options.serve != MIXED:
-        raise error(
-            "steps of requests hold prompts and decodes together", remedy="give --serve mixed"
-        )
-    return True
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.driver.output.common import report
 from stagec.driver.output.streams import tell
 from stagec.driver.request.emission import emit
+from stagec.formats.registry import asked_formats, formats_of
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> li
     """The formats that `--format` names. Raises `DiagnosticError` for one that there is not, or
     that does not go with an archive or a cluster."""
     from stagec.formats.base import not_patched
-    from stagec.formats.registry import asked_formats, formats_of
 
     found = asked_formats(text, formats_of(registry))
     elsewhere = given.get("archive") is not None or given["scheduler"] is not None

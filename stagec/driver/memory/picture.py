@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,6 +15,7 @@ from stagec.driver.request.command_line import job_words
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import H100, rate_options, rated_machine, roofline_of
+from stagec.driver.request.result import RESULT
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import PLAN
 from stagec.schedule.attached import stages_of
@@ -72,7 +72,7 @@ def picture_options(function: F) -> F:
     for decorate in reversed(
         (
             click.option(
-                "--html", type=Path, metavar="FILE", help="Write a picture of the step over time."
+                "--html", type=RESULT, metavar="FILE", help="Write a picture of the step over time."
             ),
             click.option(
                 "--compare",
@@ -83,7 +83,7 @@ def picture_options(function: F) -> F:
             ),
             click.option(
                 "--snapshot",
-                type=Path,
+                type=RESULT,
                 metavar="FILE",
                 help="Write a snapshot for PyTorch's memory_viz.",
             ),

@@ -198,9 +198,9 @@ def read_source(path: str) -> Source:
     return remember(read_text(path))
 
 
-def write_output(text: str, path: str | None) -> None:
+def write_output(text: str, path: Path | str | None) -> None:
     """Write a result to a file, or to stdout for None or '-'."""
-    if path is None or path == "-":
+    if path is None or str(path) == "-":
         sys.stdout.write(text)
         sys.stdout.flush()  # before what follows on stderr
     else:

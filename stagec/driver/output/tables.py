@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from stagec.support.words import counted
+
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _LONG = 300
 _COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
@@ -67,11 +69,6 @@ def table(title: str, *columns: str, text_columns: int = 1) -> Table:
     return made
 
 
-def ranks_text(count: Any) -> str:
-    """`1 rank`, `8 ranks`."""
-    return f"{count} rank" + ("" if count == 1 else "s")
-
-
 def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     """The whole analysis."""
     out = console(stream)
@@ -81,7 +78,7 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     trained = f" ({_exact(some)} trained)" if some != params else ""
     out.print(
         f"[bold]{result['model']}[/bold]: {_exact(params)} parameters{trained}, "
-        f"{ranks_text(result['ranks'])} ({mesh})"
+        f"{counted(result['ranks'], 'rank')} ({mesh})"
     )
     if "serving" in result:
         from stagec.driver.output.serving_table import print_serving
@@ -149,7 +146,7 @@ def _print_class(group: list[dict[str, Any]], out: Console) -> None:
     entry, name = group[0], group[0]["name"]
     if len(group) > 1:
         name = f"{name} and {len(group) - 1} alike, to {group[-1]['name']}"
-    title = f"{name}: {ranks_text(entry['count'])}; per rank and step"
+    title = f"{name}: {counted(entry['count'], 'rank')}; per rank and step"
     flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
     for phase, value in entry["flops"].items():
         if value not in (0, "0"):
@@ -217,7 +214,7 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
     host = any(e["host"] for e in classes)
     for entry in _without_repeats(classes):
         made = table(
-            f"{entry['names']}: {ranks_text(entry['ranks'])} each; at the worst moment",
+            f"{entry['names']}: {counted(entry['ranks'], 'rank')} each; at the worst moment",
             "category",
             "bytes",
             "",

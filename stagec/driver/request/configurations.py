@@ -37,7 +37,7 @@ def import_configuration(
     """The STG text that a configuration becomes, with a name for diagnostics; '-' is stdin. Keys
     in `ignored` are taken as left out; with `images` its step takes images too. Raises
     `DiagnosticError`."""
-    from stagec.importers.family import import_model  # forty files that other models do not need
+    from stagec.importers.importing import import_model  # forty files that other models do not need
     from stagec.importers.registry import BUILT_IN, families_of, knows
 
     source = read_source(path if path == "-" else _file(path))

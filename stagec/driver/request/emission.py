@@ -94,19 +94,33 @@ def emit(
     given: Mapping[str, Any],
 ) -> Written:
     """Write the traces of a job as asked for. Raises `DiagnosticError`."""
-    from stagec.job.archive import Archive
-    from stagec.job.emit import Job
-    from stagec.job.pods import PodsJob
     from stagec.job.writer import write_source
 
     with _emission(given) as how:
-        if given["scheduler"] is None or not isinstance(source, Job | PodsJob | Archive):
+        if given["scheduler"] is None:
             return write_source(source, directory, about, how)
-        from stagec.job.remote import written_by
+        return _emit_elsewhere(source, directory, about, given, how)
 
-        with workers(given) as run:
-            elsewhere = written_by(run, source)
-            return write_source(source, directory, about, replace(how, elsewhere=elsewhere))
+
+def _emit_elsewhere(
+    source: Source,
+    directory: Path,
+    about: Mapping[str, object],
+    given: Mapping[str, Any],
+    how: Emission,
+) -> Written:
+    """Write by the workers of a cluster what they can be sent."""
+    from stagec.job.archive import Archive
+    from stagec.job.emit import Job
+    from stagec.job.pods import PodsJob
+    from stagec.job.remote import written_by
+    from stagec.job.writer import write_source
+
+    if not isinstance(source, Job | PodsJob | Archive):
+        return write_source(source, directory, about, how)
+    with workers(given) as run:
+        elsewhere = written_by(run, source)
+        return write_source(source, directory, about, replace(how, elsewhere=elsewhere))
 
 
 @contextmanager

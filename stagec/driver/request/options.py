@@ -39,6 +39,8 @@ class SizesType(click.ParamType[dict[str, int | None]]):
             if not equals and self._open:
                 found[name] = None
                 continue
+            if not equals:
+                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
             digits = number.replace("_", "")
             if (
                 not digits.isascii()

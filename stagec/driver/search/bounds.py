@@ -113,7 +113,8 @@ class JobBounds:
     def refine(self, numbers: Iterable[int]) -> list[int]:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
-        first, second = ([n for n in numbers if self._stage[n] == stage] for stage in (0, 1))
+        new = [n for n in numbers if self.held[n] != SAME]
+        first, second = ([n for n in new if self._stage[n] == stage] for stage in (0, 1))
         last = [n for n in second if self._is_piped(n) or self._jobs[n].zero >= 2]
         asked = {(what, n): a for n in first for what, n, a in self._asked_first(n)}
         asked |= {(what, n): a for n in last for what, a in self._asked_last(n)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stagec.driver.search.bounds import SAME
 from stagec.driver.search.jobs import Evaluated, Run, Task
 from stagec.driver.search.near import neighbours_of
 from stagec.driver.search.run import Answer
@@ -53,6 +54,8 @@ def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, An
     if answer.bounds is None:
         return row
     bounds, held = answer.bounds
+    if held[number] == SAME:
+        return {**row, "more": 0.0, "exact": True, "note": "the same job"}
     limit = answer.question.limit
     room = limit.room({}, answer.question.machine) if limit else None
     if room is not None and held[number] > room:

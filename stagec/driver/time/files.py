@@ -11,6 +11,7 @@ import click
 
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
+from stagec.driver.request.result import RESULT
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.files import new_file, write_file
 
@@ -28,13 +29,13 @@ def time_files(function: F) -> F:
         (
             click.option(
                 "--html",
-                type=Path,
+                type=RESULT,
                 metavar="FILE",
                 help="Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
             ),
             click.option(
                 "--perfetto",
-                type=Path,
+                type=RESULT,
                 metavar="FILE",
                 help="Write a trace for ui.perfetto.dev.",
             ),

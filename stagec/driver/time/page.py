@@ -8,8 +8,9 @@ from typing import Any
 
 from stagec.analysis.time_report import TimeReport
 from stagec.driver.output.page import part, render
-from stagec.driver.output.tables import count_text, ranks_text
+from stagec.driver.output.tables import count_text
 from stagec.driver.time.table import seconds_text
+from stagec.support.words import counted
 
 _SCRIPTS = "time/data.js", "time/lanes.js", "time/page.js"
 
@@ -20,7 +21,7 @@ def time_page(
     """The text of the page of a job, whose machine is called `title` and has so many bytes of
     memory."""
     mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
-    about = f"{ranks_text(found.ranks)}: {mesh}. "
+    about = f"{counted(found.ranks, 'rank')}: {mesh}. "
     about += " ".join(_left_out(picture, levers=bool(found.levers)))
     body = f'<p class="about">{escape(about)}</p><div><code>{escape(command)}</code></div>'
     told = found.as_json()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from stagec.driver.output.tables import console, count_text, ranks_text, table
+from stagec.driver.output.tables import console, count_text, table
+from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -24,7 +25,9 @@ def print_time(found: TimeReport, stream: TextIO) -> None:
     """The step, where its time goes, its critical path, and what would help."""
     out = console(stream)
     mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
-    out.print(f"{found.model} on {found.machine}, {ranks_text(found.ranks)}: {mesh}", markup=False)
+    out.print(
+        f"{found.model} on {found.machine}, {counted(found.ranks, 'rank')}: {mesh}", markup=False
+    )
     facts = [f"a step takes {seconds_text(found.step_seconds)}"]
     if found.tokens_per_second is not None and found.tokens_per_second_per_rank is not None:
         each = found.tokens_per_second_per_rank

@@ -21,3 +21,6 @@ class PerfettoFormat(TimelineFormat):
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[tuple[str, Iterable[bytes]]]:
         yield f"{job.name}.pftrace", perfetto_trace(self.timeline(job, ranks))
+
+
+PERFETTO = PerfettoFormat()

@@ -144,3 +144,6 @@ def kernel_text(node: Node) -> str:
 def _about(rank: int, what: str, thread: int | None = None, **args: Any) -> str:
     on = {} if thread is None else {"tid": thread}
     return json.dumps({"ph": "M", "name": what, "pid": rank, **on, "args": args})
+
+
+CHROME = ChromeFormat()

@@ -238,3 +238,6 @@ def _communication(node: Node, mesh: Mapping[str, int]) -> dict[str, Any]:
         "Out split size": "[]",
         "Process Group Description": "+".join(node.group.words) or node.over,
     }
+
+
+KINETO = KinetoFormat()
