@@ -232,7 +232,7 @@ def _shortest(
     raise AssertionError(f"no way from {start} to {end}")  # gathers and slices always lead there
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 6)
 def _moves(axes: Axes, sizes: tuple[int, ...], allowed: _Allowed, kind: str) -> _Moves:
     return _Moves(dict(zip(axes, sizes, strict=True)), allowed, kind)
 

@@ -92,9 +92,10 @@ class ClassReplay:
             cost = self.pieces[number].costs[place]
             found[self.plan[number].shape.steps[place].part] += cost.time * count
             found[LAUNCH] += cost.launch * count
-        for entry, times in Counter(self.entries).items():
-            for part, time in (entry.parts if entry is not None else {}).items():
-                found[part] += time * times
+        for used, times in Counter(self.entries).items():
+            if used is not None:
+                for part, time in used.parts.items():
+                    found[part] += time * times
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
             end, piece, place = last
