@@ -203,7 +203,7 @@ class _Ordering:
 
     def _receive(self, mine: _Class, wanted: int, stream: Stream) -> bool:
         """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet. What a pod sends that is not replayed is there from the start."""
+        been sent yet. What another pod sends that is not replayed is there from the start."""
         queue = self._posted[mine.number, stream]
         while not mine.done[wanted]:
             piece, channel, number = queue[0]
