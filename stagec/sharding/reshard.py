@@ -207,8 +207,7 @@ _ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather
 def _shortest(
     start: _State, end: _State, moves: _Moves
 ) -> tuple[tuple[CollectiveStep, ...], Fraction]:
-    """The A* algorithm. The bound: a rank still has to get what it has at the end and does not
-    have yet."""
+    """The A* algorithm, with the bound of `_Moves.least`."""
     queue: list[
         tuple[int, int, int, tuple[object, ...], _State, int, tuple[CollectiveStep, ...]]
     ] = []
@@ -226,14 +225,14 @@ def _shortest(
             if to in done:
                 continue
             steps, now = (*path, step), sent + more
-            least = now + max(0, whole - moves.local(to))
+            least = now + moves.least(to, whole)
             call = calls + (step.op != "stg.all_slice")
             key = (*keys, moves.key(step))
             heapq.heappush(queue, (least, call, len(steps), key, to, now, steps))
     raise AssertionError(f"no way from {start} to {end}")  # gathers and slices always lead there
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 6)
 def _moves(axes: Axes, sizes: tuple[int, ...], allowed: _Allowed, kind: str) -> _Moves:
     return _Moves(dict(zip(axes, sizes, strict=True)), allowed, kind)
 
@@ -247,11 +246,25 @@ class _Moves:
     def __init__(self, sizes: Mapping[str, int], allowed: _Allowed, kind: str) -> None:
         self._sizes, self._axes, self._allowed, self._kind = sizes, tuple(sizes), allowed, kind
         self._found: dict[_State, list[_Move]] = {}
-        self.total = prod(sizes.values()) ** 2
+        self._smallest = prod(sizes.values())
+        self.total = self._smallest**2
 
     def local(self, state: _State) -> int:
         """What one rank has."""
         return self.total // self._count(a for s in state[0] for a in s)
+
+    def least(self, state: _State, whole: int) -> int:
+        """What a rank sends at least to reduce what it has, and to have so much at the end.
+
+        Let n ranks have partial sums of l elements each, and let k be what a rank has if all axes
+        split. Reductions that leave it split send k(n-1) or more; that leaves l/n, and the rest of
+        the whole is gathered. No step lowers this bound by more than it sends. A reduce_scatter
+        over m ranks lowers the first part by k(n - n/m), which is no more than l(1 - 1/m), and
+        leaves the second one. An all_reduce lowers each part by no more than that, and sends twice
+        as much. A gather lowers the second part by no more than what l grows by.
+        """
+        n = self._count(state[1])
+        return self._smallest * (n - 1) + max(0, whole - self.local(state) // n)
 
     def key(self, step: CollectiveStep) -> tuple[object, ...]:
         """What decides between steps that cost the same."""

@@ -39,7 +39,7 @@ _STATIC = ("parameters", "gradients", "optimizer")
 _OF_STEPS = (
     *("pp", "dp", "dp_replicate", "dp_shard", "schedule", "chunks", "stage_layers"),
     *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
-    *("ddp_bucket", "recompute_layers", "recompute_every"),
+    *("overlap_param_gather", "ddp_bucket", "recompute_layers", "recompute_every"),
 )
 #: What is moved to the host and back for each microbatch.
 _ACTIVATIONS = "activations"
@@ -95,8 +95,12 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     data = options.ep // options.tp if whole else options.ep
     batch = microbatch_of(options, sizes) * data
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
+    if options.fuse_gradients:  # no kernel casts what products add to sums
+        given |= dict.fromkeys(("grad_dtype", "reduce_dtype"), options.param_dtype)
     if _recomputes_some(options):
         given["recompute"] = "none"  # the least time; nothing is said of what is kept
+    if options.grad_dtype == options.reduce_dtype:  # else the casts of all gradients would be held
+        given["ddp_bucket"] = 0  # once a step, and never in the way of a microbatch
     kept = [n.strip() for n in options.offload.split(",")]
     given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
     return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
@@ -281,7 +285,7 @@ def _of_class(each: ClassReplay) -> _Spans:
         for step, cost, after in zip(planned.shape.steps, costs, ends, strict=True):
             node, end = step.node, base + after
             if not node.is_computation or node.phase == "optimizer":
-                if not step.computes and node.layer >= 0 and node.phase in _OF_MICROBATCH:
+                if not step.computes and node.layer >= 0 and node.phase != "optimizer":
                     streams[step.streams[-1]] += cost.time
                 continue
             start = end - cost.time - cost.launch

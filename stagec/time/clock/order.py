@@ -203,15 +203,15 @@ class _Ordering:
 
     def _receive(self, mine: _Class, wanted: int, stream: Stream) -> bool:
         """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet. What another pod sends is there from the start."""
+        been sent yet. What another pod sends that is not replayed is there from the start."""
         queue = self._posted[mine.number, stream]
         while not mine.done[wanted]:
             piece, channel, number = queue[0]
             sources: list[Where] = []
             for sender in mine.joined.senders.get(channel, ()):
-                sent = self._sent.get((sender, channel), ())
+                sent = self._sent.get(sender, ())
                 if number >= len(sent):
-                    self._wait((sender, channel), mine)
+                    self._wait(sender, mine)
                     return False
                 sources.append(sent[number])
             if not self._are_there(mine, piece):

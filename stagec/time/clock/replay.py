@@ -92,8 +92,8 @@ class ClassReplay:
             cost = self.pieces[number].costs[place]
             found[self.plan[number].shape.steps[place].part] += cost.time * count
             found[LAUNCH] += cost.launch * count
-        for entry, times in Counter(self.entries).items():
-            for part, time in (entry.parts if entry is not None else {}).items():
+        for entry, times in Counter(e for e in self.entries if e is not None).items():
+            for part, time in entry.parts.items():
                 found[part] += time * times
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
@@ -162,7 +162,7 @@ class ClassReplay:
         return self.sources.get(piece, {}).get(cause.stream)
 
     def _from_itself(self, shape: Shape) -> bool:
-        return self.joined.senders[shape.channel] == [self.number]
+        return self.joined.senders.get(shape.channel) == [(self.number, shape.channel)]
 
 
 def replay(classes: Sequence[ClassReplay], slowdown: int = 0, order: Order | None = None) -> int:
