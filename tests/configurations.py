@@ -28,7 +28,7 @@ SMALL: Keys = {
 UNGROUPED = """
     baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
     persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb
-    RefinedWebModel
+    RefinedWebModel mistral4
 """
 #: Families without a base of rotary positions.
 UNROTATED = "openai-gpt bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
@@ -85,6 +85,12 @@ _LLAMA4: Keys = {
     "num_experts_per_tok": 1,
     "intermediate_size_mlp": 24,
     "interleave_moe_layer_step": 2,
+}
+_GROWN: Keys = {
+    "rope_type": "default",
+    "rope_theta": 100,
+    "llama_4_scaling_beta": 0.5,
+    "original_max_position_embeddings": 4,
 }
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
@@ -163,6 +169,7 @@ NEEDS: Mapping[str, Keys] = {
     "chatglm": {"kv_channels": 8},
     "deepseek": _ROUTED,
     "deepseek_v2": _LATENT,
+    "mistral4": {**_LATENT, "rope_parameters": _GROWN},
     "deepseek_v3": {**_LATENT, "n_group": 2, "topk_group": 1},
     "kimi_k2": {**_LATENT, "n_group": 1, "topk_group": 1},
 }
@@ -343,6 +350,18 @@ SCANS: Mapping[str, Keys] = {
         "mamba_d_conv": 3,
         "mamba_dt_rank": 2,
     },
+    "olmo_hybrid": {
+        **_BASE,
+        **_HEADS,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 8,
+        "linear_key_head_dim": 2,
+        "linear_value_head_dim": 4,
+        "linear_conv_kernel_dim": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100},
+    },
+    "rwkv5": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
         **_BASE,
@@ -357,6 +376,11 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "data2vec-text": "roberta",
+    "data2vec-vision": "beit",
+    "unispeech": "wav2vec2",
+    "unispeech-sat": "wav2vec2",
+    "metaclip_2": "clip",
     "camembert": "roberta",
     "llava_next": "llava",
     "llava_next_video": "llava",
@@ -400,6 +424,12 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "mla_use_nope": (True, False),
         "first_k_dense_replace": (0, 1, 4),
         "q_lora_rank": (8, None),
+    },
+    "olmo_hybrid": {
+        "linear_allow_neg_eigval": (True, False),
+        "linear_num_key_heads": (2, 4),
+        "rope_parameters": (None, {"rope_type": "default", "rope_theta": 100}),
+        **_BIASED,
     },
     "recurrent_gemma": {
         "attention_window_size": (3, 32),

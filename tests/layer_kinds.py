@@ -29,6 +29,7 @@ STRATEGIES: Mapping[str, dict[str, Any]] = {
     "sp": {"tp": 2, "sp": True},
     "ring": {"cp": 2, "cp_mode": "ring"},
     "zero-1": {"dp": 2, "zero": 1, "ddp_bucket": 300},
+    "zero-1-first": {"dp": 2, "zero": 1, "overlap_param_gather": True, "microbatches": 2},
     "zero-3": {"dp": 2, "zero": 3},
     "zero-3-never": {"dp": 2, "zero": 3, "reshard_after_forward": "never"},
     "zero-3-last": {"dp": 2, "zero": 3, "reshard_after_forward": "last", "fsdp_prefetch": 2},

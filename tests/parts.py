@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from math import prod
 from threading import Condition, Thread, get_ident
 from typing import Any
@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.parts import lower_parts, part_names
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import pod_names
+from stagec.driver.job.pods import lower_pods
 from stagec.driver.request.flags import PartText
 from stagec.driver.request.options import JobOptions
-from stagec.interp.machine import DisagreementError, Locals, Meeting
+from stagec.interp.machine import DisagreementError, Locals, Meet, Meeting
 from stagec.interp.pipeline import run_named
 from stagec.ir.core import Operation
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
-from stagec.ir.types import TensorType
+from stagec.ir.types import CACHED, TensorType
 from stagec.ir_spec.ops.pods import message_bytes
 from stagec.program.crossings import microbatches
 from stagec.program.nodes import Ints
@@ -116,6 +117,7 @@ class Post:
             self.waiting[get_ident()] = key
             while key not in self.letters:
                 if self._stuck():
+                    del self.waiting[get_ident()]
                     self.news.notify_all()
                     raise DisagreementError(f"all pods wait, one of them for {key}")
                 self.news.wait()
@@ -137,23 +139,21 @@ def run_pods(
     pods: Mapping[str, Module],
     far: Mapping[str, Mapping[str, Sequence[Ints]]],
     inputs: Mapping[str, Array],
+    send: Meet | None = None,
 ) -> dict[str, Array]:
-    """The results of all pods by name. Raises `DisagreementError` where they wait for each
-    other."""
+    """The results of all pods by name; `send` has what goes to a pod that is none of these. Raises
+    `DisagreementError` where they wait for each other."""
     post, found = Post(pods, far, running=len(pods)), dict[str, Array]()
     problems: list[Exception] = []
+
+    def meet(pod: str, op: Operation, where: Meeting, parts: Locals) -> Locals:
+        inside = (op.text("to") or op.text("source")) in pods
+        return send(op, where, parts) if send and not inside else post.meet(pod, op, where, parts)
 
     def run(pod: str) -> None:
         module = pods[pod]
         try:
-            found.update(
-                run_named(
-                    module,
-                    module.env,
-                    _inputs(module, inputs),
-                    lambda op, where, parts: post.meet(pod, op, where, parts),
-                )
-            )
+            found.update(run_named(module, module.env, _inputs(module, inputs), partial(meet, pod)))
         except Exception as problem:
             problems.append(problem)
         finally:
@@ -179,13 +179,18 @@ def _inputs(module: Module, inputs: Mapping[str, Array]) -> dict[str, Array]:
         base = arg.tensor.part[0] if arg.tensor.part is not None else name
         value: Array = inputs[base]
         split = [d for d, dim in enumerate(arg.tensor.dims) if "B" in dim.size.symbols]
-        if split and not arg.tensor.role:
-            ranks = prod(module.env[a] for a in arg.tensor.dims[split[0]].axes)
-            ids: Ints = np.arange(int(value.shape[split[0]]), dtype=np.int64)
-            order: Ints = ids.reshape(microbatches(module), ranks, -1).transpose(1, 0, 2).ravel()
+        if split and arg.tensor.role in ("", *CACHED):
+            order = order_of(module, arg.tensor, split[0], int(value.shape[split[0]]))
             value = np.take(value, order, axis=split[0])
         found[base] = value
     return found
+
+
+def order_of(module: Module, type_: TensorType, d: int, batch: int) -> Ints:
+    """Which sample each place of the batch has, dimension `d` of values of a pod."""
+    ranks = prod(module.env[a] for a in type_.dims[d].axes)
+    ids: Ints = np.arange(batch, dtype=np.int64)
+    return ids.reshape(microbatches(module), ranks, -1).transpose(1, 0, 2).ravel()
 
 
 def _rank(module: Module, at: Mapping[str, int]) -> int:
@@ -200,12 +205,17 @@ def pods_of(
     path: str, parts: Sequence[str], **options: Any
 ) -> tuple[dict[str, Module], Mapping[str, Mapping[str, Sequence[Ints]]]]:
     """The planned modules of the pods of a job, and the ranks that each exchanges values with."""
-    texts = tuple(_part(text) for text in parts)
+    texts = tuple(part_text(text) for text in parts)
     sizes = {"B": 8, **options.pop("sizes", {})}
-    job = JobOptions(path, sizes=sizes, part=texts, **options)
-    plans = {name: Planned(print_module) for name in part_names(job)}
-    found = lower_parts(job, {name: [plan] for name, plan in plans.items()})
-    registry = found.modules["main"].registry
+    return lowered_pods(JobOptions(path, sizes=sizes, part=texts, **options))
+
+
+def lowered_pods(
+    job: JobOptions,
+) -> tuple[dict[str, Module], Mapping[str, Mapping[str, Sequence[Ints]]]]:
+    plans = {name: Planned(print_module) for name in pod_names(job)}
+    found = lower_pods(job, {name: [plan] for name, plan in plans.items()})
+    registry = next(iter(found.modules.values())).registry
     texts_of = {name: Source(name, plan.needed("parts")) for name, plan in plans.items()}
     return {name: parse_module(text, registry) for name, text in texts_of.items()}, found.far
 
@@ -224,7 +234,7 @@ def assert_parts_train(path: str, parts: Sequence[str], **options: Any) -> None:
         np.testing.assert_allclose(value, theirs, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-def _part(text: str) -> PartText:
+def part_text(text: str) -> PartText:
     head, _, flags = text.partition(":")
     name, _, value = head.partition("=")
     return PartText(name, value, flags.strip())

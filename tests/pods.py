@@ -7,14 +7,15 @@ follows from the positions that both ends hold.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
 from stagec.driver.job.planned import Planned
-from stagec.driver.job.pods import lower_pods, options_of_pod
+from stagec.driver.job.pod_options import options_of_pod
+from stagec.driver.job.pods import lower_pods
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
 from stagec.interp.data import random_inputs
@@ -26,7 +27,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir.types import CACHED, TensorType
-from stagec.program.crossings import Crossings, microbatches
+from stagec.program.crossings import microbatches
 from stagec.program.nodes import Ints
 from stagec.support.source import Source
 from stagec.text.build import parse_module
@@ -54,7 +55,7 @@ class Post:
     """The messages between two pods: of a prompt, behind which so many new tokens are decoded."""
 
     pods: Mapping[str, Module]
-    crossings: Crossings
+    far: Mapping[str, Mapping[str, Sequence[Ints]]]
     prompt: int
     new: int
     letters: dict[tuple[int, int, int], Letter] = field(
@@ -67,7 +68,7 @@ class Post:
         for at, part in zip(where.ranks, parts, strict=True):
             rank = _rank(self.pods[PREFILL], at)
             for way, number, tag in _messages(op, where):
-                key = rank, int(self.crossings.to[number][rank]), tag
+                key = rank, int(self.far[PREFILL][DECODE][number][rank]), tag
                 assert key not in self.letters, "a tag for each message of two ranks"
                 type_ = op.operands[0].tensor
                 self.letters[key] = Letter(part, type_, at, where.microbatch, way % turns, turns)
@@ -80,7 +81,7 @@ class Post:
             rank = _rank(self.pods[DECODE], at)
             mine: list[Letter] = []
             for _, number, tag in _messages(op, where):
-                source = int(self.crossings.of[number][rank])
+                source = int(self.far[DECODE][PREFILL][number][rank])
                 mine.append(self.letters.pop((source, rank, tag)))
             found.append(self._put(op, np.full_like(part, np.nan), at, mine))
         return found
@@ -169,7 +170,7 @@ def _rank(module: Module, at: Mapping[str, int]) -> int:
     return found
 
 
-def places_of(crossings: Crossings, pods: Mapping[str, Module], batch: int) -> Ints:
+def places_of(pods: Mapping[str, Module], batch: int) -> Ints:
     """Which sequence each place of the decoding batch has.
 
     Ranks of decode that share the sequences of a rank have a part of each of its microbatches; one
@@ -201,35 +202,47 @@ def assert_hands_over(job: JobOptions, prefill: str, decode: str, *, prompt: int
     found = lower_pods(asked, {p: [plan] for p, plan in plans.items()})
     registry = found.modules[PREFILL].registry
     pods = {p: parse_module(Source(p, plan.needed(_PASS)), registry) for p, plan in plans.items()}
-    post = Post(pods, found.crossings, prompt, new)
+    post = Post(pods, found.far, prompt, new)
     inputs, expected = whole_logits(job, prompt + new)
     stated, _ = step_modules(
         options_of_pod(PREFILL, asked).changed(sizes=job.sizes), PREFILL, prompt, 0
     )
-    given = _inputs(stated, inputs, slice(0, prompt), np.arange(batch))
+    given = inputs_of_step(stated, inputs, slice(0, prompt), np.arange(batch))
     rows = run_named(pods[PREFILL], pods[PREFILL].env, given, post.send)
-    first = _logits(rows, stated)
+    first = logits_of(rows, stated)
     np.testing.assert_allclose(
         first, expected[:, prompt - first.shape[1] : prompt], rtol=1e-9, atol=1e-9
     )
-    order = places_of(found.crossings, pods, batch)
-    stated, _ = step_modules(
-        options_of_pod(DECODE, asked).changed(sizes=job.sizes), DECODE, new, prompt
-    )
-    given = _inputs(stated, inputs, slice(prompt, prompt + new), order)
-    rows = run_named(pods[DECODE], pods[DECODE].env, given, post.take)
+    order = places_of(pods, batch)
+    assert_decodes(job, asked, post, inputs, order, expected)
+
+
+def assert_decodes(
+    job: JobOptions,
+    asked: JobOptions,
+    post: Post,
+    inputs: Mapping[str, Array],
+    order: Ints,
+    expected: Array,
+) -> None:
+    """The pod that decodes gives the logits of sequences in this order."""
+    prompt, new, decode = post.prompt, post.new, post.pods[DECODE]
+    given_by = options_of_pod(DECODE, asked).changed(sizes=job.sizes)
+    stated, _ = step_modules(given_by, DECODE, new, prompt)
+    given = inputs_of_step(stated, inputs, slice(prompt, prompt + new), order)
+    rows = run_named(decode, decode.env, given, post.take)
     assert not post.letters, "what is sent is taken"
     np.testing.assert_allclose(
-        _logits(rows, stated), expected[order, prompt:], rtol=1e-9, atol=1e-9
+        logits_of(rows, stated), expected[order, prompt:], rtol=1e-9, atol=1e-9
     )
 
 
-def _logits(found: Mapping[str, Array], stated: Module) -> Array:
+def logits_of(found: Mapping[str, Array], stated: Module) -> Array:
     name = stated.main.body.terminator.operands[0].name
     return found[name] if name in found else found[f"{name}_sum"]
 
 
-def _inputs(
+def inputs_of_step(
     stated: Module, inputs: Mapping[str, Array], new: slice, order: Ints
 ) -> dict[str, Array]:
     """What the arguments of a step are: parameters, the new tokens of sequences in this order, and

@@ -14,6 +14,7 @@ from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.interp.pipeline import run_named
 from stagec.ir.core import Value
+from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
@@ -44,14 +45,18 @@ def _until(job: JobOptions, last: str) -> Module:
     return builder.module
 
 
-def whole_logits(job: JobOptions, tokens: int, seed: int = 1) -> tuple[dict[str, Array], Array]:
+def whole_logits(
+    job: JobOptions, tokens: int, seed: int = 1, prompt: int | None = None
+) -> tuple[dict[str, Array], Array]:
     """Random inputs, and the logits of the training forward of so many tokens: what its first loss
-    judges."""
-    inputs, (logits, *_) = _all_logits(job, tokens, seed)
+    judges. Tokens behind a `prompt` are words, none of an image."""
+    inputs, (logits, *_) = _all_logits(job, tokens, seed, prompt)
     return inputs, logits
 
 
-def _all_logits(job: JobOptions, tokens: int, seed: int) -> tuple[dict[str, Array], list[Array]]:
+def _all_logits(
+    job: JobOptions, tokens: int, seed: int, prompt: int | None = None
+) -> tuple[dict[str, Array], list[Array]]:
     """The same for each loss, as of words after the next one. Dropout is left out, as in
     inference."""
     plain = JobOptions(job.model, sizes={**job.sizes, tokens_of(job): tokens})
@@ -63,6 +68,10 @@ def _all_logits(job: JobOptions, tokens: int, seed: int) -> tuple[dict[str, Arra
     heads = [_logits(loss.definition.logits(loss)) for loss in losses]
     module.main.body.terminator.set_operands(heads)
     inputs = random_inputs(module.main.body.args, module.env, seed)
+    for op in module.walk():
+        if op.name == "stg.merge_rows" and prompt is not None:
+            words = evaluate(op.operands[1].tensor.shape[1], module.env)
+            inputs[op.operands[2].name][:, prompt:] = words
     return inputs, run_module(module, module.env, inputs)
 
 

@@ -53,6 +53,14 @@ _DELTA: Keys = {
     "linear_conv_kernel_dim": 3,
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
+_WAVES: Keys = {
+    **{k: v for k, v in _ENCODER.items() if k != "max_position_embeddings"},
+    "conv_dim": [8, 8, 8],
+    "conv_kernel": [10, 3, 2],
+    "conv_stride": [5, 2, 2],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+}
 #: By name: the first part is the model type, or the class.
 TOWERS: Mapping[str, Keys] = {
     "bert": {**_ENCODER, "type_vocab_size": 2},
@@ -85,6 +93,16 @@ TOWERS: Mapping[str, Keys] = {
     "megatron-bert": {**_ENCODER, "type_vocab_size": 2},
     "roberta-prelayernorm": {**_ENCODER, "max_position_embeddings": 10},
     "xlm-roberta-xl": {**_ENCODER, "max_position_embeddings": 10, "type_vocab_size": 1},
+    "deberta": {**_ENCODER, "relative_attention": True, "pos_att_type": "c2p|p2c"},
+    "deberta-v2": {
+        **_ENCODER,
+        "relative_attention": True,
+        "position_buckets": 4,
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": 3,
+    },
     "umt5": {"d_model": 16, "num_layers": 4, "num_heads": 4, "d_kv": 4, "d_ff": 8}
     | {"vocab_size": 16, "n_positions": 8, "relative_attention_num_buckets": 4},
     "switch_transformers": {
@@ -108,7 +126,26 @@ TOWERS: Mapping[str, Keys] = {
     "m2m_100": {**_PAIR, "max_position_embeddings": 8},
     "bart": {**_PAIR, "max_position_embeddings": 8, "scale_embedding": True},
     "whisper": {**_PAIR, "num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 8},
+    "wav2vec2": {**_WAVES, "architectures": ["Wav2Vec2ForCTC"]},
+    "wav2vec2-stable": {
+        **_WAVES,
+        "do_stable_layer_norm": True,
+        "feat_extract_norm": "layer",
+        "conv_bias": True,
+        "architectures": ["Wav2Vec2ForSequenceClassification"],
+        "num_labels": 4,
+        "classifier_proj_size": 8,
+    },
+    "hubert": {**_WAVES, "architectures": ["HubertModel"]},
     "vit": {**_VISION, "num_labels": 4},
+    "beit": {**_VISION, "num_labels": 4, "use_relative_position_bias": True},
+    "beit-shared": {
+        **_VISION,
+        "use_shared_relative_position_bias": True,
+        "use_mask_token": True,
+        "use_mean_pooling": False,
+        "architectures": ["BeitModel"],
+    },
     "deit": {**_VISION, "num_labels": 4, "qkv_bias": False},
     "deit-teacher": {**_VISION, "num_labels": 4}
     | {"architectures": ["DeiTForImageClassificationWithTeacher"]},
@@ -120,6 +157,25 @@ TOWERS: Mapping[str, Keys] = {
         "num_labels": 4,
     },
     "dinov2_with_registers": {**_DINO, "mlp_ratio": 2, "num_register_tokens": 2},
+    "convnext": {
+        "num_channels": 3,
+        "patch_size": 2,
+        "image_size": 16,
+        "hidden_sizes": [8, 16],
+        "depths": [4, 4],
+        "num_labels": 4,
+    },
+    "swin": {
+        "num_channels": 3,
+        "patch_size": 2,
+        "image_size": 16,
+        "embed_dim": 8,
+        "depths": [4, 4],
+        "num_heads": [4, 4],
+        "window_size": 4,
+        "mlp_ratio": 2.0,
+        "num_labels": 4,
+    },
     "dinov3_vit": {**_VISION, "num_register_tokens": 2},
     "clip": {
         "projection_dim": 8,
@@ -240,6 +296,35 @@ TOWERS: Mapping[str, Keys] = {
         },
         "vision_config": {**_SEEN, "out_hidden_size": 16},
     },
+    "glm46v": {
+        "text_config": {**_LLAMA, "head_dim": 4, "model_type": "glm4v_text"},
+        "vision_config": {**_SEEN, "out_hidden_size": 16},
+    },
+    "kimi_k25": {
+        "text_config": {
+            **{k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"},
+            "model_type": "kimi_k2",
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 2,
+            "v_head_dim": 4,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        "vision_config": {
+            "vt_hidden_size": 8,
+            "vt_intermediate_size": 8,
+            "vt_num_hidden_layers": 2,
+            "init_pos_emb_height": 4,
+            "init_pos_emb_width": 4,
+        },
+    },
     "mistral3": {
         "text_config": {**_LLAMA, "model_type": "mistral"},
         "vision_config": {**_VISION, "model_type": "pixtral"},
@@ -300,12 +385,15 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "QwenImageTransformer2DModel": {"U": 8, "S": 8, "X": 8},
     "WanTransformer3DModel": {"S": 8, "X": 8},
     "qwen3_omni_moe": {"S": 16},
+    "wav2vec2": {"S": 8},
+    "wav2vec2-stable": {"S": 8},
+    "hubert": {"S": 8},
     "switch_transformers": {"S": 16, "T": 16},
 }
 
 
 #: Types of models that have a hyphen themselves.
-_HYPHENATED = ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
+_HYPHENATED = ("deberta-v2", "megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
 
 
 def tower(name: str) -> dict[str, Any]:

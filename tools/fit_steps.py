@@ -3,8 +3,9 @@
 Kernels and collectives are fitted on tables of their own (`fit_machines.py`, `fit_network.py`);
 whole steps tell what such tables cannot: what is left of the speed of products in a step, how fast
 a host issues computations, how fast the backward of attention is. Every second row of a source is
-fitted, the others judge; `--write` puts the constants with this record into the machine's text.
-Nothing is fitted for a row, a model or a source.
+fitted, the others judge; with `--all` every row is fitted, and sources that are left out judge.
+`--write` puts the constants with this record into the machine's text. Nothing is fitted for a row,
+a model or a source.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[st
         {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
         ("korthikanti", "narayanan", "deepspeed-multi", "deepspeed-single"),
     ),
-    "h100-sxm": ({PRODUCTS: (0.5, 1.0)}, ("mcore", "nanotron")),
+    "h100-sxm": ({PRODUCTS: (0.5, 1.0)}, ("mcore",)),
     "h100-p5": ({PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)}, ("nanotron",)),
     "h100-500w": ({PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)}, ("torchtitan",)),
     "b200": ({PRODUCTS: (0.4, 1.0)}, ("b200",)),
@@ -130,14 +131,15 @@ def told(errors: Floats) -> str:
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(DEVICES)))
+@click.option("--all", "every", is_flag=True, help="Fit all rows, not every second one.")
 @click.option("--write", is_flag=True, help="Put the constants into the machines' texts.")
-def main(names: Sequence[str], write: bool) -> None:
+def main(names: Sequence[str], every: bool, write: bool) -> None:
     """Fit the constants of steps."""
     for name in names or DEVICES:
         bounds, sources = DEVICES[name]
         rows = rows_of(sources)
         fit = Fit(rows)
-        fitted = [i for i, row in enumerate(rows) if row.fitted]
+        fitted = [i for i, row in enumerate(rows) if every or row.fitted]
         others = [i for i, row in enumerate(rows) if not row.fitted]
         values = fit.fit(fitted, bounds)
         print(f"{name}: {', '.join(f'{n} = {v:g}' for n, v in values.items())}", flush=True)

@@ -57,7 +57,7 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     ),
     "linear_attention": ("Linear attention and delta rules", "In functions."),
     "rwkv": ("RWKV", "In functions."),
-    "scan_base": ("States between parts of a sequence", "`insert-collectives` makes them."),
+    "sequence_parts": ("States between parts of a sequence", "`insert-collectives` makes them."),
     "selection": ("Slices and positions", "In functions."),
     "activation": ("Activations and dropout", "In functions."),
     "gated": ("Gated activations", "In functions."),

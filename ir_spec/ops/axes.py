@@ -13,9 +13,11 @@ REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
 #: Heads: of attention, of its keys and values; of a vision tower beside a text model; of
 #: state-space layers and linear attention, and the groups that they form; the channels of Mamba-1.
 HEADS = ("H", "G", "H_v", "H_m", "G_m", "I")
+#: Heads and feed-forward widths of the stages of an image encoder behind the first one.
+_STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
 #: What tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of shared
 #: experts), vocabulary.
-TENSOR_PARALLEL = (*HEADS, "F", "M", "F_shared", "F_v", "V")
+TENSOR_PARALLEL = (*HEADS, "F", "M", "F_shared", "F_v", "V", *_STAGES)
 #: The part of tensor parallelism over which KV heads are replicated, where there are too few.
 REPLICAS = "tpr"
 #: The dimension that only models with experts have.

@@ -22,7 +22,7 @@ from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, no_gradient
 from stagec.ir_spec.ops.curves import sigmoid
-from stagec.ir_spec.ops.scan_base import from_parts, to_parts
+from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
 _SILU = Param("silu", "flag", "apply SiLU to the result, in the same kernel")
 

@@ -1,4 +1,4 @@
-"""A convolution along a sequence, and its gradients.
+"""Convolutions along one dimension or two, and their gradients.
 
 A convolution whose patches do not overlap, such as the patch embedding of a vision transformer, is
 `stg.reshape` and `stg.einsum`:
@@ -16,7 +16,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, const, product
+from stagec.ir.expr import ONE, Expr, const, product
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
@@ -29,20 +29,46 @@ _PAD = Param("pad", "int", "zeros before the first position, and after the last 
 
 
 class Convolution(OpDef):
-    """Base of a convolution and its gradients, over the factors b, t (positions), s (windows),
-    k (width), c and d (channels). Positions are whole: windows overlap the parts of other ranks."""
+    """Base of a convolution and its gradients, over the factors b, positions t and u, windows s and
+    z, widths k and l, g (groups), and c and d (channels). Positions are whole: windows overlap the
+    parts of other ranks. `space` is how many dimensions there are."""
 
     params: ClassVar[tuple[Param, ...]] = (_STRIDE, _PAD)
+    space: ClassVar[int] = 1
+
+    def letters(self, op: Operation) -> tuple[str, str, str]:
+        """The factors of x, of w and of the result; w has one dimension more where channels are in
+        groups."""
+        n = self.space
+        g = "g" if op.operands[0].tensor.rank == n + 3 else ""
+        return f"b{'tu'[:n]}{g}c", f"{'kl'[:n]}{g}cd", f"b{'sz'[:n]}{g}d"
+
+    def whole(self, x: str, w: str, y: str) -> str:
+        """The factors that cannot be split."""
+        return "".join(letter for letter in x + w + y if letter in "tuklsz")
 
     def work(self, n: Sizes) -> Expr:
         """Multiply-adds, those with padding included."""
-        return product(n[f] for f in "bskcd")
+        return product(n[f] for f in "bszklgcd" if f in n)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return self.work(n) * 2
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return self.flops(op, n)
+
+
+def _part(n: Sizes, factors: str) -> Expr:
+    return product(n[f] for f in factors if f in n)
+
+
+def _kernel(op: Operation, n: Sizes, rows: str, columns: str, inner: str) -> KernelShape | None:
+    """The matrix product that a library computes: the windows are gathered as it goes along. With
+    groups of one channel there is none."""
+    if "g" in n and n["c"] == ONE and n["d"] == ONE:
+        return None
+    extents = tuple(_part(n, factors) for factors in ("g", rows, columns, inner))
+    return KernelShape("matmul", op.operands[0].tensor.dtype, extents)
 
 
 def _windows(op: Operation, positions: int, windows: int, width: int) -> Array:
@@ -52,19 +78,42 @@ def _windows(op: Operation, positions: int, windows: int, width: int) -> Array:
     return np.where((found >= 0) & (found < positions), found, -1)
 
 
-def _unfold(op: Operation, x: Array, windows: int, width: int) -> Array:
-    """[b, windows, width, c] of [b, positions, c]."""
-    padded = np.concatenate([x, np.zeros_like(x[:, :1])], axis=1)
-    return padded[:, _windows(op, x.shape[1], windows, width)]
+def _places(
+    op: Operation, x: Sequence[int], windows: Sequence[int], widths: Sequence[int]
+) -> tuple[Array, ...]:
+    """The index of [b, windows..., widths...] into [b, positions + 1...], where the last position
+    of each dimension is padding; `x` are the sizes of b and of positions."""
+    count = len(windows)
+    found: list[Array] = [np.arange(x[0]).reshape(-1, *[1] * (2 * count))]
+    for i, sizes in enumerate(zip(x[1:], windows, widths, strict=False), 1):
+        shape = [1] * (1 + 2 * count)
+        shape[i], shape[count + i] = sizes[1:]
+        found.append(_windows(op, *sizes).reshape(shape))
+    return tuple(found)
+
+
+def _unfold(op: Operation, x: Array, windows: Sequence[int], widths: Sequence[int]) -> Array:
+    """[b, windows..., widths..., channels] of [b, positions..., channels]."""
+    around = [(0, 1) if 0 < i <= len(windows) else (0, 0) for i in range(x.ndim)]
+    found: Array = np.pad(x, around)[_places(op, x.shape, windows, widths)]
+    return found
+
+
+def _unfolded(x: str, w: str, y: str) -> str:
+    """The letters of what `_unfold` gives."""
+    space = sum(letter in "tu" for letter in x)
+    return f"b{y[1 : 1 + space]}{w[:space]}{x[1 + space :]}"
 
 
 class Conv1d(Convolution):
-    """A convolution along dimension 1: x is [B, T, C], w is [width, C, D], the result
-    [B, T/stride, D]; window i begins at position i * stride - pad.
+    """A convolution along dimension 1: x is [B, T, C], w is [width, C, D], the result [B, S, D];
+    window i begins at position i * stride - pad. With groups x is [B, T, G, C], w is [width, G, C,
+    D].
 
-    FLOPs: 2 per multiply-add, padding included, as PyTorch's FlopCounterMode counts: 2 * B *
-    T/stride * width * C * D. Split over channels it is a product; positions are whole, so a split
-    sequence is gathered.
+    S is T/stride where padding makes up for the width, such as 3 with pad = 1; else
+    (T + 2 * pad - width)/stride + 1, which has to be whole. FLOPs: 2 per multiply-add, padding
+    included, as PyTorch's FlopCounterMode counts: 2 * B * S * width * C * D. Split over channels or
+    groups it is a product; positions are whole, so a split sequence is gathered.
     """
 
     name = "stg.conv1d"
@@ -72,23 +121,22 @@ class Conv1d(Convolution):
     example = "%y = stg.conv1d[stride = 2, pad = 1](%x, %kernel) : bf16[B, S/2, F]"
 
     def rule(self, op: Operation) -> Rule:
-        size = op.operands[0].tensor.shape[1:2]
-        windows = size[0] / const(op.integer("stride", 1)) if size else const(1)
-        return make_rule("btc,kcd->bsd", whole="tsk", sizes={"s": windows})
+        x, w, y = self.letters(op)
+        positions, widths = (v.tensor.shape for v in op.operands)
+        sizes = {
+            y[1 + i]: _count(op, positions[1 + i], widths[i])
+            for i in range(self.space)
+            if 1 + i < len(positions) and i < len(widths)
+        }
+        return make_rule(f"{x},{w}->{y}", whole=self.whole(x, w, y), sizes=sizes)
 
     def verify(self, op: Operation) -> Iterator[str]:
-        width = op.operands[1].tensor.shape[0].value
         stride, pad = op.integer("stride", 1), op.integer("pad", 0)
         if stride < 1 or pad < 0:
             yield f"expects stride >= 1 and pad >= 0, found stride = {stride}, pad = {pad}"
-        elif width is not None and not width - stride <= 2 * pad < width:
-            yield (
-                f"gives one window for each {stride} positions, so 2 * pad is at least width - "
-                f"stride and less than width: found width = {width}, pad = {pad}"
-            )
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
-        return _kernel(op, const(1), n["b"] * n["s"], n["d"], n["k"] * n["c"])
+        return _kernel(op, n, "bsz", "d", "klc")
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -97,17 +145,21 @@ class Conv1d(Convolution):
         if dy is None:
             return [None, None]
         how: dict[str, RawAttr] = {**stated(op, self.params)}
-        dx = {**how, "positions": x.tensor.shape[1]}
-        dw = {**how, "width": w.tensor.shape[0]}
+        one = self.space == 1
+        positions, widths = x.tensor.shape[1 : 1 + self.space], w.tensor.shape[: self.space]
+        dx = {**how, "positions": positions[0] if one else tuple(positions)}
+        dw = {**how, "width": widths[0] if one else tuple(widths)}
         return [
-            b.value("stg.conv1d_dx", [dy, w], dx, hint=x.prefixed("d_")),
-            b.value("stg.conv1d_dw", [x, dy], dw, hint=w.prefixed("d_")),
+            b.value(f"{self.name}_dx", [dy, w], dx, hint=x.prefixed("d_")),
+            b.value(f"{self.name}_dw", [x, dy], dw, hint=w.prefixed("d_")),
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, w = args
-        windows = ctx.size(op.result.tensor.shape[1])
-        return [np.einsum("bskc,kcd->bsd", _unfold(op, x, windows, w.shape[0]), w)]
+        windows = [ctx.size(e) for e in op.result.tensor.shape[1 : 1 + self.space]]
+        letters = self.letters(op)
+        found = _unfold(op, x, windows, w.shape[: self.space])
+        return [np.einsum(f"{_unfolded(*letters)},{letters[1]}->{letters[2]}", found, w)]
 
 
 class Conv1dDx(Convolution):
@@ -121,19 +173,22 @@ class Conv1dDx(Convolution):
     )
 
     def rule(self, op: Operation) -> Rule:
-        sizes = {"t": op.expr("positions")}
-        return make_rule("bsd,kcd->btc", whole="tsk", sizes=sizes)
+        x, w, y = self.letters(op)
+        sizes = dict(zip("tu", _sizes(op, "positions", self.space), strict=False))
+        return make_rule(f"{y},{w}->{x}", whole=self.whole(x, w, y), sizes=sizes)
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
-        return _kernel(op, const(1), n["b"] * n["s"], n["k"] * n["c"], n["d"])
+        return _kernel(op, n, "bsz", "klc", "d")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, w = args
-        positions = ctx.size(op.expr("positions"))
-        out = np.zeros((positions + 1, dy.shape[0], w.shape[1]))
-        places = _windows(op, positions, dy.shape[1], w.shape[0])
-        np.add.at(out, places, np.einsum("bsd,kcd->skbc", dy, w))
-        return [np.moveaxis(out[:positions], 0, 1)]
+        x, kernel, y = self.letters(op)
+        positions = [ctx.size(e) for e in _sizes(op, "positions", self.space)]
+        out = np.zeros((len(dy), *(n + 1 for n in positions), *w.shape[self.space : -1]))
+        windows = dy.shape[1 : 1 + self.space]
+        places = _places(op, [len(dy), *positions], windows, w.shape[: self.space])
+        np.add.at(out, places, np.einsum(f"{y},{kernel}->{_unfolded(x, kernel, y)}", dy, w))
+        return [out[(slice(None), *(slice(n) for n in positions))]]
 
 
 class Conv1dDw(Convolution):
@@ -145,20 +200,62 @@ class Conv1dDw(Convolution):
     example = "%dk = stg.conv1d_dw[stride = 2, pad = 1, width = 3](%x, %du) : bf16[3, D, F]"
 
     def rule(self, op: Operation) -> Rule:
-        return make_rule("btc,bsd->kcd", whole="tsk", sizes={"k": op.expr("width")})
+        x, w, y = self.letters(op)
+        sizes = dict(zip("kl", _sizes(op, "width", self.space), strict=False))
+        return make_rule(f"{x},{y}->{w}", whole=self.whole(x, w, y), sizes=sizes)
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
-        return _kernel(op, const(1), n["k"] * n["c"], n["d"], n["b"] * n["s"])
+        return _kernel(op, n, "klc", "d", "bsz")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, dy = args
-        width = ctx.size(op.expr("width"))
-        return [np.einsum("bskc,bsd->kcd", _unfold(op, x, dy.shape[1], width), dy)]
+        letters = self.letters(op)
+        widths = [ctx.size(e) for e in _sizes(op, "width", self.space)]
+        found = _unfold(op, x, dy.shape[1 : 1 + self.space], widths)
+        return [np.einsum(f"{_unfolded(*letters)},{letters[2]}->{letters[1]}", found, dy)]
 
 
-def _kernel(op: Operation, *extents: Expr) -> KernelShape:
-    """The matrix product that a library computes: the windows are gathered as it goes along."""
-    return KernelShape("matmul", op.operands[0].tensor.dtype, extents)
+class Conv2d(Conv1d):
+    """A convolution along dimensions 1 and 2: x is [B, Y, X, C], w is [height, width, C, D], the
+    result [B, Y', X', D]. With groups x is [B, Y, X, G, C], w is [height, width, G, C, D]: with C =
+    D = 1 it is depth-wise.
+
+    `stride` and `pad` are those of both dimensions; sizes and FLOPs as of `stg.conv1d`.
+    """
+
+    name = "stg.conv2d"
+    space = 2
+    example = "%y = stg.conv2d[pad = 1](%pixels, %square) : bf16[B, 8, 8, F]"
 
 
-OPS = (Conv1d(), Conv1dDx(), Conv1dDw())
+class Conv2dDx(Conv1dDx):
+    """Gradient of `stg.conv2d` with respect to x; FLOPs as forward."""
+
+    name = "stg.conv2d_dx"
+    space = 2
+    params = (_STRIDE, _PAD, Param("positions", "sizes", "positions of x", required=True))
+    example = "%dx = stg.conv2d_dx[pad = 1, positions = (8, 8)](%dp, %square) : bf16[B, 8, 8, D]"
+
+
+class Conv2dDw(Conv1dDw):
+    """Gradient of `stg.conv2d` with respect to w; FLOPs as forward."""
+
+    name = "stg.conv2d_dw"
+    space = 2
+    params = (_STRIDE, _PAD, Param("width", "sizes", "height and width of w", required=True))
+    example = "%dk = stg.conv2d_dw[pad = 1, width = (3, 3)](%pixels, %dp) : bf16[3, 3, D, F]"
+
+
+def _sizes(op: Operation, name: str, space: int) -> Sequence[Expr]:
+    return [op.expr(name)] if space == 1 else op.exprs(name)
+
+
+def _count(op: Operation, positions: Expr, width: Expr) -> Expr:
+    """How many windows there are."""
+    stride, pad = op.integer("stride", 1), op.integer("pad", 0)
+    if width.value is not None and width.value - stride <= 2 * pad < width.value:
+        return positions / const(stride)
+    return (positions + 2 * pad - width) / const(stride) + 1
+
+
+OPS = (Conv1d(), Conv1dDx(), Conv1dDw(), Conv2d(), Conv2dDx(), Conv2dDw())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, Sizes
+from stagec.ir.param import Param
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
 from stagec.ir_spec.ops.scan_base import (
@@ -162,6 +163,7 @@ class LinearAttentionStateGrad(_Linear, ScanStateGrad):
 # -- gated delta rule ------------------------------------------------------------------------------
 
 _DELTA = ("q", "k", "v", "a", "b", "A_log", "dt_bias")
+_DOUBLE = Param("double", "flag", "beta is up to 2, so that a step may reflect (arXiv 2411.12537)")
 
 
 class _Delta(ScanKind):
@@ -169,8 +171,12 @@ class _Delta(ScanKind):
     inputs = _DELTA
     carried = ("k", "v", "a", "b", "A_log", "dt_bias")
     seen = ("q", "k", "a", "b", "A_log", "dt_bias")
-    params = (CHUNK,)
+    params = (CHUNK, _DOUBLE)
     whole = "kl"
+
+    def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
+        """With `most`, the largest beta."""
+        return {**super().named(op, args), "most": np.float64(1 + op.flag("double"))}
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
         parts = op.operands[0].tensor.rank - self.rank
@@ -192,7 +198,7 @@ class _Delta(ScanKind):
     def tokens(self, x: Named) -> Tokens:
         raw, heads = _each_key(x["a"] + x["dt_bias"]), x["a"].shape[2]
         w = -np.exp(x["A_log"])[:, None] * softplus(raw)
-        beta = sigmoid(x["b"])[..., None]
+        beta = x["most"] * sigmoid(x["b"])[..., None]
         k = on_heads(normalized(x["k"])[0], heads)
         q = None
         if "q" in x:
@@ -201,7 +207,8 @@ class _Delta(ScanKind):
 
     def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
         raw, heads = _each_key(x["a"] + x["dt_bias"]), x["a"].shape[2]
-        a, beta = -np.exp(x["A_log"])[:, None], sigmoid(x["b"])
+        a, share = -np.exp(x["A_log"])[:, None], sigmoid(x["b"])
+        beta = x["most"] * share
         kn, back_k = normalized(x["k"])
         _, back_q = normalized(x["q"])
         k, fade = on_heads(kn, heads), np.exp(a * softplus(raw))
@@ -215,7 +222,7 @@ class _Delta(ScanKind):
             "k": back_k(on_groups(d_k, x["k"])),
             "v": d.v,
             "a": d_raw,
-            "b": (d_kb * k).sum(-1) * beta * (1 - beta),
+            "b": (d_kb * k).sum(-1) * beta * (1 - share),
             "A_log": (d_gate * a * softplus(raw)).sum((0, 1, 3)),
             "dt_bias": d_raw.sum((0, 1)),
         }
@@ -249,14 +256,14 @@ class GatedDeltaRule(_Delta, Scan):
     """The gated delta rule (arXiv 2412.06464) in chunks: a state of K x V for each head of values.
 
     `h_t = exp(g_t) h_(t-1)`, then `h_t += k_t beta_t (v_t - k_t^T h_t)^T`; `y_t = q_t^T h_t`. The
-    gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`;
-    q and k have length 1 each, q is divided by sqrt(K). There may be fewer heads of q and k. With a
-    [B, S, H, K] and dt_bias [H, K] each element of a key fades by itself (Kimi Delta Attention,
-    arXiv 2510.26692); its products are the same. FLOPs for H heads of values and chunks of C tokens
-    are those of its products, S H (4 C K + 2 C V + 6 K V), and of a triangular system in each
-    chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k reads it, an outer product
-    is added, q reads it. Its inputs alone are stashed. Over a split sequence, ranks gather a state
-    of H K V and a matrix of H K K fp32 elements from each other.
+    gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`,
+    or twice as much with `double`; q and k have length 1 each, q is divided by sqrt(K). There may
+    be fewer heads of q and k. With a [B, S, H, K] and dt_bias [H, K] each element of a key fades by
+    itself (Kimi Delta Attention, arXiv 2510.26692); its products are the same. FLOPs for H heads of
+    values and chunks of C tokens are those of its products, S H (4 C K + 2 C V + 6 K V), and of a
+    triangular system in each chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k
+    reads it, an outer product is added, q reads it. Its inputs alone are stashed. Over a split
+    sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
     """
 
     name = "stg.gated_delta_rule"

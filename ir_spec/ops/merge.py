@@ -13,6 +13,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.serving import ServingStep
 
 
 class MergeRows(OpDef):
@@ -29,6 +30,10 @@ class MergeRows(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         return make_rule("bsd,bxd,bs->bsd", whole="x", linear=[0, 1])
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """What a step of decode takes are words: those that were chosen."""
+        return [op.operands[0]] if step.mode == "decode" else None
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         x, rows = op.operands[:2]

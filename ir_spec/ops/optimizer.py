@@ -12,7 +12,9 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.traits import InPlace
+from stagec.ir.traits import AddsToSum, Fusible, InPlace, Stays
+from stagec.ir.types import FLOATS
+from stagec.ir_spec.ops.base import Elementwise
 from stagec.ir_spec.ops.structure import ratio
 
 _HYPER = (
@@ -22,6 +24,35 @@ _HYPER = (
     Param("decay", "ratio", "weight decay"),
     Param("eps", "ratio", "added to the root of the second moment"),
 )
+
+
+class AccumulateGrad(Elementwise):
+    """The kernel that adds the gradient of a microbatch to the sum of those before it: 1 FLOP per
+    element; it reads the gradient and the sum, and writes the sum, of element type `to`.
+
+    The sum is what the `stg.accumulate` around it makes of its result, so by value it is a cast.
+    The first microbatch adds to zeros. Partial sums pass: they are reduced in the type of the sum.
+    """
+
+    name = "stg.accumulate_grad"
+    operands = ("grad",)
+    traits = (AddsToSum(), Fusible(), Stays())
+    linear = True
+    params = (Param("to", "name", "the element type of the sum", required=True, positional=True),)
+    example = "%s = stg.accumulate_grad[f32](%g) : f32[D]"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.text("to")]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return super().bytes_touched(op) + op.result.tensor.local_bytes
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.text("to") not in FLOATS:
+            yield f"expects a floating-point type, found {op.text('to')}"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0]]
 
 
 class AdamW(OpDef):
@@ -112,4 +143,4 @@ class ClipFactor(OpDef):
         return [np.minimum(1.0, ratio(op, "max") / np.sqrt(args[0] + 1e-12))]
 
 
-OPS = (AdamW(), SquaredNorm(), ClipFactor())
+OPS = (AccumulateGrad(), AdamW(), SquaredNorm(), ClipFactor())

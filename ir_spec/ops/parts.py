@@ -47,7 +47,6 @@ class PartOp(Statement):
             metavar="NAME=VALUE:FLAGS",
         ),
     )
-    training = "a step of serving has other pods: --serve disaggregated"
     example = "stg.part[encoder, of = e]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:

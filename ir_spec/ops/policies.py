@@ -97,14 +97,22 @@ class FusionRule(Record):
         "name",
         "pointwise; elementwise: norms as well; epilogue: those behind matrix products as well",
         default="none",
-        required=True,
         positional=True,
-        choices=("pointwise", "elementwise", "epilogue"),
+        choices=("none", "pointwise", "elementwise", "epilogue"),
         flag=Flag(
             "fusion",
             "Element-wise computations that follow each other run as one kernel: without norms and "
             "softmax (pointwise), with them (elementwise), also behind a matrix product "
             "(epilogue), or each by itself.",
+        ),
+    )
+    gradients: bool = parameter(
+        "flag",
+        "matrix products add weight gradients to the sum over microbatches themselves",
+        default=False,
+        flag=Flag(
+            "fuse_gradients",
+            "Matrix products add weight gradients to the sum over microbatches themselves.",
         ),
     )
 
@@ -114,8 +122,10 @@ class FusionOp(Statement):
 
     `pointwise` joins computations of single elements that follow each other, as TorchScript does;
     `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to
-    the matrix product before them as well. Without the statement every computation is a kernel of
-    its own, as PyTorch runs without a compiler.
+    the matrix product before them as well. With `gradients` the products of weight gradients add to
+    the sum over microbatches, as those of Megatron-LM do (`gradient_accumulation_fusion`); else it
+    is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. Without the statement every
+    computation is a kernel of its own, as PyTorch runs without a compiler.
     """
 
     name, record = "stg.fusion", FusionRule

@@ -44,7 +44,7 @@ from stagec.ir_spec.ops.ring_work import (
     seen_pairs,
     whole_hops,
 )
-from stagec.ir_spec.ops.scan_base import from_parts, to_parts
+from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 from stagec.ir_spec.ops.strategy import ORDERS
 
 

@@ -132,8 +132,10 @@ class _Wkv6(ScanKind):
     late = True
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        constant = given["w"].tensor.rank == len("rk")
         return {
-            **dict.fromkeys(("r", "w", "k"), "{b}srk"),
+            **dict.fromkeys(("r", "k"), "{b}srk"),
+            "w": "rk" if constant else "{b}srk",
             **dict.fromkeys("vy", "{b}srv"),
             "now": "rk",
             "state": "{b}rkv",
@@ -144,7 +146,9 @@ class _Wkv6(ScanKind):
         return "bzhkv,bzhk->bzhkv", "bzhkv,bzhk->bzhkv"
 
     def tokens(self, x: Named) -> Tokens:
-        return Tokens(w=-np.exp(x["w"]), q=x.get("r"), k=x.get("k"), v=x.get("v"))
+        like = next(x[n] for n in ("k", "r") if n in x)
+        w = np.broadcast_to(-np.exp(x["w"]), like.shape)
+        return Tokens(w=w, q=x.get("r"), k=x.get("k"), v=x.get("v"))
 
     def skip(self, x: Named) -> Array:
         return (x["r"] * x["now"] * x["k"]).sum(-1, keepdims=True) * x["v"]
@@ -154,7 +158,7 @@ class _Wkv6(ScanKind):
         d_own = (dy * x["v"]).sum(-1, keepdims=True)
         return {
             "r": d.q + d_own * x["now"] * x["k"],
-            "w": -d.w * np.exp(x["w"]),
+            "w": -(d.w if x["w"].ndim == d.w.ndim else d.w.sum((0, 1))) * np.exp(x["w"]),
             "k": d.k + d_own * x["now"] * x["r"],
             "v": d.v + own * dy,
             "now": (d_own * x["r"] * x["k"]).sum((0, 1)),
@@ -163,7 +167,8 @@ class _Wkv6(ScanKind):
 
 class Wkv6(_Wkv6, Scan):
     """The recurrence of RWKV-6 (Finch, arXiv 2404.05892, section 4): a state of K x V for each
-    head, whose decay `exp(-exp(w_t))` is one for each token and row.
+    head, whose decay `exp(-exp(w_t))` is one for each token and row; with w [H, K] it is one for
+    each row, as in RWKV-5 (Eagle, the same paper).
 
     `y_t = r_t^T (h_(t-1) + diag(now) k_t v_t^T)`, `h_t = diag(exp(-exp(w_t))) h_(t-1) + k_t v_t^T`.
     FLOPs are 7 S H K V: the product k v^T, two more for what is read and two for its sum, two for

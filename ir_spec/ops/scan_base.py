@@ -32,10 +32,9 @@ from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE, Expr, call, product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
-from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
-from stagec.ir.types import Dim, TensorType, axis_size
+from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, no_gradient
 from stagec.ir_spec.ops.recurrence import (
     Tokens,
@@ -46,6 +45,7 @@ from stagec.ir_spec.ops.recurrence import (
     run,
     transition,
 )
+from stagec.ir_spec.ops.sequence_parts import carry, from_parts, to_parts
 
 Named = Mapping[str, Array]
 
@@ -60,7 +60,7 @@ class ScanKind(OpDef):
     inputs: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()  # the inputs that states depend on
     seen: ClassVar[tuple[str, ...]] = ()  # those that the gradient of a first state depends on
-    rank: ClassVar[int] = 4  # of the first operand of each of its ops, without parts
+    rank: ClassVar[int] = 4  # the highest one of the operands of each of its ops, without parts
     stem: ClassVar[str] = ""  # the name of the op that computes y
     whole: ClassVar[str] = ""  # factors that must not be split
     late: ClassVar[bool] = False  # a token reads the state before it
@@ -106,7 +106,7 @@ class ScanKind(OpDef):
 
     def texts(self, op: Operation) -> Mapping[str, str]:
         """`shapes` with the batch filled in."""
-        b = "bz" if op.operands[0].tensor.rank > self.rank else "b"
+        b = "bz" if max(v.tensor.rank for v in op.operands) > self.rank else "b"
         return {n: t.format(b=b) for n, t in self.shapes(op, self.given(op)).items()}
 
     def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
@@ -261,7 +261,23 @@ class ScanGrad(ScanKind):
         ]
 
 
-class ScanState(ScanKind):
+class ScanPart(ScanKind):
+    """Base of what a part of the sequence does to a state that passes it, and what it leaves of the
+    state, in fp32."""
+
+    def made(self, op: Operation) -> tuple[str, ...]:
+        return ("state", "keep")
+
+    def rule(self, op: Operation) -> Rule:
+        """What is inside a part must not be split."""
+        rule = super().rule(op)
+        return replace(rule, whole=rule.whole | {"s"}, special=frozenset(), summed=frozenset())
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32", "f32"]
+
+
+class ScanState(ScanPart):
     """Base of the op that computes what a part of the sequence adds to a state, and what it leaves
     of the state before it, in fp32."""
 
@@ -271,15 +287,6 @@ class ScanState(ScanKind):
         cls.operands = cls.carried
         super().__init_subclass__()
 
-    def made(self, op: Operation) -> tuple[str, ...]:
-        return ("state", "keep")
-
-    def rule(self, op: Operation) -> Rule:
-        return _whole_sequence(super().rule(op))
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
-
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         tokens = self.tokens(self.named(op, args))
         _, states = run(tokens)
@@ -287,7 +294,7 @@ class ScanState(ScanKind):
         return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
 
 
-class ScanStateGrad(ScanKind):
+class ScanStateGrad(ScanPart):
     """Base of the op that computes the gradient of the state before a part of the sequence, from
     that of y alone, and what the part leaves of the gradient behind it, in fp32."""
 
@@ -297,15 +304,6 @@ class ScanStateGrad(ScanKind):
         cls.operands = ("dy", *cls.seen)
         super().__init_subclass__()
 
-    def made(self, op: Operation) -> tuple[str, ...]:
-        return ("state", "keep")
-
-    def rule(self, op: Operation) -> Rule:
-        return _whole_sequence(super().rule(op))
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
-
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = self.named(op, args)
         dy = x.pop("dy")
@@ -313,89 +311,6 @@ class ScanStateGrad(ScanKind):
         flat = dy.reshape(*tokens.q.shape[:3], -1)
         both = (into_start(tokens, flat, late=self.late), transition(tokens))
         return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
-
-
-class CarryStates(OpDef):
-    """The states before each part of a sequence, from what the parts add and what they leave.
-
-    The rule is one step from a part to the next one, `z` counts parts; before the first one the
-    state is 0, or with `state` the last operand, and then the one behind the last part is a result
-    too. With `reverse` it goes from the last part to the first one. FLOPs are those of n steps.
-    """
-
-    name = "stg.carry_states"
-    operands = ("states", "keeps", "first*")
-    results = ("result", "end?")
-    params = (
-        Param("spec", "str", "a step", required=True, positional=True),
-        Param("reverse", "flag", "from the last part to the first"),
-        STATE,
-    )
-    example = '%h0 = stg.carry_states["bzhkv,bzh->bzhkv"](%hs, %keeps) : f32[B, 4, H, K, K]'
-
-    def rule(self, op: Operation) -> Rule:
-        rule = make_rule(op.text("spec"))
-        inner = rule.contracted(0)
-        out = {f for g in rule.results[0] for f in g}
-        had = {f for g in rule.operands[0] for f in g}
-        text, whole = op.text("spec"), "".join({"z", *inner, *(out - had)})
-        if op.flag("state"):
-            left, _, right = text.partition("->")
-            text = f"{left},{left.split(',')[0].replace('z', '')}->{right},{right.replace('z', '')}"
-        return make_rule(text, whole=whole)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype] * (1 + op.flag("state"))
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        (states, keeps), _ = parse_rule(op.text("spec"))
-        if any(("z",) not in shape for shape in (states, keeps)):
-            yield f"goes from part to part along 'z', found '{op.text('spec')}'"
-        elif op.results[0].tensor.shape != op.operands[0].tensor.shape:
-            yield f"a step keeps the shape of a state, found '{op.text('spec')}'"
-        elif op.flag("state") and op.flag("reverse"):
-            yield "expects 'state' or 'reverse', found both"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 2
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        states, keeps, *first = args
-        spec = op.text("spec").replace("z", "")
-        place = op.text("spec").index("z")
-        before = first[0] if first else np.zeros_like(states.take(0, place))
-        out, count = list[Array](), states.shape[place]
-        for i in range(count)[::-1] if op.flag("reverse") else range(count):
-            out.append(before)
-            before = np.einsum(spec, before, keeps.take(i, place)) + states.take(i, place)
-        starts = np.stack(out[::-1] if op.flag("reverse") else out, place)
-        return [starts, before][: len(op.results)]
-
-
-def to_parts(b: Builder, v: Value, text: str, over: Sequence[str]) -> Value:
-    """A view of a value with its sequence `s` cut in parts, a new dimension behind the batch."""
-    if "s" not in text:
-        return v
-    spec = f"{text.replace('s', '(zs)')}->{text.replace('s', 'zs')}"
-    attrs: dict[str, RawAttr] = {
-        "spec": Quoted(_plain(spec)),
-        "factors": ("z",),
-        "sizes": (axis_size(over),),
-    }
-    return b.value("stg.reshape", [v], attrs, hint=f"{v.name}_parts")
-
-
-def from_parts(b: Builder, v: Value, text: str, hint: str) -> Value:
-    """The value again, its parts one sequence."""
-    if "s" not in text:
-        return v
-    spec = f"{text.replace('s', 'zs')}->{text.replace('s', '(zs)')}"
-    return b.value("stg.reshape", [v], {"spec": Quoted(_plain(spec))}, hint=hint)
-
-
-def _plain(spec: str) -> str:
-    """The rule with heads as one factor."""
-    return spec.replace("(gr)", "h")
 
 
 def _starts(
@@ -413,7 +328,7 @@ def _starts(
     own = b.op(f"{kind.stem}_state", operands, _attrs(op), names=names).results
     how: dict[str, RawAttr] = {"spec": Quoted(kind.steps(op)[0])}
     end = [op.results[1].name] if first else []
-    return _carry(b, [*own, *first], how, over, [f"{y}_start", *end])
+    return carry(b, [*own, *first], how, over, [f"{y}_start", *end])
 
 
 def _ends(
@@ -425,35 +340,11 @@ def _ends(
     names = [f"{y}_dstate", f"{y}_dkeep"]
     own = b.op(f"{kind.stem}_state_grad", operands, _attrs(op), names=names).results
     how: dict[str, RawAttr] = {"spec": Quoted(kind.steps(op)[1]), "reverse": True}
-    return _carry(b, own, how, over, [f"{y}_end"])
-
-
-def _carry(
-    b: Builder,
-    own: Sequence[Value],
-    how: Mapping[str, RawAttr],
-    over: Sequence[str],
-    names: Sequence[str],
-) -> list[Value]:
-    """What each part gets, of states and what parts keep of them; a third one is the first state,
-    then the last one is a result too."""
-    along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
-    both, first = own[:2], own[2:]
-    every = b.op("stg.all_gather", both, along, names=[f"{v.name}s" for v in both]).results
-    state: dict[str, RawAttr] = {"state": True} if first else {}
-    given = [*every, *first]
-    found = b.op("stg.carry_states", given, {**how, **state}, names=[f"{names[0]}s", *names[1:]])
-    mine = b.value("stg.all_slice", found.results[:1], along, hint=names[0])
-    return [mine, *found.results[1:]]
+    return carry(b, own, how, over, [f"{y}_end"])
 
 
 def _attrs(op: Operation) -> dict[str, RawAttr]:
     return {k: v for k, v in op.attrs.items() if k not in ("phase", "fused", "state")}
-
-
-def _whole_sequence(rule: Rule) -> Rule:
-    """The rule of an op on parts: what is inside a part must not be split."""
-    return replace(rule, whole=rule.whole | {"s"}, special=frozenset(), summed=frozenset())
 
 
 def _size_of(factor: str, texts: Mapping[str, str], given: Mapping[str, Value]) -> Expr:
@@ -474,6 +365,3 @@ def _shape(ctx: NumericContext, value: Value) -> tuple[int, ...]:
 def count(n: Sizes, *factors: str) -> Expr:
     """The product of the sizes of these factors and of the batch; missing ones count as 1."""
     return product(n.get(f, ONE) for f in ("b", "z", *factors))
-
-
-OPS = (CarryStates(),)

@@ -265,6 +265,16 @@ class ShardParamsRule(Record):
             "fsdp_prefetch", "ZeRO-3: gather parameters this many blocks ahead.", metavar="N"
         ),
     )
+    overlap: bool = parameter(
+        "flag",
+        "of stage 1: parameters are gathered beside forward, not behind their update",
+        default=False,
+        flag=Flag(
+            "overlap_param_gather",
+            "ZeRO-1: gather updated parameters beside the forward of the first microbatch, block "
+            "by block, in place of behind their update.",
+        ),
+    )
 
 
 class ShardParamsOp(Statement):
@@ -274,6 +284,11 @@ class ShardParamsOp(Statement):
     and gathered again in backward (`always`), kept (`never`), or kept for the last block only,
     with which backward begins (`last`); `prefetch` says how many blocks ahead gathers are issued.
     What stages of a pipeline keep is gathered once, before the microbatches.
+
+    At stage 1 the ranks gather parameters when they are updated, at the end of the step. With
+    `overlap` they do so in the step that follows, block by block, beside the forward of its first
+    microbatch, as Megatron-LM with `--overlap-param-gather`: between steps a rank has the part of
+    the parameters that it updates.
     """
 
     name, record = "stg.shard_params", ShardParamsRule
@@ -286,6 +301,8 @@ class ShardParamsOp(Statement):
         for name in ("reshard", "prefetch"):
             if name in op.attrs and stage < 3:
                 yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
+        if op.flag("overlap") and stage != 1:
+            yield f"'overlap' is of stage 1, found stage {stage}"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         over = request.over(*SHARDING)
@@ -293,7 +310,10 @@ class ShardParamsOp(Statement):
             yield {"over": over, **self.flag_values(request)}
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        for flag in self.flags[1:]:
+        if request["overlap_param_gather"] and request["zero"] != 1:
+            message = f"--overlap-param-gather is for --zero 1, found --zero {request['zero']}"
+            yield message, "choose --zero 1, or leave it out"
+        for flag in self.flags[1:3]:
             value = request[flag.name]
             if request["zero"] < 3 and not flag.is_default(value):
                 message = (

@@ -315,11 +315,11 @@ class AccumulateOp(RegionOp):
 
     Bound values are sliced along the dimensions that contain the symbol, others are the same every
     time. What the region yields and has the symbol in a dimension, such as logits, is joined along
-    it. All else is summed over the microbatches, into buffers that live through all of them; the
-    addition is part of the kernels that make the parts (as fused gradient
-    accumulation is), so it costs no node. With a `schedule` the region is a list of actions, which
-    the schedule orders; one with two copies of the model gives each half of the microbatches. What
-    begins with `pipeline` is for the cut into pipeline stages, which removes it.
+    it. All else is summed over the microbatches, into buffers that live through all of them. What
+    that costs a gradient stands in the region, as `stg.accumulate_grad`; a gradient that is reduced
+    in the region is added beside its reduction. With a `schedule` the region is a list of actions,
+    which the schedule orders; one with two copies of the model gives each half of the microbatches.
+    What begins with `pipeline` is for the cut into pipeline stages, which removes it.
     """
 
     name = "stg.accumulate"

@@ -17,7 +17,7 @@ from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, no_gradient
 from stagec.ir_spec.ops.causal_conv import halo, inner_halo, parts_from_state
-from stagec.ir_spec.ops.scan_base import from_parts, to_parts
+from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
 
 class Shift(OpDef):

@@ -118,10 +118,13 @@ def _clip_factor(
     shares of it."""
     squares = [b.value("stg.squared_norm", [g], hint=g.prefixed("sq_")) for g in grads]
     norm = _added(b, squares, "norm_sq")
+    if peers:  # whole, for itself and for the others
+        whole = replace(norm.tensor, placed=True)
+        norm = b.value("stg.sharding_constraint", [norm], type=whole, hint=norm.name)
     shares = [norm]
     for peer in peers:
         ends = {"value": f"norm_sq_{part}", "source": part, "to": peer}
-        depart(b, norm, replace(norm.tensor, placed=True), ends)
+        depart(b, norm, replace(norm.tensor, placed=False), ends)
     for peer in peers:
         ends = {"value": f"norm_sq_{peer}", "source": peer, "to": part}
         shares.append(arrive(b, replace(norm.tensor, placed=True), ends, f"norm_sq_{peer}"))

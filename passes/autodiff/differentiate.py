@@ -184,13 +184,15 @@ class _TrainingStep:
         return self._strategy.zero >= 2
 
     def local_gradient(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
-        """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or summed
-        up first."""
-        dtypes = self._strategy.dtypes
-        inside = self.reduces_inside()
-        wire = dtypes.grad if self._accumulates and not inside else dtypes.reduce
-        grad = _cast(_where_made(b, [grad]), grad, wire)
-        return self._reduced(b, grad, param, sliced=sliced) if inside else grad
+        """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or added
+        to those before it. What is reduced now is added beside its reduction: that is no kernel in
+        the stream of computations."""
+        dtypes, at = self._strategy.dtypes, _where_made(b, [grad])
+        if self.reduces_inside():
+            return self._reduced(b, _cast(at, grad, dtypes.reduce), param, sliced=sliced)
+        if not self._accumulates:
+            return _cast(at, grad, dtypes.reduce)
+        return at.value("stg.accumulate_grad", [grad], {"to": dtypes.grad}, hint=f"{grad.name}_sum")
 
     def _finish(
         self, tape: _Tape, param: Value, region: Region, wrapped: Operation | None

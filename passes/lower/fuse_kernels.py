@@ -21,7 +21,7 @@ from stagec.api import (
 )
 from stagec.ir.expr import same
 from stagec.ir.own_gathers import own_gathers
-from stagec.ir.traits import CopiesMemory, Free, Fusible, Repeats
+from stagec.ir.traits import AddsToSum, CopiesMemory, Free, Fusible, Repeats
 from stagec.ir_spec.ops.policies import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
 
@@ -35,7 +35,8 @@ class FuseKernels(Pass):
     it reads. All that the kernel waits for is there when its first computation could start: so it
     waits for nothing more. It may contain reductions over rows, such as norms, if all are over the
     same rows, but with `pointwise` contains none; with `epilogue` it may start with a matrix
-    product, and then contains none. Without the statement nothing happens.
+    product, and then contains none. With `gradients` a matrix product adds its result to the sum
+    over microbatches. Without the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -68,19 +69,18 @@ class FuseKernels(Pass):
         return bool(read_strategy(module).all(FusionRule))
 
     def run(self, module: Module) -> None:
-        kind = read_strategy(module).one(FusionRule).kind
+        rule = read_strategy(module).one(FusionRule)
         for func in module.functions:
-            fuse_kernels(func, kind)
+            fuse_kernels(func, rule)
 
 
-def fuse_kernels(func: Operation, kind: str) -> None:
-    """Number the kernels of several computations in a function, from 1. `kind` is one of those of
-    `FusionRule`."""
+def fuse_kernels(func: Operation, rule: FusionRule) -> None:
+    """Number the kernels of several computations in a function, from 1."""
     numbers = count(1)
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         if any(op.definition.active(op) is not None for op in region.ops):
             continue  # some of its iterations leave some of its computations out
-        for kernel in list(_Fuser(region, kind).kernels()):
+        for kernel in list(_Fuser(region, rule).kernels()):
             number = next(numbers)
             for op in kernel:
                 op.attrs["fused"] = const(number)
@@ -89,9 +89,9 @@ def fuse_kernels(func: Operation, kind: str) -> None:
 class _Fuser:
     """Puts the computations of a region together, in their order."""
 
-    def __init__(self, region: Region, kind: str) -> None:
-        self._region = region
-        self._epilogue, self._rows = kind == "epilogue", kind != "pointwise"
+    def __init__(self, region: Region, rule: FusionRule) -> None:
+        self._region, self._kind, self._gradients = region, rule.kind, rule.gradients
+        self._rows = rule.kind != "pointwise"
         self._places = {op: i for i, op in enumerate(region.ops)}
         self._kernel: list[Operation] = []
         #: Transfers that computations so far wait for; apart those of phase recompute, which some
@@ -120,14 +120,16 @@ class _Fuser:
 
     def _starts(self, op: Operation) -> bool:
         if op.has(Fusible):
-            return self._rows or not _by_rows(op)
-        return self._epilogue and _is_product(op)
+            return self._kind != "none" and (self._rows or not _by_rows(op))
+        return (self._kind == "epilogue" or self._gradients) and _is_product(op)
 
     def _joins(self, op: Operation) -> bool:
         """Whether an op can run in the kernel at hand, and has to do with it."""
         first = self._kernel[0]
         fusible = op.definition.trait(Fusible)
         if fusible is None or op.phase != first.phase:
+            return False
+        if not first.has(Fusible) and not self._joins_product(op):
             return False
         if fusible.rows and not (self._rows and first.has(Fusible) and self._has_its_rows(op)):
             return False
@@ -140,6 +142,10 @@ class _Fuser:
             and all(self._is_there(v) for v in given)
             and all(map(self._has_arrived, _transfers(given)))
         )
+
+    def _joins_product(self, op: Operation) -> bool:
+        """Whether an op of this kind runs in the kernel of the product before it."""
+        return self._kind == "epilogue" or op.has(AddsToSum)
 
     def _has_its_rows(self, op: Operation) -> bool:
         """Whether an op reduces the rows that the kernel reduces, if it does."""

@@ -32,7 +32,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
-from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
+from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
@@ -317,8 +317,8 @@ class _Lowering:
 
     def _cross(self, op: Operation, b: Builder) -> None:
         """A message for each rank of the other pod that a rank meets; what arrives is there when
-        all of them have come. Into a new buffer they are received one after the other, so that
-        the last one stands for the value, whoever views or carries it."""
+        all of them have come. Into a new buffer, or where it is yielded, they are received one
+        after the other, so that the last one stands for the value, whoever views or carries it."""
         sends = not op.results
         attrs: dict[str, RawAttr] = {
             "pod": op.text("to" if sends else "source"),
@@ -333,7 +333,8 @@ class _Lowering:
         first, ways = op.integer("first", 0), op.integer("ways")
         if "shares" in op.attrs:
             attrs["ways"] = ways
-        in_turn = not sends and not op.operands
+        yielded = any(user.has(Terminates) for r in op.results for user, _ in r.uses)
+        in_turn = not sends and (not op.operands or yielded)
         nodes: list[Value] = []
         for way in range(ways):
             turn = way % op.integer("turns", 1)

@@ -69,17 +69,20 @@ class KeepGatheredParameters(Pass):
 
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
-        return strategy.reshard != "always" or strategy.prefetch != 1
+        never = strategy.gathers_first or strategy.reshard != "always"
+        return never or strategy.prefetch != 1
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         steps = accumulation(module)
         if strategy.prefetch != 1:
             _prefetch(module, strategy.prefetch)
-        if strategy.reshard == "never" and steps is not None and pipeline_rule(steps) is not None:
+        policy = "never" if strategy.gathers_first else strategy.reshard
+        piped = steps is not None and pipeline_rule(steps) is not None
+        if steps is not None and (strategy.gathers_first or (piped and policy == "never")):
             _gather_once(steps)
         else:
-            keep_parameters(module, strategy.reshard)
+            keep_parameters(module, policy)
 
 
 def _prefetch(module: Module, ahead: int) -> None:

@@ -17,11 +17,11 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
-from stagec.ir_spec.ops.pods import message_bytes
+from stagec.ir_spec.ops.pods import end_type, message_bytes
 from stagec.program.parts import (
     PartCrossing,
+    PartEnd,
     PartWay,
-    crossed_type,
     ends_of,
     part_crossings,
     pod_of,
@@ -64,40 +64,36 @@ def connect_parts(module: Module, other: Module) -> None:
     if not any(True for _ in ends_of(module)):
         return
     found, pod = part_crossings(module, other), pod_of(module)
-    for way, op in list(ends_of(module)):
-        crossing = found.values.get(way)
+    for end in list(ends_of(module)):
+        crossing = found.values.get(end.way)
         if crossing is None:  # to a third pod
             continue
         attrs: dict[str, RawAttr] = {
-            "first": crossing.first[pod],
+            "first": crossing.first[pod][end.chunk],
+            "ways": crossing.ways[pod],
             "stream": crossing.stream,
             "streams": len(found.values),
         }
-        made = _message(module, op, attrs, crossing, way)
-        _check(module, made, crossing, way)
-        if op.results:
-            op.result.replace_with(made.result)
-        op.erase()
+        made = _message(module, end, attrs, crossing)
+        _check(module, made, crossing, end.way)
+        if end.op.results:
+            end.op.result.replace_with(made.result)
+        end.op.erase()
 
 
 def _message(
-    module: Module,
-    op: Operation,
-    attrs: dict[str, RawAttr],
-    crossing: PartCrossing,
-    way: PartWay,
+    module: Module, end: PartEnd, attrs: dict[str, RawAttr], crossing: PartCrossing
 ) -> Operation:
+    op, way = end.op, end.way
     b = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
     b.phase = op.phase
     if isinstance(op.definition, Arrive):
-        ways = len(crossing.way.of)
-        pieces = 1 if crossing.whole else ways
-        given = {"source": way.source, "ways": ways, "pieces": pieces, **attrs}
+        pieces = 1 if crossing.whole else len(crossing.way.of)
+        given = {"source": way.source, "pieces": pieces, **attrs}
         types, names = [op.result.tensor], [op.result.name]
         return b.op("stg.take_over", (), given, types=types, names=names)
     pieces = 1 if crossing.whole else crossing.way.pieces
-    given = {"to": way.to, "ways": len(crossing.way.to), "pieces": pieces, **attrs}
-    return b.op("stg.hand_over", op.operands, given)
+    return b.op("stg.hand_over", op.operands, {"to": way.to, "pieces": pieces, **attrs})
 
 
 def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) -> None:
@@ -106,7 +102,7 @@ def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) 
     if crossing.whole or not op.operands:
         return
     remedy = "choose a batch and degrees that divide each other"
-    for d, (dim, cuts) in enumerate(zip(crossed_type(op).dims, crossing.way.cuts, strict=True)):
+    for d, (dim, cuts) in enumerate(zip(end_type(op).dims, crossing.way.cuts, strict=True)):
         size = evaluate(dim.local, module.env)
         if size % cuts:
             what = f"dimension {d} has {size} on a rank, and crosses in {cuts} parts"

@@ -20,11 +20,14 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
-from stagec.ir.types import FLOATS, PARAMETERS
-from stagec.ir_spec.ops.parts import MAIN, Depart, PartRule, arrive, depart
+from stagec.ir.types import CACHED, FLOATS, PARAMETERS
+from stagec.ir_spec.ops.parts import MAIN, Arrive, Depart, PartRule, arrive, depart
+from stagec.sharding.strategy import PipelineRule
 from stagec.support.suggest import did_you_mean
+
+#: The schedule of pipeline stages that run ahead of another part.
+AHEAD = "gpipe"
 
 
 @dataclass(frozen=True)
@@ -62,33 +65,56 @@ class CutPart(Pass):
     needs = Phase.SHAPED
 
     keep: str = field(default=MAIN, metadata={"help": "the part that the pod has"})
+    rest: str = field(default=MAIN, metadata={"help": "what the rest of the model is called"})
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
+        cut_part(module, strategy.all(PartRule), self.keep, self.rest)
         if strategy.pipeline is not None:
-            raise error(
-                f"the part '{self.keep}' has pipeline stages, which do not tell other parts their "
-                "shares of the gradient norm yet",
-                strategy.pipeline.loc,
-                remedy="leave --pp out of all parts",
-            )
-        cut_part(module, strategy.all(PartRule), self.keep)
+            _check_stages(module, strategy.pipeline)
 
 
-def cut_part(module: Module, rules: Sequence[PartRule], keep: str) -> None:
-    """Keep one part of the main function, in place.
+def _check_stages(module: Module, pipeline: PipelineRule) -> None:
+    """Refuse pipeline stages that would wait for another part, and it for them, since they begin
+    several microbatches before the gradient of the first comes back: of a part that both gives
+    values to another one and takes some, and of one that does not run ahead. Raises
+    `DiagnosticError`."""
+    part = module.main.text("part")
+    ends = [op for op in module.main.body.ops if isinstance(op.definition, Arrive | Depart)]
+    gone = [op for op in ends if isinstance(op.definition, Depart)]
+    if not any(op.flag("trained") for op in ends):
+        return
+    if gone and len(gone) < len(ends):
+        (other, *_) = (op.text("to") for op in gone)
+        raise error(
+            f"'{part}' and '{other}' take values of each other in forward: pipeline stages would "
+            "wait for what waits for them",
+            pipeline.loc,
+            remedy="leave --pp out, or untie what both use",
+        )
+    if gone and pipeline.schedule != AHEAD:
+        raise error(
+            f"the part '{part}' has the schedule {pipeline.schedule}, expected "
+            f"{AHEAD}: forward of all microbatches, then backward of all",
+            pipeline.loc,
+            remedy=f"give it schedule={AHEAD}, or leave pp out of its flags",
+        )
+
+
+def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = MAIN) -> None:
+    """Keep one part of the main function, in place; `rest` is the name of what no rule names.
 
     Raises `DiagnosticError` for names that are unknown or stand twice, values that are no result of
     the function itself, parts of parts, and parameters of two parts.
     """
-    known = [MAIN, *(rule.name for rule in rules)]
+    known = [rest, *(rule.name for rule in rules)]
     if keep not in known or len(known) == 1:
         raise error(
             f"no part '{keep}'",
             module.main.loc,
             remedy=did_you_mean(keep, known) or f"its parts are: {', '.join(known)}",
         )
-    found = _Parts(module.main.body)
+    found = _Parts(module.main.body, rest)
     for rule in rules:
         found.add(rule)
     found.check()
@@ -113,27 +139,27 @@ class _Crossing:
 class _Parts:
     """What crosses between the parts of a function, and so what each of them has."""
 
-    def __init__(self, body: Region) -> None:
-        self.body = body
+    def __init__(self, body: Region, rest: str) -> None:
+        self.body, self.rest = body, rest
         self.crossings: list[_Crossing] = []
 
     def add(self, rule: PartRule) -> None:
         """A part, by the value that it computes. Raises `DiagnosticError`."""
-        if rule.name == MAIN or any(rule.name == c.source for c in self.crossings):
-            what = "is the rest of the model" if rule.name == MAIN else "stands twice"
+        if rule.name == self.rest or any(rule.name == c.source for c in self.crossings):
+            what = "is the rest of the model" if rule.name == self.rest else "stands twice"
             raise error(f"the part '{rule.name}' {what}", rule.loc, remedy="choose another name")
         value = _named(self.body, rule)
-        self.crossings.append(_Crossing(value, rule.name, MAIN, rule.loc))
+        self.crossings.append(_Crossing(value, rule.name, self.rest, rule.loc))
         self._share(rule)
 
     def _share(self, rule: PartRule) -> None:
         """Leave main what takes a parameter that main uses too, and nothing of the part."""
-        mine, theirs = self.args(rule.name), self.args(MAIN)
+        mine, theirs = self.args(rule.name), self.args(self.rest)
         users = (op for v in _parameters(mine) if v in theirs for op, _ in v.uses)
         part = self.ops(rule.name)
         for op in dict.fromkeys(op for op in users if op in part and op.region is None):
             if all(v in theirs for v in _parameters(self._takes(op.operands, ())[1])):
-                self.crossings.append(_Crossing(op.results[0], MAIN, rule.name, rule.loc))
+                self.crossings.append(_Crossing(op.results[0], self.rest, rule.name, rule.loc))
 
     def ops(self, part: str) -> set[Operation]:
         """The operations of the function that a part has."""
@@ -150,7 +176,7 @@ class _Parts:
 
     def _ends(self, part: str) -> list[Value]:
         ends = [c.value for c in self.crossings if c.source == part]
-        return [*ends, *(self.body.terminator.operands if part == MAIN else ())]
+        return [*ends, *(self.body.terminator.operands if part == self.rest else ())]
 
     def _stops(self, part: str) -> list[Value]:
         return [c.value for c in self.crossings if c.to == part]
@@ -177,7 +203,7 @@ class _Parts:
     def check(self) -> None:
         """Refuse parts of parts, and parameters that two parts use. Raises `DiagnosticError`."""
         users: dict[Value, str] = {}
-        for part in dict.fromkeys([MAIN, *(c.source for c in self.crossings)]):
+        for part in dict.fromkeys([self.rest, *(c.source for c in self.crossings)]):
             ops = self.ops(part)
             for other in self.crossings:
                 if part not in (other.source, other.to) and other.value.producer in ops:
@@ -209,11 +235,12 @@ def _named(body: Region, rule: PartRule) -> Value:
     own = [v for v in found if v.producer is not None and v.region is body and v.uses]
     if not found:
         known = {v.name.rpartition("/")[2] for v in body.values() if v.producer is not None}
-        raise error(
-            f"the model has no value '%{name}'",
-            rule.loc,
-            remedy=did_you_mean(name, known) or "'stagec models NAME' prints the model's text",
-        )
+        remedy = did_you_mean(name, known) or "'stagec models NAME' prints the model's text"
+        if any(arg.tensor.role in CACHED for arg in body.args):
+            what = f"the step of serving does not compute a value '%{name}'"
+            remedy = did_you_mean(name, known) or "an encoder runs in the first step of prefill"
+            raise error(what, rule.loc, remedy=remedy)
+        raise error(f"the model has no value '%{name}'", rule.loc, remedy=remedy)
     if len(own) != 1 or own[0].tensor.dtype not in FLOATS:
         what = "is an argument, made inside of layers, or used by nothing"
         if own:
@@ -233,17 +260,18 @@ def _named(body: Region, rule: PartRule) -> Value:
 
 
 def _cut(module: Module, parts: _Parts, keep: str) -> None:
-    """Put the ends of a part in the place of what crosses, and erase what nothing takes then: what
-    other parts have."""
-    body = parts.body
+    """Put the ends of a part in the place of what crosses, and erase what other parts have."""
+    body, mine = parts.body, parts.ops(keep)
     trained = {c: parts.trains(c) for c in parts.crossings}
+    theirs = [op for op in body.ops[:-1] if op not in mine]
     for crossing in parts.crossings:
         if keep in (crossing.source, crossing.to):
             _end(module, crossing, trained=trained[crossing], arrives=crossing.to == keep)
-    if keep != MAIN:
+    if keep != parts.rest:
         body.terminator.set_operands(())
         body.returns = ()
-    erase_unused(body)
+    for op in reversed(theirs):
+        op.erase()
     body.args[:] = [arg for arg in body.args if arg.uses]
     for index, arg in enumerate(body.args):
         arg.index = index

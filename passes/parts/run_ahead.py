@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stagec.api import Builder, DiagnosticList, Module, Operation, Pass, Phase, Value, made_by
+from stagec.api import (
+    Builder,
+    DiagnosticList,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Value,
+    made_by,
+    read_strategy,
+)
 from stagec.ir.infer import infer_op
 from stagec.ir.rewrite import drop_unused_bindings
 from stagec.ir.traits import Accumulates
@@ -55,7 +65,7 @@ class RunAhead(Pass):
     needs = Phase.DIFFERENTIATED
 
     def applies(self, module: Module) -> bool:
-        return "part" in module.main.attrs
+        return "part" in module.main.attrs and read_strategy(module).pipeline is None
 
     def run(self, module: Module) -> None:
         for op in [op for op in module.main.body.ops if op.has(Accumulates)]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value
+from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.traits import Accumulates, Repeats
@@ -69,7 +69,9 @@ class GatherParametersOnce(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        return any("stages" in func.attrs for func in module.functions)
+        return any("stages" in func.attrs for func in module.functions) or (
+            read_strategy(module).gathers_first
+        )
 
     def run(self, module: Module) -> None:
         gather_once(module)
@@ -87,7 +89,8 @@ def gather_once(module: Module) -> None:
         if accumulate is not None:
             before = Builder.before(module.registry, accumulate)
             known: dict[_Gathered, Value] = {}
-            for region in [o.body for o in accumulate.body.walk() if o.region is not None]:
+            inside = [o.body for o in accumulate.body.walk() if o.region is not None]
+            for region in [accumulate.body, *inside]:
                 _take_out(region, before, known)
 
 

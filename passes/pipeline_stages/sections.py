@@ -17,6 +17,7 @@ from stagec.api import DiagnosticError, Operation, Region, Value, error
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.comm import Movement
+from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.passes.pipeline_stages.layers import LayerDim, layer_dims
 
 
@@ -100,7 +101,9 @@ def dissect(body: Region) -> Sections:
     found.repeats[ActionKind.FORWARD] = [*forward]
     opening = body.ancestors(forward[0].operands[: carried(forward[0])])
     for op in body.ops[:-1]:
-        if op.region is not None:
+        if (slot := _slot_of_end(op, found)) is not None:
+            found.slots[op] = (slot,)
+        elif op.region is not None:
             found.slots[op] = (_slot_of_repeat(op, forward, found),)
         elif op in opening and _reads_data(op, body):
             found.slots[op] = (Slot(0, ActionKind.FORWARD),)
@@ -110,6 +113,19 @@ def dissect(body: Region) -> Sections:
         if not found.slots[op] and _reads_data(op, body):
             found.slots[op] = _slots_of_users(op, found)
     return found
+
+
+def _slot_of_end(op: Operation, found: Sections) -> Slot | None:
+    """Where what crosses to another part, or from it, has its end: of what forward takes, and its
+    gradient, the first section; of the gradient of what forward gives away the last one. None for
+    what is given away where it is made."""
+    part = _part(op)
+    if isinstance(op.definition, Arrive):
+        return Slot(0 if part is ActionKind.FORWARD else found.last, part)
+    if not isinstance(op.definition, Depart):
+        return None
+    made = part is ActionKind.FORWARD and bool(found.slots_of(op.operands[0]))
+    return None if made else Slot(0, part)
 
 
 def _reads_data(op: Operation, body: Region) -> bool:

@@ -25,6 +25,7 @@ from stagec.api import Builder, Module, Operation, TensorType, Value, error, mad
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
+from stagec.ir_spec.ops.parts import Depart
 from stagec.ir_spec.ops.structure import joined
 from stagec.passes.pipeline_stages.stage_values import StageValues, chunk_name
 from stagec.sharding.stages import ModelPiece, PlacedPiece, StagePlan
@@ -170,6 +171,8 @@ class StageStep:
         tracked = [self._spread[v] for v in op.operands if v in self._spread]
         if not tracked and op.operands:
             return  # computed where it is used
+        if isinstance(op.definition, Depart) and not self._is_first():
+            return  # another part is told once
         state, owner = _combined(tracked)
         keys = self._keys(op, tracked, state)
         made: dict[int | None, list[Value]] = {key: self._copy(op, key) for key in keys}
@@ -179,6 +182,9 @@ class StageStep:
             if owner is not None and owner.repeat is not None and result not in self._layers:
                 spread = self._contracted(spread, result)
             self._spread[result] = spread
+
+    def _is_first(self) -> bool:
+        return self._pipeline.placement.homes[0].rank in self._stages
 
     def _keys(
         self, op: Operation, tracked: list[Spread], state: SpreadState

@@ -11,10 +11,10 @@ from stagec.sharding.zero import Sharder
 
 @dataclass(frozen=True)
 class ShardParameters(Pass):
-    """Split parameters at rest as `stg.shard_params[zero = 3]` says.
+    """Split parameters at rest as `stg.shard_params[zero = 3]` says, or stage 1 with `overlap`.
 
-    At stages 1 and 2 parameters stay as they are; the pass only assumes that the sizes of their
-    gradients and state divide. A remark names the parameters of which no dimension divides.
+    At stages 1 and 2 parameters stay as they are otherwise; the pass only assumes that the sizes of
+    their gradients and state divide. A remark names the parameters of which no dimension divides.
 
     Before:
         stg.mesh @pod[dp]
@@ -52,10 +52,11 @@ def shard_parameters(module: Module, strategy: Strategy) -> None:
     """
     assumptions = Assumptions(module, ShardParameters.name, strategy.loc)
     sharder = Sharder(module, strategy, assumptions)
+    at_rest = strategy.zero >= 3 or strategy.gathers_first
     params = module.parameters() if strategy.zero >= 3 else module.trainable()
     sharded = [(p, sharder.shard(p)) for p in params]
     sharder.check()
-    if strategy.zero >= 3:
+    if at_rest:
         for param, type_ in sharded:
             param.type = type_
     assumptions.check()

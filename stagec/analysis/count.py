@@ -69,6 +69,10 @@ class MessageKey:
     dtype: str
 
 
+#: What is added up: the name of a table, its key, and the terms.
+_Terms: TypeAlias = dict[tuple[str, "str | CollectiveKey | MessageKey"], list[Expr]]
+
+
 @dataclass(slots=True)
 class Counts:
     """Everything that is counted of one rank class."""
@@ -108,23 +112,35 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
     counts = Counts(
         graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
     )
-    terms: dict[tuple[str, str], list[Expr]] = {}
+    terms: _Terms = {}
     for op, times in weighted(module, graph, graph.body, ONE):
         if op.name == "et.comp":
-            _count_computation(counts, terms, op, times, size)
+            _count_computation(terms, op, times, size)
         elif op.name == "et.copy":
-            to = op.text("to")
-            counts.copies[to] = counts.copies.get(to, ZERO) + times
+            terms.setdefault(("copies", op.text("to")), []).append(times)
         elif op.name == "et.coll":
-            _count_collective(counts, op, times, size)
+            _count_collective(terms, op, times, size)
         elif isinstance(op.definition, MessageOp):
-            _count_message(counts, op, times, size)
-    for (table, key), values in terms.items():
-        getattr(counts, table)[key] = total(values)
+            _count_message(terms, op, times, size)
+    _sum_up(counts, terms)
     for op in module.ops("stg.memory"):
         if op.attrs.get("stages") == graph.attrs.get("stages"):
             counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
     return counts
+
+
+def _sum_up(counts: Counts, terms: _Terms) -> None:
+    """Each sum is made at once: to add its terms one by one takes long."""
+    sums = {where: total(values) for where, values in terms.items()}
+    counts.computations = sums.pop(("computations", ""), ZERO)
+    for (table, key), value in sums.items():
+        if isinstance(key, CollectiveKey):
+            counts.collectives[key] = CollectiveCount(sums["count", key], sums["sent", key])
+        elif isinstance(key, MessageKey):
+            counts.messages[key] = CollectiveCount(sums["count", key], sums["sent", key])
+        else:
+            getattr(counts, table)[key] = value
+    counts.communications = total(c.count for c in counts.collectives.values())
 
 
 def copied(module: Module, func: Operation) -> Expr:
@@ -158,14 +174,13 @@ def weighted(
 
 
 def _count_computation(
-    counts: Counts,
-    terms: dict[tuple[str, str], list[Expr]],
+    terms: _Terms,
     op: Operation,
     times: Expr,
     size: Size,
 ) -> None:
     phase = "backward" if op.phase == "gradient" else op.phase
-    counts.computations += times
+    terms.setdefault(("computations", ""), []).append(times)
     terms.setdefault(("flops", phase), []).append(size(op, "flops") * times)
     kernel = op.text("kernel", MEMORY_BOUND)
     if "bytes" in op.attrs:
@@ -176,18 +191,19 @@ def _count_computation(
         terms.setdefault(("matmul_executed", phase), []).append(size(op, executed) * times)
 
 
-def _count_collective(counts: Counts, op: Operation, times: Expr, size: Size) -> None:
+def _count_collective(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
     axes = group_axes(op)
     key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
-    found = counts.collectives.setdefault(key, CollectiveCount())
-    sent = size(op, "bytes")
     number = calls(op) * times if "bucket" in op.attrs else times
-    found.count += number
-    found.bytes += sent * times
-    counts.communications += number
+    _count(terms, key, number, size(op, "bytes") * times)
 
 
-def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> None:
+def _count(terms: _Terms, key: CollectiveKey | MessageKey, number: Expr, sent: Expr) -> None:
+    terms.setdefault(("count", key), []).append(number)
+    terms.setdefault(("sent", key), []).append(sent)
+
+
+def _count_message(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
     sends = op.name == "et.send"
     by = op.expr("by")
     key = MessageKey(
@@ -197,9 +213,7 @@ def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> No
         op.phase,
         op.text("dtype"),
     )
-    found = counts.messages.setdefault(key, CollectiveCount())
-    found.count += times
-    found.bytes += size(op, "bytes") * times
+    _count(terms, key, times, size(op, "bytes") * times)
 
 
 def _share(op: Operation) -> Expr:

@@ -49,7 +49,8 @@ def analysis(
     open otherwise.
     """
     graphs = lowered_graphs(module)
-    show: Show = _text if symbolic else lambda e: _number(e, module.env, module)
+    show: Show = _text if symbolic else in_env(module.env, module)
+    summed = _multiplied_out if symbolic else show
     mesh = module.mesh
     axes = {a: (n if n is not None else a) for a, n in mesh.sizes.items()} if mesh else {}
     known = worst or {}
@@ -69,7 +70,7 @@ def analysis(
         "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
         "trainable_parameters": show(trainable if isinstance(trainable, Expr) else ZERO),
         "model_flops": None if forward is None else show(step_flops(forward, graphs)),
-        "matmul_flops": {phase: show(expand(flops)) for phase, flops in products.items()},
+        "matmul_flops": {phase: summed(flops) for phase, flops in products.items()},
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
     }
 
@@ -137,7 +138,14 @@ def _text(value: Expr) -> str:
     return str(value)
 
 
+def _multiplied_out(value: Expr) -> str:
+    """The text of a sum of many products; a number is the same without, and that takes long."""
+    return str(expand(value))
+
+
 def _number(value: Expr, env: Env, module: Module) -> int:
+    if not value.symbols <= env.keys():
+        value = expand(value)  # some may cancel
     missing = sorted(value.symbols - env.keys())
     if missing:
         raise error(
@@ -149,16 +157,17 @@ def _number(value: Expr, env: Env, module: Module) -> int:
 
 
 def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
+    summed = _multiplied_out if symbolic else show
     return {
         "name": "",
         "count": 0,
         "example_rank": 0,
         "coords": {},
-        "flops": {p: show(expand(counts.flops.get(p, ZERO))) for p in FLOP_PHASES},
-        "matmul_flops": {p: show(expand(counts.matmul.get(p, ZERO))) for p in MATMUL_PHASES},
-        "bytes_touched": {k: show(expand(counts.bytes.get(k, ZERO))) for k in EXTENTS},
+        "flops": {p: summed(counts.flops.get(p, ZERO)) for p in FLOP_PHASES},
+        "matmul_flops": {p: summed(counts.matmul.get(p, ZERO)) for p in MATMUL_PHASES},
+        "bytes_touched": {k: summed(counts.bytes.get(k, ZERO)) for k in EXTENTS},
         "collectives": _collectives(counts, show, symbolic),
-        "p2p": _messages(counts, show),
+        "p2p": _messages(counts, show, summed),
         "memory": {},
         "nodes": {
             "comp": show(counts.computations),
@@ -184,7 +193,7 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
                 "group_size": n,
                 "phase": key.phase,
                 "dtype": key.dtype,
-                "count": show(expand(found.count)),
+                "count": (_multiplied_out if symbolic else show)(found.count),
                 "bytes": show(found.bytes),
                 "wire_bytes": wire,
             }
@@ -192,7 +201,7 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
     return rows
 
 
-def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
+def _messages(counts: Counts, show: Show, summed: Show) -> list[dict[str, Any]]:
     """What is sent and received; what has no calls at these sizes is left out."""
     rows = [
         {
@@ -201,8 +210,8 @@ def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
             "peer": show(key.peer),
             "phase": key.phase,
             "dtype": key.dtype,
-            "count": show(expand(found.count)),
-            "bytes": show(expand(found.bytes)),
+            "count": summed(found.count),
+            "bytes": summed(found.bytes),
         }
         for key, found in counts.messages.items()
     ]

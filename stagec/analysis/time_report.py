@@ -17,7 +17,7 @@ from stagec.time.costs.nodes import Measurements
 from stagec.time.levers import levers as all_levers
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
-from stagec.time.step import Issued, StepTime, step_time
+from stagec.time.step import IssuedStep, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
 SCHEMA = 1
@@ -120,7 +120,7 @@ class TimeReport:
 
 def time_report(
     model: str,
-    issued: Issued,
+    issued: IssuedStep,
     machine: Machine,
     values: Mapping[str, int],
     *,
@@ -138,16 +138,17 @@ def time_report(
     if levers is None:
         levers = sum(len(each.plan) for each in step.classes) <= _MANY
     tried = all_levers(issued, machine, overlap=overlap) if levers else ()
-    seconds, ranks = step.seconds, sum(len(m) for m in issued.members)
+    members = [each for job in issued.jobs for each in job.members]
+    seconds, ranks = step.seconds, sum(map(len, members))
     needed = None if model_flops is None else evaluate(model_flops, values)
     read = _known(tokens, values)
     rates = machine.compute.matrix
     peak = next((rates[d].value for d in _PEAKS if d in rates), 0.0)
     could = ranks * peak * seconds
-    flops = issued.each(_product_flops)
+    flops = [of for job in issued.jobs for of in [job.each(_product_flops)] * len(job.classes)]
     executed = sum(
-        len(members) * _executed(each, flops)
-        for each, members in zip(step.classes, issued.members, strict=True)
+        len(mine) * _executed(each, of)
+        for each, mine, of in zip(step.classes, members, flops, strict=True)
     )
     return TimeReport(
         model,
@@ -167,7 +168,7 @@ def time_report(
         _seconds(step.parts(step.slowest)),
         tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
-        [len(members) for members in issued.members],
+        [len(mine) for mine in members],
         step,
     )
 

@@ -169,6 +169,18 @@ class FinalGradient(Trait):
 
 
 @dataclass(frozen=True)
+class AddsToSum(Trait):
+    """Its kernel adds operand 0 to a sum over microbatches, which the kernel that makes operand 0
+    may do itself.
+
+    | op                    | |
+    |-----------------------|-|
+    | `stg.accumulate_grad` | yes |
+    | `stg.add`             | no: it makes a new value |
+    """
+
+
+@dataclass(frozen=True)
 class BeginsBackward(Trait):
     """The gradient of its operand comes from elsewhere, not from the loss.
 

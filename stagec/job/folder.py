@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,19 @@ def _check_place(directory: Path) -> None:
     if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise error(
             f"'{directory}' is or contains the working directory", remedy="choose another -o"
+        )
+
+
+def check_same_job(directory: Path, about: Mapping[str, object]) -> None:
+    """Refuse to complete what another command has written whole. Raises `DiagnosticError`."""
+    try:
+        command: Any = json.loads((directory / MANIFEST).read_bytes())["command"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if "command" in about and command != about["command"]:
+        raise error(
+            f"'{directory}' holds the traces of another command: {command}",
+            remedy="choose another -o, or replace them with --force",
         )
 
 

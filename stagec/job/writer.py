@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from stagec.formats.base import Format, JobFormat, RankBytes, TraceJob, check_needs
-from stagec.job.folder import MANIFEST, real_folder, working_folder
+from stagec.job.folder import MANIFEST, check_same_job, real_folder, working_folder
 from stagec.job.seal import SEALED, sealed
 from stagec.job.workers import run_units
 from stagec.program.groups import Groups
@@ -117,11 +117,13 @@ def write_source(
     """Write the traces of a job into `directory`.
 
     `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the
-    directory is not empty (and not `force`), cannot be written, or does not fit on the disk, and
-    for a job that the format refuses.
+    directory is not empty (and not `force`), cannot be written, does not fit on the disk, or holds
+    another job that would be completed, and for a job that the format refuses.
     """
     check_job(source)
     target, classes = real_folder(directory), _classes(source, how.ranks)
+    if how.resume and not how.force:
+        check_same_job(target, about)
     with working_folder(target, force=how.force, resume=how.resume) as folder:
         writer = RankWriter(source, folder, how.resume)
         if isinstance(source.format, JobFormat):

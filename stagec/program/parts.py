@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stagec.ir.core import Operation
+from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module
-from stagec.ir.types import TensorType
+from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.program.crossings import HeldCache, LayerShare, Numbers, PodMesh, microbatches, pod_mesh
 from stagec.program.handover import Handover, Ints, Layouts, NoHandoverError, handover
+from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 
 
@@ -33,11 +34,13 @@ class PartWay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartCrossing:
-    """How a value crosses: who meets whom, the number of the first message in each pod, the number
-    of the value, and whether each message is all of it."""
+    """How a value crosses: who meets whom, the number of the first message of each chunk of each
+    pod, how many messages a rank there has, the number of the value, and whether each message is
+    all of it."""
 
     way: Handover
-    first: Mapping[str, int]
+    first: Mapping[str, Mapping[int, int]]
+    ways: Mapping[str, int]
     stream: int
     whole: bool
 
@@ -51,18 +54,52 @@ class PartCrossings:
     peers: Mapping[str, Sequence[Ints]]
 
 
-def ends_of(module: Module) -> Iterator[tuple[PartWay, Operation]]:
+@dataclass(frozen=True, slots=True)
+class PartEnd:
+    """An end of what crosses: of a function, and there of a chunk."""
+
+    way: PartWay
+    op: Operation
+    func: Operation
+    chunk: int
+
+    @property
+    def value(self) -> Value:
+        """What crosses, at this end."""
+        return (self.op.operands or self.op.results)[0]
+
+    @property
+    def shares(self) -> Iterator[tuple[int, int]]:
+        """The stages and the chunk that have it."""
+        return ((stage, self.chunk) for stage in stages_of(self.func) or (0,))
+
+
+#: The ends of a pod by what crosses: one, or of a scalar one for each function of stages.
+Ends = Mapping[PartWay, Sequence[PartEnd]]
+
+
+def ends_of(module: Module) -> Iterator[PartEnd]:
     """The ends of what crosses that a pod has."""
     for func in module.functions:
         for op in func.body.walk():
             if isinstance(op.definition, Depart | Arrive):
-                yield PartWay(op.text("value"), op.text("source"), op.text("to")), op
+                way = PartWay(op.text("value"), op.text("source"), op.text("to"))
+                yield PartEnd(way, op, func, _chunk(op))
+
+
+def _chunk(op: Operation) -> int:
+    """The chunk of a stage that an operation is of: that of the action around it."""
+    while op.parent is not None:
+        op = op.parent.owner
+        if "chunk" in op.attrs:
+            return op.integer("chunk")
+    return 0
 
 
 def pod_of(module: Module) -> str:
     """The part that a pod has. Raises `DiagnosticError` for a module that is not cut."""
-    for way, op in ends_of(module):
-        return way.source if isinstance(op.definition, Depart) else way.to
+    for end in ends_of(module):
+        return end.way.source if isinstance(end.op.definition, Depart) else end.way.to
     raise error(
         "nothing crosses to another part, or from it",
         module.root.loc,
@@ -70,18 +107,14 @@ def pod_of(module: Module) -> str:
     )
 
 
-def crossed_type(op: Operation) -> TensorType:
-    """The type of what crosses, at one end."""
-    return (op.operands or op.results)[0].tensor
-
-
 def part_crossings(one: Module, other: Module) -> PartCrossings:
-    """What crosses between the pods of two placed modules.
+    """What crosses between the pods of two placed modules, cut into stages or not.
 
     A scalar is not cut: it goes the way of another value, and each message is all of it, so that
-    the messages of two ranks are in order. Raises `DiagnosticError` for ends that do not fit
-    together, different numbers of microbatches, sequences in zigzag order, and placements whose
-    parts do not fall together.
+    the messages of two ranks are in order; all stages get it, and the first one sends it. Raises
+    `DiagnosticError` for ends that do not fit together, different numbers of microbatches,
+    sequences in zigzag order, stages with two copies of layers, and placements whose parts do not
+    fall together.
     """
     pods = {pod_of(module): module for module in (one, other)}
     ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}
@@ -90,30 +123,52 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     (a, b), found = pods, dict[PartWay, PartCrossing]()
     numbers = {a: Numbers(meshes[a], meshes[b]), b: Numbers(meshes[b], meshes[a])}
     ways = sorted(ends[a])
-    tensors = [way for way in ways if crossed_type(ends[a][way]).rank]
+    tensors = [way for way in ways if ends[a][way][0].value.tensor.rank]
     for stream, way in enumerate(ways):
         like = way if way in tensors else (*tensors, way)[0]
-        held = {pod: _held(meshes[pod], each[like]) for pod, each in ends.items()}
-        met = _met(way, held, ends[way.source][way])
+        held = {
+            pod: _held(module, meshes[pod], ends[pod][like][0].value, ends[pod][way])
+            for pod, module in pods.items()
+        }
+        met = _met(way, held, ends[way.source][way][0].op)
         sent, got = held[way.source], held[way.to]
         first = {
-            way.source: numbers[way.source].end(sent, got, met.to, 1).first[0],
-            way.to: numbers[way.to].end(got, sent, met.of, 1).first[0],
+            way.source: numbers[way.source].end(sent, got, met.to, 1).first,
+            way.to: numbers[way.to].end(got, sent, met.of, 1).first,
         }
-        found[way] = PartCrossing(met, first, stream, whole=way not in tensors)
+        count = {
+            way.source: len(met.to) * len(got.shares),
+            way.to: len(met.of) * len(sent.shares),
+        }
+        found[way] = PartCrossing(met, first, count, stream, whole=way not in tensors)
     return PartCrossings(found, {pod: each.peers for pod, each in numbers.items()})
 
 
-def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[PartWay, Operation]:
-    return {way: op for way, op in ends_of(module) if way.source in pods and way.to in pods}
+def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[PartWay, list[PartEnd]]:
+    found: dict[PartWay, list[PartEnd]] = {}
+    for end in ends_of(module):
+        if end.way.source in pods and end.way.to in pods:
+            found.setdefault(end.way, []).append(end)
+    return found
 
 
-def _held(mesh: PodMesh, op: Operation) -> HeldCache:
-    type_ = crossed_type(op)
-    value = (op.operands or op.results)[0]
-    return HeldCache(
-        Layouts(mesh.inner, tuple(d.axes for d in type_.dims)), (LayerShare(0),), 1, value
-    )
+def _held(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -> HeldCache:
+    """How a pod holds what crosses, placed as a value is. Raises `DiagnosticError`."""
+    shares: list[LayerShare] = []
+    for end in ends:
+        placement = placement_of(module, end.func)
+        if placement is not None and placement.copies > 1:
+            raise error(
+                f"{end.way} has no one stage to come to: stages have two copies of each layer",
+                end.op.loc,
+                remedy="choose a schedule with one, such as 1f1b",
+            )
+        for stage, chunk in end.shares:
+            depth = 0 if placement is None else placement.stage(stage, chunk)
+            shares.append(LayerShare(0, depth, stage, chunk))
+    shares.sort(key=lambda share: share.depth)
+    splits = tuple(d.axes for d in like.tensor.dims)
+    return HeldCache(Layouts(mesh.inner, splits), tuple(shares), 1, like)
 
 
 def _met(way: PartWay, held: Mapping[str, HeldCache], op: Operation) -> Handover:
@@ -127,18 +182,16 @@ def _met(way: PartWay, held: Mapping[str, HeldCache], op: Operation) -> Handover
         ) from None
 
 
-def _check_alike(
-    ends: Mapping[str, Mapping[PartWay, Operation]], pods: Mapping[str, Module]
-) -> None:
+def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
     """Raises `DiagnosticError` for ends of one pod that the other one does not have, and
     for microbatches and orders of positions that differ."""
     (a, mine), (b, theirs) = ends.items()
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
-        op = mine[lost] if lost in mine else theirs[lost]
+        (end, *_) = mine[lost] if lost in mine else theirs[lost]
         raise error(
             f"{lost} has one end, expected two",
-            op.loc,
+            end.op.loc,
             remedy="cut both pods from the same step: the same model, dtypes and --part",
         )
     counts = {pod: microbatches(module) for pod, module in pods.items()}
@@ -149,19 +202,38 @@ def _check_alike(
             pods[a].root.loc,
             remedy=f"give both the same: microbatches={max(counts.values())}",
         )
+    _check_waits(a, pods)
+    _check_waits(b, pods)
     for pod, module in pods.items():
-        for way, op in ends[pod].items():
-            _check_order(module, pod, way, op)
+        for end in (end for each in ends[pod].values() for end in each):
+            _check_order(module, pod, end)
 
 
-def _check_order(module: Module, pod: str, way: PartWay, op: Operation) -> None:
+def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
+    """Raises `DiagnosticError` for a part that goes microbatch by microbatch, and stages of the
+    other pod, which begin several before the gradient of the first comes back."""
+    staged = any(stages_of(func) for module in pods.values() for func in module.functions)
+    for op in pods[pod].main.body.ops if staged and len(pods[pod].functions) == 1 else ():
+        if not op.has(Accumulates) or microbatches(pods[pod]) == 1:
+            continue
+        kinds = {(inner.phase, type(inner.definition)) for inner in op.body.ops}
+        if {("forward", Depart), ("backward", Arrive)} <= kinds:
+            raise error(
+                f"the part '{pod}' waits for the gradient of each microbatch, and pipeline stages "
+                "begin several before the first comes back",
+                op.loc,
+                remedy="leave --pp out, or freeze the part",
+            )
+
+
+def _check_order(module: Module, pod: str, end: PartEnd) -> None:
     """Raises `DiagnosticError` for a dimension whose positions lie in zigzag order."""
-    for dim in crossed_type(op).dims:
+    for dim in end.value.tensor.dims:
         for name, over in module.zigzag.items():
             if name in dim.size.symbols and set(over) & set(dim.axes):
                 raise error(
-                    f"{way} cannot cross: '{pod}' has {name} in zigzag order over "
+                    f"{end.way} cannot cross: '{pod}' has {name} in zigzag order over "
                     f"{', '.join(over)}",
-                    op.loc,
+                    end.op.loc,
                     remedy="choose --cp-order plain for that part",
                 )

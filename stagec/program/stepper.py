@@ -15,7 +15,7 @@ from itertools import islice
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
-from stagec.program.groups import Channel
+from stagec.program.groups import Channel, crosses_pods
 from stagec.program.nodes import MICROBATCH, OUTSIDE, Node, Program, Ref
 from stagec.program.runs import Run, issued_runs
 from stagec.program.sizes import Layered
@@ -351,8 +351,10 @@ def _kind(action: Action, slot: int) -> _Kind:
 
 
 def receives_in(body: Region) -> frozenset[Operation]:
-    """The receives of an action, which are posted before it: those that wait for nothing in it."""
-    return frozenset(op for op in body.ops if op.name == "et.recv" and not op.operands)
+    """The receives of an action from other stages, which are posted before it: those that wait for
+    nothing in it."""
+    found = (op for op in body.ops if op.name == "et.recv" and not op.operands)
+    return frozenset(op for op in found if not crosses_pods(op))
 
 
 def _interleaved(parts: Sequence[list[Node]], bodies: Collection[Region]) -> list[Node]:

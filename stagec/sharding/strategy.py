@@ -120,6 +120,12 @@ class Strategy:
         return self.one(ShardParamsRule).reshard
 
     @property
+    def gathers_first(self) -> bool:
+        """Whether parameters are gathered when the step begins: they are sharded at rest, and their
+        gradients are reduced once."""
+        return self.one(ShardParamsRule).overlap
+
+    @property
     def prefetch(self) -> int:
         """How many blocks ahead parameters are gathered."""
         return self.one(ShardParamsRule).prefetch

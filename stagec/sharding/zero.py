@@ -87,7 +87,7 @@ class StatePlacement:
     def __init__(self, module: Module, strategy: Strategy, by: str) -> None:
         """`by` is the name of the pass that asks."""
         self._sharder = Sharder(module, strategy, Assumptions(module, by, strategy.loc))
-        self._further = strategy.zero in (1, 2)
+        self._further = strategy.zero in (1, 2) and not strategy.gathers_first
 
     def gradient(self, param: Value) -> TensorType:
         """Where the reduced gradient of a parameter lives (and its optimizer state)."""

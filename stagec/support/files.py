@@ -26,6 +26,8 @@ def check_new_file(path: Path) -> None:
     folder or a file without permission in its place."""
     try:
         target = Path(os.path.realpath(path))
+        if _is_stream(path):
+            return
         if not target.parent.is_dir():
             target.parent.stat()
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -40,8 +42,8 @@ def new_file(path: Path) -> Generator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends without an error."""
     try:
         target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file() and not target.is_dir():
-            with target.open("wb") as file:
+        if _is_stream(path):
+            with path.open("wb") as file:
                 yield file
             return
         _check_writable(target)
@@ -51,6 +53,12 @@ def new_file(path: Path) -> Generator[BinaryIO]:
         problem.filename = str(path)
         problem.filename2 = None
         raise
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a pipe or a device, or a link to one: `/dev/stdout` leads to a pipe without a
+    name."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _check_writable(target: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stagec.machines import Machine
-from stagec.time.step import Issued, StepTime, step_time
+from stagec.time.step import IssuedStep, StepTime, step_time
 
 
 class Lever(NamedTuple):
@@ -16,7 +16,7 @@ class Lever(NamedTuple):
     step: StepTime
 
 
-def levers(issued: Issued, machine: Machine, *, overlap: bool = True) -> Iterator[Lever]:
+def levers(issued: IssuedStep, machine: Machine, *, overlap: bool = True) -> Iterator[Lever]:
     """Twice each rate, no latency, no launch gaps, and communication that is all hidden; of models
     alone, for nobody has measured such machines."""
     for name, changed in _changed(machine):

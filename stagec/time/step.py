@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,8 +31,8 @@ from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
 ShapeCosts = Callable[[Shape], Sequence[Cost]]
-#: Costs of shapes, and a number that tells classes apart whose nodes do not cost the same.
-ClassCosts = tuple[int, ShapeCosts]
+#: Costs of shapes, and what tells classes apart whose nodes do not cost the same.
+ClassCosts = tuple[Hashable, ShapeCosts]
 T = TypeVar("T")
 #: The end of a step and the replays of its classes.
 Replayed = tuple[int, Sequence[ClassReplay]]
@@ -124,7 +125,7 @@ class _Programs:
             return None
         plans = self.plans(mesh, overlap=how[0], one_stream=one_stream)
         cost = 0, partial(host_costs, spent)
-        self._replayed = (spent, how), _replayed(plans, [cost] * len(plans), 0)
+        self._replayed = (spent, how), replayed(plans, [cost] * len(plans), 0)
         return self._replayed[1]
 
 
@@ -187,7 +188,7 @@ class Issued:
 
     def late_hosts(
         self,
-        spent: HostTimes,
+        spent: Sequence[HostTimes],
         devices: Sequence[ClassReplay],
         *,
         overlap: bool,
@@ -196,8 +197,17 @@ class Issued:
         """The replay of hosts that spend so much time and do nothing else: the same in all sizes.
         None if they are never behind these devices."""
         return self._programs.late_hosts(
-            self.mesh, spent, devices, overlap=overlap, one_stream=one_stream
+            self.mesh, spent[0], devices, overlap=overlap, one_stream=one_stream
         )
+
+    @property
+    def jobs(self) -> Sequence[Issued]:
+        """This one."""
+        return [self]
+
+    def between(self, machine: Machine) -> Mapping[str, Level]:
+        """None: it is one job."""
+        return {}
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -241,18 +251,52 @@ class StepTime:
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
+class IssuedStep(Protocol):
+    """What the ranks of a step issue: those of one job, or of several pods."""
+
+    @property
+    def jobs(self) -> Sequence[Issued]:
+        """The jobs, whose classes follow each other."""
+        ...
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """The axes of all jobs."""
+        ...
+
+    def between(self, machine: Machine) -> Mapping[str, Level]:
+        """The levels of the network to pods that are among the jobs."""
+        ...
+
+    def plans(self, *, overlap: bool, one_stream: bool = False) -> Plans:
+        """The plans of all classes."""
+        ...
+
+    def late_hosts(
+        self,
+        spent: Sequence[HostTimes],
+        devices: Sequence[ClassReplay],
+        *,
+        overlap: bool,
+        one_stream: bool = False,
+    ) -> Replayed | None:
+        """The replay of hosts that spend so much time, by job; None if they are never late."""
+        ...
+
+
 def step_time(
-    issued: Issued,
+    issued: IssuedStep,
     machine: Machine,
     *,
     overlap: bool = True,
     communicates: bool = True,
     measured: Measurements | None = None,
-    pods: Level | None = None,
+    pods: Mapping[str, Level] = MappingProxyType({}),
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
-    Messages to another pod cross the level `pods` of the network; without it they take no time.
+    `pods` has the levels of the network to pods that are not replayed; messages to one without a
+    level take no time.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
@@ -260,41 +304,49 @@ def step_time(
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
-    table = CostTable(
-        machine,
-        issued.mesh,
-        overlap=overlap,
-        communicates=communicates,
-        measured=measured,
-        pods=pods,
-    )
-    computations = table.prepare(issued.samples)
-    costs: list[ClassCosts] = []
-    known: dict[int, ShapeCosts] = {}
-    for each, ranks in zip(issued.classes, issued.members, strict=True):
-        key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
-        costs.append((key, known.setdefault(key, issued.each(cost, computations))))
+    levels = {**pods, **issued.between(machine)}
+    how: dict[str, Any] = {"overlap": overlap, "communicates": communicates}
+    how |= {"measured": measured, "pods": levels}
+    tables = [CostTable(machine, job.mesh, **how) for job in issued.jobs]
+    costs = [
+        ((number, key), of_shape)
+        for number, (job, table) in enumerate(zip(issued.jobs, tables, strict=True))
+        for key, of_shape in _costs(job, table)
+    ]
     efficiency = machine.efficiency
     slowdown = round(efficiency.interference.computations * 1024)
     one_stream = efficiency.streams == "one"
     plans = issued.plans(overlap=overlap, one_stream=one_stream)
-    devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
-    checks = _checks(issued, machine) if communicates else ()
-    spent = HostTimes(picoseconds(efficiency.host.issue), checks)
-    if efficiency.kernels == "roofline" or not any(spent):
+    found = replayed(plans, costs, slowdown)
+    ways = sum((table.ways for table in tables), Counter[int]())
+    devices, issue = StepTime(*found, ways), picoseconds(efficiency.host.issue)
+    checks = [_checks(job, machine) if communicates else () for job in issued.jobs]
+    spent = [HostTimes(issue, each) for each in checks]
+    if efficiency.kernels == "roofline" or not any(map(any, spent)):
         return devices
     hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)
     if hosts is None:
         return devices
-    return max(devices, StepTime(*hosts, table.ways), key=lambda step: step.picoseconds)
+    return max(devices, StepTime(*hosts, ways), key=lambda step: step.picoseconds)
 
 
-def _replayed(plans: Plans, costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
-    known: dict[tuple[int, Shape], Piece] = {}
+def _costs(job: Issued, table: CostTable) -> Iterator[ClassCosts]:
+    """The costs of the classes of a job."""
+    computations = table.prepare(job.samples)
+    known: dict[int, ShapeCosts] = {}
+    for each, ranks in zip(job.classes, job.members, strict=True):
+        key, cost = table.of_class(ranks, job.groups, each.groups, each.ways)
+        yield key, known.setdefault(key, job.each(cost, computations))
+
+
+def replayed(plans: Plans, costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
+    """The end of a step, and the replays of its classes. Raises `DiagnosticError` if they wait for
+    each other in a ring."""
+    known: dict[tuple[Hashable, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (key, of_shape) in enumerate(costs):
 
-        def piece(shape: Shape, key: int = key, of_shape: ShapeCosts = of_shape) -> Piece:
+        def piece(shape: Shape, key: Hashable = key, of_shape: ShapeCosts = of_shape) -> Piece:
             found = known.get((key, shape))
             if found is None:
                 found = known[key, shape] = Piece(shape, of_shape(shape))

@@ -3,8 +3,7 @@
 A rank computes on one stream. Each communicator, each direction of copies, and sends to and
 receives from each neighbour have a stream of their own, beside it; so have all messages to another
 pod, which share the link of the rank. A machine may say that its collectives and sends share one
-stream. A blocking collective is on the stream of its communicator and on
-that of the computations.
+stream. A blocking collective is on the stream of its communicator and on that of the computations.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ COMPUTE: Final = "compute"
 #: The stream of all collectives and sends, where they share one.
 SHARED: Final = "shared"
 Stream = Hashable
-#: What time on the compute stream goes to, see `parts_of`.
+#: What time on the compute stream goes to, see `part_of`.
 Part = str
 BUBBLE: Final = "bubble"
 COPIES: Final = "host copies"

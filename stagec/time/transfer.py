@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stagec.ir.serving import DECODE
 from stagec.machines import Level, Machine
 from stagec.program.groups import crosses_pods
 from stagec.program.runs import Run
-from stagec.time.costs.network import level_between, message_seconds
+from stagec.time.costs.network import message_seconds
 from stagec.time.costs.nodes import Measurements
-from stagec.time.step import Issued, StepTime, step_time
+from stagec.time.step import IssuedStep, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
 
@@ -34,7 +35,7 @@ class TransferTime:
 
 
 def transfer_time(
-    issued: Issued,
+    issued: IssuedStep,
     machine: Machine,
     level: Level,
     alone: StepTime,
@@ -42,33 +43,25 @@ def transfer_time(
     overlap: bool = True,
     measured: Measurements | None = None,
 ) -> TransferTime:
-    """The caches that a pod sends in its step, which is `alone` if they take no time, over a level
-    of the network. A rank sends one after the other over its link; what receives them is taken to
-    have a link for each sender."""
-    messages = total = 0
+    """The caches that the first pod sends to that which decodes in its step, which is `alone` if
+    they take no time, over a level of the network. A rank sends one after
+    the other over its link; what receives them is taken to have a link for each sender."""
+    sender, messages, total = issued.jobs[0], 0, 0
     longest = 0.0
-    for sizes, members in zip(map(_sent, issued.runs), issued.members, strict=True):
+    for sizes, members in zip(map(_sent, sender.runs), sender.members, strict=True):
         messages += len(members) * sum(sizes.values())
         total += len(members) * sum(size * count for size, count in sizes.items())
         busy = sum(n * message_seconds(machine, size, level) for size, n in sizes.items())
         longest = max(longest, busy)
-    sending = step_time(issued, machine, overlap=overlap, measured=measured, pods=level)
+    sending = step_time(issued, machine, overlap=overlap, measured=measured, pods={DECODE: level})
     exposed = max(0, sending.picoseconds - alone.picoseconds) / PICOSECONDS
     return TransferTime(total, messages, level.name, longest, exposed)
 
 
-def level_between_pods(machine: Machine, ranks: Sequence[int]) -> Level:
-    """The level of the network between two pods, the second of which begins on a node of its own.
-    Raises `DiagnosticError` if there is none."""
-    node = machine.network[0].ranks or 1
-    first, second = ranks
-    return level_between(machine, 0, -(-first // node) * node + second - 1)
-
-
 def _sent(runs: Sequence[Run]) -> Counter[int]:
-    """The messages that a rank sends to another pod: how many of each size."""
+    """The messages that a rank sends to the pod that decodes: how many of each size."""
     found = Counter[int]()
     for kind, times in Counter(run.kind for run in runs).items():
-        for node in (n for n in kind.nodes if crosses_pods(n.op)):
+        for node in (n for n in kind.nodes if n.over == DECODE and crosses_pods(n.op)):
             found[node.size] += times
     return found

@@ -68,6 +68,36 @@ def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
 
 
+@crossed(axes=FACTORS["axes"], microbatches=(1, 2))
+def test_a_step_that_gathers_first_equals_that_on_one_device(
+    axes: Mapping[str, int], microbatches: int
+) -> None:
+    """ZeRO-1 with parameters that are gathered when the step begins."""
+    inputs, expected = plain()
+    options = {"zero": 1, "overlap_param_gather": True, "microbatches": microbatches}
+    module = tiny_module(LLAMA, f"{STEP},{PLACE}", **axes, **options)
+    names = [v.name for v in module.main.body.terminator.operands]
+    for name, x, y in zip(names, expected, run_numeric(module, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_parameters_are_gathered_once_first_or_last(microbatches: int) -> None:
+    """As many bytes before forward as behind updates, whatever the number of microbatches, and as
+    many reduced; and no call is behind the updates."""
+    options = {"dp": 8, "zero": 1, "microbatches": microbatches, "sizes": {"L": L, "B": 2 * B}}
+    (last,), (first,) = (
+        analyse(LLAMA, **options, overlap_param_gather=how)["classes"] for how in (False, True)
+    )
+    assert gathers(last) == {"optimizer": (gathers(last)["optimizer"][0], L * BLOCK + ROOT)}
+    assert gathers(first) == {"forward": (L + 1, L * BLOCK + ROOT)}
+    (one,), (other,) = (
+        [r["bytes"] for r in each["collectives"] if r["op"] == "reduce_scatter"]
+        for each in (last, first)
+    )
+    assert one == other
+
+
 def analysed(**options: Any) -> dict[str, Any]:
     result = analyse(LLAMA, dp=8, zero=3, sizes={"L": L, "B": B}, **options)
     return dict(result["classes"][0])

@@ -120,6 +120,13 @@ CASES = {
     ),
     "conv1d": Case(SEQUENCE, "%y = stg.conv1d[pad = 1](%x, %w)", "bsf", CONV),
     "conv1d-strided": Case(SEQUENCE, "%y = stg.conv1d[stride = 2, pad = 1](%x, %w)", "bsf", CONV),
+    "conv1d-within": Case(SEQUENCE, "%y = stg.conv1d(%x, %w)", "bsf", CONV),
+    "conv2d-groups": Case(
+        "%x: f32[B{}, S{}, 4, N{}, P | param], %w: f32[3, 3, N, P, F{} | param]",
+        "%y = stg.conv2d[stride = 2, pad = 1](%x, %w)",
+        "bszgf",
+        (("@dp", "", "", "@tp"), ("", "@tp", "@dp", ""), ("", "", "@(dp, tp)", "")),
+    ),
     "mse": Case(f"{X}, %z: f32[B, S, D]", "%y = stg.mse[mean = B*S*D](%x, %z)", "", ROWS),
     "sinusoid": Case(
         "%t: f32[B{}], %w: f32[F{}, D | param]",

@@ -56,8 +56,18 @@ TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
 #: Without a dimension S; with a loss of pairs of the batch.
 DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 SEEN = ("clip_vision_model", "siglip_vision_model")
-UNSPLIT = ("vit", "deit", "DiTTransformer2DModel", *DINO, *SEEN)
-PAIRED = ("clip", "siglip")
+UNSPLIT = (
+    "beit",
+    "data2vec-vision",
+    "convnext",
+    "swin",
+    "vit",
+    "deit",
+    "DiTTransformer2DModel",
+    *DINO,
+    *SEEN,
+)
+PAIRED = ("clip", "metaclip_2", "siglip")
 #: Layers of several kinds that attend to one output: no message brings its gradient.
 UNCUT = (*PAIRED, "switch_transformers", "gemma3n_text", "gemma3n")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
@@ -70,9 +80,11 @@ JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransforme
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
-ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv6", "rwkv7")
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv5", "rwkv6", "rwkv7")
 _DELTAS = ("qwen3_5", "qwen3_5_moe")
 SCANNED = (*(n for n in SCANS if n not in ALONE), "minimax", "minimax_text_01", *_DELTAS)
+#: Nor is it for convolutions that see both sides.
+CONVOLVED = ("wav2vec2", "unispeech", "unispeech-sat", "hubert")
 
 
 def _rows() -> list[Any]:
@@ -111,7 +123,7 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
 def _context(model_type: str, mode: str) -> dict[str, Any]:
     few = model_type in {"ring": GATHERED + JOINT, "ulysses": ONE_HEAD + JOINT}.get(mode, ())
     given: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather" if few else mode} if mode else {}
-    if given.get("cp_mode") == "ring" and model_type in SCANNED:
+    if given.get("cp_mode") == "ring" and model_type in (*SCANNED, *CONVOLVED):
         given["cp_order"] = "plain"
     return given
 
@@ -167,6 +179,7 @@ REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
     (JOINT, {"cp": 2, "cp_mode": "ulysses"}, "nothing to exchange", _GATHER),
     (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
     (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
+    (CONVOLVED, {"cp": 2}, "moves S, whose parts", "--cp-order plain"),
     (UNSPLIT, {"cp": 2}, "no sequence to split", "--tp"),
     (UNSPLIT, {"tp": 2, "sp": True}, "no sequence to split", "--tp"),
     (("llama", "vit", "mamba"), {"dp": 2, "ep": 2}, "has no experts", "leave it out"),

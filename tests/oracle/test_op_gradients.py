@@ -95,16 +95,22 @@ CASES = {
         for d in ("H", "B, S, H", "B, S, H, E")
     },
     **{
-        f"gated_delta_rule{'-keys' if key else ''}": Case(
+        f"gated_delta_rule{'-keys' if key else ''}{'-double' if more else ''}": Case(
             "%q: f32[B, S, G, E | param], %k: f32[B, S, G, E | param], "
             f"%v: f32[B, S, H, N | param], %a: f32[B, S, H{key} | param], "
             f"%b: f32[B, S, H | param], %A: f32[H | param], %bias: f32[H{key} | param]",
-            "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+            f"%y = stg.gated_delta_rule[chunk = 2{more}](%q, %k, %v, %a, %b, %A, %bias)",
             "B, S, H, N",
         )
-        for key in ("", ", E")
+        for key, more in (("", ""), (", E", ""), ("", ", double"))
     },
     "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
+    "wkv6-constant": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "k"))
+        + ", %w: f32[H, E | param], %v: f32[B, S, H, N | param], %now: f32[H, E | param]",
+        "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "B, S, H, N",
+    ),
     "wkv6": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k"))
         + ", %v: f32[B, S, H, N | param], %now: f32[H, E | param]",
@@ -224,6 +230,31 @@ CASES = {
         "%y = stg.conv1d[stride = 2, pad = 1](%x, %w)",
         "B, S, D",
     ),
+    "conv1d-within": Case(
+        "%x: f32[B, 2*S + 3, E | param], %w: f32[5, E, D | param]",
+        "%y = stg.conv1d[stride = 2](%x, %w)",
+        "B, S, D",
+    ),
+    "conv1d-groups": Case(
+        "%x: f32[B, S, G, E | param], %w: f32[4, G, E, D | param]",
+        "%y = stg.conv1d[pad = 2](%x, %w)",
+        "B, S + 1, G, D",
+    ),
+    "conv2d": Case(
+        "%x: f32[B, 4, S, E | param], %w: f32[3, 3, E, D | param]",
+        "%y = stg.conv2d[pad = 1](%x, %w)",
+        "B, 4, S, D",
+    ),
+    "conv2d-strided": Case(
+        "%x: f32[B, 4, 2*S, E | param], %w: f32[3, 3, E, D | param]",
+        "%y = stg.conv2d[stride = 2, pad = 1](%x, %w)",
+        "B, 2, S, D",
+    ),
+    "conv2d-depth-wise": Case(
+        "%x: f32[B, 4, S, D, 1 | param], %w: f32[3, 5, D, 1, 1 | param]",
+        "%y = stg.conv2d[pad = 2](%x, %w)",
+        "B, 6, S, D, 1",
+    ),
     "mse": Case(f"{X}, %z: f32[B, S, D]", "%y = stg.mse[mean = B*S*D](%x, %z)", ""),
     "sinusoid": Case(
         "%x: f32[B, D | param], %t: f32[B]",
@@ -337,6 +368,14 @@ CASES = {
     ),
     "relative-bias-both-ways": Case(
         "%x: f32[H, G | param]", "%y = stg.relative_bias[sizes = (S, S), most = 3](%x)", "G, S, S"
+    ),
+    "by-distance": Case(
+        "%x: f32[B, S, H, V | param]", "%y = stg.by_distance[size = S](%x)", "B, H, S, S"
+    ),
+    "by-distance-of-keys": Case(
+        "%x: f32[B, S, H, 8 | param]",
+        "%y = stg.by_distance[size = V, keys, most = 9](%x)",
+        "B, H, V, S",
     ),
     "index-scores": Case(
         "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param], %w: f32[B, S, H | param]",

@@ -80,6 +80,32 @@ def test_pods_train_what_one_device_trains(
     assert_parts_train(path(name), parts, sizes=sizes, **options)
 
 
+#: Strategies of the parts and of main with pipeline stages.
+STAGED: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("dp=2", {"pp": 2, "tp": 2, "dp": 2, "microbatches": 4}),
+    ("pp=2,dp=2,schedule=gpipe", {"tp": 2, "sp": True, "microbatches": 4}),
+    ("dp=2", {"pp": 2, "microbatches": 4, "schedule": "interleaved", "chunks": 2}),
+    ("tp=2", {"pp": 2, "microbatches": 4, "schedule": "zb-h1"}),
+    ("", {"pp": 2, "microbatches": 4, "schedule": "zbv"}),
+    ("dp=2,zero=1", {"pp": 4, "microbatches": 4, "schedule": "gpipe", "dp": 2, "zero": 1}),
+    ("pp=2,tp=2,schedule=gpipe", {"pp": 4, "tp": 2, "microbatches": 4}),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "options"),
+    [
+        pytest.param(name, *row, id=f"{name}-{i}", marks=EXHAUSTIVE if i > 1 else [])
+        for name in ("whisper", "qwen2_5_vl")
+        for i, row in enumerate(STAGED)
+        if name == "whisper" or i != 1
+    ],
+)
+def test_pods_with_stages_train(name: str, part: str, options: Mapping[str, Any]) -> None:
+    parts = [f"{end}: {part}" for end in ENDS[name]]
+    assert_parts_train(path(name), parts, **options)
+
+
 _TWO_LAYERS = """
 stg.module @layers {
   stg.symbols[B, D = 8, F = 8]
@@ -137,7 +163,8 @@ def test_a_pod_that_waits_for_nothing_that_comes_is_found() -> None:
     [
         ("encoder=e: microbatches=2", {}, "has 1 microbatches and 'encoder' has 2"),
         ("encoder=e: dp=3", {"dp": 2, "sizes": {"B": 12}}, "2 parts, and 3"),
-        ("encoder=e", {"pp": 2, "microbatches": 4}, "'main' has pipeline stages"),
+        ("encoder=e: pp=2,microbatches=4", {"microbatches": 4}, "expected gpipe"),
+        ("encoder=e", {"pp": 2, "microbatches": 4, "schedule": "dualpipe"}, "has no one stage"),
         ("main=e", {}, "the part 'main' is the rest of the model"),
         ("encoder=nothing", {}, "no value '%nothing'"),
         ("encoder=r1", {}, "made inside of layers"),
@@ -150,4 +177,20 @@ def test_parts_that_do_not_fit_are_told(
 ) -> None:
     with pytest.raises(DiagnosticError) as found:
         pods_of(path("whisper"), [part], **options)
+    assert message in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "options", "message"),
+    [
+        ("t5", "dp=2", {"pp": 2}, "take values of each other in forward"),
+        ("t5", "pp=2,schedule=gpipe", {}, "take values of each other in forward"),
+        ("mllama", "dp=2", {"pp": 2}, "waits for the gradient of each microbatch"),
+    ],
+)
+def test_stages_that_would_wait_for_each_other_are_told(
+    name: str, part: str, options: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(DiagnosticError) as found:
+        pods_of(path(name), [f"{ENDS[name][0]}: {part}"], microbatches=4, **options)
     assert message in str(found.value)

@@ -129,6 +129,13 @@ def test_parameters_that_are_kept_for_all_microbatches(schedule: tuple[str, int,
     assert_same({**row, "reshard_after_forward": "never", "recompute": "selective"})
 
 
+@pytest.mark.parametrize("schedule", kinds_of_schedules([p for p in PIPELINES if p[1] == 2]))
+def test_parameters_that_are_gathered_first(schedule: tuple[str, int, int, int]) -> None:
+    """ZeRO-1, of which a stage gathers what it updated in the step before."""
+    row = {"pipeline": schedule, "model": LLAMA, "mesh": (2, 1), "zero": 1}
+    assert_same({**row, "overlap_param_gather": True})
+
+
 @crossed(schedule=["1f1b", "zbv", "dualpipe"], model=[LLAMA, GPT])
 def test_messages_in_parts(schedule: str, model: str) -> None:
     """Each of the ranks that hold the same sends a part, and the receivers put them together."""

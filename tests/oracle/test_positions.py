@@ -68,6 +68,20 @@ CASES = {
             "%a = stg.attention[bias, rsqrt = 1](%q, %k, %k, %b)"
         ),
     ),
+    "disentangled": (
+        ", %near: f32[12, H, K | param], %far: f32[12, H, K | param], %wh: f32[G, H | param]",
+        (
+            '%keys = stg.einsum["btgk,gh->bthk"](%k, %wh)\n    '
+            '%s0 = stg.einsum["bshk,bthk->bhst"](%q, %keys)\n    '
+            '%c0 = stg.einsum["bshk,rhk->bshr"](%q, %near)\n    '
+            "%c = stg.by_distance[size = S, most = 20](%c0)\n    "
+            '%p0 = stg.einsum["bthk,rhk->bthr"](%keys, %far)\n    '
+            "%p = stg.by_distance[size = S, keys](%p0)\n    "
+            "%scores = stg.add(%s0, %c, %p)\n    "
+            "%weights = stg.softmax[rsqrt = 3*K](%scores)\n    "
+            '%a = stg.einsum["bhst,bthk->bshk"](%weights, %keys)'
+        ),
+    ),
     "indexer": (
         ", %wi: f32[D, I, J], %wj: f32[D, J], %ww: f32[D, I]",
         (
@@ -97,6 +111,8 @@ def test_split_equals_one_device(strategy: str, case: str) -> None:
     """The loss and all gradients."""
     if strategy == "ring" and case in ("relative", "indexer"):
         pytest.skip("a ring takes neither a bias nor a selection")
+    if strategy == "exchange" and case == "disentangled":
+        pytest.skip("scores are no kernel that an exchange could take apart")
     one = compiled(text(case), GRADIENTS)
     inputs = inputs_of(one, 4)
     module = compiled(text(case, strategy), f"{GRADIENTS},{PLACE}")
@@ -238,3 +254,34 @@ def test_buckets_of_relative_positions(causal: bool) -> None:
     (found,) = run_numeric(module, {"t": np.arange(32.0)[:, None]})
     expected = [[bucket(j, i) for j in range(150)] for i in range(150)]
     np.testing.assert_array_equal(found[0], expected)
+
+
+@pytest.mark.parametrize("most", [0, 30])
+def test_rows_of_disentangled_scores(most: int) -> None:
+    """Each pair takes the row of its distance, written down anew from the code of the release: all
+    rows up to the ends, or logarithmic ones from half of the rows of a side on."""
+
+    def row(distance: int) -> int:
+        middle = 4
+        if most and abs(distance) > middle:
+            grown = math.log(abs(distance) / middle) / math.log((most - 1) / middle)
+            distance = int(math.copysign(math.ceil(grown * (middle - 1)) + middle, distance))
+        return min(max(distance + 8, 0), 15)
+
+    flag = f", most = {most}" if most else ""
+    module = compiled(
+        f"""stg.module @m {{
+      stg.func @f(%x: f32[1, 40, 1, 16]) {{
+        %y = stg.by_distance[size = 40{flag}](%x)
+        %z = stg.by_distance[size = 40, keys{flag}](%x)
+        stg.return(%y, %z)
+      }}
+    }}""",
+        "infer-shapes",
+    )
+    x = np.arange(40.0 * 16).reshape(1, 40, 1, 16)
+    of_queries, of_keys = run_numeric(module, {"x": x})
+    for i in range(40):
+        for j in range(40):
+            assert of_queries[0, 0, i, j] == x[0, i, 0, row(i - j)]
+            assert of_keys[0, 0, i, j] == x[0, j, 0, row(i - j)]

@@ -75,14 +75,14 @@ OPS = {
         for d in ("H", "B, S, H", HEADS)
     },
     **{
-        f"gated_delta_rule{'-keys' if k else ''}": (
+        f"gated_delta_rule{'-keys' if k else ''}{'-double' if more else ''}": (
             params(q=GROUPS, k=GROUPS, v="B, S, H, N", a=f"B, S, H{k}", b="B, S, H", A="H")
             + ", "
             + params(bias=f"H{k}"),
-            "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+            f"%y = stg.gated_delta_rule[chunk = 2{more}](%q, %k, %v, %a, %b, %A, %bias)",
             "bshn",
         )
-        for k in ("", ", K")
+        for k, more in (("", ""), (", K", ""), ("", ", double"))
     },
     "shift": (
         params(x="B, S, F"),
@@ -96,6 +96,11 @@ OPS = {
     ),
     "wkv6": (
         params(**dict.fromkeys(("r", "w", "k", "v"), HEADS), now="H, K"),
+        "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "bshk",
+    ),
+    "wkv6-constant": (
+        params(r=HEADS, k=HEADS, v=HEADS, w="H, K", now="H, K"),
         "%y = stg.wkv6(%r, %w, %k, %v, %now)",
         "bshk",
     ),

@@ -35,7 +35,18 @@ ROWS: Sequence[Mapping[str, Any]] = (
 #: Without a dimension S: sequence parallelism has none to split.
 _DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 _PATCHES = ("clip_vision_model", "siglip_vision_model", "siglip_vision_model-patches")
-NO_SEQUENCE = ("vit", "deit", "deit-teacher", *_DINO, *_PATCHES, "DiTTransformer2DModel")
+NO_SEQUENCE = (
+    "convnext",
+    "swin",
+    "beit",
+    "beit-shared",
+    "vit",
+    "deit",
+    "deit-teacher",
+    *_DINO,
+    *_PATCHES,
+    "DiTTransformer2DModel",
+)
 #: A loss over all pairs of the batch: with microbatches it is another loss.
 PAIRS = ("clip", "siglip")
 FIRST = ("bert", "t5", "whisper", "clip", "FluxTransformer2DModel")

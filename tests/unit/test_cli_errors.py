@@ -382,6 +382,15 @@ def test_a_folder_that_is_not_there_is_told_before_any_work(
     assert told.err.startswith(f"error: {tmp_path}/none/x.html: No such file or directory")
 
 
+@pytest.mark.parametrize("command", ["analyze", "memory", "time"])
+def test_a_plot_takes_several_configurations(command: str, tmp_path: Path) -> None:
+    words = ["--machine", "h100-sxm"] if command == "time" else []
+    told = stagec(command, "llama3-8b", "--set", "L=1", *words, "--html", tmp_path / "x.svg")
+    assert told.code == 1
+    assert told.err.startswith("error: --html FILE.svg is a plot, of many configurations")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_print_after_names_a_pass() -> None:
     told = stagec("analyze", "llama3-8b", "--set", "L=1", "--print-after", "infer-shape")
     assert told.code == 1

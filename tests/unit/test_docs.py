@@ -425,6 +425,8 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.slice": {"table": "bf16[V, D]"},
     "stg.relative_bias": {"table": "bf16[32, H]"},
     "stg.relative_bias_grad": {"db": "bf16[H, S, S]"},
+    "stg.by_distance": {"near": "bf16[B, S, H, 64]"},
+    "stg.by_distance_grad": {"ds": "bf16[B, H, S, S]"},
     "stg.index_scores": {"k": "bf16[B, S, K]", "weights": "bf16[B, S, H]"},
     "stg.index_scores_grad": {
         "ds": "f32[B, S, S]",
@@ -444,6 +446,14 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.conv1d": {"kernel": "bf16[3, D, F]"},
     "stg.conv1d_dx": {"kernel": "bf16[3, D, F]", "du": "bf16[B, S/2, F]"},
     "stg.conv1d_dw": {"du": "bf16[B, S/2, F]"},
+    **{
+        f"stg.conv2d{which}": {
+            "square": "bf16[3, 3, D, F]",
+            "pixels": "bf16[B, 8, 8, D]",
+            "dp": "bf16[B, 8, 8, F]",
+        }
+        for which in ("", "_dx", "_dw")
+    },
     "stg.sinusoid": {"time": "f32[B]"},
     "stg.embedding_bag_grad": {"dc": "bf16[B, D]"},
     "stg.triangle_grad": {"dz": "bf16[B, H, S*(S - 1)/2]"},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.support.files import new_file, write_file
+from stagec.support.files import check_new_file, new_file, write_file
 from tests.support import LLAMA, stagec
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,17 @@ def test_permissions_are_those_of_the_file_or_of_a_new_one(tmp_path: Path) -> No
     write_file(new, "x")
     assert old.stat().st_mode & 0o777 == 0o640
     assert new.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_pipe_without_a_name_is_written_to() -> None:
+    """As `-o /dev/stdout` in a pipeline is."""
+    reading, writing = os.pipe()
+    path = Path(f"/dev/fd/{writing}")
+    check_new_file(path)
+    write_file(path, "text")
+    assert os.read(reading, 99) == b"text"
+    os.close(reading)
+    os.close(writing)
 
 
 def test_a_device_is_written_to_not_replaced(tmp_path: Path) -> None:

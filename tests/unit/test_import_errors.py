@@ -84,6 +84,7 @@ def test_what_is_no_configuration_is_told(text: str, message: str) -> None:
         ("rope_theta", float("nan"), "is NaN or Infinity, expected a number"),
         ("rope_theta", float("inf"), "is NaN or Infinity, expected a number"),
         ("rope_theta", "1e4", "is '1e4', expected a number"),
+        ("rope_theta", 1e30, "expected a number up to 281474976710656"),
         ("rope_theta", 0.5, "expected a positive whole number"),
         ("rope_theta", -100, "expected a positive whole number"),
         ("rope_scaling", "yarn", "is 'yarn', expected an object"),

@@ -180,6 +180,7 @@ def test_scalings_without_an_operation_are_noted(kind: str) -> None:
     ("scaling", "message"),
     [
         ({"type": "yarn"}, "the key 'rope_scaling.factor' is missing"),
+        ({"type": "linear", "factor": 1e30}, "expected a number up to 281474976710656"),
         ({"type": "linear", "factor": 0.5}, "is 0.5, expected a number from 1 on"),
         ({"type": "yarn", "factor": 2, "beta_fast": 0.5}, "'rope_scaling.beta_fast' is 1/2"),
         (

@@ -27,23 +27,33 @@ def counted(args: str, line: str, kind: str = "flops") -> int:
     return evaluate(cost, SIZES)
 
 
-@pytest.mark.parametrize(("stride", "pad"), [(1, 1), (2, 1), (3, 0), (2, 0)])
+@pytest.mark.parametrize(("stride", "pad"), [(1, 1), (2, 1), (3, 0), (2, 0), (1, 0), (1, 2)])
 def test_a_convolution_multiplies_each_element_of_each_window(stride: int, pad: int) -> None:
     """Padding is multiplied too, and both gradients cost as much as forward."""
     width = 3 if (stride, pad) != (2, 0) else 2
     b, s, d, f = (SIZES[n] for n in "BSDF")
     windows = range(-pad, s + pad - width + 1, stride)
-    assert len(windows) == s // stride
     adds = sum(1 for _ in product(range(b), windows, range(width), range(d), range(f)))
     how = f"stride = {stride}, pad = {pad}"
     line = f"%y = stg.conv1d[{how}](%x, %w)"
-    x, w, dy = "%x: f32[B, S, D]", f"%w: f32[{width}, D, F]", f"%dy: f32[B, S/{stride}, F]"
+    x, w, dy = "%x: f32[B, S, D]", f"%w: f32[{width}, D, F]", f"%dy: f32[B, {len(windows)}, F]"
     for kind in ("flops", "matmul_flops"):
         assert counted(f"{x}, {w}", line, kind) == 2 * adds
         grad = f"%y = stg.conv1d_dx[{how}, positions = S](%dy, %w)"
         assert counted(f"{dy}, {w}", grad, kind) == 2 * adds
         grad = f"%y = stg.conv1d_dw[{how}, width = {width}](%x, %dy)"
         assert counted(f"{x}, {dy}", grad, kind) == 2 * adds
+
+
+@pytest.mark.parametrize(("stride", "pad"), [(1, 1), (2, 1), (1, 0)])
+def test_a_convolution_of_groups_multiplies_within_each(stride: int, pad: int) -> None:
+    b, s, n, d, f = (SIZES[name] for name in "BSNDF")
+    rows, columns = (range(-pad, size + pad - 3 + 1, stride) for size in (s, 8))
+    adds = sum(1 for _ in product(range(b), rows, columns, range(9), range(n), range(d), range(f)))
+    how = f"stride = {stride}, pad = {pad}"
+    args = "%x: f32[B, S, 8, N, D], %w: f32[3, 3, N, D, F]"
+    for kind in ("flops", "matmul_flops"):
+        assert counted(args, f"%y = stg.conv2d[{how}](%x, %w)", kind) == 2 * adds
 
 
 @pytest.mark.parametrize(

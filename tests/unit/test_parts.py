@@ -21,6 +21,9 @@ CASES = (
     ("tp=4,sp", "--dp 4 --zero 3"),
     ("", "--tp 2"),
     ("dp=2,cp=2,cp-mode=ulysses", "--dp 2 --tp 2"),
+    ("dp=2", "--pp 2 --microbatches 4 --tp 2"),
+    ("pp=2,schedule=gpipe", "--pp 2 --microbatches 4 --schedule zb-h1"),
+    ("dp=2", "--pp 2 --microbatches 4 --schedule interleaved --chunks 2"),
 )
 
 
@@ -35,10 +38,14 @@ def flags(name: str, part: str) -> list[str]:
     return [word for end in ENDS[name] for word in ("--part", f"{end}: {part}")]
 
 
-@pytest.mark.parametrize("name", ["whisper", pytest.param("t5", marks=EXHAUSTIVE)])
 @pytest.mark.parametrize(
-    ("part", "main"),
-    [pytest.param(*c, marks=[EXHAUSTIVE] if i else []) for i, c in enumerate(CASES)],
+    ("name", "part", "main"),
+    [
+        pytest.param(name, *c, marks=[] if name == "whisper" and i in (0, 5) else EXHAUSTIVE)
+        for name in ("whisper", "t5")
+        for i, c in enumerate(CASES)
+        if name == "whisper" or "pp" not in c[1]
+    ],
 )
 def test_pods_are_one_job(name: str, part: str, main: str, tmp_path: Path) -> None:
     """The checker proves it, and each pod gets each byte of a value as often as it holds it."""
@@ -109,9 +116,9 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
         (("analyze", "--symbolic"), "--symbolic is of one mesh"),
         (("memory", "--html", "x.html"), "--html draws one job"),
         (("time", "--machine", "h100-sxm", "--html", "x.html"), "are of one job"),
-        (("analyze", "--pp", "2"), "has pipeline stages"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
-        (("analyze", "--serve", "prefill", "--prompt", "8"), "--part is about training"),
+        (("analyze", "--serve", "decode", "--context", "8"), "does not compute a value '%e'"),
+        (("serve", "--machine", "h100-sxm", "--prompt", "8"), "--part makes several pods"),
     ],
 )
 def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) -> None:
@@ -133,7 +140,7 @@ def test_parts_do_not_vary() -> None:
         time_step(path("whisper"), part="encoder=e")
 
 
-def test_memory_and_time_are_those_of_each_part() -> None:
+def test_memory_is_that_of_each_part() -> None:
     """The stash of an encoder that runs ahead is that of all microbatches."""
     found: dict[int, dict[str, Any]] = {}
     for count in (1, 2):
@@ -144,8 +151,49 @@ def test_memory_and_time_are_those_of_each_part() -> None:
         found[count] = json.loads(ran.out)["pods"]
     stash = {n: p["encoder"]["classes"][0]["categories"]["stash"] for n, p in found.items()}
     assert stash[1] == stash[2] > 0
-    ran = stagec("time", path("whisper"), *words, "--machine", "h100-sxm", "--json")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--serve", "prefill", "--tp", "2", "--microbatches", "2"],
+        ["--serve", "disaggregated", "--prefill", "tp=2,microbatches=2", "--decode", "tp=4"],
+    ],
+)
+def test_parts_of_servers_are_one_job(flags: list[str], tmp_path: Path) -> None:
+    """An encoder, what prefills and what decodes: the checker proves the job, memory and time tell
+    of all pods."""
+    words = [path("whisper"), *flags, "--batch", "8", "--prompt", "8"]
+    words += ["--part", "encoder=e: dp=4,microbatches=2"]
+    ran = stagec("compile", *words, "-o", tmp_path / "job")
     assert ran.code == 0, ran.err
-    timed = json.loads(ran.out)
-    steps = [pod["step_seconds"] for pod in timed["pods"].values()]
-    assert timed["step_seconds_at_least"] == max(steps)
+    checked = stagec("check", tmp_path / "job", "--json")
+    assert checked.code == 0, checked.out
+    manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
+    decodes = "disaggregated" in flags
+    pods = ["prefill", "encoder", "decode"] if decodes else ["main", "encoder"]
+    assert list(manifest["pods"]) == pods
+    (crossed,) = manifest["crossings"]
+    assert (crossed["source"], crossed["to"]) == ("encoder", pods[0])
+    assert crossed["bytes"] == 2 * BATCH * 8 * 16 * 2  # %e, on both ranks that prefill
+    ran = stagec("memory", *words, "--json")
+    assert list(json.loads(ran.out)["pods"]) == pods
+    ran = stagec("time", *words, "--machine", "h100-sxm", "--json", "--no-levers")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    first = found["pods"]["prefill"] if decodes else found
+    assert [c["name"] for c in first["classes"]] == [f"{pods[0]}/stage0", "encoder/stage0"]
+    late = found["handover"]["exposed_seconds"] if decodes else 0
+    assert found["serving"]["ttft_seconds"] == first["step_seconds"] + late
+
+
+@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=EXHAUSTIVE)])
+def test_stages_of_servers_are_one_job(name: str, tmp_path: Path) -> None:
+    """No gradient comes back, so stages of both parts go together even where main gives words."""
+    words = (path(name), "--serve", "prefill", "--batch", "8", "--prompt", "8", "--pp", "2")
+    part = ("--microbatches", "2", "--part", "encoder=e: pp=2,dp=2")
+    ran = stagec("compile", *words, *part, "-o", tmp_path / "job")
+    assert ran.code == 0, ran.err
+    checked = stagec("check", tmp_path / "job", "--json")
+    assert checked.code == 0, checked.out
+    assert json.loads(checked.out)["rendezvous"]

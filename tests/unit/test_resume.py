@@ -199,3 +199,14 @@ def test_a_folder_of_others_is_not_completed(tmp_path: Path) -> None:
     ran = stagec("compile", LLAMA, "-o", out, "--resume")
     assert ran.code == 1
     assert content(out) == {"thesis.tex": b"years of work"}
+
+
+def test_another_job_is_not_completed(tmp_path: Path) -> None:
+    out, words = tmp_path / "out", ("compile", LLAMA, "--set", "L=1", "--quiet", "-o")
+    assert stagec(*words, out).code == 0
+    expected = content(out)
+    ran = stagec(*words, out, "--tp", "2", "--resume")
+    assert ran.code == 1
+    assert f"'{out}' holds the traces of another command: stagec compile" in ran.err
+    assert content(out) == expected
+    assert stagec(*words, out, "--only-ranks", "0", "--resume").code == 0

@@ -5,8 +5,10 @@ The tests go over all flags, so that one that is added later is tested too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +33,9 @@ from tests.support import DISTINCT, LLAMA, parse, stagec
 
 pytestmark = DISTINCT
 
+ROOT = Path(__file__).resolve().parents[2]
+#: Where what a strategy says is read.
+ROOMS = ("ir_spec", "passes", "stagec/sharding", "stagec/schedule")
 #: A mesh and values on which every flag has an effect.
 AXES: dict[str, int | None] = {"pp": 2, "dp": 2, "ep": 2, "cp": 2, "tp": 2}
 SIZES: dict[str, int | None] = dict.fromkeys("BSHGFMVEL", 64)
@@ -45,6 +50,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "weight_block": {"weight_dtype": "int4"},
     "reshard_after_forward": {"zero": 3},
     "fsdp_prefetch": {"zero": 3},
+    "overlap_param_gather": {"zero": 1},
     "recompute_layers": {"recompute": "full"},
     "recompute_every": {"recompute": "full"},
     "memory_nodes": {"offload": "optimizer"},
@@ -120,6 +126,14 @@ def test_a_flag_says_what_it_is(name: str) -> None:
         assert set(flag.tries) <= set(flag.choices)
     needed = {n for need in flag.needs for n in ((need,) if isinstance(need, str) else need)}
     assert needed <= {*FLAGS, EXPERTS}
+
+
+def test_something_reads_what_a_statement_says() -> None:
+    """A pass, or a library that it asks, by the name of the field."""
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    read = re.findall(r"\.(\w+)", "".join(path.read_text(encoding="utf-8") for path in files))
+    stated = {each.name for statement in STATEMENTS for each in statement.params}
+    assert stated - set(read) == set()
 
 
 # -- text ------------------------------------------------------------------------------------------

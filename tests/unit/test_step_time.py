@@ -26,7 +26,7 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import replay as replay_actions
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock.definition import RankWork, clock
-from stagec.time.clock.hosts import HostTimes, never_late
+from stagec.time.clock.hosts import HostTimes, host_costs, never_late
 from stagec.time.clock.join import Joined, joined
 from stagec.time.clock.pieces import Piece
 from stagec.time.clock.plan import PlannedPiece
@@ -144,7 +144,9 @@ def clocked(
     for r in range(len(of)):  # of other pods: nobody waits for what goes there
         crossing = (n for n in programs[of[r]].nodes if crosses_pods(n.op))
         peers.update({(r, n.over, n.by): -1 - r for n in crossing})
-    return clock(works, issued.groups, peers, slowdown, overlap=overlap, one_stream=one_stream)
+    return clock(
+        works, {"": issued.groups}, peers, slowdown, overlap=overlap, one_stream=one_stream
+    )
 
 
 def compare(
@@ -420,6 +422,22 @@ def test_hosts_that_are_never_late_are_not_behind(name: str, slowdown: int) -> N
     assert not never_late(devices, HostTimes(10**6))
 
 
+def test_hosts_launch_no_sums_of_gradients() -> None:
+    """The engine of backward does that, without a call of a module."""
+    issued = issued_of(options_of(LLAMA, {"microbatches": 2}))
+    _, devices = replayed(issued, {0: spiky})
+    steps = [step for each in devices for piece in each.pieces for step in piece.shape.steps]
+    costs = [
+        cost.launch
+        for each in devices
+        for piece in each.pieces
+        for cost in host_costs(HostTimes(7), piece.shape)
+    ]
+    sums = {c for s, c in zip(steps, costs, strict=True) if s.node.kind == "accumulate_grad"}
+    forward = {c for s, c in zip(steps, costs, strict=True) if s.node.phase == "forward"}
+    assert (sums, 7 in forward) == ({0}, True)
+
+
 def test_paths_count_and_not_nodes() -> None:
     """A job with a computation that is shorter than its issue, and hosts that are never late."""
     issued = issued_of(options_of(LLAMA, {}))
@@ -482,7 +500,8 @@ def spiky(node: Node) -> Cost:
 
 
 def host_cost(issue: int, node: Node) -> Cost:
-    return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
+    counts = node.is_computation and node.phase != "optimizer" and node.kind != "accumulate_grad"
+    return Cost(0, issue if counts else 0)
 
 
 def ends(each: ClassReplay) -> list[int]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pods import lower_pods, options_of_pod
+from stagec.driver.job.pod_options import options_of_pod
+from stagec.driver.job.pods import lower_pods
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
 from stagec.driver.time.timed import time_job

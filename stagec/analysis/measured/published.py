@@ -17,8 +17,9 @@ from stagec.analysis.measured import MeasuredStep, Source, read
 #: its mask is a kernel, and so is each norm (megatron/model/fused_softmax.py, apex); TorchScript
 #: makes one of bias and GeLU, and of bias, dropout and residual (fused_bias_gelu.py,
 #: transformer.py, `bias_dropout_add_fused_train`), and no more: dropout of attention reads what
-#: softmax wrote. Tensor-parallel ranks send a part each of what they hold alike
-#: (`scatter_gather_tensors_in_pipeline`).
+#: softmax wrote. Gradients of a microbatch are added to the sum by kernels of their own: products
+#: add to sums in fp32 only (megatron/arguments.py, `gradient_accumulation_fusion`). Tensor-parallel
+#: ranks send a part each of what they hold alike (`scatter_gather_tensors_in_pipeline`).
 MEGATRON: Final[Mapping[str, Any]] = {
     "param_dtype": "f16",
     "grad_dtype": "f16",
@@ -26,12 +27,27 @@ MEGATRON: Final[Mapping[str, Any]] = {
     "ddp_bucket": 0,
     "fusion": "pointwise",
 }
+#: Megatron-LM of 2022 with `--bf16`: products add gradients up in fp32
+#: (megatron/mpu/layers.py, `gradient_accumulation_fusion`, of February 2022 and on by default).
+MEGATRON_BF16: Final[Mapping[str, Any]] = {
+    "param_dtype": "bf16",
+    "ddp_bucket": 0,
+    "fusion": "pointwise",
+    "fuse_gradients": True,
+}
 #: Before `async_tensor_model_parallel_allreduce` (arXiv 2205.05198, section 4.2.2, has it).
 BLOCKING: Final[Mapping[str, Any]] = {"async_tp": False}
 #: Megatron-Core: Transformer Engine's fused attention, norms and SwiGLU, everything else alone; the
 #: distributed optimizer reduces fp32 gradients in buckets beside backward
-#: (`--use-distributed-optimizer --overlap-grad-reduce`).
-MEGATRON_CORE: Final[Mapping[str, Any]] = {"zero": 1, "fusion": "none"}
+#: (`--use-distributed-optimizer --overlap-grad-reduce`), and products add to their sums
+#: (`gradient_accumulation_fusion`, on by default).
+MEGATRON_CORE: Final[Mapping[str, Any]] = {"zero": 1, "fusion": "none", "fuse_gradients": True}
+
+
+def replayed(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of Megatron for full recompute: all of a block runs again, to its last computation
+    (megatron/mpu/random.py, `CheckpointFunction`)."""
+    return {"recompute": "full_replay"} if flags.get("recompute") == "full" else {}
 
 
 def scattered(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,9 +65,14 @@ def _rows(source: str) -> Iterator[tuple[str, int, float, dict[str, Any], dict[s
 
 def korthikanti() -> Iterator[MeasuredStep]:
     """arXiv 2205.05198, table 5: GPT on A100 with full recompute, and with sequence parallelism and
-    selective recompute."""
+    selective recompute.
+
+    The paper does not say which 16 bits. Its authors' products added to sums in fp32 by then, with
+    which runs of one microbatch and of many are alike in error; with sums in fp16 those of many
+    would be 4% slower than the others.
+    """
     for name, gpus, seconds, given, sizes in _rows("korthikanti"):
-        flags = {**MEGATRON, **given, **scattered(given)}
+        flags = {**MEGATRON_BF16, **given, **scattered(given), **replayed(given)}
         machine, model = "a100-80g", "gpt3-175b"
         yield MeasuredStep("korthikanti", name, seconds, gpus, machine, model, sizes, flags)
 
@@ -59,20 +80,20 @@ def korthikanti() -> Iterator[MeasuredStep]:
 def narayanan() -> Iterator[MeasuredStep]:
     """arXiv 2104.04473, table 1: GPT on A100, full recompute."""
     for name, gpus, seconds, given, sizes in _rows("narayanan"):
-        flags = {**MEGATRON, **BLOCKING, **given, **scattered(given)}
+        flags = {**MEGATRON, **BLOCKING, **given, **scattered(given), **replayed(given)}
         machine, model = "a100-80g", "gpt3-175b"
         yield MeasuredStep("narayanan", name, seconds, gpus, machine, model, sizes, flags)
 
 
 def mcore() -> Iterator[MeasuredStep]:
     """README of NVIDIA/Megatron-LM, 2024: weak scaling on H100. Untied embeddings give the number
-    of parameters in the names of the rows.
+    of parameters in the names of the rows. The README names `--overlap-param-gather` for them.
 
     The rows `dp64` have the published throughput of a GPU on as many GPUs as 64 data-parallel ranks
     are: with those of the README (768 and 3,072) the batch does not divide.
     """
     for name, _, seconds, given, sizes in _rows("mcore"):
-        flags = {**MEGATRON_CORE, **given}
+        flags = {**MEGATRON_CORE, "overlap_param_gather": True, **given}
         gpus = given["dp"] * given["tp"] * given["pp"]
         machine, model = "h100-sxm", "gpt_rope.stg"
         yield MeasuredStep("mcore", name, seconds, gpus, machine, model, sizes, flags)

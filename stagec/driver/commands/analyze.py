@@ -13,13 +13,13 @@ import click
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.compile_pods import analyze_pods
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.serving import serving_figures
 from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import AT_HAND, limit_option
 from stagec.driver.request.machine import machine_option
 from stagec.driver.request.options import job_options, take_options
 from stagec.driver.request.result import RESULT
-from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.pipeline.instrument import TYPED, Hooks
@@ -53,7 +53,7 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
-    several = given["sweep"] or options.serve == DISAGGREGATED or options.part
+    several = given["sweep"] or has_pods(options)
     if several and given["machine"] is not None:
         raise _of_one_step()
     if given["sweep"]:
@@ -61,7 +61,7 @@ def command(**given: Any) -> int:
 
         return sweep(Case(options), given, ANALYSIS)
     check_alone(given)
-    if options.serve == DISAGGREGATED or options.part:
+    if has_pods(options):
         return analyze_pods(options, given)
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")

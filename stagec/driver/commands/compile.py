@@ -13,6 +13,7 @@ import click
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.provenance import provenance
 from stagec.driver.job.written import (
     check_name,
@@ -27,7 +28,6 @@ from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import rate_options, rated_machine
-from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.steps import has_steps, steps_options
 from stagec.support.diagnostics import error
 
@@ -109,7 +109,7 @@ def command(**given: Any) -> int:
     options = take_options(given)
     writes = not options.print_strategy
     _check_outputs(given["output"], given["archive"], given, writes=writes)
-    if options.serve == DISAGGREGATED or options.part:
+    if has_pods(options):
         from stagec.driver.job.compile_pods import compile_pods
 
         return compile_pods(options, given, _durations(given))

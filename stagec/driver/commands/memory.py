@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pod_options import has_pods
 from stagec.driver.memory.limits import beyond
-from stagec.driver.memory.parts import memory_of_parts
 from stagec.driver.memory.picture import draw, picture_options
+from stagec.driver.memory.pods import memory_of_pods
 from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
 from stagec.driver.request.limit import Limit, limit_option
@@ -51,8 +52,8 @@ def command(**given: Any) -> int:
 
         return sweep(Case(options), given, FOOTPRINT)
     check_alone(given)
-    if options.part:
-        return memory_of_parts(options, given)
+    if has_pods(options):
+        return memory_of_pods(options, given)
     builder = JobBuilder(options)
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])

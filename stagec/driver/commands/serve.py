@@ -15,7 +15,8 @@ import click
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pods import handing_over, one_group, options_of_pod
+from stagec.driver.job.pod_options import options_of_pod
+from stagec.driver.job.pods import handing_over, one_group
 from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.machine import captured, machine_option
@@ -154,6 +155,11 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
             f"--serve {options.serve} is one step: 'stagec time' has it",
             remedy="leave it out, or give --serve disaggregated",
         )
+    if options.part:
+        raise error(
+            "--part makes several pods, and 'stagec serve' is of one or two",
+            remedy="leave it out, or look at one batch with 'stagec time'",
+        )
     if options.batch is not None:
         raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
     if options.prompt is None:
@@ -196,7 +202,8 @@ def _sending(
 ) -> tuple[TimeReport, TransferTime]:
     """The time of a step of prefill by itself, and of the caches that it hands over. Raises
     `DiagnosticError`."""
-    from stagec.time.transfer import level_between_pods, transfer_time
+    from stagec.time.costs.network import level_between_pods
+    from stagec.time.transfer import transfer_time
 
     with TemporaryDirectory() as folder:
         text = Path(folder) / "decode.stg"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,12 +20,8 @@ from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import draw, draws, time_files
 from stagec.driver.time.parts import time_parts
-from stagec.driver.time.timed import time_job
-from stagec.ir.serving import PREFILL
+from stagec.driver.time.timed import served, time_job
 from stagec.support.diagnostics import DiagnosticError, error
-
-if TYPE_CHECKING:
-    from stagec.analysis.time_report import TimeReport
 
 
 @click.command("time")
@@ -87,7 +83,7 @@ def command(**given: Any) -> int:
     draw(timed, given)
     found = timed.report
     if given["as_json"]:
-        told = {**found.as_json(), **_served(options, found)}
+        told = {**found.as_json(), **served(options, found)}
         write_output(json.dumps(told, indent=1) + "\n", given["output"])
         return 0
     from stagec.driver.time.table import print_time
@@ -97,14 +93,6 @@ def command(**given: Any) -> int:
     if given["output"]:
         write_output(table.getvalue(), given["output"])
     return 0
-
-
-def _served(options: JobOptions, found: TimeReport) -> dict[str, Any]:
-    """Of a step of serving: the time to the first token, or that for each further one."""
-    if options.serve is None:
-        return {}
-    name = "ttft_seconds" if options.serve == PREFILL else "tpot_seconds"
-    return {"serving": {"mode": options.serve, name: found.step_seconds}}
 
 
 def _swept(options: JobOptions, given: dict[str, Any]) -> int:

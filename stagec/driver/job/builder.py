@@ -29,6 +29,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS
 from stagec.ir_spec.ops.copies import CopiesRule
+from stagec.ir_spec.ops.parts import MAIN
 from stagec.models import Preset, library, presets
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -314,21 +315,23 @@ class JobBuilder:
         return TRAIN if trains else FORWARD
 
     def _pipeline_of_part(self) -> str:
-        """The passes of a pod that has one part of a training step. Raises `DiagnosticError`."""
+        """The passes of a pod that has one part of a step. Raises `DiagnosticError`."""
         if not self.options.keep:
             raise error(
                 "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory' and "
                 "'time' of one job",
                 remedy="leave it out",
             )
-        if self.serving is not None or not _trains(self.module):
+        rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""
+        cut = f"cut-part{{keep={self.options.keep}{rest}}}"
+        if self.serving is not None:
+            return f"{self.serving.passes},+after(to-serving):{cut}"
+        if not _trains(self.module):
             raise error(
-                "--part is about a training step: "
-                + ("--serve is given" if self.serving else "no argument is a 'param'"),
-                remedy="leave it out",
+                "--part is about a step of training or of serving: no argument is a 'param'",
+                remedy="leave it out, or add --serve prefill",
             )
-        cut = f"+after(infer-shapes):cut-part{{keep={self.options.keep}}}"
-        return f"{TRAIN},{cut},+after(add-optimizer):run-ahead"
+        return f"{TRAIN},+after(infer-shapes):{cut},+after(add-optimizer):run-ahead"
 
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY."""

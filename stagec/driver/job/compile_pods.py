@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import model_name
-from stagec.driver.job.parts import Parts, lower_parts, part_names, strategies_of_parts
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import pod_names
 from stagec.driver.job.pods import Pods, lower_pods, strategies
 from stagec.driver.output.common import write_output
 from stagec.driver.request.options import JobOptions
-from stagec.driver.request.serving import PODS
+from stagec.driver.request.serving import DISAGGREGATED
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.support.diagnostics import error
 
@@ -44,9 +44,9 @@ def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
     """`analyze`: each pod, and what goes from one to another. Raises `DiagnosticError`."""
     _refuse(given)
     if options.print_strategy:
-        write_output(_strategies(options), given["output"])
+        write_output(strategies(options), given["output"])
         return 0
-    result = _analysis(_lowered(options, {}))
+    result = _analysis(options, _lowered(options, {}))
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
         return 0
@@ -69,7 +69,7 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
 
     _refuse(given)
     if options.print_strategy:
-        sys.stdout.write(_strategies(options))
+        sys.stdout.write(strategies(options))
         return 0
     began = time.perf_counter()
     formats = formats_asked(given["format"], _registry(options), given)
@@ -82,14 +82,12 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     name = given["name"] or model_name(options)
     check_name(name)
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
-    names = part_names(options) if options.part else PODS
-    plans = _event_plans(names if events else ())
+    plans = _event_plans(pod_names(options) if events else ())
     pods = _lowered(options, plans)
-    result = _analysis(pods)
+    result = _analysis(options, pods)
     compiled = time.perf_counter() - began
-    crossed = (
-        {"crossings": result["crossings"]} if options.part else {"serving": result["handover"]}
-    )
+    crossed = {"serving": result["handover"]} if "handover" in result else {}
+    crossed |= {"crossings": result["crossings"]} if "crossings" in result else {}
     about = {**_provenance(pods, options, given), **crossed}
     job = _job(pods, name, given, durations, plans)
     written: list[Written] = []
@@ -106,13 +104,8 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     return 0
 
 
-def _lowered(options: JobOptions, plans: Mapping[str, Planned[EventPlans]]) -> Pods | Parts:
-    watching = {pod: [plan] for pod, plan in plans.items()}
-    return lower_parts(options, watching) if options.part else lower_pods(options, watching)
-
-
-def _strategies(options: JobOptions) -> str:
-    return strategies_of_parts(options) if options.part else strategies(options)
+def _lowered(options: JobOptions, plans: Mapping[str, Planned[EventPlans]]) -> Pods:
+    return lower_pods(options, {pod: [plan] for pod, plan in plans.items()})
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
@@ -144,7 +137,7 @@ def _event_plans(pods: Iterable[str]) -> Mapping[str, Planned[EventPlans]]:
 
 
 def _job(
-    pods: Pods | Parts,
+    pods: Pods,
     name: str,
     given: Mapping[str, Any],
     durations: Durations | None,
@@ -164,9 +157,7 @@ def _job(
     return PodsJob(name, each)
 
 
-def _provenance(
-    pods: Pods | Parts, options: JobOptions, given: Mapping[str, Any]
-) -> dict[str, object]:
+def _provenance(pods: Pods, options: JobOptions, given: Mapping[str, Any]) -> dict[str, object]:
     """What a manifest says of all pods."""
     from stagec.driver.job.provenance import command_of, provenance
 
@@ -176,17 +167,19 @@ def _provenance(
     return {**next(iter(each.values())), **alike, "pods": apart}
 
 
-def _analysis(pods: Pods | Parts) -> dict[str, Any]:
+def _analysis(options: JobOptions, pods: Pods) -> dict[str, Any]:
     """What `analyze` says of each pod, and of what goes from one to another."""
     from stagec.analysis.report import analysis
 
     each = {p: analysis(module, f"{pods.name} ({p})") for p, module in pods.modules.items()}
     result: dict[str, Any] = {"schema": 1, "model": pods.name, "pods": each}
-    if isinstance(pods, Pods):
-        return {**result, "handover": asdict(_sent(each[PREFILL], DECODE))}
-    ways = ((pod, to, _sent(found, to)) for pod, found in each.items() for to in each)
-    crossed = [{"source": a, "to": b, **asdict(sent)} for a, b, sent in ways if sent.messages]
-    return {**result, "crossings": crossed}
+    if options.serve == DISAGGREGATED:
+        result["handover"] = asdict(_sent(each[PREFILL], DECODE))
+    if options.part:
+        ways = ((a, b, _sent(each[a], b)) for a in each for b in each if DECODE not in (a, b))
+        sent = [{"source": a, "to": b, **asdict(sent)} for a, b, sent in ways if sent.messages]
+        result["crossings"] = sent
+    return result
 
 
 @dataclass(frozen=True, slots=True)

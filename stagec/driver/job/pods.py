@@ -1,5 +1,5 @@
-"""`--serve disaggregated`: one pod prefills, another one decodes, and caches go from the first to
-the second."""
+"""Jobs of several pods: one prefills and another one decodes, to which caches go, or each has a
+part of the model, and values cross."""
 
 from __future__ import annotations
 
@@ -7,81 +7,124 @@ import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING
 
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pod_options import options_of, pod_names
 from stagec.driver.output.common import reports_once
-from stagec.driver.request.flags import FLAGS
-from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.serving import PODS
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import BATCH
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir.traits import Accumulates
+from stagec.ir_spec.phases import Phase
 from stagec.pipeline.instrument import Hooks
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import DiagnosticError, error, note
-from stagec.support.suggest import did_you_mean
+from stagec.support.diagnostics import DiagnosticError, note
 
 if TYPE_CHECKING:
-    from stagec.program.crossings import Crossings
     from stagec.program.nodes import Ints
 
-#: The last pass before caches cross, and the one behind it.
+#: The last pass before values cross, and the one behind it.
 _PLACED, _BEHIND = "eliminate-dead-code", "offload-to-host"
-_OF_MESH = ("mesh", "ranks")
 
 
 @dataclass(frozen=True)
 class Pods:
-    """The builder and the lowered module of each pod, and how the caches cross."""
+    """The builder and the lowered module of each pod; and by pod and other pod, the ranks of that
+    one that its messages go to or come from."""
 
     builders: Mapping[str, JobBuilder]
     modules: Mapping[str, Module]
-    crossings: Crossings
+    far: Mapping[str, Mapping[str, Sequence[Ints]]]
 
     @property
     def name(self) -> str:
         """The name of the model."""
-        return self.builders[PREFILL].model_name
-
-    @property
-    def far(self) -> Mapping[str, Mapping[str, Sequence[Ints]]]:
-        """By pod and other pod, the ranks of that one that its messages go to or come from."""
-        found = self.crossings
-        return {PREFILL: {DECODE: found.to}, DECODE: {PREFILL: found.of}}
+        return next(iter(self.builders.values())).model_name
 
 
 def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | None = None) -> Pods:
-    """Compile both pods, each with its further instruments. Raises `DiagnosticError`.
+    """Compile all pods, each with its further instruments. Raises `DiagnosticError`.
 
-    Each is compiled up to where caches cross, then further, since who sends what to whom takes the
-    placements of both.
+    Each is compiled up to where values cross, then further, since who sends what to whom takes the
+    placements of all.
     """
-    from stagec.program.crossings import crossings
     from stagec.text.printer import print_module
 
     builders: dict[str, JobBuilder] = {}
     running: dict[str, Iterator[str]] = {}
+    names = pod_names(options)
     with tempfile.TemporaryDirectory() as folder, reports_once():
-        texts = {pod: Path(folder) / f"{pod}.stg" for pod in PODS}
-        for pod, way, other in ((PREFILL, "to", DECODE), (DECODE, "source", PREFILL)):
+        texts = {pod: Path(folder) / f"{pod}.stg" for pod in names}
+        for pod, text in texts.items():
             with about_pod(pod):
-                builder = builders[pod] = JobBuilder(options_of_pod(pod, options))
-                text = _with_crossing(builder.pipeline_text(), way, other, texts[other])
+                builder = builders[pod] = _builder(pod, options, builders)
+                passes = [builder.pipeline_text(), *_crossing(pod, options, texts)]
                 seen = (watching or {}).get(pod, ())
-                running[pod] = builder.passes(watching=seen, text=text)
-                next(name for name in running[pod] if name == _PLACED)
-            texts[pod].write_text(print_module(builder.module), encoding="utf-8")
-        placed = crossings(builders[PREFILL].module, builders[DECODE].module)
-        for pod in PODS:
+                running[pod] = builder.passes(watching=seen, text=",".join(passes))
+                _run_until_placed(running[pod], builder.module)
+            text.write_text(print_module(builder.module), encoding="utf-8")
+        far = _far({pod: builder.module for pod, builder in builders.items()})
+        for pod, rest in running.items():
             with about_pod(pod):
-                for _ in running[pod]:
+                for _ in rest:
                     pass
-    return Pods(builders, {pod: each.module for pod, each in builders.items()}, placed)
+    return Pods(builders, {pod: each.module for pod, each in builders.items()}, far)
+
+
+def _builder(pod: str, options: JobOptions, others: Mapping[str, JobBuilder]) -> JobBuilder:
+    """What compiles a pod. Parts have the batch of the first pod."""
+    given = options_of(pod, options)
+    builder = JobBuilder(given)
+    first = next(iter(others.values()), None)
+    if first is None or not given.part:
+        return builder
+    if (batch := first.module.symbols.get(BATCH)) is None:
+        return builder
+    sizes = {"sizes": {**builder.options.sizes, BATCH: batch}}
+    return JobBuilder(given.changed(**({"batch": batch} if given.serve else sizes)))
+
+
+def _crossing(pod: str, options: JobOptions, texts: Mapping[str, Path]) -> Iterator[str]:
+    """The passes by which values cross between a pod and the others."""
+    for other, text in texts.items():
+        if other != pod and DECODE not in (pod, other):
+            yield f"+before({_BEHIND}):connect-parts{{module={text}}}"
+    if DECODE in texts and pod in (PREFILL, DECODE):
+        to = pod == PREFILL
+        other = DECODE if to else PREFILL
+        yield _hand_over("to" if to else "source", other, texts[other])
+
+
+def _hand_over(way: str, other: str, text: Path) -> str:
+    return f"+before({_BEHIND}):hand-over{{{way}={other},module={text}}}"
+
+
+def _run_until_placed(running: Iterator[str], module: Module) -> None:
+    """Run the passes up to where values cross."""
+    for name in running:
+        if name == _PLACED and module.phase == Phase.PARTITIONED.label:
+            return
+
+
+def _far(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
+    """Who meets whom, by pod and other pod."""
+    from stagec.program.crossings import crossings
+    from stagec.program.parts import part_crossings
+
+    far: dict[str, dict[str, Sequence[Ints]]] = {pod: {} for pod in modules}
+    for one, other in combinations(modules, 2):
+        if other != DECODE:
+            met = part_crossings(modules[one], modules[other])
+            far[one][other], far[other][one] = met.peers[one], met.peers[other]
+        elif one == PREFILL:
+            found = crossings(modules[one], modules[other])
+            far[one][other], far[other][one] = found.to, found.of
+    return far
 
 
 def one_group(options: JobOptions) -> str:
@@ -106,11 +149,7 @@ def handing_over(options: JobOptions, to: Path) -> JobOptions:
     """The options of a step of prefill that hands its caches over to the pod of a text. Raises
     `DiagnosticError`."""
     text = JobBuilder(options).pipeline_text()
-    return options.changed(pipeline=_with_crossing(text, "to", DECODE, to))
-
-
-def _with_crossing(passes: str, way: str, other: str, text: Path) -> str:
-    return f"{passes},+before({_BEHIND}):hand-over{{{way}={other},module={text}}}"
+    return options.changed(pipeline=f"{text},{_hand_over('to', DECODE, to)}")
 
 
 @contextmanager
@@ -126,88 +165,10 @@ def about_pod(pod: str) -> Generator[None]:
 
 
 def strategies(options: JobOptions) -> str:
-    """The texts of mesh and strategy of both pods. Raises `DiagnosticError`."""
+    """The texts of mesh and strategy of all pods. Raises `DiagnosticError`."""
+    builders: dict[str, JobBuilder] = {}
     with reports_once():
-        texts = [f"// {p}\n{JobBuilder(options_of_pod(p, options)).strategy()}" for p in PODS]
-    return "".join(texts)
-
-
-def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
-    """The options of a pod: those of the job, with the strategy that --prefill or --decode gives.
-
-    Raises `DiagnosticError`.
-    """
-    if options.prompt is None:
-        raise error(
-            "--serve disaggregated expects --prompt: the tokens of each sequence that are handed "
-            "over",
-            remedy="give --prompt 4096",
-        )
-    if options.chunk is not None:
-        raise error(
-            "--chunk is one step of several, and caches are handed over behind the last one",
-            remedy="give the last one: --prompt with its tokens, --context with those before it",
-        )
-    if options.pipeline is not None or options.strategy is not None or options.preset:
-        raise error(
-            "--serve disaggregated has a strategy for each pod",
-            remedy="give flags: --prefill 'tp=4' --decode 'dp=8,tp=2'",
-        )
-    past = options.context or 0
-    steps: Mapping[str, Mapping[str, Any]] = {
-        PREFILL: {"serve": PREFILL, "speculative": None, "context": past},
-        DECODE: {"serve": DECODE, "prompt": None, "context": past + options.prompt},
-    }
-    dumps = options.dump_dir and options.dump_dir / pod
-    found = options.changed(prefill=None, decode=None, dump_dir=dumps, **steps[pod])
-    given = read_flags(f"--{pod}", getattr(options, pod) or "")
-    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
-    found = found.changed(explicit=found.explicit | given.explicit)
-    return found.changed(**{name: getattr(given, name) for name in named})
-
-
-@click.command()
-@job_options
-def _given(**given: Any) -> JobOptions:
-    return take_options(given)
-
-
-def read_flags(option: str, text: str) -> JobOptions:
-    """The flags of `tp=4,sp`, or of `--tp 4 --sp`, which an option gives a pod. Raises
-    `DiagnosticError`."""
-    words = _words(option, text)
-    try:
-        with _given.make_context(option, words) as context:
-            found: JobOptions = _given.invoke(context)
-    except click.UsageError as problem:
-        raise error(
-            f"{option} '{text}': {problem.format_message()}", remedy="as in 'tp=4,sp'"
-        ) from None
-    if found.model:  # what belongs to no flag
-        raise _no_flag(option, text, found.model)
-    return found
-
-
-def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
-    options = {f.option.removeprefix("--") for f in FLAGS.values()}
-    return error(
-        f"{option} '{text}': no flag '{name}' of a strategy",
-        remedy=did_you_mean(name, options) or "as in 'tp=4,sp'",
-    )
-
-
-def _words(option: str, text: str) -> list[str]:
-    """The words of a command line: what is no flag belongs to the value before it."""
-    found: list[str] = []
-    for part in text.replace("--", " ").replace(",", " ").split():
-        name, _, value = part.partition("=")
-        known = name.replace("-", "_")
-        if value and known not in FLAGS and known not in _OF_MESH:
-            raise _no_flag(option, text, name)
-        if value or known in FLAGS or known in _OF_MESH:
-            found += [f"--{name}", *([value] if value else [])]
-        elif found and not found[-1].startswith("--"):
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
-    return found
+        for pod in pod_names(options):
+            with about_pod(pod):
+                builders[pod] = _builder(pod, options, builders)
+    return "".join(f"// {pod}\n{each.strategy()}" for pod, each in builders.items())

@@ -12,6 +12,7 @@ import click
 from stagec.driver.request.flags import FLAGS, option
 from stagec.driver.request.serving import OPTIONS
 from stagec.ir.expr import MAX_INTEGER
+from stagec.ir_spec.ops.parts import MAIN
 from stagec.ir_spec.ops.statement import FlagValues
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +83,7 @@ class _Job:
     prefill: str | None = None
     decode: str | None = None
     keep: str = ""  # the part of the model that a pod has, where --part names others
+    rest: str = MAIN  # what the part is called that no --part names
     page: int = 1
     kv_dtype: str | None = None
     pipeline: str | None = None

@@ -234,8 +234,8 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
     mode = options.serve
     if mode == DISAGGREGATED:
         raise error(
-            "--serve disaggregated is for 'stagec compile', 'analyze', 'time' and 'serve' of one "
-            "job",
+            "--serve disaggregated is for 'compile', 'analyze', 'memory', 'time' and 'serve' of "
+            "one job",
             remedy="look at one pod: --serve prefill, or --serve decode",
         )
     for name in (n for n, given in _given(options).items() if given):

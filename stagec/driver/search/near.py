@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Jobs
-from stagec.driver.search.space import microbatch_of
+from stagec.driver.search.space import microbatch_of, values_text
 from stagec.ir_spec.ops.axes import DATA_AXES
 
 #: Flags that follow from others where ranks and batch stay; and how many flags a change of one may
@@ -35,4 +35,5 @@ def _change(one: JobOptions, other: JobOptions, sizes: Mapping[str, int]) -> str
         return None if same else f"microbatch-size {size}"
     if len(names) > 1 or not same:
         return None
-    return f"{names[0].replace('_', '-')} {getattr(other, names[0])}"
+    value = values_text(names[0], [getattr(other, names[0])])
+    return f"{names[0].replace('_', '-')} {value}"

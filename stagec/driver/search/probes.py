@@ -39,7 +39,7 @@ _STATIC = ("parameters", "gradients", "optimizer")
 _OF_STEPS = (
     *("pp", "dp", "dp_replicate", "dp_shard", "schedule", "chunks", "stage_layers"),
     *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
-    *("ddp_bucket", "recompute_layers", "recompute_every"),
+    *("overlap_param_gather", "ddp_bucket", "recompute_layers", "recompute_every"),
 )
 #: What is moved to the host and back for each microbatch.
 _ACTIVATIONS = "activations"
@@ -95,6 +95,8 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     data = options.ep // options.tp if whole else options.ep
     batch = microbatch_of(options, sizes) * data
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
+    if options.fuse_gradients:  # no kernel casts what products add to sums
+        given |= dict.fromkeys(("grad_dtype", "reduce_dtype"), options.param_dtype)
     if _recomputes_some(options):
         given["recompute"] = "none"  # the least time; nothing is said of what is kept
     if options.serve is None and options.grad_dtype == options.reduce_dtype:

@@ -91,6 +91,11 @@ def check_alone(given: Mapping[str, Any]) -> None:
     if wrong:
         flag = wrong[0].removeprefix("as_")
         raise error(f"--{flag} is for many configurations", remedy="add --sweep")
+    if given["html"] is not None and given["html"].suffix == ".svg":
+        raise error(
+            "--html FILE.svg is a plot, of many configurations",
+            remedy="add --sweep, or write a page: FILE.html",
+        )
 
 
 def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:

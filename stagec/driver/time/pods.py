@@ -87,12 +87,14 @@ def time_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
 def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -> PodsTime:
     """The times of both pods, and of the transfer. Raises `DiagnosticError`.
 
-    Each pod is compiled once. What it takes by itself is its step in which messages to the other
-    pod take no time.
+    Each pod is compiled once. What it takes by itself is its step in which caches take no time on
+    their way; that of prefill is one with its parts, which wait for each other.
     """
     from stagec.analysis.model_flops import model_flops, step_tokens
-    from stagec.time.step import Issued
-    from stagec.time.transfer import level_between_pods, transfer_time
+    from stagec.time.costs.network import level_between_pods
+    from stagec.time.pods import IssuedPods
+    from stagec.time.step import Issued, IssuedStep
+    from stagec.time.transfer import transfer_time
 
     on = captured(machine) if given["graphs"] else machine
     measured = measurements(given["measured"], given["kernels_from"], machine)
@@ -100,7 +102,10 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
     forward = {pod: Planned(model_flops, after=TYPED) for pod in PODS}
     tokens = {pod: Planned(step_tokens, after=TYPED) for pod in PODS}
     pods = lower_pods(options, {pod: [forward[pod], tokens[pod]] for pod in PODS})
-    issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
+    each = {pod: Issued.of(module) for pod, module in pods.modules.items()}
+    first = {pod: part for pod, part in each.items() if pod != DECODE}
+    prefill = IssuedPods(first, pods.far) if options.part else each[PREFILL]
+    issued: dict[str, IssuedStep] = {PREFILL: prefill, DECODE: each[DECODE]}
     alone = {
         pod: report_of(
             pods.name,
@@ -114,7 +119,8 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
         )
         for pod in PODS
     }
-    level = level_between_pods(machine, [alone[pod].ranks for pod in PODS])
+    ranks = [sum(map(len, job.members)) for job in each.values()]
+    level = level_between_pods(machine, ranks)
     sent = transfer_time(issued[PREFILL], on, level, alone[PREFILL].step, **how)
     return PodsTime(alone, sent)
 

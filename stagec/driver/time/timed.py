@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
 from stagec.driver.output.streams import tell
 from stagec.driver.request.options import JobOptions
+from stagec.ir.serving import PREFILL
 from stagec.pipeline.instrument import PLAN, TYPED
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
-    from stagec.time.step import Issued, StepTime
+    from stagec.time.step import Issued, IssuedStep, StepTime
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def time_job(
 def report_of(
     name: str,
     module: Module,
-    issued: Issued,
+    issued: IssuedStep,
     machine: Machine,
     *,
     forward: Expr | None,
@@ -108,6 +109,14 @@ def report_of(
     if levers is None and not report.levers:
         tell("--levers tries what would help")
     return report
+
+
+def served(options: JobOptions, found: TimeReport) -> dict[str, Any]:
+    """Of a step of serving: the time to the first token, or that for each further one."""
+    if options.serve is None:
+        return {}
+    name = "ttft_seconds" if options.serve == PREFILL else "tpot_seconds"
+    return {"serving": {"mode": options.serve, name: found.step_seconds}}
 
 
 def _event_plans() -> Planned[EventPlans]:

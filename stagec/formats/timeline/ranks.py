@@ -7,20 +7,23 @@ are chosen: those of --only-ranks, all of a small job, the first of each class o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import ClassVar
 
 from stagec.formats.base import Estimate, JobFormat, Layout, ModelJob, Need, TraceJob
-from stagec.machines import Machine
+from stagec.ir.serving import DECODE
+from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, crosses_pods
 from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NodeTimes, node_times
+from stagec.time.costs.network import level_between_pods
+from stagec.time.pods import IssuedPods
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
-from stagec.time.transfer import level_between_pods
 
 #: Nodes of all ranks of a file together: a viewer takes about as many.
 MOST_NODES = 500_000
@@ -161,12 +164,13 @@ def first_ranks(members: Sequence[Ints], step: StepTime, room: int | None) -> di
     """The first rank of each class, those that end last before others, while they have no more than
     `room` nodes together."""
     counts, found, left = count_nodes(step), dict[int, int](), room
-    for each in sorted(step.classes, key=lambda each: -each.busy_time(step.picoseconds)):
+    busy = [each.busy_time(step.picoseconds) for each in step.classes]
+    for number in sorted(range(len(busy)), key=lambda number: -busy[number]):
         if left is not None:
-            left -= counts[each.number]
+            left -= counts[number]
             if found and left < 0:
                 break
-        found[int(members[each.number][0])] = each.number
+        found[int(members[number][0])] = number
     return found
 
 
@@ -183,8 +187,8 @@ _last: dict[str, tuple[tuple[object, ...], list[Replay]]] = {}
 
 
 def replays_of(job: TraceJob) -> list[Replay]:
-    """The replayed step of a job, or those of its pods, one behind the other: a pod begins when all
-    that the one before sends it is there. Raises `DiagnosticError` for pods that send both ways."""
+    """The replayed step of a job, or those of its pods: of parts at once, and that of the pod which
+    decodes behind the others, when all caches are there. Raises `DiagnosticError`."""
     models, machine = job.models, job.machine
     if not models or machine is None:
         raise error("a timeline needs a model and a machine", remedy="compile it with --machine")
@@ -196,22 +200,31 @@ def replays_of(job: TraceJob) -> list[Replay]:
 
 
 def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> list[Replay]:
-    issued = [Issued.of(model.module) for model in models]
-    level, found = None, list[Replay]()
-    first = start = 0
-    if len(models) > 1:
-        level = level_between_pods(machine, [each.groups.ranks for each in issued])
-    for model, each in zip(models, issued, strict=True):
-        sends = any(crosses_pods(n.op) and n.kind == "send" for n in each.samples)
-        if sends and found:
-            raise error(
-                "pods that send both ways run at once, and a timeline shows one behind the other",
-                remedy="write --format goal, or chakra",
-            )
-        step = step_time(each, machine, measured=model.measured, pods=level if sends else None)
-        name = "" if len(models) == 1 else f"{model.pod}/"
-        found.append(Replay(each, step, job.layout_of(first), first, start, name))
-        first, start = first + len(each.classes), start + step.picoseconds
+    issued = {model.pod: Issued.of(model.module) for model in models}
+    counts = [len(each.classes) for each in issued.values()]
+    first = dict(zip(issued, accumulate([0, *counts[:-1]]), strict=True))
+    layouts = {pod: job.layout_of(number) for pod, number in first.items()}
+    ahead = {pod: each for pod, each in issued.items() if pod != DECODE}
+    far = {
+        pod: {n: [ranks - layouts[n].start for ranks in met] for n, met in layout.far.items()}
+        for pod, layout in layouts.items()
+    }
+    levels: dict[str, Level] = {}
+    if DECODE in issued:
+        ranks = [each.groups.ranks for each in issued.values()]
+        levels[DECODE] = level_between_pods(machine, ranks)
+    together = IssuedPods(ahead, far) if len(ahead) > 1 else next(iter(ahead.values()))
+    measured = models[0].measured
+    step = step_time(together, machine, measured=measured, pods=levels)
+    found: list[Replay] = []
+    for pod, each in issued.items():
+        begins, mine = 0, step
+        if pod == DECODE:
+            begins, mine = step.picoseconds, step_time(each, machine, measured=measured)
+        elif len(ahead) > 1:
+            mine = replace(step, classes=step.classes[first[pod] :][: len(each.classes)])
+        name = f"{pod}/" if len(issued) > 1 else ""
+        found.append(Replay(each, mine, layouts[pod], first[pod], begins, name))
     return found
 
 

@@ -74,7 +74,10 @@ def read_idle(
 
 def image_tokens(config: Config, text: ModelText, image: int) -> None:
     """Declare N_v, the patches of an image."""
-    side = config.side("image_size", default=image) // (text.symbols["P_v"].value or 1)
+    size, patch = config.side("image_size", default=image), text.symbols["P_v"].value or 1
+    side = size // patch
+    if not side:
+        raise config.refuse("image_size", f"is {size}, less than one patch of {patch}")
     text.symbol("N_v", side * side, "(image_size / patch_size)^2")
 
 

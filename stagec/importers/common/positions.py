@@ -242,3 +242,14 @@ def score_share(config: Config) -> Fraction:
             grown = float(section.ratio("mscale_all_dim", default=0)) * log(_factor(section)) / 10
             return Fraction((1 + grown) ** -4).limit_denominator(_PRECISION)
     return Fraction(1)
+
+
+def grown_queries(config: Config) -> str:
+    """What queries go through that grow with the position, as Ministral 3 has it: an operation on
+    `{}`, or nothing where the keys are not there."""
+    parameters = config.section("rope_parameters")
+    if parameters is None or not parameters.has("llama_4_scaling_beta"):
+        return ""
+    beta = parameters.ratio("llama_4_scaling_beta")
+    floor = parameters.size("original_max_position_embeddings", default=16384)
+    return f"stg.temperature[floor = {floor}, scale = {beta}, start = 0]({{}})" if beta else ""

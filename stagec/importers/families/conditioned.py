@@ -172,7 +172,8 @@ def read_pixart(config: Config) -> ModelText:
     config.skip("interpolation_scale")
     biased = config.flag("attention_bias", default=True)
     given = config.has("caption_channels")
-    text.symbol("J", config.size("caption_channels", default=width), "caption_channels")
+    if given:
+        read_size(config, text, "J", "caption_channels")
     sized = config.flag(
         "use_additional_conditions", default=config.size("sample_size", default=128) == 128
     )
@@ -190,7 +191,8 @@ def read_pixart(config: Config) -> ModelText:
     y, t = _blocks(text, body, x, c, t, mixers, norm=False)
     n = _last_norm(text, body, y, t)
     more = ", %size: f32[B, 2], %ratio: f32[B, 1]" if sized else ""
-    return predict_patches(text, body, n, f"%texts: bf16[B, S, J], %time: f32[B]{more}")
+    texts = "J" if given else "D"
+    return predict_patches(text, body, n, f"%texts: bf16[B, S, {texts}], %time: f32[B]{more}")
 
 
 def _sizes(text: ModelText, body: Body) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
-from stagec.importers.common.positions import score_share
+from stagec.importers.common.positions import grown_queries, score_share
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
@@ -20,11 +20,12 @@ class Latent:
     """Latent attention (arXiv 2405.04434): H heads of K + R for queries and keys, R of them
     rotated, and of W for values; ranks Q of the queries' latent, if they have one, and C of the
     keys' and values'. Scores are divided by the square root of `share` of a head. Without a `rope`
-    nothing is rotated."""
+    nothing is rotated. Queries go through `queries` at last, an operation on `{}`."""
 
     low_rank: bool = True
     rope: Rope | None = field(default_factory=Rope)
     share: Fraction = Fraction(1)
+    queries: str = ""
 
     def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
@@ -37,7 +38,9 @@ class Latent:
 
     def project(self, body: Body) -> None:
         """Append queries, keys and values; `%qc` is the queries' latent."""
-        q_name = "q0" if self.rope else "q"
+        rotate = [replace(self.rope, part="R", last=True).step()] if self.rope else []
+        steps = [*rotate, *([self.queries] if self.queries else [])]
+        q_name = "qr" if len(steps) > 1 else "q0" if steps else "q"
         if self.low_rank:
             qc0 = body.let("qc0", f'stg.einsum["bsd,dq->bsq"](%x, {body.param("wq_a", "D, Q")})')
             qc = body.let("qc", RMS.step(body, "q_norm", "Q").format(qc0))
@@ -46,8 +49,7 @@ class Latent:
         else:
             wq = body.param("wq", "D, H, K + R")
             q0 = body.let(q_name, f'stg.einsum["bsd,dhk->bshk"](%x, {wq})')
-        if self.rope:
-            body.let("q", replace(self.rope, part="R", last=True).step().format(q0))
+        body.steps("q", q0, steps)
         c0 = body.let("c0", f'stg.einsum["bsd,dc->bsc"](%x, {body.param("wkv_a", "D, C")})')
         c = body.let("c", f"stg.rmsnorm[cached]({c0}, {body.param('kv_norm', 'C')})")
         flag = "" if self.rope else ", cached"
@@ -177,6 +179,23 @@ def sigmoid_stack(
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 
 
+def read_mistral4(config: Config) -> ModelText:
+    """Mistral Small 4: latent attention whose queries grow with the position, experts by a softmax
+    beside a shared one."""
+    kin, mixer = latent_of(config, "Mistral 4", Sizes(4096, 12288, 36, 32, 131072, 1 << 20))
+    mixer = replace(mixer, queries=grown_queries(config))
+    normalize = kin.flag("norm_topk_prob", True)
+    mixture = kin.experts(count=128, top=4, inner=2048, normalize=normalize)
+    config.only("n_group", 1)
+    config.only("topk_group", 1)
+    number = config.count("n_shared_experts", default=1)
+    shared = kin.shared(number, "n_shared_experts") if number else None
+    mixture = replace(mixture, route=(*mixture.route, *kin.weights()), shared=shared)
+    dense = config.count("first_k_dense_replace", default=0)
+    blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
+    return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
+
+
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
     kin, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
@@ -212,6 +231,9 @@ FAMILIES = (
     ModelFamily("DeepSeek-V2", ("deepseek_v2",), read_deepseek_v2, "latent attention, groups"),
     ModelFamily(
         "DeepSeek-V3", ("deepseek_v3", "kimi_k2"), read_deepseek_v3, "latent attention, sigmoids"
+    ),
+    ModelFamily(
+        "Mistral 4", ("mistral4",), read_mistral4, "latent attention, queries grow, a shared expert"
     ),
     ModelFamily(
         "DeepSeek-V3.2", ("deepseek_v32",), read_deepseek_v32, "an indexer selects 2048 keys"

@@ -334,7 +334,7 @@ FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("BERT", ("bert",), read_bert, "encoder, norm behind each sum, token types"),
     ModelFamily(
         "RoBERTa",
-        ("roberta", "xlm-roberta", "camembert"),
+        ("roberta", "xlm-roberta", "camembert", "data2vec-text"),
         read_roberta,
         "BERT with shifted positions",
     ),

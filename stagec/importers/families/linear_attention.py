@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
-from stagec.importers.common.state_space import GatedDelta, Lightning
+from stagec.importers.common.state_space import GatedDelta, Lightning, convolved
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
@@ -86,6 +86,83 @@ def _with_delta_nets(kin: Kin, blocks: Sequence[Named]) -> ModelText:
         layers.append([mixer, (name if mixed else "", "ffn", block)])
     decoder = Decoder(norm=centered, tied=kin.tied())
     return stacked(text, layers, decoder, norm=centered)
+
+
+# -- OLMo Hybrid -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _DoubleDelta:
+    """The gated delta net of the library whose beta may be `double`: as many groups as heads."""
+
+    double: bool
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        if not self.double:
+            return GatedDelta().write(text)
+        body = Body()
+        for out, sizes in (("q", "G_m, K_m"), ("k", "G_m, K_m"), ("v", "H_m, P")):
+            x = body.let(
+                f"{out}0",
+                f'stg.einsum["bsd,dhp->bshp"](%x, {body.param(f"w_{out}", f"D, {sizes}")})',
+            )
+            body.let(out, convolved(body, f"conv_{out}", sizes, False).format(x))
+        gates = [
+            body.let(out, f'stg.einsum["bsd,dh->bsh"](%x, {body.param(f"w_{out}", "D, H_m")})')
+            for out in "ab"
+        ]
+        gates += [body.param(name, "H_m") for name in ("A_log", "dt_bias")]
+        rule = f"stg.gated_delta_rule[chunk = Q, double](%q, %k, %v, {', '.join(gates)})"
+        n = body.let("n", f"stg.rmsnorm({body.let('y', rule)}, {body.param('norm', 'P')})")
+        steps = [
+            f'stg.einsum["bsd,dhp->bshp"]({{}}, {body.param("w_z", "D, H_m, P")})',
+            "stg.silu({})",
+            f"stg.mul({n}, {{}})",
+            f'stg.einsum["bshp,hpd->bsd"]({{}}, {body.param("w_out", "H_m, P, D")})',
+        ]
+        body.do(f"stg.return({body.steps('o', '%x', steps)})")
+        text.assume("H_m % G_m == 0")
+        return text.function("gated_delta", "%x", body)
+
+
+def read_olmo_hybrid(config: Config) -> ModelText:
+    """OLMo Hybrid: three delta nets behind norms, then attention with norms behind the blocks."""
+    kin = Kin(config, "OLMo Hybrid", Sizes(3840, 11008, 32, 30, 100352, 65536))
+    text, heads = kin.text, kin.text.symbols["H"].value or 1
+    config.skip(*(f"linear_{n}" for n in ("a_log_min", "a_log_max", "dt_min", "dt_max")))
+    config.skip("linear_dt_init_floor")
+    width = text.symbols["D"].value or 1
+    keys = kin.size("G_m", "linear_num_key_heads", default=heads)
+    values = kin.size("H_m", "linear_num_value_heads", default=heads)
+    if values % keys:
+        raise config.refuse("linear_num_key_heads", f"is {keys}, which does not divide {values}")
+    dim = kin.size("K_m", "linear_key_head_dim", default=max(1, width * 3 // (4 * keys)))
+    kin.size("P", "linear_value_head_dim", default=2 * dim)
+    kin.size("W", "linear_conv_kernel_dim", default=4)
+    text.symbol("Q", 64, "tokens of a chunk, by the kernels")
+    among = ("linear_attention", "full_attention")
+    types = config.words("layer_types", among=among, length=kin.count) or [
+        among[(i + 1) % 4 == 0] for i in range(kin.count)
+    ]
+    biased = kin.flag("attention_bias")
+    parameters = config.section("rope_parameters")
+    turned = config.has("rope_theta") or (parameters is not None and parameters.has("rope_theta"))
+    rope = kin.rope() if turned else None
+    config.skip("rope_parameters", "rope_theta")
+    mixer = Attention(
+        qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=rope
+    )
+    block = FeedForward(kin.activation()).write(text)
+    kinds: dict[str, Layer] = {}
+    if "linear_attention" in types:
+        double = kin.flag("linear_allow_neg_eigval", True)
+        delta = Part(_DoubleDelta(double).write(text), "attn")
+        kinds["linear_attention"] = Layer([delta, Part(block, "ffn")])
+    if "full_attention" in types:
+        full = Part(mixer.write(text), "attn", None, RMS)
+        kinds["full_attention"] = Layer([full, Part(block, "ffn", None, RMS)])
+    return Decoder(tied=kin.tied()).write(text, kinds, types)
 
 
 # -- MiniMax ---------------------------------------------------------------------------------------
@@ -172,6 +249,9 @@ FAMILIES = (
     ModelFamily("Qwen3.5", ("qwen3_5_text",), read_qwen3_5, "delta nets, gated attention"),
     ModelFamily(
         "Qwen3.5-MoE", ("qwen3_5_moe_text",), read_qwen3_5_moe, "delta nets, experts, shared"
+    ),
+    ModelFamily(
+        "OLMo Hybrid", ("olmo_hybrid",), read_olmo_hybrid, "delta nets, attention with post-norms"
     ),
     ModelFamily(
         "MiniMax", ("minimax", "minimax_text_01", "minimax_m1"), read_minimax, "lightning attention"

@@ -103,12 +103,41 @@ def _whisper(sound: Config, text: ModelText) -> Idle:
     return idle
 
 
+def _moon(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of Kimi K2.5 (MoonViT, arXiv 2504.07491): a table of positions of two axes,
+    interpolated. Releases begin names of keys with `vt_`."""
+    width = read_size(vision, text, "D_v", "hidden_size", "vt_hidden_size", default=1152)
+    read_size(vision, text, "F_v", "intermediate_size", "vt_intermediate_size", default=4304)
+    count = vision.layers("num_hidden_layers", "vt_num_hidden_layers", default=27)
+    text.symbol("L_v", count, "layers of the tower")
+    text.symbol("P_v", vision.side("patch_size", default=14), "patch_size")
+    for symbol, key in (("Y_v", "height"), ("X_v", "width")):
+        read_size(vision, text, symbol, f"pos_emb_{key}", f"init_pos_emb_{key}", default=64)
+    rows, columns = vision.sizes("merge_kernel_size", length=2, least=1) or (2, 2)
+    text.symbol("U_v", rows * columns * width, "merged patches")
+    vision.only("merge_type", "sd2_tpool")
+    vision.only("mm_projector_type", "patchmerger")
+    vision.only("mm_hidden_size", width)
+    vision.skip("pos_emb_time", "init_pos_emb_time", "pos_emb_type", "video_attn_type")
+    vision.skip("num_attention_heads", "vt_num_attention_heads", "hidden_act", "rope_parameters")
+    vision.skip("projector_hidden_act", "projector_ln_eps", "text_hidden_size")
+    idle = Idle(text)
+    idle.matrix("patch", "3, P_v, P_v, D_v", "D_v")
+    idle.param("positions", "Y_v, X_v, D_v")
+    idle.layers()
+    idle.norm("norm", "D_v")
+    vision.finish()
+    return idle
+
+
 _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
     "clip_vision_model": clip,
     "siglip_vision_model": siglip,
     "idefics3_vision": siglip,
     "smolvlm_vision": siglip,
     "pixtral": _pixtral,
+    "kimi_k25_vision": _moon,
+    "kimi_k25": _moon,
     "internvl_vision": _intern,
     "qwen2_audio_encoder": _whisper,
     "voxtral_encoder": _whisper,
@@ -198,6 +227,15 @@ def _frames(config: Config, idle: Idle) -> None:
     _two(idle, "U_v", bias=False)
 
 
+def _merged(config: Config, idle: Idle) -> None:
+    """Kimi K2.5: a norm of patches, and two products of those that are merged."""
+    config.only("projection_hidden_size", _value(idle.text, "D_v"))
+    config.skip("projection_layer_norm_eps", "use_unified_vision_chunk", "video_placeholder")
+    idle.norm("projector_norm", "D_v")
+    idle.matrix("projector_in", "U_v, U_v", "U_v")
+    idle.matrix("projector_out", "U_v, D", "D")
+
+
 def _reader(
     projector: Projector, tower: str = "siglip_vision_model", words: str = "llama"
 ) -> Callable[[Config], ModelText]:
@@ -271,6 +309,12 @@ FAMILIES: Sequence[ModelFamily] = (
         ("qwen2_audio",),
         _reader(_linear, "qwen2_audio_encoder", "qwen2"),
         "Qwen2; encoder of Whisper",
+    ),
+    ModelFamily(
+        "Kimi K2.5",
+        ("kimi_k25",),
+        _reader(_merged, "kimi_k25_vision", "deepseek_v3"),
+        "DeepSeek-V3; tower of its own, 2 x 2 merger",
     ),
     ModelFamily(
         "Voxtral",

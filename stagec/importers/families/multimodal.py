@@ -247,6 +247,14 @@ def read_glm4v_moe(config: Config) -> ModelText:
     return _glm_v(config, read_glm4_moe)
 
 
+def read_glm46v(config: Config) -> ModelText:
+    """GLM-4.6V: GLM-4.5V, or its small kin GLM-4.1V by the type of the language model."""
+    words = config.section("text_config")
+    types = ("glm4v_text", "glm4v_moe_text", "glm4", "glm4_moe")
+    kind = words.word("model_type", among=types, default=types[0]) if words else types[0]
+    return _glm_v(config, read_glm4_moe if "moe" in kind else read_glm4v_text)
+
+
 def _glm_v(config: Config, read: Reader) -> ModelText:
     text, vision = words_and_tower(config, read)
     # the inner width of layers is that of what comes out; the key names that of the merger
@@ -337,4 +345,5 @@ FAMILIES: Sequence[ModelFamily] = (
     ),
     ModelFamily("GLM-4.1V", ("glm4v",), read_glm4v, "GLM-4; tower with a gate, 2 x 2 merger"),
     ModelFamily("GLM-4.5V", ("glm4v_moe",), read_glm4v_moe, "GLM-4.5; the same tower"),
+    ModelFamily("GLM-4.6V", ("glm46v",), read_glm46v, "GLM-4.5V, or the small GLM-4.1V"),
 )

@@ -275,7 +275,9 @@ def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward,
 
 
 FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("CLIP", ("clip",), read_clip, "two towers, contrastive loss over the batch"),
+    ModelFamily(
+        "CLIP", ("clip", "metaclip_2"), read_clip, "two towers, contrastive loss over the batch"
+    ),
     ModelFamily("CLIP, images", ("clip_vision_model",), read_clip_vision, "a tower of CLIP"),
     ModelFamily("CLIP, texts", ("clip_text_model",), read_clip_text, "a tower of CLIP"),
     ModelFamily("SigLIP", ("siglip",), read_siglip, "two towers, attention pooling, sigmoid loss"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
-from stagec.importers.common.positions import read_bases
+from stagec.importers.common.positions import grown_queries, read_bases
 from stagec.importers.families.deepseek import latent_of, sigmoid_stack
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
@@ -30,14 +30,7 @@ def read_cwm(config: Config) -> ModelText:
 def read_ministral3(config: Config) -> ModelText:
     """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
     kin = Kin(config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
-    parameters = config.section("rope_parameters")
-    queries = ""
-    if parameters is not None and parameters.has("llama_4_scaling_beta"):
-        beta = parameters.ratio("llama_4_scaling_beta")
-        floor = parameters.size("original_max_position_embeddings", default=16384)
-        if beta:
-            queries = f"stg.temperature[floor = {floor}, scale = {beta}, start = 0]({{}})"
-    mixer = Attention(rope=kin.rope(), queries=queries)
+    mixer = Attention(rope=kin.rope(), queries=grown_queries(config))
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 

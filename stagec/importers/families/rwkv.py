@@ -65,13 +65,32 @@ def _rwkv7_layer(value: str, name: str) -> Body:
     return body
 
 
-# -- RWKV-6 ----------------------------------------------------------------------------------------
+# -- RWKV-6 and -5 ---------------------------------------------------------------------------------
 
 
 def read_rwkv6(config: Config) -> ModelText:
     """RWKV-6, Finch (arXiv 2404.05892), by the keys of RWKV/rwkv-6-world; ranks are those of its
     code, which no key states."""
-    text, count = begin_scans(config, "RWKV-6", 4096, 32, 65536)
+    text, count = _begin_heads(config, "RWKV-6")
+    wide = (text.symbols["D"].value or 1) >= 4096
+    text.symbol("R_m", 64 if wide else 32, "of the mixture: 64 from a width of 4096 on")
+    text.symbol("R_w", 128 if wide else 64, "of the decay: 128 from a width of 4096 on")
+    text.use("rwkv6", "D H_m P R_m R_w F")
+    return _stacked(config, text, count, "rwkv6_time")
+
+
+def read_rwkv5(config: Config) -> ModelText:
+    """RWKV-5, Eagle (arXiv 2404.05892), by the keys of RWKV/rwkv-5-world: decays are parameters."""
+    config.only("model_version", "5_2")
+    text, count = _begin_heads(config, "RWKV-5")
+    text.use("rwkv5", "D H_m P")
+    text.use("rwkv6", "D F")
+    return _stacked(config, text, count, "rwkv5_time")
+
+
+def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
+    """The text with D, H_m, P and F, and the number of layers."""
+    text, count = begin_scans(config, title, 4096, 32, 65536)
     d = text.symbols["D"].value or 1
     config.only("attention_hidden_size", d)
     config.skip("num_attention_heads", "context_length", "rescale_every")
@@ -81,17 +100,18 @@ def read_rwkv6(config: Config) -> ModelText:
         raise config.refuse("head_size", f"is {p}, which does not divide {d}")
     text.symbol("H_m", d // p, "hidden_size / head_size")
     read_size(config, text, "F", "intermediate_size", default=int(d * 3.5) // 32 * 32)
-    wide = d >= 4096
-    text.symbol("R_m", 64 if wide else 32, "of the mixture: 64 from a width of 4096 on")
-    text.symbol("R_w", 128 if wide else 64, "of the decay: 128 from a width of 4096 on")
-    text.use("rwkv6", "D H_m P R_m R_w F")
-    layer = Layer([Part("rwkv6_time", "time", LAYER), Part("rwkv6_channel", "channel", LAYER)])
+    return text, count
+
+
+def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelText:
+    layer = Layer([Part(mixer, "time", LAYER), Part("rwkv6_channel", "channel", LAYER)])
     tied = config.flag("tie_word_embeddings", default=False)
     decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
     return decoder.write(text, {"layers": layer}, ["layers"] * count)
 
 
 FAMILIES = (
+    ModelFamily("RWKV-5", ("rwkv5",), read_rwkv5, "token shift, decays of each row"),
     ModelFamily("RWKV-6", ("rwkv6",), read_rwkv6, "token shift by data, decays of each element"),
     ModelFamily("RWKV-7", ("rwkv7",), read_rwkv7, "token shift, generalised delta rule"),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stagec.importers.families import llama, mixture, windows
+from stagec.importers.families import deepseek, llama, mixture, windows
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import ModelText
 
 _LANGUAGES = {
     name: family
-    for family in (*llama.FAMILIES, *mixture.FAMILIES, *windows.FAMILIES)
+    for family in (*llama.FAMILIES, *mixture.FAMILIES, *windows.FAMILIES, *deepseek.FAMILIES)
     for name in family.model_types
 }
 _KEYS = """

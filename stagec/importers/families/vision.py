@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
+from stagec.importers.common.heads import expect_head
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
@@ -17,6 +19,7 @@ from stagec.importers.writing.towers import (
     Tower,
     encoder,
     linear,
+    near_bias,
     patches,
     with_class_token,
     with_positions,
@@ -100,6 +103,68 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
         z = body.steps("zm", z, [f"stg.add({{}}, {d})", "stg.scale[by = 1/2]({})"])
     classify(body, z, "N")
     return text.train(f"{IMAGES}, %labels: i32[B]", body)
+
+
+def read_beit(config: Config) -> ModelText:
+    """BEiT (arXiv 2106.08254): biases by two-dimensional distance, scaled layers, a mean of
+    patches."""
+    expect_head(config, "ImageClassification")
+    text, _ = begin(config, "BEiT", 1)
+    text.symbols.pop("S")
+    sizes = TowerSizes(768, 3072, 12, 12)
+    read_images(config, text, sizes)
+    t = read_tower(config, text, "", sizes)
+    side = 2 * (text.symbols["X"].value or 1) - 1
+    text.symbol("N", side * side + 3, "rows of biases: (2*X - 1)^2 + 3")
+    config.skip("vocab_size", "drop_path_rate", "pool_scales", "out_features", "out_indices")
+    config.skip("semantic_loss_ignore_index", "add_fpn", "reshape_hidden_states", "stage_names")
+    config.skip("use_auxiliary_head", *(f"auxiliary_{n}" for n in _AUXILIARY))
+    mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
+    body = Body()
+    p = body.let("p", t.call(patches(text, bias=True), "D", "%images"))
+    placed = config.flag("use_absolute_position_embeddings", default=False)
+    x = with_class_token(body, "xc" if placed else "x", p, "D", ["class_token"])
+    x = with_positions(body, "x", x, "X*X + 1, D") if placed else x
+    own = config.flag("use_relative_position_bias", default=False)
+    shared = config.flag("use_shared_relative_position_bias", default=False)
+    if own and shared:
+        raise config.refuse("use_shared_relative_position_bias", "stands beside biases of layers")
+    operands = [near_bias(body, "bias", body.param("bias_table", "N, H"))] if shared else []
+    operands += ["%pairs"] if own else []
+    mixer = MultiHead("qvo", bias=shared, pairs=own)
+    scaled = config.ratio("layer_scale_init_value", default=Fraction(1, 10)) > 0
+    y = encoder(text, mixer, mlp, scaled=scaled, operands=operands).write(body, x, "y")
+    c = _beit_vector(config, body, y)
+    args = IMAGES + (", %pairs: i32[X*X + 1, X*X + 1]" if own or shared else "")
+    if own or shared:
+        text.notes.append("%pairs are the rows of biases, by the places of two patches.")
+    if any(name.endswith("Model") for name in config.strings("architectures")):
+        text.train(f"{args}, {vectors(text, body, c)}", body)
+    else:
+        text.symbol("M", config.labels(1000), "num_labels")
+        classify(body, linear(body, "z", c, "classifier", "D, M"), "M")
+        text.train(f"{args}, %labels: i32[B]", body)
+    if not config.flag("use_mask_token", default=False):
+        return text
+    idle = Idle(text)
+    idle.param("mask_token", "D")
+    return idle.beside("masks", "The token of masked patches is declared and frozen.")
+
+
+_AUXILIARY = ("loss_weight", "channels", "num_convs", "concat_input")
+
+
+def _beit_vector(config: Config, body: Body, y: str) -> str:
+    """Append the vector of an image: the mean of its patches, normed, or its class token."""
+    if not config.flag("use_mean_pooling", default=True):
+        return body.let("c", f"stg.take[at = 0]({LAYER.write(body, 'n', y, 'norm')})")
+    steps = [
+        "stg.slice[dim = 1, start = 1, size = X*X]({})",
+        'stg.sum["bsd->bd"]({})',
+        "stg.scale[by = 1/(X*X)]({})",
+        LAYER.step(body, "norm"),
+    ]
+    return body.steps("c", y, steps)
 
 
 # -- DINO ------------------------------------------------------------------------------------------
@@ -211,6 +276,9 @@ def read_dinov3(config: Config) -> ModelText:
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("ViT", ("vit",), read_vit, "patches, class token, learned positions"),
     ModelFamily("DeiT", ("deit",), read_deit, "ViT with a token for distillation"),
+    ModelFamily(
+        "BEiT", ("beit", "data2vec-vision"), read_beit, "biases by distance in two dimensions"
+    ),
     ModelFamily("DINOv2", ("dinov2",), read_dinov2, "ViT with scaled layers, maybe a SiLU gate"),
     ModelFamily(
         "DINOv2 with registers", ("dinov2_with_registers",), read_dinov2_registers, "registers"

@@ -19,6 +19,8 @@ from stagec.support.suggest import did_you_mean
 T = TypeVar("T")
 #: Largest size unless a reader says otherwise: above all widths and vocabularies.
 MAX_SIZE = 1 << 24
+#: Largest number: above all bases and factors.
+MAX_NUMBER = 1 << 48
 #: Most layers; published models have up to a few hundred.
 MAX_LAYERS = 4096
 
@@ -145,14 +147,17 @@ class Config:
         return self.size(*keys, default=default)
 
     def ratio(self, *keys: str, default: int | Fraction | None = None) -> Fraction:
-        """A finite number, exact."""
+        """A finite number, exact, of a magnitude up to `MAX_NUMBER`."""
         found = self._find(keys)
         if found is None:
             return Fraction(self._default(keys, None if default is None else Fraction(default)))
         value = found[1].value
         if isinstance(value, bool) or not isinstance(value, int | Fraction):
             raise self.wrong(found[0], "a number")
-        return Fraction(value)
+        number = Fraction(value)
+        if abs(number) > MAX_NUMBER:
+            raise self.wrong(found[0], f"a number up to {MAX_NUMBER}")
+        return number
 
     def flag(self, *keys: str, default: bool | None = None) -> bool:
         """true or false."""
@@ -204,6 +209,8 @@ class Config:
             if isinstance(value, bool) or not isinstance(value, int | Fraction):
                 raise self.wrong(keys[0], "a list of numbers")
             found.append(Fraction(value))
+            if abs(found[-1]) > MAX_NUMBER:
+                raise self.wrong(keys[0], f"a list of numbers up to {MAX_NUMBER}")
         return tuple(found)
 
     def words(

@@ -36,7 +36,8 @@ class MultiHead:
     """Attention of H heads of K. `biases` are those of q, k, v and o that it has. With `cross` keys
     and values are of another sequence; `statics` are the static parameters of the kernel, `bias`
     says that what is added to the scores is an operand of the block; `relative` are the static
-    parameters of one by distance that the block has itself. Queries and keys may be rotated."""
+    parameters of one by distance that the block has itself; with `pairs` it has a table of biases
+    [N, H], and an operand says the row of each pair. Queries and keys may be rotated."""
 
     biases: str = "qkvo"
     statics: str = ""
@@ -44,6 +45,7 @@ class MultiHead:
     bias: bool = False
     name: str = "attention"
     relative: str = ""
+    pairs: bool = False
     rope: Rope | None = None
 
     @property
@@ -57,19 +59,22 @@ class MultiHead:
         source = "%c" if self.cross else "%x"
         q = self._projected(body, "q", "%x")
         k, v = (self._projected(body, n, source) for n in "kv")
-        added = self.bias or self.relative
+        added = self.bias or self.relative or self.pairs
         statics = ", ".join(filter(None, (self.statics, "bias" if added else "")))
         brackets = f"[{statics}]" if statics else ""
         if self.relative:
             table = body.param("bias_table", "N, H")
             body.let("bias", f"stg.relative_bias[{self.relative}]({table})")
+        if self.pairs:
+            near_bias(body, "bias", body.param("bias_table", "N, H"))
         more = ", %bias" if added else ""
         a = body.let("a", f"stg.attention{brackets}({q}, {k}, {v}{more})")
         steps = [f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})']
         if "o" in self.biases:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
         body.do(f"stg.return({body.steps('o', a, steps)})")
-        args = ", ".join(["%x", *(["%c"] if self.cross else []), *(["%bias"] if self.bias else [])])
+        given = {"%c": self.cross, "%bias": self.bias, "%pairs": self.pairs}
+        args = ", ".join(["%x", *(name for name, there in given.items() if there)])
         return text.function(self.name, args, body)
 
     def _projected(self, body: Body, out: str, source: str) -> str:
@@ -79,6 +84,12 @@ class MultiHead:
         if self.rope and out != "v":
             steps.append(self.rope.step())
         return body.steps(out, source, steps)
+
+
+def near_bias(body: Body, out: str, table: str) -> str:
+    """Append a bias [H, S, T] from a table [N, H], of which `%pairs` [S, T] are rows; its name."""
+    steps = [f"stg.embedding({table}, {{}})", 'stg.permute["sth->hst"]({})']
+    return body.steps(out, "%pairs", steps)
 
 
 @dataclass(frozen=True, slots=True)

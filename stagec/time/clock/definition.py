@@ -2,7 +2,8 @@
 
 A node starts when all that it depends on is done and its streams are free; streams take nodes in
 the order of issue. A collective starts on all members together, when the last one is there. A
-message is sent when it is ready, and received when it has arrived and the receiver is ready. A
+message is sent when it is ready, and received when it has arrived and the receiver is ready. What
+comes from another pod is there for all ranks of a class when it is there for the last of them. A
 computation is slower while collectives that were issued before it run beside it.
 
 This is written to be read, and to be compared with: `replay` gives the same times.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import cast
 
-from stagec.program.groups import Groups
+from stagec.program.groups import Groups, crosses_pods
 from stagec.program.nodes import Node, Program
 from stagec.time.streams import COMPUTE, Cost, Stream, merged, streams_of, stretched
 
@@ -26,25 +27,27 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankWork:
-    """The program of a rank, the cost of each node, and the class of the rank."""
+    """The program of a rank, the cost of each node, the class of the rank, and its pod."""
 
     program: Program
     costs: Sequence[Cost]
     of: Hashable
+    pod: str = ""
 
 
 def clock(
     ranks: Sequence[RankWork],
-    groups: Groups,
+    groups: Mapping[str, Groups],
     peers: Mapping[tuple[int, str, int], int],
     slowdown: int = 0,
     *,
     overlap: bool = True,
     one_stream: bool = False,
 ) -> dict[Key, tuple[int, int]]:
-    """When each node starts and ends, in picoseconds. `peers[rank, over, by]` is the rank whose
-    coordinate is `by` more; `slowdown` is how much of a computation's speed a collective takes, in
-    1024ths."""
+    """When each node starts and ends, in picoseconds. `groups` are those of each pod. `peers[rank,
+    over, by]` is the rank whose coordinate is `by` more, or in the pod `over` that which message
+    `by` of the rank goes to, or comes from; `slowdown` is how much of a computation's speed a
+    collective takes, in 1024ths."""
     return _Clock(ranks, groups, peers, slowdown, overlap=overlap, one_stream=one_stream).times()
 
 
@@ -54,7 +57,7 @@ class _Clock:
     def __init__(
         self,
         ranks: Sequence[RankWork],
-        groups: Groups,
+        groups: Mapping[str, Groups],
         peers: Mapping[tuple[int, str, int], int],
         slowdown: int,
         *,
@@ -102,7 +105,8 @@ class _Clock:
             waits |= {last[s] for s in streams if s in last}
             last.update(dict.fromkeys(streams, key))
             if node.is_collective:
-                group = self._groups.of_rank(node.group, rank)
+                groups = self._groups[self._ranks[rank].pod]
+                group = groups.of_rank(node.group, rank)
                 call = "call", group, count[group]
                 count[group] += 1
                 self._members.setdefault(call, []).append(key)
@@ -117,18 +121,28 @@ class _Clock:
             self._waits[key] = waits
 
     def _message(self, key: Key, node: Node, waits: set[Hashable]) -> None:
+        rank, way = key[0], (node.over, node.by)
+        far = crosses_pods(node.op)
         if node.kind == "recv":
-            waits.add(("message", key[0], node.over, node.by, node.tag))
+            ranks = self._alike(rank) if far else [rank]
+            senders = ((self._peers[r, *way], r) for r in ranks) if far else ((way, rank),)
+            waits.update(("message", *pair, node.tag) for pair in senders)
         else:
-            peer = self._peers[key[0], node.over, node.by]
-            message = "message", peer, node.over, node.by, node.tag
+            peer = self._peers[rank, *way]
+            message = "message", rank if far else way, peer, node.tag
             self._messages.add(message)
-            self._waits[message] = {key}
+            self._waits.setdefault(message, set()).add(key)
+
+    def _alike(self, rank: int) -> Sequence[int]:
+        """The ranks of the same class."""
+        of = self._ranks[rank].of
+        return [r for r, work in enumerate(self._ranks) if work.of == of]
 
     def _one_class(self, rank: int, node: Node) -> bool:
         """Whether a collective joins ranks of one class only."""
-        number = self._groups.of_rank(node.group, rank) - self._groups.first[node.group]
-        members: list[int] = self._groups.members[node.group][number].tolist()
+        groups = self._groups[self._ranks[rank].pod]
+        number = groups.of_rank(node.group, rank) - groups.first[node.group]
+        members: list[int] = groups.members[node.group][number].tolist()
         return len({self._ranks[m].of for m in members}) == 1
 
     def _end(self, thing: Hashable, start: int, times: Mapping[Hashable, tuple[int, int]]) -> int:

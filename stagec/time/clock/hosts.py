@@ -18,11 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from stagec.ir_spec.ops.optimizer import AccumulateGrad
 from stagec.program.groups import GroupAxes
 from stagec.time.clock.pieces import Entry, Piece
 from stagec.time.clock.replay import ClassReplay
 from stagec.time.clock.shapes import Shape, ShapeNode
 from stagec.time.streams import Cost
+
+#: The kind of nodes that add gradients up.
+_SUM = AccumulateGrad.name.partition(".")[2]
 
 
 class HostTimes(NamedTuple):
@@ -47,8 +51,11 @@ def host_costs(spent: HostTimes, shape: Shape) -> list[Cost]:
 
 
 def _is_issued(step: ShapeNode) -> bool:
-    """Whether a node counts. Optimizers launch few kernels, each for many parameters."""
-    return step.node.is_computation and step.node.phase != "optimizer"
+    """Whether a node counts. Optimizers launch few kernels, each for many parameters; sums of
+    gradients are launched by the engine of backward itself, with no call of a module (PyTorch,
+    torch/csrc/autograd/functions/accumulate_grad.cpp)."""
+    node = step.node
+    return node.is_computation and node.phase != "optimizer" and node.kind != _SUM
 
 
 def never_late(devices: Sequence[ClassReplay], spent: HostTimes) -> bool:

@@ -15,11 +15,13 @@ from stagec.time.clock.plan import ClassPlanner, PlannedPiece
 from stagec.time.clock.shapes import Shape
 
 Coords = Mapping[str, int]
+#: The number of a class, and a channel of it.
+Way = tuple[int, Channel]
 
 
 class Joined(NamedTuple):
     """The plan of a class, and the numbers of the classes that it waits for: those that messages of
-    a way come from, and those that a collective joins.
+    a way come from, each with the way that it sends them, and those that a collective joins.
 
     `shapes` are those of the plan. `computed` says what the compute stream runs: the number of a
     piece and a place in it, and how many nodes do the same in all pieces of the class.
@@ -28,7 +30,7 @@ class Joined(NamedTuple):
     name: str
     plan: Sequence[PlannedPiece]
     shapes: Sequence[Shape]
-    senders: Mapping[Channel, Sequence[int]]
+    senders: Mapping[Channel, Sequence[Way]]
     members: Mapping[GroupAxes, tuple[int, ...]]
     computed: Sequence[tuple[int, int, int]]
 
@@ -51,7 +53,10 @@ def joined(
             mine, frozenset(g for g, numbers in groups.items() if len(numbers) == 1)
         )
         sources = {
-            c: senders(each.coords, coords, c[0], evaluate(c[1], each.env), mesh[c[0]])
+            c: [
+                (i, c)
+                for i in senders(each.coords, coords, c[0], evaluate(c[1], each.env), mesh[c[0]])
+            ]
             for c in each.channels
         }
         shapes = [planned.shape for planned in plan]

@@ -83,20 +83,20 @@ class Plans(list[Joined]):
     """The plans of all classes of a job."""
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> ReplayOrder:
         """In which order their pieces are replayed. Raises `DiagnosticError` if classes wait for
         each other in a ring."""
         return order_of(self)
 
 
-class Order(NamedTuple):
+class ReplayOrder(NamedTuple):
     """The steps of a replay, and the streams of each class: a number is a place among them."""
 
     steps: Sequence[Step]
     streams: Sequence[Sequence[Stream]]
 
 
-def order_of(plans: Sequence[Joined]) -> Order:
+def order_of(plans: Sequence[Joined]) -> ReplayOrder:
     """In which order the pieces of these classes are replayed. Raises `DiagnosticError` if classes
     wait for each other in a ring."""
     return _Ordering(plans).run()
@@ -143,7 +143,7 @@ class _Ordering:
         self._posted: dict[tuple[int, Stream], deque[tuple[int, Channel, int]]] = {}
         self._called: dict[tuple[int, int], Hashable] = {}
 
-    def run(self) -> Order:
+    def run(self) -> ReplayOrder:
         while self._ready:
             mine = self._ready.popleft()
             while mine.position < len(mine.plan) and self._place(mine):
@@ -156,7 +156,7 @@ class _Ordering:
                 f"the replay stands still: {', '.join(late)} wait for each other",
                 remedy="see what 'stagec check' says of the order of messages",
             )
-        return Order(self._steps, [tuple(c.streams) for c in self._classes])
+        return ReplayOrder(self._steps, [tuple(c.streams) for c in self._classes])
 
     def _place(self, mine: _Class) -> bool:
         """Run the next piece; False if something that it waits for has not happened yet."""
@@ -203,15 +203,15 @@ class _Ordering:
 
     def _receive(self, mine: _Class, wanted: int, stream: Stream) -> bool:
         """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet. What another pod sends is there from the start."""
+        been sent yet. What another pod sends that is not replayed is there from the start."""
         queue = self._posted[mine.number, stream]
         while not mine.done[wanted]:
             piece, channel, number = queue[0]
             sources: list[Where] = []
             for sender in mine.joined.senders.get(channel, ()):
-                sent = self._sent.get((sender, channel), ())
+                sent = self._sent.get(sender, ())
                 if number >= len(sent):
-                    self._wait((sender, channel), mine)
+                    self._wait(sender, mine)
                     return False
                 sources.append(sent[number])
             if not self._are_there(mine, piece):

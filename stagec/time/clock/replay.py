@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.time.clock.join import Joined
-from stagec.time.clock.order import ON_COMPUTE, Call, Order, Proceed, Receive, RunPiece, order_of
+from stagec.time.clock.order import (
+    ON_COMPUTE,
+    Call,
+    Proceed,
+    Receive,
+    ReplayOrder,
+    RunPiece,
+    order_of,
+)
 from stagec.time.clock.pieces import Cause, Entry, Intervals, Piece
 from stagec.time.clock.shapes import Shape
 from stagec.time.streams import BUBBLE, LAUNCH, Part, Stream
@@ -92,10 +100,9 @@ class ClassReplay:
             cost = self.pieces[number].costs[place]
             found[self.plan[number].shape.steps[place].part] += cost.time * count
             found[LAUNCH] += cost.launch * count
-        for used, times in Counter(self.entries).items():
-            if used is not None:
-                for part, time in used.parts.items():
-                    found[part] += time * times
+        for entry, times in Counter(e for e in self.entries if e is not None).items():
+            for part, time in entry.parts.items():
+                found[part] += time * times
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
             end, piece, place = last
@@ -163,10 +170,12 @@ class ClassReplay:
         return self.sources.get(piece, {}).get(cause.stream)
 
     def _from_itself(self, shape: Shape) -> bool:
-        return self.joined.senders[shape.channel] == [self.number]
+        return self.joined.senders.get(shape.channel) == [(self.number, shape.channel)]
 
 
-def replay(classes: Sequence[ClassReplay], slowdown: int = 0, order: Order | None = None) -> int:
+def replay(
+    classes: Sequence[ClassReplay], slowdown: int = 0, order: ReplayOrder | None = None
+) -> int:
     """Replay classes together, in the `order` of their plans; the end of the step, in picoseconds.
     Collectives take `slowdown` 1024ths of the speed of computations beside them. Raises
     `DiagnosticError` if classes wait for each other in a ring."""

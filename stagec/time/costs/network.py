@@ -69,6 +69,15 @@ def level_between(machine: Machine, a: int, b: int) -> Level:
     raise _too_many(machine, max(a, b))
 
 
+def level_between_pods(machine: Machine, ranks: Sequence[int]) -> Level:
+    """The level of the network that joins pods of so many ranks, each of which begins on a node of
+    its own. Raises `DiagnosticError` if there is none."""
+    node, start = machine.network[0].ranks or 1, 0
+    for each in ranks[:-1]:
+        start = -(-(start + each) // node) * node
+    return level_between(machine, 0, start + ranks[-1] - 1)
+
+
 def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
     """The levels that a group crosses, from the inside out; none for a group of one rank.
 

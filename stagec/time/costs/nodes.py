@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -79,8 +80,8 @@ class _Distances:
 
 
 class CostTable:
-    """The costs of the nodes of a job on a machine, each found once. `pods` is the level of the
-    network between its pods; without it what goes to another pod takes no time."""
+    """The costs of the nodes of a job on a machine, each found once. `pods` has the levels
+    of the network to other pods; what goes to one without a level takes no time."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class CostTable:
         overlap: bool = True,
         communicates: bool = True,
         measured: Measurements | None = None,
-        pods: Level | None = None,
+        pods: Mapping[str, Level] = MappingProxyType({}),
     ) -> None:
         self._pods = pods
         self._communicates, self._measured = communicates, measured or Measurements()
@@ -147,7 +148,7 @@ class CostTable:
             return Cost(0)
         if node.is_message:
             way = node.kind, node.over, node.by
-            level = self._pods if crosses_pods(node.op) else far.messages[way]
+            level = self._pods.get(node.over) if crosses_pods(node.op) else far.messages[way]
             if level is None:
                 return Cost(0)
             key: Hashable = "message", node.size, level.name

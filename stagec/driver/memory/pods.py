@@ -1,4 +1,4 @@
-"""`stagec memory --part`: what the ranks of each part of a model hold."""
+"""`stagec memory` of several pods: what the ranks of each hold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from io import StringIO
 from typing import Any
 
 from stagec.driver.job.builder import model_name
-from stagec.driver.job.parts import lower_parts, part_names, strategies_of_parts
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import pod_names
+from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.memory.limits import beyond
 from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import Limit
@@ -20,25 +21,25 @@ from stagec.support.diagnostics import error
 _PICTURES = ("html", "snapshot", "compare")
 
 
-def memory_of_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
-    """`memory` of several parts: 1 if a rank of one holds more than the limit. Raises
+def memory_of_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
+    """`memory` of several pods: 1 if a rank of one holds more than the limit. Raises
     `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
     from stagec.driver.output.tables import print_footprint
 
     if options.print_strategy:
-        write_output(strategies_of_parts(options), given["output"])
+        write_output(strategies(options), given["output"])
         return 0
     for name in (n for n in _PICTURES if given.get(n)):
-        raise error(f"--{name} draws one job, and --part makes several pods", remedy="leave it out")
+        raise error(f"--{name} draws one job, and this one has several pods", remedy="leave it out")
     name, fit = model_name(options), given["fit"]
 
-    def plan(part: str) -> Planned[dict[str, Any]]:
-        return Planned(lambda module: footprint(module, f"{name} ({part})", fit))
+    def plan(pod: str) -> Planned[dict[str, Any]]:
+        return Planned(lambda module: footprint(module, f"{name} ({pod})", fit))
 
-    plans = {part: plan(part) for part in part_names(options)}
-    pods = lower_parts(options, {part: [each] for part, each in plans.items()})
-    found = {part: each.needed("--part") for part, each in plans.items()}
+    plans = {pod: plan(pod) for pod in pod_names(options)}
+    pods = lower_pods(options, {pod: [each] for pod, each in plans.items()})
+    found = {pod: each.needed("memory") for pod, each in plans.items()}
     text = StringIO()
     if given["as_json"]:
         result = {"schema": 1, "model": pods.name, "pods": found}
@@ -51,5 +52,5 @@ def memory_of_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     limit: Limit | None = given["limit"]
     if limit is None:
         return 0
-    lacking = [beyond(each, limit, f"{part}/") for part, each in found.items()]
+    lacking = [beyond(each, limit, f"{pod}/") for pod, each in found.items()]
     return 1 if any(lacking) else 0

@@ -1,0 +1,158 @@
+"""The options of each pod of a job: those of `--serve disaggregated`, of which one prefills and one
+decodes, and those of `--part`, each of which has a part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+import click
+
+from stagec.driver.request.flags import FLAGS
+from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.serving import DISAGGREGATED, PODS
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.ops.axes import AXES
+from stagec.ir_spec.ops.parts import MAIN
+from stagec.ir_spec.ops.statement import Flag
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.suggest import did_you_mean
+
+_OF_MESH = ("mesh", "ranks")
+
+
+def has_pods(options: JobOptions) -> bool:
+    """Whether a job has several pods."""
+    return options.serve == DISAGGREGATED or bool(options.part)
+
+
+def pod_names(options: JobOptions) -> tuple[str, ...]:
+    """The pods that options ask for: first that of the rest of the model, or the one that prefills;
+    those of parts; then the one that decodes."""
+    parts = (part.name for part in options.part)
+    return (PREFILL, *parts, DECODE) if options.serve == DISAGGREGATED else (MAIN, *parts)
+
+
+def options_of(pod: str, options: JobOptions) -> JobOptions:
+    """The options of a pod of a job. Raises `DiagnosticError`."""
+    if options.serve != DISAGGREGATED:
+        return options_of_part(pod, options)
+    if pod == DECODE or not options.part:
+        return options_of_pod(pod, options)
+    if taken := [part.name for part in options.part if part.name in PODS]:
+        raise error(f"the part '{taken[0]}' has the name of another pod", remedy="rename it")
+    strategy = {} if pod == PREFILL else {PREFILL: None}
+    step = options_of_pod(PREFILL, options.changed(**strategy))
+    alike = {"rest": PREFILL, "part": options.part, "dump_dir": options.dump_dir}
+    return options_of_part(pod, step.changed(**alike))
+
+
+def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
+    """The options of a pod: those of the job, with the strategy that --prefill or --decode gives.
+
+    Raises `DiagnosticError`.
+    """
+    if options.prompt is None:
+        raise error(
+            "--serve disaggregated expects --prompt: the tokens of each sequence that are handed "
+            "over",
+            remedy="give --prompt 4096",
+        )
+    if options.chunk is not None:
+        raise error(
+            "--chunk is one step of several, and caches are handed over behind the last one",
+            remedy="give the last one: --prompt with its tokens, --context with those before it",
+        )
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            "--serve disaggregated has a strategy for each pod",
+            remedy="give flags: --prefill 'tp=4' --decode 'dp=8,tp=2'",
+        )
+    past = options.context or 0
+    steps: Mapping[str, Mapping[str, Any]] = {
+        PREFILL: {"serve": PREFILL, "speculative": None, "context": past},
+        DECODE: {"serve": DECODE, "prompt": None, "context": past + options.prompt},
+    }
+    dumps = options.dump_dir and options.dump_dir / pod
+    found = options.changed(prefill=None, decode=None, part=(), dump_dir=dumps, **steps[pod])
+    given = read_flags(f"--{pod}", getattr(options, pod) or "")
+    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
+    found = found.changed(explicit=found.explicit | given.explicit)
+    return found.changed(**{name: getattr(given, name) for name in named})
+
+
+def options_of_part(name: str, options: JobOptions) -> JobOptions:
+    """The options of a part, or of the rest of the model: of the mesh what the part's own flags
+    give, of all else what the job says where they say nothing. Raises `DiagnosticError`."""
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            "--part gives each part a strategy of its own, and is about flags",
+            remedy="give flags: --tp 8 --part 'encoder=e: tp=2,dp=4'",
+        )
+    dumps = options.dump_dir and options.dump_dir / name
+    found = options.changed(keep=name, dump_dir=dumps)
+    if name == options.rest:
+        return found
+    (part,) = (part for part in options.part if part.name == name)
+    given = read_flags(f"--part {name}", part.flags)
+    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
+    if "part" in named:
+        raise error("--part stands in a part", remedy="give each part a --part of its own")
+    axes = {n for n in AXES if getattr(given, n) > 1} | set(given.mesh or {})
+    lost = {n for n, flag in FLAGS.items() if n in AXES or _lacks(flag, axes)} - named
+    usual = {n: FLAGS[n].default for n in lost} | dict.fromkeys(_OF_MESH)
+    said = {n: getattr(given, n) for n in named}
+    return found.changed(**(usual | said), explicit=(found.explicit - lost) | named)
+
+
+def _lacks(flag: Flag, axes: Set[str]) -> bool:
+    """Whether a flag has no effect on a mesh of these axes."""
+    each = ((need,) if isinstance(need, str) else need for need in flag.needs)
+    return any(set(names) <= set(AXES) and not axes & set(names) for names in each)
+
+
+@click.command()
+@job_options
+def _given(**given: Any) -> JobOptions:
+    return take_options(given)
+
+
+def read_flags(option: str, text: str) -> JobOptions:
+    """The flags of `tp=4,sp`, or of `--tp 4 --sp`, which an option gives a pod. Raises
+    `DiagnosticError`."""
+    words = _words(option, text)
+    try:
+        with _given.make_context(option, words) as context:
+            found: JobOptions = _given.invoke(context)
+    except click.UsageError as problem:
+        raise error(
+            f"{option} '{text}': {problem.format_message()}", remedy="as in 'tp=4,sp'"
+        ) from None
+    if found.model:  # what belongs to no flag
+        raise _no_flag(option, text, found.model)
+    return found
+
+
+def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
+    options = {f.option.removeprefix("--") for f in FLAGS.values()}
+    return error(
+        f"{option} '{text}': no flag '{name}' of a strategy",
+        remedy=did_you_mean(name, options) or "as in 'tp=4,sp'",
+    )
+
+
+def _words(option: str, text: str) -> list[str]:
+    """The words of a command line: what is no flag belongs to the value before it."""
+    found: list[str] = []
+    for part in text.replace("--", " ").replace(",", " ").split():
+        name, _, value = part.partition("=")
+        known = name.replace("-", "_")
+        if value and known not in FLAGS and known not in _OF_MESH:
+            raise _no_flag(option, text, name)
+        if value or known in FLAGS or known in _OF_MESH:
+            found += [f"--{name}", *([value] if value else [])]
+        elif found and not found[-1].startswith("--"):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found

@@ -1,0 +1,206 @@
+"""DeBERTa: encoders whose scores depend on contents and on distances, each by the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.importers.common.heads import expect_head
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.families.encoders import (
+    classify,
+    predict_words,
+    read_activation,
+    read_heads_of,
+    vectors,
+)
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import Tower, TowerLayers, TowerPart, linear, with_positions
+
+_TERMS = ("c2p", "p2c")
+
+
+def read_deberta(config: Config) -> ModelText:
+    """DeBERTa (arXiv 2006.03654): vectors of distances have products of their own in each layer."""
+    text, body, terms = _begin(config, "DeBERTa", (768, 12, 3072, 50265))
+    config.only("talking_head", False)
+    table = body.param("distances", "2*R, D")
+    near = body.let("near", f"stg.slice[dim = 0, start = R - S, size = 2*S]({table})")
+    text.assume("R >= S")
+    attention = _attention(text, terms, shared=False, first=True, most="")
+    return _finish(config, text, body, attention, near)
+
+
+def read_deberta_v2(config: Config) -> ModelText:
+    """DeBERTa-v2 and -v3 (arXiv 2111.09543): rows of distances grow logarithmically, and may go
+    through the projections of words."""
+    text, body, terms = _begin(config, "DeBERTa-v2", (1536, 24, 6144, 128100))
+    shared = config.flag("share_att_key", default=False)
+    most = ""
+    if config.count("position_buckets", default=-1, least=-1) > 0:
+        text.symbol("N", config.size("position_buckets"), "position_buckets")
+        most = ", most = R"
+    near = body.param("distances", "2*N, D" if most else "2*R, D")
+    if config.word("norm_rel_ebd", among=("none", "layer_norm"), default="none") == "layer_norm":
+        near = LAYER.write(body, "near", near, "distance_norm")
+    attention = _attention(text, terms, shared=shared, first=False, most=most)
+    return _finish(config, text, body, attention, near)
+
+
+def _begin(
+    config: Config, title: str, sizes: tuple[int, int, int, int]
+) -> tuple[ModelText, Body, Sequence[str]]:
+    """The text and its embeddings `%x`, and the terms of scores besides that of the contents.
+    `sizes` are D, L, F and V of keys that are left out."""
+    expect_head(config, "MaskedLM", "SequenceClassification", "TokenClassification")
+    text, longest = begin(config, title, 512)
+    d, layers, f, v = sizes
+    read_size(config, text, "D", "hidden_size", default=d)
+    read_heads_of(config, text, "", "num_attention_heads", d // 64)
+    config.only("attention_head_size", text.symbols["K"].value or 1)
+    read_size(config, text, "F", "intermediate_size", default=f)
+    read_size(config, text, "V", "vocab_size", default=v)
+    text.symbol("L", config.layers(default=layers), "num_hidden_layers")
+    if not config.flag("relative_attention", default=False):
+        raise config.refuse("relative_attention", "is off, but scores by distance are expected")
+    config.only("embedding_size", text.symbols["D"].value or 1)
+    config.only("tie_word_embeddings", True)
+    config.only("legacy", True)
+    config.skip("pooler_hidden_size", "pooler_dropout", "pooler_hidden_act")
+    least = config.count("max_relative_positions", default=-1, least=-1)
+    text.symbol("R", least if least > 0 else longest, "max_relative_positions")
+    body = Body()
+    x = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
+    if config.count("type_vocab_size", default=0):
+        read_size(config, text, "Y", "type_vocab_size")
+        t = body.let("t", f"stg.embedding({body.param('type_embed', 'Y, D')}, %types)")
+        x = body.let("et", f"stg.add({x}, {t})")
+    if config.flag("position_biased_input", default=True):
+        text.symbol("P", longest, "learned positions")
+        text.assume("P >= S")
+        x = with_positions(body, "ep", x, "P, D", size="S")
+    LAYER.write(body, "x", x, "embed_norm")
+    return text, body, _terms(config)
+
+
+def _terms(config: Config) -> Sequence[str]:
+    given = config.text("pos_att_type", default="") if config.is_text("pos_att_type") else ""
+    found = given.lower().split("|") if given else list(config.strings("pos_att_type"))
+    found = [term.strip() for term in found]
+    if not found or not set(found) <= set(_TERMS):
+        raise config.wrong("pos_att_type", "some of c2p and p2c, such as 'c2p|p2c'")
+    return [term for term in _TERMS if term in found]
+
+
+def _attention(
+    text: ModelText, terms: Sequence[str], *, shared: bool, first: bool, most: str
+) -> str:
+    """Add the block. Vectors of distances go through the projections of words if they are `shared`;
+    in the `first` version keys have no bias, nor have the keys of distances."""
+    body = Body()
+    biased = "qv" if first else "qkv"
+    q, k, v = (_projected(body, n, "%x", "bsd", bias=n in biased) for n in "qkv")
+    scores = [body.let("s0", f'stg.einsum["bshk,bthk->bhst"]({q}, {k})')]
+    for term, own, other, flag in (("c2p", "q", "k", ""), ("p2c", "k", "q", ", keys")):
+        if term not in terms:
+            continue
+        name = other if shared else f"{other}_far"
+        bias = not (first and other == "k")
+        far = _projected(body, name, "%near", "rd", bias=bias, out=f"{other}_far")
+        all_ = body.let(
+            f"{term}0", f'stg.einsum["bshk,rhk->bshr"]({q if own == "q" else k}, {far})'
+        )
+        scores.append(body.let(term, f"stg.by_distance[size = S{flag}{most}]({all_})"))
+    s = body.let("s", f"stg.add({', '.join(scores)})")
+    p = body.let("p", f"stg.softmax[rsqrt = {len(scores)}*K]({s})")
+    a = body.let("a", f'stg.einsum["bhst,bthk->bshk"]({p}, {v})')
+    steps = [
+        f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})',
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})',
+    ]
+    body.do(f"stg.return({body.steps('o', a, steps)})")
+    return text.function("attention", "%x, %near", body)
+
+
+def _projected(body: Body, name: str, x: str, dims: str, *, bias: bool, out: str = "") -> str:
+    """Append a projection to heads; a parameter that is there is used again."""
+    rows = dims[:-1]
+    w, b = (f"%{letter}{name}" for letter in "wb")
+    for parameter, sizes in ((w, "D, H, K"), *([(b, "H, K")] if bias else [])):
+        if not any(line.startswith(f"{parameter} =") for line in body.lines):
+            body.param(parameter[1:], sizes)
+    steps = [f'stg.einsum["{dims},dhk->{rows}hk"]({{}}, {w})']
+    steps += [f'stg.add["{rows}hk,hk->{rows}hk"]({{}}, {b})'] if bias else []
+    return body.steps(out or name, x, steps)
+
+
+def _finish(config: Config, text: ModelText, body: Body, attention: str, near: str) -> ModelText:
+    """Append the layers on `%x` and the head."""
+    act = read_activation(config, "hidden_act")
+    tower = Tower()
+    steps = [
+        TowerPart("attn", tower.call(attention, "D H K", "{}", near)),
+        TowerPart(
+            "mlp", tower.call(FeedForward(act, gated=False, bias=True).write(text), "D F", "{}")
+        ),
+    ]
+    width = config.count("conv_kernel_size", default=0)
+    if width:
+        y = _convolved(config, text, body, steps, width)
+    else:
+        y = TowerLayers(tower, "layers", "L", steps, post=True).write(body, "%x", "y")
+    types = "%types: i32[B, S], " if "Y" in text.symbols else ""
+    args = f"%tokens: i32[B, S], {types}%labels: i32[B, S]"
+    heads = {name.rpartition("For")[2] for name in config.strings("architectures")}
+    if "SequenceClassification" in heads:
+        text.symbol("N_c", config.labels(2), "num_labels")
+        c = body.let("c", f"stg.take[at = 0]({y})")
+        pooled = body.let("g", ACTIVATIONS["gelu"].format(linear(body, "g0", c, "pooler", "D, D")))
+        classify(body, linear(body, "z", pooled, "classifier", "D, N_c"), "N_c")
+        return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
+    if "TokenClassification" in heads:
+        text.symbol("N_c", config.labels(2), "num_labels")
+        steps_ = [
+            f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param("w_classifier", "D, N_c")})',
+            f'stg.add["bsn,n->bsn"]({{}}, {body.param("b_classifier", "N_c")})',
+            "stg.cast[f32]({})",
+        ]
+        logits = body.steps("logits", y, steps_)
+        body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+        body.do("stg.return(%loss)")
+        return text.train(args, body)
+    if any(name.endswith("Model") for name in heads):
+        target = vectors(text, body, body.let("c", f"stg.take[at = 0]({y})"))
+        return text.train(args.replace("%labels: i32[B, S]", target), body)
+    predict_words(body, y, act)
+    return text.train(args, body)
+
+
+def _convolved(
+    config: Config, text: ModelText, body: Body, steps: Sequence[TowerPart], width: int
+) -> str:
+    """Append the layers; a convolution of the embeddings is added behind the first one."""
+    if width % 2 == 0:
+        raise config.wrong("conv_kernel_size", "an odd number")
+    config.only("conv_groups", 1)
+    act = config.word("conv_act", among=("tanh", *ACTIVATIONS), default="tanh")
+    first = TowerLayers(Tower(), "first", "1", steps, post=True).write(body, "%x", "y0")
+    c = [
+        f"stg.conv1d[pad = {width // 2}]({{}}, {body.param('w_conv', f'{width}, D, D')})",
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_conv", "D")})',
+        "stg.tanh({})" if act == "tanh" else ACTIVATIONS[act],
+        f"stg.add({first}, {{}})",
+        LAYER.step(body, "conv_norm"),
+    ]
+    y = body.steps("y1", "%x", c)
+    return TowerLayers(Tower(), "layers", "L - 1", steps, post=True).write(body, y, "y")
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily("DeBERTa", ("deberta",), read_deberta, "scores by contents and distances"),
+    ModelFamily(
+        "DeBERTa-v2", ("deberta-v2",), read_deberta_v2, "DeBERTa with logarithmic distances (v3)"
+    ),
+)

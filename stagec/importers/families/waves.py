@@ -1,0 +1,197 @@
+"""Encoders of sounds: wav2vec 2.0 and HuBERT, whose front is a stack of convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.importers.common.heads import expect_head
+from stagec.importers.common.idle import Idle
+from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.families.encoders import classify, read_activation, read_heads_of
+from stagec.importers.family import ModelFamily
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.towers import MultiHead, encoder, linear
+
+_SHORTEST = "Sounds are the shortest ones of S frames."
+_WITHOUT_EFFECT = (
+    *(f"mask_{what}_{key}" for what in ("time", "feature") for key in ("length", "min_masks")),
+    *("apply_spec_augment", "ctc_loss_reduction", "ctc_zero_infinity", "num_feat_extract_layers"),
+    *("num_codevectors_per_group", "num_codevector_groups", "contrastive_logits_temperature"),
+    *("num_negatives", "codevector_dim", "proj_codevector_dim", "diversity_loss_weight"),
+    *("tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim", "output_hidden_size"),
+    *("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "classifier_proj_size"),
+    *("tokenizer_class", "feature_extractor_type", "gradient_checkpointing", "num_ctc_classes"),
+    *("replace_prob", "num_clusters"),
+    *("do_normalize", "sampling_rate", "return_attention_mask"),
+)
+
+
+def read_wav2vec2(config: Config) -> ModelText:
+    """wav2vec 2.0 (arXiv 2006.11477): convolutions of samples, positions by a convolution."""
+    return _read(config, "wav2vec 2.0", projected_norm=True)
+
+
+def read_hubert(config: Config) -> ModelText:
+    """HuBERT (arXiv 2106.07447): as wav2vec 2.0."""
+    config.only("conv_pos_batch_norm", False)
+    norm = config.flag("feat_proj_layer_norm", default=True)
+    return _read(config, "HuBERT", projected_norm=norm)
+
+
+def _read(config: Config, title: str, *, projected_norm: bool) -> ModelText:
+    expect_head(config, "CTC", "SequenceClassification")
+    text, _ = begin(config, title, 4096)
+    text.symbols.pop("S")
+    text.symbol("S", 499, "frames of a sound: about 10 s at 16 kHz")
+    read_size(config, text, "D", "hidden_size", default=768)
+    read_heads_of(config, text, "", "num_attention_heads", 12)
+    read_size(config, text, "F", "intermediate_size", default=3072)
+    text.symbol("L", config.layers(default=12), "num_hidden_layers")
+    config.skip("vocab_size", *_WITHOUT_EFFECT)
+    config.only("use_weighted_layer_sum", False)
+    config.only("add_adapter", False)
+    config.only("adapter_attn_dim", None)
+    act = read_activation(config, "feat_extract_activation")
+    body = Body()
+    samples, x = _front(config, text, body, act)
+    x = LAYER.write(body, "xn", x, "front_norm", "C") if projected_norm else x
+    steps = [
+        f'stg.einsum["bsc,cd->bsd"]({{}}, {body.param("w_front", "C, D")})',
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_front", "D")})',
+    ]
+    x = body.steps("f", x, steps)
+    p = body.let("p", f"stg.call @{_positions(config, text, act)}({x})")
+    pre = config.flag("do_stable_layer_norm", default=False)
+    x = body.let("x", f"stg.add({x}, {p})")
+    x = x if pre else LAYER.write(body, "x0", x, "norm")
+    mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
+    y = encoder(text, MultiHead(), mlp, post=not pre).write(body, x, "y")
+    y = LAYER.write(body, "n", y, "norm") if pre else y
+    text.notes.append(_SHORTEST)
+    args = f"%sounds: bf16[B, {samples}, 1], "
+    return _masked(config, text.train(args + _head(config, text, body, y), body))
+
+
+def _front(config: Config, text: ModelText, body: Body, act: str) -> tuple[str, str]:
+    """Append the convolutions of samples [B, T, 1]; T in symbols, and the frames [B, S, C]."""
+    widths = config.sizes("conv_dim", least=1) or (512,) * 7
+    count = len(widths)
+    strides = config.sizes("conv_stride", length=count, least=1) or (5, *(2,) * 6)
+    kernels = config.sizes("conv_kernel", length=count, least=1) or (10, 3, 3, 3, 3, 2, 2)
+    if len(strides) != count or len(kernels) != count:
+        raise config.wrong("conv_dim", f"{len(strides)} widths, as many as strides")
+    biased = config.flag("conv_bias", default=False)
+    layered = config.word("feat_extract_norm", among=("group", "layer"), default="group") == "layer"
+    text.symbol("C", widths[-1], "the last of conv_dim")
+    factor, rest = 1, 0
+    for stride, kernel in zip(reversed(strides), reversed(kernels), strict=True):
+        factor, rest = factor * stride, (rest - 1) * stride + kernel
+    x, before = "%sounds", "1"
+    for i, (width, stride, kernel) in enumerate(zip(widths, strides, kernels, strict=True)):
+        size = "C" if width == widths[-1] else str(width)
+        w = body.param(f"w_{i}", f"{kernel}, {before}, {size}")
+        steps = [f"stg.conv1d[stride = {stride}]({{}}, {w})"]
+        if biased:
+            steps.append(f'stg.add["bsc,c->bsc"]({{}}, {body.param(f"b_{i}", size)})')
+        if layered:
+            steps.append(LAYER.step(body, f"norm_{i}", size))
+        elif i == 0:
+            steps += [
+                'stg.permute["bsc->bcs"]({})',
+                "stg.layernorm[affine = none]({})",
+                'stg.permute["bcs->bsc"]({})',
+                f'stg.einsum["bsc,c->bsc"]({{}}, {body.param("norm_0_w", size)})',
+                f'stg.add["bsc,c->bsc"]({{}}, {body.param("norm_0_b", size)})',
+            ]
+        x = body.steps(f"c{i}", x, [*steps, ACTIVATIONS[act]])
+        before = size
+    return f"{factor}*S {'+' if rest >= 0 else '-'} {abs(rest)}", x
+
+
+def _positions(config: Config, text: ModelText, act: str) -> str:
+    """Add the block that makes positions: a convolution in groups, whose weights have a length of
+    their own at each place; its name."""
+    width = config.size("num_conv_pos_embeddings", default=128)
+    groups = config.size("num_conv_pos_embedding_groups", default=16)
+    d = text.symbols["D"].value or 1
+    if d % groups:
+        key = "num_conv_pos_embedding_groups"
+        raise config.refuse(key, f"is {groups}, which does not divide {d}")
+    text.symbol("J", d // groups, "hidden_size / num_conv_pos_embedding_groups")
+    body = Body()
+    weights = [
+        'stg.reshape["kgcd->k(gcd)"]({})',
+        "stg.rmsnorm[affine = none, eps = 0]({})",
+        "stg.scale[rsqrt = D*J]({})",
+        f'stg.einsum["kn,k->kn"]({{}}, {body.param("w_length", str(width))})',
+        'stg.reshape["k(gcd)->kgcd", factors = (c, d), sizes = (J, J)]({})',
+    ]
+    w = body.steps("w", body.param("w_direction", f"{width}, D/J, J, J"), weights)
+    steps = [
+        'stg.reshape["bs(gc)->bsgc", factors = c, sizes = J]({})',
+        f"stg.conv1d[pad = {width // 2}]({{}}, {w})",
+        *(["stg.slice[dim = 1, size = S]({})"] if width % 2 == 0 else []),
+        'stg.reshape["bsgd->bs(gd)"]({})',
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b", "D")})',
+        ACTIVATIONS[act],
+    ]
+    body.do(f"stg.return({body.steps('p', '%x', steps)})")
+    return text.function("positions", "%x", body)
+
+
+def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
+    """Append the head of the architecture; the argument that its loss needs."""
+    heads = {name.rpartition("For")[2] for name in config.strings("architectures")}
+    if "SequenceClassification" in heads:
+        read_size(config, text, "E", "classifier_proj_size", default=256)
+        text.symbol("N", config.labels(2), "num_labels")
+        steps = [
+            f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_projector", "D, E")})',
+            f'stg.add["bse,e->bse"]({{}}, {body.param("b_projector", "E")})',
+            'stg.sum["bse->be"]({})',
+            "stg.scale[by = 1/S]({})",
+        ]
+        pooled = body.steps("m", y, steps)
+        classify(body, linear(body, "z", pooled, "classifier", "E, N"), "N")
+        return "%labels: i32[B]"
+    if "CTC" in heads:
+        text.notes.append("The loss is that of one letter for each frame, not that of CTC.")
+        read_size(config, text, "V", "vocab_size", default=32)
+        steps = [
+            f'stg.einsum["bsd,dv->bsv"]({{}}, {body.param("head", "D, V")})',
+            f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})',
+            "stg.cast[f32]({})",
+        ]
+        logits = body.steps("logits", y, steps)
+        body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+        body.do("stg.return(%loss)")
+        return "%labels: i32[B, S]"
+    text.notes.append("Its vectors are trained towards given ones.")
+    body.let("loss", f"stg.mse[mean = B*S*D]({y}, %target)")
+    body.do("stg.return(%loss)")
+    return "%target: bf16[B, S, D]"
+
+
+def _masked(config: Config, text: ModelText) -> ModelText:
+    """Declare the vector of frames that are masked, where some are."""
+    if not config.ratio("mask_time_prob", default=1) and not config.ratio(
+        "mask_feature_prob", default=0
+    ):
+        return text
+    config.skip("mask_feature_prob")
+    idle = Idle(text)
+    idle.param("masked_frame", "D")
+    return idle.beside("masks", "The vector of masked frames is declared and frozen.")
+
+
+FAMILIES: Sequence[ModelFamily] = (
+    ModelFamily(
+        "wav2vec 2.0",
+        ("wav2vec2", "unispeech", "unispeech-sat"),
+        read_wav2vec2,
+        "convolutions of samples, positions by one",
+    ),
+    ModelFamily("HuBERT", ("hubert",), read_hubert, "as wav2vec 2.0"),
+)
