@@ -83,20 +83,20 @@ class Plans(list[Joined]):
     """The plans of all classes of a job."""
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> ReplayOrder:
         """In which order their pieces are replayed. Raises `DiagnosticError` if classes wait for
         each other in a ring."""
         return order_of(self)
 
 
-class Order(NamedTuple):
+class ReplayOrder(NamedTuple):
     """The steps of a replay, and the streams of each class: a number is a place among them."""
 
     steps: Sequence[Step]
     streams: Sequence[Sequence[Stream]]
 
 
-def order_of(plans: Sequence[Joined]) -> Order:
+def order_of(plans: Sequence[Joined]) -> ReplayOrder:
     """In which order the pieces of these classes are replayed. Raises `DiagnosticError` if classes
     wait for each other in a ring."""
     return _Ordering(plans).run()
@@ -143,7 +143,7 @@ class _Ordering:
         self._posted: dict[tuple[int, Stream], deque[tuple[int, Channel, int]]] = {}
         self._called: dict[tuple[int, int], Hashable] = {}
 
-    def run(self) -> Order:
+    def run(self) -> ReplayOrder:
         while self._ready:
             mine = self._ready.popleft()
             while mine.position < len(mine.plan) and self._place(mine):
@@ -156,7 +156,7 @@ class _Ordering:
                 f"the replay stands still: {', '.join(late)} wait for each other",
                 remedy="see what 'stagec check' says of the order of messages",
             )
-        return Order(self._steps, [tuple(c.streams) for c in self._classes])
+        return ReplayOrder(self._steps, [tuple(c.streams) for c in self._classes])
 
     def _place(self, mine: _Class) -> bool:
         """Run the next piece; False if something that it waits for has not happened yet."""

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.time.clock.join import Joined
-from stagec.time.clock.order import ON_COMPUTE, Call, Order, Proceed, Receive, RunPiece, order_of
+from stagec.time.clock.order import (
+    ON_COMPUTE,
+    Call,
+    Proceed,
+    Receive,
+    ReplayOrder,
+    RunPiece,
+    order_of,
+)
 from stagec.time.clock.pieces import Cause, Entry, Intervals, Piece
 from stagec.time.clock.shapes import Shape
 from stagec.time.streams import BUBBLE, LAUNCH, Part, Stream
@@ -165,7 +173,9 @@ class ClassReplay:
         return self.joined.senders.get(shape.channel) == [(self.number, shape.channel)]
 
 
-def replay(classes: Sequence[ClassReplay], slowdown: int = 0, order: Order | None = None) -> int:
+def replay(
+    classes: Sequence[ClassReplay], slowdown: int = 0, order: ReplayOrder | None = None
+) -> int:
     """Replay classes together, in the `order` of their plans; the end of the step, in picoseconds.
     Collectives take `slowdown` 1024ths of the speed of computations beside them. Raises
     `DiagnosticError` if classes wait for each other in a ring."""
