@@ -165,8 +165,8 @@ class Way:
         if (ranks, fixed, may) not in self._known:
             left = iter(may)
             allowed = tuple(frozenset(some for some, _ in c if next(left)) for c in self.choices)
-            moves = _moves(self.axes, ranks, allowed, self.kind)
-            steps, cost = _shortest(self.start, self.end, moves)
+            about = self.axes, ranks, allowed, self.kind
+            steps, cost = _shortest(self.start, self.end, *about)
             self._known[ranks, fixed, may] = steps, cost / fixed
         return self._known[ranks, fixed, may]
 
@@ -205,9 +205,10 @@ _ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather
 
 @lru_cache(maxsize=1 << 14)
 def _shortest(
-    start: _State, end: _State, moves: _Moves
+    start: _State, end: _State, axes: Axes, sizes: tuple[int, ...], allowed: _Allowed, kind: str
 ) -> tuple[tuple[CollectiveStep, ...], Fraction]:
     """The A* algorithm, with the bound of `_Moves.least`."""
+    moves = _moves(axes, sizes, allowed, kind)
     queue: list[
         tuple[int, int, int, tuple[object, ...], _State, int, tuple[CollectiveStep, ...]]
     ] = []

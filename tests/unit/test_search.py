@@ -229,6 +229,25 @@ def test_any_space_is_answered(seed: int, tmp_path: Path) -> None:
     assert stagec("check", folder).code == 0
 
 
+@pytest.mark.distinct
+@pytest.mark.parametrize(
+    ("model", "sizes", "ranks", "more", "share"),
+    [
+        ("qwen3-30b-a3b", "B=256,S=4096,L=8", 32, {"ep": (16,), "tp": (1,), "zero": (0,)}, 0.95),
+        ("llama3-8b", "B=512,S=256,L=8", 64, {"tp": (4,), "zero": (2,)}, 0.4),
+    ],
+    ids=["exchanges of experts", "reductions of each microbatch"],
+)
+def test_bounds_of_pipelines_that_exchange_are_close(
+    model: str, sizes: str, ranks: int, more: Mapping[str, tuple[Any, ...]], share: float
+) -> None:
+    one = {"pp": (2,), "schedule": ("1f1b",), "microbatch_size": (1,), "recompute": ("none",)}
+    found = answer_of(asked(model, sizes, ranks, "h100-sxm", **one, **more))
+    (step,) = (v.seconds for v in found.known.values() if isinstance(v, Evaluated))
+    assert step is not None
+    assert share * step <= _settled(found)[0][0] <= step
+
+
 @given(st.integers(0, 10**6))
 @examples(60)
 def test_branch_and_bound_finds_what_all_points_have(seed: int) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: sizes and degrees only is one of them.
 _structures: dict[Hashable, Compiles] = {}
 #: How many are kept, and of how many runs: a run takes about 6 KB with its plans.
-_MOST_KEPT, _MOST_RUNS = 256, 40_000
+_MOST_KEPT, _MOST_RUNS = 96, 40_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,10 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
         given |= dict.fromkeys(("grad_dtype", "reduce_dtype"), options.param_dtype)
     if _recomputes_some(options):
         given["recompute"] = "none"  # the least time; nothing is said of what is kept
-    if options.grad_dtype == options.reduce_dtype:  # else the casts of all gradients would be held
-        given["ddp_bucket"] = 0  # once a step, and never in the way of a microbatch
+    if options.serve is None and options.grad_dtype == options.reduce_dtype:
+        # after backward, in the way of no microbatch; where they are cast first, all casts would be
+        # held until then
+        given["ddp_bucket"] = 0
     kept = [n.strip() for n in options.offload.split(",")]
     given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
     return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
