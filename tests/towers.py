@@ -165,6 +165,14 @@ TOWERS: Mapping[str, Keys] = {
         "depths": [4, 4],
         "num_labels": 4,
     },
+    "convnextv2": {
+        "num_channels": 3,
+        "patch_size": 2,
+        "image_size": 16,
+        "hidden_sizes": [8, 16],
+        "depths": [4, 4],
+        "num_labels": 4,
+    },
     "swin": {
         "num_channels": 3,
         "patch_size": 2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -188,6 +188,32 @@ class Exp(Elementwise):
         return [np.exp(args[0])]
 
 
+class Power(Elementwise):
+    """x to a power that is a fraction, such as 1/2 for the root and -1 for the inverse; one FLOP
+    per element. Of negative x only whole powers are defined."""
+
+    name = "stg.power"
+    params = (Param("exponent", "ratio", "the power", required=True),)
+    example = "%y = stg.power[exponent = 1/2](%x) : bf16[B]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.expr("exponent").symbols:
+            yield f"expects a number for 'exponent', found {op.expr('exponent')}"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), x, p = grads, op.operands[0], op.expr("exponent")
+        if dy is None:
+            return [None]
+        slope = b.value("stg.power", [x], {"exponent": p - 1}, hint=x.prefixed("slope_"))
+        turned = b.value("stg.mul", [dy, slope], hint=x.prefixed("turned_"))
+        return [b.value("stg.scale", [turned], {"by": p}, hint=x.prefixed("d_"))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.power(args[0], float(fraction(op.expr("exponent"))))]
+
+
 class Softplus(Elementwise):
     """log(1 + exp(x)), 3 FLOPs per element; minus the logarithm of the sigmoid of -x."""
 
@@ -290,6 +316,7 @@ OPS = (
     Tanh(),
     TanhGrad(),
     Exp(),
+    Power(),
     Softplus(),
     Dropout(),
     DropoutGrad(),

@@ -42,7 +42,6 @@ class HoistReductions(Pass):
     up. Axes of ZeRO, and those that split no parameter, are reduced where they were.
 
     Before:
-        stg.mesh @pod[dp = 2, tp = 2]
         stg.strategy @s[mesh = @pod] {
           stg.shard_params[over = dp, zero = 2]
         }
@@ -57,7 +56,6 @@ class HoistReductions(Pass):
           stg.return(%g)
         }
     After:
-        stg.mesh @pod[dp = 2, tp = 2]
         stg.strategy @s[mesh = @pod] {
           stg.shard_params[over = dp, zero = 2]
         }

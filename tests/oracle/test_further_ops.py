@@ -44,6 +44,7 @@ CASES = {
     },
     "soft-cap": Case(X, "%a = stg.tanh(%x)\n    %y = stg.scale[by = 5](%a)", "bsd", ROWS),
     "relu-squared": Case(X, "%a = stg.relu(%x)\n    %y = stg.mul(%a, %a)", "bsd", ROWS),
+    "power": Case(X, "%a = stg.exp(%x)\n    %y = stg.power[exponent = -1/2](%a)", "bsd", ROWS),
     "sigmoid": Case(X, "%a = stg.exp(%x)\n    %y = stg.sigmoid(%a)", "bsd", ROWS),
     "swiglu": Case(
         "%x: f32[B{}, 2, S{}, F{} | param]",

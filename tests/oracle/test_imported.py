@@ -60,6 +60,7 @@ UNSPLIT = (
     "beit",
     "data2vec-vision",
     "convnext",
+    "convnextv2",
     "swin",
     "vit",
     "deit",

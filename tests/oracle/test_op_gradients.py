@@ -173,6 +173,12 @@ CASES = {
         "B, S, D",
     ),
     "softplus": Case(X, "%y = stg.softplus(%x)", "B, S, D"),
+    "power": Case(
+        X,
+        "%e = stg.exp(%x)\n    %r = stg.power[exponent = 1/2](%e)\n"
+        "    %i = stg.power[exponent = -1](%e)\n    %y = stg.add(%r, %i)",
+        "B, S, D",
+    ),
     "exp": Case(X, "%y = stg.exp(%x)", "B, S, D"),
     "swiglu-clamped": Case(
         "%x: f32[B, 2, S, D | param]",

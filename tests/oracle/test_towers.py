@@ -37,6 +37,7 @@ _DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 _PATCHES = ("clip_vision_model", "siglip_vision_model", "siglip_vision_model-patches")
 NO_SEQUENCE = (
     "convnext",
+    "convnextv2",
     "swin",
     "beit",
     "beit-shared",

@@ -419,6 +419,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         for name in ("relu", "sigmoid", "tanh", "exp", "softplus", "dropout")
         for grad in ("", "_grad")
     },
+    "stg.power": {"x": "bf16[B]"},
     "stg.scaled_einsum": {"w_int4": "i4[D, F]", "scales": "bf16[D/128, F]"},
     "stg.sum_parts": {"p": "f32[4, B, S, H, K]", "w": "f32[B, H, S, 4]"},
     "stg.take_over": {"k": "bf16[B, S, G, K]"},

@@ -74,6 +74,7 @@ STEPS = {
     "%y = stg.relu(%x)": ["max"],
     "%y = stg.tanh(%x)": ["tanh"],
     "%y = stg.exp(%x)": ["exp"],
+    "%y = stg.power[exponent = 1/2](%x)": ["sqrt"],
     "%y = stg.gelu[form = erf](%x)": ["x/sqrt2", "erf", "1+", "*x", "/2"],
     "%y = stg.gelu[form = quick](%x)": ["1.702x", "exp", "1/(1+)", "*x"],
     "%y = stg.scale[by = 1/S, sqrt = D](%x)": ["*"],

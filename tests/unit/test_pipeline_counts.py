@@ -88,7 +88,8 @@ def test_stages_add_up_to_the_model(model: str, pipeline: tuple[str, int, int, i
             if (table, phase) == ("flops", "optimizer"):  # each stage works out the clip factor
                 assert total >= expected
             elif model == GPT and (table, phase) == ("flops", "backward"):
-                assert 0 <= expected - total <= SIZES["V"] * SIZES["D"] * m * 2  # adds of tied ones
+                tied = SIZES["V"] * SIZES["D"]  # added up for each use, then once, on one stage
+                assert -tied <= expected - total <= tied * m * 2
             else:
                 assert total == expected
     for category in ("parameters", "gradients", "optimizer") if model == LLAMA else ():

@@ -184,10 +184,8 @@ def test_times_of_parts_are_told(tmp_path: Path) -> None:
 
 def test_a_timeline_shows_all_parts_at_once(tmp_path: Path) -> None:
     """It ends when the step does, and what comes is there when it has been sent."""
-    words = (
-        *(path("whisper"), "--set", "B=8", "--microbatches", "4", "--pp", "2"),
-        *("--part", "encoder=e: dp=2", "--machine", "h100-sxm"),
-    )
+    words = [path("whisper"), "--set", "B=8", "--microbatches", "4", "--pp", "2"]
+    words += ["--part", "encoder=e: dp=2", "--machine", "h100-sxm"]
     ran = stagec("compile", *words, "--format", "chrome", "-o", tmp_path / "job")
     assert ran.code == 0, ran.err
     text = (tmp_path / "job" / "whisper.trace.json").read_text()

@@ -83,6 +83,16 @@ def finish(
 def read_convnext(config: Config) -> ModelText:
     """ConvNeXt (arXiv 2201.03545): depth-wise convolutions of 7 x 7, then a feed-forward block of
     four times the width."""
+    return _convnext(config, "ConvNeXt", responds=False)
+
+
+def read_convnextv2(config: Config) -> ModelText:
+    """ConvNeXt V2 (arXiv 2301.00808): channels are multiplied by the share of their norm over an
+    image in the mean one."""
+    return _convnext(config, "ConvNeXt V2", responds=True)
+
+
+def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
     widths = config.sizes("hidden_sizes", least=1) or (96, 192, 384, 768)
     count = len(widths)
     depths = config.sizes("depths", length=count, least=1) or (3, 3, 9, 3)
@@ -90,10 +100,11 @@ def read_convnext(config: Config) -> ModelText:
         raise config.wrong("hidden_sizes", f"{len(depths)} widths, one for each stage")
     config.only("num_stages", count)
     config.skip("stage_names", "out_features", "out_indices", "drop_path_rate")
-    text = begin_pyramid(config, "ConvNeXt", widths, depths)
-    scaled = config.ratio("layer_scale_init_value", default=1) > 0
+    text = begin_pyramid(config, title, widths, depths)
+    scaled = not responds and config.ratio("layer_scale_init_value", default=1) > 0
     text.symbol("F", 4, "the feed-forward width, in widths")
-    block = _convnext_block(text, read_activation(config, "hidden_act"), scaled=scaled)
+    act = read_activation(config, "hidden_act")
+    block = _convnext_block(text, act, scaled=scaled, responds=responds)
     body = Body()
     x = stem(body)
     for i in range(1, count + 1):
@@ -119,9 +130,9 @@ def read_convnext(config: Config) -> ModelText:
     return finish(config, text, body, c, last)
 
 
-def _convnext_block(text: ModelText, act: str, *, scaled: bool) -> str:
+def _convnext_block(text: ModelText, act: str, *, scaled: bool, responds: bool) -> str:
     body = Body()
-    steps = [
+    wide = [
         'stg.reshape["bhw(gc)->bhwgc", factors = c, sizes = 1]({})',
         f"stg.conv2d[pad = 3]({{}}, {body.param('w_depth', '7, 7, D, 1, 1')})",
         'stg.reshape["bhwgc->bhw(gc)"]({})',
@@ -130,14 +141,36 @@ def _convnext_block(text: ModelText, act: str, *, scaled: bool) -> str:
         f'stg.einsum["bhwd,dfe->bhwfe"]({{}}, {body.param("w_up", "D, F, D")})',
         f'stg.add["bhwfe,fe->bhwfe"]({{}}, {body.param("b_up", "F, D")})',
         ACTIVATIONS[act],
+    ]
+    u = body.steps("u", "%h", wide)
+    u = _responding(body, u) if responds else u
+    steps = [
         f'stg.einsum["bhwfe,fed->bhwd"]({{}}, {body.param("w_down", "F, D, D")})',
         f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b_down", "D")})',
     ]
     if scaled:
         steps.append(f'stg.einsum["bhwd,d->bhwd"]({{}}, {body.param("scale", "D")})')
-    a = body.steps("a", "%h", steps)
+    a = body.steps("a", u, steps)
     body.do(f"stg.return({body.let('r', f'stg.add(%h, {a})')})")
     return text.function("block", "%h", body)
+
+
+def _responding(body: Body, u: str) -> str:
+    """Append the global response normalization of `u` [B, h, w, F, D]; its name."""
+    norm = [
+        f"stg.mul({{}}, {u})",
+        'stg.sum["bhwfe->bfe"]({})',
+        "stg.power[exponent = 1/2]({})",
+    ]
+    g = body.steps("g", u, norm)
+    mean = ['stg.sum["bfe->b"]({})', "stg.scale[by = 1/(F*D)]({})", "stg.power[exponent = -1]({})"]
+    share = body.let("share", f'stg.einsum["bfe,b->bfe"]({g}, {body.steps("per", g, mean)})')
+    steps = [
+        f'stg.einsum["bhwfe,bfe->bhwfe"]({{}}, {share})',
+        f'stg.einsum["bhwfe,fe->bhwfe"]({{}}, {body.param("grn_w", "F, D")})',
+        f'stg.add["bhwfe,bhwfe,fe->bhwfe"]({{}}, {u}, {body.param("grn_b", "F, D")})',
+    ]
+    return body.steps("z", u, steps)
 
 
 # -- Swin ------------------------------------------------------------------------------------------
@@ -291,5 +324,8 @@ def _windows(text: ModelText, *, biased: bool, masked: bool) -> str:
 
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("ConvNeXt", ("convnext",), read_convnext, "depth-wise convolutions in stages"),
+    ModelFamily(
+        "ConvNeXt V2", ("convnextv2",), read_convnextv2, "ConvNeXt; norms of channels over an image"
+    ),
     ModelFamily("Swin", ("swin",), read_swin, "attention in shifted windows, in stages"),
 )
