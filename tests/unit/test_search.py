@@ -471,7 +471,16 @@ def test_an_empty_space_is_told() -> None:
     """Nothing is legal: three ranks over two tensor-parallel ones."""
     found = stagec(*SMALL, "--tp", "3", "--ranks", "8")
     assert found.code == 1
-    assert "no strategy of this space fits" in found.out
+    assert "no strategy of this space is left" in found.err
+
+
+def test_what_does_not_fit_is_told_with_what_is_nearest() -> None:
+    words = (*SMALL, "--tp", "2", "--pp", "1", "--zero", "3", "--limit", "1GiB")
+    found = stagec(*words)
+    assert found.code == 1
+    assert "error: no strategy of this space fits: '--dp 4 --tp 2 --sp --zero 3" in found.err
+    near = json.loads(stagec(*words, "--json").out)["nearest"]
+    assert near["memory_at_least"] > near["room"] == 2**30
 
 
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from stagec.driver.request.result import RESULT
 from stagec.driver.search.question import Machines, Pareto, Prices, questions, space_text
 from stagec.driver.search.serving import serving_options
 from stagec.driver.search.space import BATCHES, KNOBS, RANKS, Values, knob_option
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
     from stagec.driver.search.jobs import Run
@@ -136,12 +136,14 @@ def command(**given: Any) -> int:
 
         write_page(given["html"], found)
     _print(found, given)
-    return 0 if found["best"] else 1
+    if not found["best"]:
+        raise _nothing(found, serves=given["serve"] is not None)
+    return 0
 
 
 def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
     """The answers as plain data."""
-    from stagec.driver.search.extra import neighbours, sensitivity
+    from stagec.driver.search.extra import nearest, neighbours, sensitivity
     from stagec.driver.search.run import search
     from stagec.driver.search.table import as_json, least
 
@@ -153,11 +155,32 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
                 break
         found = as_json(answers)
         first = min((a for a in answers if a.best), key=least, default=None)
+        if first is None:
+            found["nearest"] = nearest(answers)
         if first is not None and not first.interrupted:
             found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
             if given["sensitivity"]:
                 found["sensitivity"] = sensitivity(first, run)
     return found
+
+
+def _nothing(found: Mapping[str, Any], *, serves: bool) -> DiagnosticError:
+    """What is told where no point is left."""
+    from stagec.driver.output.tables import bytes_text
+
+    near = found["nearest"]
+    if near is None:
+        return error(
+            "no strategy of this space is left",
+            remedy="what was left out is counted above; --print-space prints the space",
+        )
+    held, room = bytes_text(near["memory_at_least"]), bytes_text(near["room"])
+    return error(
+        f"no strategy of this space fits: '{near['strategy']}' holds at least {held} a rank, and "
+        f"{room} of {near['machine']} are left for it",
+        remedy="give more --ranks, another --machine, or what holds less: "
+        + ("a smaller --batch" if serves else "--zero 3, --recompute full, --offload activations"),
+    )
 
 
 def _print(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:

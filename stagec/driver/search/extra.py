@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stagec.driver.job.builder import mesh_axes
 from stagec.driver.search.bounds import SAME
 from stagec.driver.search.jobs import Evaluated, Run, Task
 from stagec.driver.search.near import neighbours_of
@@ -61,6 +62,25 @@ def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, An
     if room is not None and held[number] > room:
         return {**row, "note": "does not fit", "memory_peak": int(held[number])}
     return {**row, "more": float(bounds[number]) / best - 1, "note": "at least"}
+
+
+def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
+    """Of points that were left out for their memory, the one that is the least above what a rank
+    may hold; None if there is none. Its bytes are a bound if it was not compiled."""
+    found: list[tuple[float, dict[str, Any]]] = []
+    for answer in answers:
+        limit, machine = answer.question.limit, answer.question.machine
+        held = {n: e.peak for n, e in answer.known.items() if isinstance(e, Evaluated)}
+        if answer.bounds is not None:
+            held = {n: int(b) for n, b in enumerate(answer.bounds[1]) if b > 0} | held
+        for n in sorted(held, key=held.__getitem__)[:1] if limit else ():
+            job = answer.listed.jobs[n]
+            sizes = {axis: size or 1 for axis, size in mesh_axes(job).items()}
+            room = limit.room(sizes, machine) if limit else 0
+            if held[n] > room:
+                row = {"strategy": strategy_of(job), "memory_at_least": held[n], "room": room}
+                found.append((held[n] / room, {**row, "machine": machine.name}))
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
 def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:

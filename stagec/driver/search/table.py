@@ -257,9 +257,7 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
         f"{found['evaluated']:,} evaluated, {found['seconds']:.1f} s{kept}",
         markup=False,
     )
-    if not best:
-        out.print("no strategy of this space fits", markup=False)
-    else:
+    if best:
         out.print(_table(best, *(("searches" in found), found["priced"])))
         for number, row in enumerate(best, 1):
             out.print(f"[{number}] {row['reason']}", markup=False)
