@@ -81,14 +81,16 @@ def test_each_rank_has_one_order_of_computations_and_one_of_collectives() -> Non
 
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"zero": 1}], ids=str)
 def test_gradients_leave_as_soon_as_they_are_made(options: dict[str, Any]) -> None:
-    """A cast follows the product that makes the gradient, and a bucket the gradient that fills it:
-    none waits for other gradients of its layer."""
+    """A cast, or the addition to the sum of microbatches, follows the product that makes the
+    gradient, and a bucket the gradient that fills it: none waits for other gradients of its
+    layer."""
     made = job(dp=2, ddp_bucket=600, sizes={"L": 4}, **options)
     nodes = made.classes[0].program().nodes
     computed = [n for n in nodes if n.is_computation]
     place = {n: i for i, n in enumerate(computed)}
-    casts = [n for n in computed if n.name.endswith("_f32") and n.phase == "backward"]
     microbatches = options.get("microbatches", 1)
+    last = "_sum" if microbatches > 1 else "_f32"
+    casts = [n for n in computed if n.name.endswith(last) and n.phase == "backward"]
     assert len(casts) == microbatches * (8 * 4 + 3)
     assert all(computed[place[cast] - 1] is cast.deps[0] for cast in casts)
     buckets = [n for n in nodes if n.phase == "gradient" and n.is_collective]
