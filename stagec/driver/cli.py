@@ -98,10 +98,11 @@ def main(argv: Sequence[str]) -> int:
 def entry() -> None:
     """The console script."""
     from stagec.driver.output.streams import flush_streams, prepare_streams
-    from stagec.support.garbage import seldom_collected
+    from stagec.support.garbage import leave_garbage, seldom_collected
 
     prepare_streams()
     with seldom_collected():
         code = main(sys.argv[1:])
     flush_streams()
+    leave_garbage()
     sys.exit(code)
