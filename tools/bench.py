@@ -311,12 +311,12 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     from stagec.time.costs.durations import Durations
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
+    (format_to,) = asked_formats(format_)
     try:
         began = time.perf_counter()
         builder = JobBuilder(JobOptions("llama3-70b", tp=8, dp=dp, **STRATEGY))
         module = builder.lower()
         lowered = time.perf_counter()
-        (format_to,) = asked_formats(format_)
         seconds = Durations(load_machine("h100-sxm")) if format_to.needs else None
         how: dict[str, Any] = {"durations": seconds, "format_": format_to}
         if seconds is not None:
