@@ -33,6 +33,13 @@ _PAIR: Keys = {
     "decoder_ffn_dim": 8,
     "vocab_size": 16,
 }
+_PYRAMID: Keys = {
+    "num_channels": 3,
+    "patch_size": 2,
+    "image_size": 16,
+    "depths": [4, 4],
+    "num_labels": 4,
+}
 _LLAMA: Keys = {**_ENCODER, "num_key_value_heads": 4, "rope_theta": 100}
 _DINO: Keys = {k: v for k, v in _VISION.items() if k != "intermediate_size"}
 _SEEN: Keys = {"depth": 2, "hidden_size": 8, "intermediate_size": 8}
@@ -157,32 +164,14 @@ TOWERS: Mapping[str, Keys] = {
         "num_labels": 4,
     },
     "dinov2_with_registers": {**_DINO, "mlp_ratio": 2, "num_register_tokens": 2},
-    "convnext": {
-        "num_channels": 3,
-        "patch_size": 2,
-        "image_size": 16,
-        "hidden_sizes": [8, 16],
-        "depths": [4, 4],
-        "num_labels": 4,
-    },
-    "convnextv2": {
-        "num_channels": 3,
-        "patch_size": 2,
-        "image_size": 16,
-        "hidden_sizes": [8, 16],
-        "depths": [4, 4],
-        "num_labels": 4,
-    },
+    "convnext": {**_PYRAMID, "hidden_sizes": [8, 16]},
+    "convnextv2": {**_PYRAMID, "hidden_sizes": [8, 16]},
     "swin": {
-        "num_channels": 3,
-        "patch_size": 2,
-        "image_size": 16,
+        **_PYRAMID,
         "embed_dim": 8,
-        "depths": [4, 4],
         "num_heads": [4, 4],
         "window_size": 4,
         "mlp_ratio": 2.0,
-        "num_labels": 4,
     },
     "dinov3_vit": {**_VISION, "num_register_tokens": 2},
     "clip": {

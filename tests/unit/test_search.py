@@ -483,6 +483,18 @@ def test_what_does_not_fit_is_told_with_what_is_nearest() -> None:
     assert near["memory_at_least"] > near["room"] == 2**30
 
 
+def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not looked at is not said to be left out."""
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stagec.driver.search.run._Searching._first_bounds", stop)
+    found = stagec(*SMALL)
+    assert found.code == 1
+    assert "error: interrupted before a strategy was found; " in found.err
+
+
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question is answered from the folder; another one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -168,6 +168,11 @@ def _nothing(found: Mapping[str, Any], *, serves: bool) -> DiagnosticError:
     """What is told where no point is left."""
     from stagec.driver.output.tables import bytes_text
 
+    if not found["proven"]:
+        return error(
+            f"interrupted before a strategy was found; {found['left']} points are left",
+            remedy="let it run, or give a smaller space",
+        )
     near = found["nearest"]
     if near is None:
         return error(

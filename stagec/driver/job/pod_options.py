@@ -75,10 +75,8 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
     }
     dumps = options.dump_dir and options.dump_dir / pod
     found = options.changed(prefill=None, decode=None, part=(), dump_dir=dumps, **steps[pod])
-    given = read_flags(f"--{pod}", getattr(options, pod) or "")
-    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
-    found = found.changed(explicit=found.explicit | given.explicit)
-    return found.changed(**{name: getattr(given, name) for name in named})
+    given, said = _said(f"--{pod}", getattr(options, pod) or "")
+    return found.changed(**said, explicit=found.explicit | given.explicit)
 
 
 def options_of_part(name: str, options: JobOptions) -> JobOptions:
@@ -94,15 +92,20 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
     if name == options.rest:
         return found
     (part,) = (part for part in options.part if part.name == name)
-    given = read_flags(f"--part {name}", part.flags)
-    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
-    if "part" in named:
+    given, said = _said(f"--part {name}", part.flags)
+    if "part" in said:
         raise error("--part stands in a part", remedy="give each part a --part of its own")
     axes = {n for n in AXES if getattr(given, n) > 1} | set(given.mesh or {})
-    lost = {n for n, flag in FLAGS.items() if n in AXES or _lacks(flag, axes)} - named
+    lost = {n for n, flag in FLAGS.items() if n in AXES or _lacks(flag, axes)} - said.keys()
     usual = {n: FLAGS[n].default for n in lost} | dict.fromkeys(_OF_MESH)
-    said = {n: getattr(given, n) for n in named}
-    return found.changed(**(usual | said), explicit=(found.explicit - lost) | named)
+    return found.changed(**(usual | said), explicit=(found.explicit - lost) | said.keys())
+
+
+def _said(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:
+    """The flags that an option gives a pod, and the values of those that it names."""
+    given = read_flags(option, text)
+    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
+    return given, {n: getattr(given, n) for n in named}
 
 
 def _lacks(flag: Flag, axes: Set[str]) -> bool:

@@ -28,6 +28,11 @@ def read_head(config: Config, text: ModelText) -> None:
     text.symbol("N_classes", config.labels(2), "num_labels")
 
 
+def heads_of(config: Config) -> frozenset[str]:
+    """What stands behind the last `For` of each architecture, or its whole name."""
+    return frozenset(name.rpartition("For")[2] for name in config.strings("architectures"))
+
+
 def _head(name: str) -> str:
     _, found, head = name.rpartition("For")
     return head if found else _WORDS[0]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.heads import expect_head
+from stagec.importers.common.heads import expect_head, heads_of
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import (
     classify,
+    classify_each,
     predict_words,
     read_activation,
     read_heads_of,
@@ -153,23 +154,16 @@ def _finish(config: Config, text: ModelText, body: Body, attention: str, near: s
         y = TowerLayers(tower, "layers", "L", steps, post=True).write(body, "%x", "y")
     types = "%types: i32[B, S], " if "Y" in text.symbols else ""
     args = f"%tokens: i32[B, S], {types}%labels: i32[B, S]"
-    heads = {name.rpartition("For")[2] for name in config.strings("architectures")}
+    heads = heads_of(config)
     if "SequenceClassification" in heads:
         text.symbol("N_c", config.labels(2), "num_labels")
         c = body.let("c", f"stg.take[at = 0]({y})")
         pooled = body.let("g", ACTIVATIONS["gelu"].format(linear(body, "g0", c, "pooler", "D, D")))
-        classify(body, linear(body, "z", pooled, "classifier", "D, N_c"), "N_c")
+        classify(body, linear(body, "z", pooled, "classifier", "D, N_c"))
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     if "TokenClassification" in heads:
         text.symbol("N_c", config.labels(2), "num_labels")
-        steps_ = [
-            f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param("w_classifier", "D, N_c")})',
-            f'stg.add["bsn,n->bsn"]({{}}, {body.param("b_classifier", "N_c")})',
-            "stg.cast[f32]({})",
-        ]
-        logits = body.steps("logits", y, steps_)
-        body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
-        body.do("stg.return(%loss)")
+        classify_each(body, y, "w_classifier", "b_classifier", "N_c")
         return text.train(args, body)
     if any(name.endswith("Model") for name in heads):
         target = vectors(text, body, body.let("c", f"stg.take[at = 0]({y})"))

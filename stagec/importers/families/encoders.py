@@ -153,7 +153,7 @@ def _bert_head(
             return text.train(args.replace("%labels: i32[B, S]", target), body)
         text.symbol("N", config.labels(2), "num_labels")
         z = linear(body, "z", pooled, "classifier", "D, N")
-        classify(body, z, "N")
+        classify(body, z)
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     config.only("tie_word_embeddings", True)
     predict_words(body, y, act)
@@ -189,10 +189,23 @@ def vectors(text: ModelText, body: Body, x: str, width: str = "D") -> str:
     return f"%target: bf16[B, {width}]"
 
 
-def classify(body: Body, z: str, classes: str) -> None:
+def classify(body: Body, z: str) -> None:
     """Append the loss of logits [B, N] against `%labels` [B]."""
     logits = body.let("logits", f"stg.cast[f32]({z})")
     body.let("loss", f"stg.cross_entropy[mean = B]({logits}, %labels)")
+    body.do("stg.return(%loss)")
+
+
+def classify_each(body: Body, y: str, weight: str, bias: str, classes: str) -> None:
+    """Append logits of `classes` for each position of `y` [B, S, D], from the parameters `weight`
+    [D, classes] and `bias`, and their loss against `%labels` [B, S]."""
+    steps = [
+        f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param(weight, f"D, {classes}")})',
+        f'stg.add["bsn,n->bsn"]({{}}, {body.param(bias, classes)})',
+        "stg.cast[f32]({})",
+    ]
+    logits = body.steps("logits", y, steps)
+    body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
     body.do("stg.return(%loss)")
 
 

@@ -73,7 +73,7 @@ def finish(
     if any(name.endswith("Model") for name in names):
         return text.train(f"{args}, {vectors(text, body, c, width)}", body)
     text.symbol("N", config.labels(1000), "num_labels")
-    classify(body, linear(body, "z", c, "classifier", f"{width}, N"), "N")
+    classify(body, linear(body, "z", c, "classifier", f"{width}, N"))
     return text.train(f"{args}, %labels: i32[B]", body)
 
 

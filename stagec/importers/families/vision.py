@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagec.importers.common.heads import expect_head
+from stagec.importers.common.heads import expect_head, heads_of
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
@@ -92,7 +92,7 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
     n = LAYER.write(body, "n", layers.write(body, x, "y"), "norm")
     c = body.let("c", f"stg.take[at = 0]({n})")
-    heads = {name.rpartition("For")[2] for name in config.strings("architectures")}
+    heads = heads_of(config)
     if any(name.endswith("Model") for name in heads):
         pooled = body.let("z", f"stg.tanh({linear(body, 'z0', c, 'pooler', 'D, D')})")
         return text.train(f"{IMAGES}, {vectors(text, body, pooled)}", body)
@@ -101,7 +101,7 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     if any(name.endswith("WithTeacher") for name in heads):
         d = linear(body, "zd", body.let("d", f"stg.take[at = 1]({n})"), "distillation", "D, N")
         z = body.steps("zm", z, [f"stg.add({{}}, {d})", "stg.scale[by = 1/2]({})"])
-    classify(body, z, "N")
+    classify(body, z)
     return text.train(f"{IMAGES}, %labels: i32[B]", body)
 
 
@@ -142,7 +142,7 @@ def read_beit(config: Config) -> ModelText:
         text.train(f"{args}, {vectors(text, body, c)}", body)
     else:
         text.symbol("M", config.labels(1000), "num_labels")
-        classify(body, linear(body, "z", c, "classifier", "D, M"), "M")
+        classify(body, linear(body, "z", c, "classifier", "D, M"))
         text.train(f"{args}, %labels: i32[B]", body)
     if not config.flag("use_mask_token", default=False):
         return text
@@ -237,7 +237,7 @@ def _dino_head(
             f"stg.concat({c}, {{}})",
         ]
         both = body.steps("both", n, steps)
-        classify(body, linear(body, "z", both, "classifier", "2*D, N"), "N")
+        classify(body, linear(body, "z", both, "classifier", "2*D, N"))
         text.train(f"{IMAGES}, %labels: i32[B]", body)
     else:
         text.train(f"{IMAGES}, {vectors(text, body, c)}", body)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.heads import expect_head
+from stagec.importers.common.heads import expect_head, heads_of
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin, read_size
-from stagec.importers.families.encoders import classify, read_activation, read_heads_of
+from stagec.importers.families.encoders import (
+    classify,
+    classify_each,
+    read_activation,
+    read_heads_of,
+)
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
@@ -143,7 +148,7 @@ def _positions(config: Config, text: ModelText, act: str) -> str:
 
 def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
     """Append the head of the architecture; the argument that its loss needs."""
-    heads = {name.rpartition("For")[2] for name in config.strings("architectures")}
+    heads = heads_of(config)
     if "SequenceClassification" in heads:
         read_size(config, text, "E", "classifier_proj_size", default=256)
         text.symbol("N", config.labels(2), "num_labels")
@@ -154,19 +159,12 @@ def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
             "stg.scale[by = 1/S]({})",
         ]
         pooled = body.steps("m", y, steps)
-        classify(body, linear(body, "z", pooled, "classifier", "E, N"), "N")
+        classify(body, linear(body, "z", pooled, "classifier", "E, N"))
         return "%labels: i32[B]"
     if "CTC" in heads:
         text.notes.append("The loss is that of one letter for each frame, not that of CTC.")
         read_size(config, text, "V", "vocab_size", default=32)
-        steps = [
-            f'stg.einsum["bsd,dv->bsv"]({{}}, {body.param("head", "D, V")})',
-            f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})',
-            "stg.cast[f32]({})",
-        ]
-        logits = body.steps("logits", y, steps)
-        body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
-        body.do("stg.return(%loss)")
+        classify_each(body, y, "head", "head_bias", "V")
         return "%labels: i32[B, S]"
     text.notes.append("Its vectors are trained towards given ones.")
     body.let("loss", f"stg.mse[mean = B*S*D]({y}, %target)")
