@@ -19,7 +19,7 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import AT_HAND, limit_option
 from stagec.driver.request.machine import machine_option
 from stagec.driver.request.options import job_options, take_options
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.pipeline.instrument import TYPED, Hooks
@@ -35,7 +35,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 @sweep_options
 @click.option(
     "--html",
-    type=RESULT,
+    type=PAGE_OR_PLOT,
     metavar="FILE",
     help="Of --sweep: write a page, or FILE.svg, with a plot.",
 )

@@ -18,7 +18,7 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.options import SIZES
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE, RESULT
 from stagec.driver.search.question import Machines, Pareto, Prices, questions, space_text
 from stagec.driver.search.serving import serving_options
 from stagec.driver.search.space import BATCHES, KNOBS, RANKS, Values, knob_option
@@ -94,7 +94,7 @@ _OPTIONS = (
     click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values."),
     click.option(
         "--html",
-        type=RESULT,
+        type=PAGE,
         metavar="FILE",
         help="Write a page: memory over time, all flags side by side, and what each is.",
     ),

@@ -21,7 +21,7 @@ from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
@@ -96,7 +96,7 @@ class ServedBatch:
 @click.option("--tpot", type=TimeType(), help="A limit of the time for each further token: 30ms.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--html", type=RESULT, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
+    "--html", type=PAGE_OR_PLOT, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
 )
 @click.option(
     "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."

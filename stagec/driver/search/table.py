@@ -14,6 +14,7 @@ from rich.markup import escape
 from stagec.driver.job.legal import BATCH
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.command_line import job_words
+from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.serving import without_step
 from stagec.driver.time.table import seconds_text
 from stagec.explore.branch import Found, beats
@@ -137,7 +138,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "proven": not any(a.interrupted for a in answers),
         "left": sum(a.left for a in answers),
         "cut": dict(sum((a.cut for a in answers), Counter[str]())),
-        "refused": dict(sum((Counter(a.listed.refused) for a in answers), Counter[str]())),
+        "refused": told_as_one(sum((a.listed.refused for a in answers), Counter[str]())),
         "same": sum(a.listed.same for a in answers),
     }
     wanted = first.question.wanted
