@@ -22,6 +22,7 @@ from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
+from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
@@ -76,7 +77,7 @@ class ServedBatch:
         return {**found, "memory_peak": self.peak, "fits": self.fits}
 
 
-@click.command("serve")
+@click.command("serve", cls=LongCommand)
 @job_options
 @machine_option("The machine that serves: a name that 'stagec machines' lists.", required=True)
 @click.option(
@@ -108,6 +109,8 @@ def command(**given: Any) -> int:
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
     decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others
     decode, with that of --decode. Engines capture steps as graphs, so hosts do not hold devices up.
+
+        stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
     """
     machine: Machine = given.pop("machine")
     output = given["output_tokens"]
