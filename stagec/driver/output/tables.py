@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from stagec.support.words import counted
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _LONG = 300
+#: Columns that no table has, and those of a name and of a cell that are never folded.
+_UNBOUNDED, _NAME, _SHORT = 10_000, 20, 14
 _COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
 
 
@@ -61,9 +63,23 @@ def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
     return f"{value} {units[0]}" if index == 0 else f"{scaled:,.2f} {units[index]}"
 
 
+class _Table(Table):
+    """A table that gives up its margins before its words where a terminal is narrow: then a space
+    parts its columns, and short cells are not folded."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update_width(_UNBOUNDED)
+        if self.__rich_measure__(console, wide).maximum > options.max_width:
+            self.padding, self.pad_edge = 0, False
+            for number, column in enumerate(self.columns):
+                sizes = [len(str(cell)) for cell in column.cells]
+                column.no_wrap = max(sizes, default=0) <= (_SHORT if number else _NAME)
+        return super().__rich_console__(console, options)
+
+
 def table(title: str, *columns: str, text_columns: int = 1) -> Table:
     """A table whose first columns are text and whose others are numbers."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    made = _Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < text_columns else "right", overflow="fold")
     return made
