@@ -67,7 +67,7 @@ class LongCommand(click.Command):
         self, *args: Any, places: Mapping[str, Section | None] | None = None, **given: Any
     ) -> None:
         super().__init__(*args, **given)
-        self._places = _SECTIONS | (places or {})
+        self._places = {**_SECTIONS, **(places or {})}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, each in its section."""
