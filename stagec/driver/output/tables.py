@@ -70,7 +70,8 @@ class _Table(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.update_width(_UNBOUNDED)
-        if self.__rich_measure__(console, wide).maximum > options.max_width:
+        natural = self.__rich_measure__(console, wide).maximum
+        if console.is_terminal and natural > options.max_width:
             self._close_up(options.max_width)
         return super().__rich_console__(console, options)
 
