@@ -271,8 +271,19 @@ class RankWriter:
         if number not in self._encoders:
             while len(self._encoders) >= _SAMPLES:
                 del self._encoders[next(iter(self._encoders))]
-            self._encoders[number] = self._source.encoder(number)
+            self._encoders[number] = self._made_encoder(number)
         return self._encoders[number]
+
+    def _made_encoder(self, number: int) -> RankBytes:
+        """The encoder of a class. Raises `DiagnosticError` for what is none, of a plug-in."""
+        made = self._source.encoder(number)
+        if not callable(getattr(made, "rank", None)):
+            raise error(
+                f"the format '{self._source.format.name}' gives a {type(made).__name__} as its "
+                "encoder, which has no method 'rank'",
+                remedy="return from 'encoder' what has one: rank(number) -> bytes",
+            )
+        return made
 
 
 def _holds(path: Path, data: bytes | memoryview) -> bool:

@@ -193,6 +193,7 @@ def test_what_is_no_format_is_told_at_load(formats: str, told: str, tmp_path: Pa
     ("body", "told"),
     [
         ("pass", "the format 'mine' has no encoder"),
+        ("encoder = lambda *_: None", "the format 'mine' gives a NoneType as its encoder"),
         (
             "encoder = lambda *_: type('E', (), {'rank': lambda *_: 'text'})()",
             "the format 'mine' gives a str for rank 0, expected bytes",
