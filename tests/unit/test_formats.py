@@ -259,6 +259,28 @@ def test_a_format_of_a_job_names_its_files(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == found
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("return None", "gives a NoneType as its files"),
+        ("yield 3", "gives 3 as one of its files"),
+        ("yield 'a', 3", "gives ('a', 3) as one of its files"),
+        ("yield 'a', 'text'", "gives a str as a part of 'a', expected bytes"),
+        ("yield '../a', [b'']", "names a file '../a', which cannot be"),
+    ],
+)
+def test_files_that_are_none_are_told(body: str, told: str, tmp_path: Path) -> None:
+    head, _, _ = WHOLE.partition("        yield")
+    load = plugin(
+        tmp_path, f"{head}        {body}\n\nPLUGIN = Plugin(name='w', formats=(Whole(),))"
+    )
+    done = stagec(*JOB, *load, "--format", "whole", "-o", tmp_path / "out")
+    assert done.code == 1
+    assert f"error: the format 'whole' {told}" in done.err
+    assert "  help: " in done.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_a_format_does_not_carry_is_told_once_and_kept(tmp_path: Path) -> None:
     words = [w for w in JOB if w != "--quiet"]
     done = stagec(*words, *plugin(tmp_path, WHOLE), "--format", "whole", "-o", tmp_path / "out")
