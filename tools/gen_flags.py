@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.driver.request.flags import FLAGS, STATEMENTS
+from stagec.driver.request.sections import section_of
 from stagec.ir_spec.ops.axes import EXPERTS
-from stagec.ir_spec.ops.statement import Flag
+from stagec.ir_spec.ops.statement import Flag, Section
 from tools.markup import anchor, page
 
 _INTRO = (
-    "Every flag of `compile`, `analyze` and `memory` that says how to parallelize, in the order of "
-    "`--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
+    "Every flag of `compile`, `analyze` and `memory` that says how to parallelize, in the sections "
+    "of `--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
     "[strategies.md](strategies.md) says what each does to placements and traffic, "
     "[ops.md](ops.md) what else a statement takes. All of them can be swept: `--sweep "
     "zero=1,2,3`."
 )
 _MESH = "stg.mesh"
+_HEAD = ("| flag | writes | values | default | meaning |", "|---|---|---|---|---|")
 
 
 def flags_page() -> str:
@@ -26,18 +28,24 @@ def flags_page() -> str:
 
 def _rows() -> Iterator[str]:
     writes = {flag.name: op.name for op in STATEMENTS for flag in op.flags}
-    yield from ("| flag | writes | values | default | meaning |", "|---|---|---|---|---|")
-    for flag in FLAGS.values():
-        op = writes.get(flag.name, _MESH)
-        meaning = " ".join([flag.help, *_needs(flag)])
-        cells = (
-            f"`{flag.option}`",
-            f"[`{op}`](ops.md#{anchor(op)})",
-            _values(flag),
-            _default(flag),
-            meaning,
-        )
-        yield f"| {' | '.join(c.replace('|', chr(92) + '|') for c in cells)} |"
+    for section in Section:
+        flags = [flag for flag in FLAGS.values() if section_of(flag) is section]
+        if flags:
+            yield from (f"## {section.value}", "", *_HEAD)
+            yield from (_row(flag, writes.get(flag.name, _MESH)) for flag in flags)
+            yield ""
+
+
+def _row(flag: Flag, op: str) -> str:
+    meaning = " ".join([flag.help, *_needs(flag)])
+    cells = (
+        f"`{flag.option}`",
+        f"[`{op}`](ops.md#{anchor(op)})",
+        _values(flag),
+        _default(flag),
+        meaning,
+    )
+    return f"| {' | '.join(c.replace('|', chr(92) + '|') for c in cells)} |"
 
 
 def _values(flag: Flag) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class LoraOp(Statement):
     """
 
     name, record = "stg.lora", LoraRule
+    section = Section.PARTS
     training = "servers add trained adapters to the weights"
     example = "stg.lora[targets = (wq, wv), rank = 16]"
 

@@ -15,7 +15,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import BeginsBackward, Stays
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
 
 #: The part that has what no statement names.
 MAIN = "main"
@@ -37,6 +37,7 @@ class PartOp(Statement):
     """
 
     name, record, repeats = "stg.part", PartRule, True
+    section = Section.PARTS
     flags = (
         Flag(
             "part",

@@ -12,7 +12,15 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const
 from stagec.ir.traits import Declares
 from stagec.ir_spec.ops.axes import EXPERTS, REDUCED, REPLICAS
-from stagec.ir_spec.ops.statement import Axes, Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.ops.statement import (
+    Axes,
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
 
 RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
@@ -129,6 +137,7 @@ class FusionOp(Statement):
     """
 
     name, record = "stg.fusion", FusionRule
+    section = Section.KERNELS
     example = "stg.fusion[elementwise]"
 
 
@@ -240,6 +249,7 @@ class DtypesOp(Statement):
     """
 
     name, record = "stg.dtypes", DtypesRule
+    section = Section.KERNELS
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
@@ -278,6 +288,7 @@ class BucketOp(Statement):
     """
 
     name, record = "stg.bucket", BucketRule
+    section = Section.DATA
     training = "there are no gradients to reduce"
     example = "stg.bucket[bytes = 26214400]"
 
@@ -334,6 +345,7 @@ class RecomputeOp(Statement):
     """
 
     name, record = "stg.recompute", RecomputeRule
+    section = Section.MEMORY
     training = "there is no backward to compute again for"
     example = "stg.recompute[full, layers = 4]"
 
@@ -408,6 +420,7 @@ class OffloadOp(Statement):
     """
 
     name, record = "stg.offload", OffloadRule
+    section = Section.MEMORY
     training = "nothing waits for a backward"
     example = "stg.offload[optimizer]"
 

@@ -18,7 +18,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.base import SPEC, work
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,7 @@ class WeightsOp(Statement):
     """
 
     name, record = "stg.weights", WeightsRule
+    section = Section.SERVING
     example = "stg.weights[int4]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:

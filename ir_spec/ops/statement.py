@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from math import prod
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -28,6 +29,28 @@ from stagec.support.source import UNKNOWN, Loc
 Axes: TypeAlias = tuple[str, ...]
 #: What a flag has no effect without: an axis, another flag or a dimension; of several names, any.
 Need: TypeAlias = str | tuple[str, ...]
+
+
+class Section(Enum):
+    """The sections of the help of a command, in their order."""
+
+    MODEL = "Model"
+    RANKS = "Ranks"
+    DATA = "Batch and data parallelism"
+    TENSOR = "Tensor parallelism"
+    PIPELINE = "Pipeline stages"
+    SEQUENCE = "Long sequences"
+    EXPERTS = "Experts"
+    MEMORY = "Activations"
+    KERNELS = "Kernels and element types"
+    PARTS = "Adapters and parts of the model"
+    OTHERS = "Other flags of a strategy"
+    SERVING = "Serving"
+    REQUESTS = "Steps of a server"
+    PASSES = "Passes"
+    WORKERS = "Workers"
+    MANY = "Many jobs"
+    MACHINE = "Machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +266,7 @@ class Statement(Declaration):
     parents = ("stg.strategy",)
     record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
+    section: ClassVar[Section] = Section.OTHERS  # of its flags in the help
     repeats: ClassVar[bool] = False  # it may stand several times
     training: ClassVar[str] = ""  # why a step of serving has no use for it; empty if it has
     _fields: ClassVar[tuple[_Field, ...]] = ()

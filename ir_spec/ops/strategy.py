@@ -11,7 +11,15 @@ from stagec.ir.core import Operation
 from stagec.ir.param import Param
 from stagec.ir.traits import Declares, Holds
 from stagec.ir_spec.ops.axes import DATA_AXES, EXPERTS, HEADS, REPLICAS, SHARDING, TENSOR_PARALLEL
-from stagec.ir_spec.ops.statement import Axes, Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.ops.statement import (
+    Axes,
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
 from stagec.ir_spec.ops.structure import Declaration
 
 ORDERS = ("zigzag", "plain")
@@ -292,6 +300,7 @@ class ShardParamsOp(Statement):
     """
 
     name, record = "stg.shard_params", ShardParamsRule
+    section = Section.DATA
     training = "it shards what training keeps of parameters; --tp, --pp and --ep split them"
     example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
@@ -335,6 +344,7 @@ class MicrobatchesOp(Statement):
     """Splits the batch into microbatches whose gradients are accumulated."""
 
     name, record = "stg.microbatches", MicrobatchesRule
+    section = Section.DATA
     flags = (
         Flag(
             "microbatches",

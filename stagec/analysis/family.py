@@ -175,8 +175,4 @@ class Compiled:
         try:
             return self._formulas.at(values)
         except UnboundError as e:
-            raise error(
-                f"no value for {', '.join(e.names)}",
-                self._module.root.loc,
-                remedy=self._module.how_to_set(e.names),
-            ) from None
+            raise self._module.no_value(e.names, self._module.root.loc) from None

@@ -13,7 +13,7 @@ from stagec.ir.types import axis_size
 from stagec.memory.arena import placed
 from stagec.memory.timeline import ALL, CACHES, HOST, MemoryTimeline, Point, line_of
 from stagec.schedule.attached import stages_of
-from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.diagnostics import DiagnosticError
 
 LARGEST = 10
 
@@ -36,11 +36,7 @@ def check_sizes(module: Module, func: Operation) -> None:
     used = {s for a in func.body.args for s in a.tensor.local_bytes.symbols}
     missing = sorted(used - module.env.keys())
     if missing:
-        raise error(
-            f"no value for {', '.join(missing)}",
-            module.root.loc,
-            remedy=module.how_to_set(missing),
-        )
+        raise module.no_value(missing, module.root.loc)
 
 
 def footprint(module: Module, model: str, fit: str | None = None) -> dict[str, Any]:

@@ -59,9 +59,7 @@ def _plan(module: Module, func: Operation) -> _Plan:
         static = MemoryTimeline(module, func, 0, planner).static(DEVICE)
         return _Plan(planner, env, sum(static.values()))
     except UnboundError as e:
-        raise error(
-            f"no value for {', '.join(e.names)}", func.loc, remedy=module.how_to_set(e.names)
-        ) from None
+        raise module.no_value(e.names, func.loc) from None
 
 
 # -- the plan --------------------------------------------------------------------------------------

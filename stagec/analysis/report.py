@@ -28,7 +28,6 @@ from stagec.ir.module import Module
 from stagec.ir.types import axis_size, index_name
 from stagec.memory.timeline import CACHES
 from stagec.program.classes import class_coordinates
-from stagec.support.diagnostics import error
 
 SCHEMA = 1
 Show = Callable[[Expr], Any]
@@ -148,11 +147,8 @@ def _number(value: Expr, env: Env, module: Module) -> int:
         value = expand(value)  # some may cancel
     missing = sorted(value.symbols - env.keys())
     if missing:
-        raise error(
-            f"no value for {', '.join(missing)}",
-            module.root.loc,
-            remedy=f"{module.how_to_set(missing)}, or print expressions: --symbolic",
-        )
+        more = ", or print expressions: 'stagec analyze --symbolic'"
+        raise module.no_value(missing, module.root.loc, more=more)
     return evaluate(value, env)
 
 

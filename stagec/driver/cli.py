@@ -13,34 +13,45 @@ import click
 
 from stagec import __version__
 
-#: name -> (module that holds `command`, or its whole name; one line of help)
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
-    "import": (".commands.import_", "Write the text of a model from its config.json."),
-    "materialize": (".commands.materialize", "Write traces of ranks from an archive."),
-    "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
-    "simulate": (".commands.simulate", "Run ASTRA-sim on a folder of traces."),
-    "memory": (".commands.memory", "Plan what every rank holds, when, and whether it fits."),
-    "time": (".commands.time", "Tell how long a step takes on a machine, and why."),
-    "serve": (".commands.serve", "Tell what a server gives: TTFT, TPOT, tokens a second."),
-    "search": (".commands.search", "Search the strategies that fit and are fastest."),
-    "opt": (".commands.opt", "Run passes over a module, text in, text out."),
-    "check": (".commands.check", "Prove a folder of traces well-formed and free of deadlock."),
-    "show": (".commands.show", "Print an execution trace."),
-    "convert": (".commands.convert", "Convert traces, also of other tools, between formats."),
-    "scale": (".commands.scale", "Extend traces to more replicas."),
-    "diff": (".commands.diff", "Tell what differs between two traces or jobs."),
-    "measure": (".commands.measure", "Read times of kernels from profiler traces."),
-    "fit": (".commands.fit", "Fit the constants of a machine to measured kernels."),
-    "validate": (".commands.validate", "Print published figures beside those computed here."),
-    "schedule": (".commands.schedule", "Draw a pipeline schedule, or list them."),
-    "models": (".commands.models", "List the models of the library."),
-    "presets": (".commands.presets", "List published runs, or print the strategy of one."),
-    "machines": (".commands.machines", "List machines, or print the figures of one."),
-    "passes": (".commands.passes", "List passes and pipelines, or describe one."),
-    "ops": (".commands.ops", "List ops, or describe one."),
-    "test": ("stagec.testing.command", "Run the lit and golden tests of a folder."),
+#: section of the help -> name -> (module that holds `command`, or its whole name; one line of help)
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "What a job costs": {
+        "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
+        "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
+        "memory": (".commands.memory", "Plan what every rank holds, when, and whether it fits."),
+        "time": (".commands.time", "Tell how long a step takes on a machine, and why."),
+        "serve": (".commands.serve", "Tell what a server gives: TTFT, TPOT, tokens a second."),
+        "search": (".commands.search", "Search the strategies that fit and are fastest."),
+    },
+    "Models and machines": {
+        "models": (".commands.models", "List the models of the library."),
+        "import": (".commands.import_", "Write the text of a model from its config.json."),
+        "presets": (".commands.presets", "List published runs, or print the strategy of one."),
+        "schedule": (".commands.schedule", "Draw a pipeline schedule, or list them."),
+        "machines": (".commands.machines", "List machines, or print the figures of one."),
+    },
+    "Traces": {
+        "check": (".commands.check", "Prove a folder of traces well-formed and free of deadlock."),
+        "show": (".commands.show", "Print an execution trace."),
+        "diff": (".commands.diff", "Tell what differs between two traces or jobs."),
+        "convert": (".commands.convert", "Convert traces, also of other tools, between formats."),
+        "scale": (".commands.scale", "Extend traces to more replicas."),
+        "materialize": (".commands.materialize", "Write traces of ranks from an archive."),
+        "simulate": (".commands.simulate", "Run ASTRA-sim on a folder of traces."),
+    },
+    "How right it is": {
+        "validate": (".commands.validate", "Print published figures beside those computed here."),
+        "measure": (".commands.measure", "Read times of kernels from profiler traces."),
+        "fit": (".commands.fit", "Fit the constants of a machine to measured kernels."),
+    },
+    "The compiler": {
+        "opt": (".commands.opt", "Run passes over a module, text in, text out."),
+        "passes": (".commands.passes", "List passes and pipelines, or describe one."),
+        "ops": (".commands.ops", "List ops, or describe one."),
+        "test": ("stagec.testing.command", "Run the lit and golden tests of a folder."),
+    },
 }
+COMMANDS = {name: about for section in SECTIONS.values() for name, about in section.items()}
 
 
 class LazyGroup(click.Group):
@@ -69,8 +80,11 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                lines = [(name.ljust(width), line) for name, (_, line) in commands.items()]
+                formatter.write_dl(lines)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from stagec.support.source import Source
 
 if TYPE_CHECKING:
     from stagec.importers.writing.text import ModelText
+
+_REPEAT = re.compile(r"^ *(?:%[^=\n]*= )?stg\.repeat[^\[\n]*\[count = (\w+)", re.MULTILINE)
 
 
 def model_source(model: LibraryModel) -> Source:
@@ -25,6 +28,14 @@ def model_sizes(model: LibraryModel) -> Mapping[str, int]:
         return model.values
     symbols = _imported(model).used_symbols.values()
     return {s.name: s.value for s in symbols if s.value is not None} | dict(model.values)
+
+
+def model_layers(model: LibraryModel) -> int:
+    """How many layers of all kinds a step of a model of the library runs, 0 for a model without:
+    what the repeats of its text count."""
+    sizes = model_sizes(model)
+    counts = _REPEAT.findall(model_source(model).text)
+    return sum(int(count) if count.isdigit() else sizes[count] for count in counts)
 
 
 def _imported(model: LibraryModel) -> ModelText:

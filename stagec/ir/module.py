@@ -3,7 +3,7 @@ functions)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,8 +13,8 @@ from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
 from stagec.ir.types import PARAMETERS, WEIGHTS, Load, TensorType
-from stagec.support.diagnostics import DiagnosticList, error
-from stagec.support.source import Source
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
+from stagec.support.source import Loc, Source
 
 Size = TypeVar("Size")
 
@@ -160,6 +160,16 @@ class Module:
         sizes = [f"{n}=4096" for n in names if not mesh or n not in mesh.sizes]
         given = [("--mesh", axes), ("--set", sizes)]
         return "give " + " ".join(f"{flag} {','.join(v)}" for flag, v in given if v)
+
+    def no_value(self, names: Sequence[str], loc: Loc, *, more: str = "") -> DiagnosticError:
+        """The error for sizes that are open, `more` behind its remedy: at the mesh if all of them
+        are its axes, else at `loc`."""
+        sized = next((op for op in self.declaring("axes") if op.attrs.keys() >= {*names}), None)
+        return error(
+            f"no value for {', '.join(names)}",
+            sized.loc if sized is not None else loc,
+            remedy=self.how_to_set(names) + more,
+        )
 
     @property
     def relations(self) -> list[tuple[Relation, Operation]]:

@@ -292,7 +292,10 @@ class Registry:
         return self._ops.get(name)
 
     def __getitem__(self, name: str) -> OpDef:
-        return self._ops[name]
+        """The definition of that name. Raises `LookupError`, with the nearest name."""
+        if (found := self._ops.get(name)) is None:
+            raise LookupError(f"there is no op '{name}': {self.suggest(name)}")
+        return found
 
     def __iter__(self) -> Iterator[OpDef]:
         return iter(self._ops.values())

@@ -182,6 +182,24 @@ def _write_ranks(writer: RankWriter, classes: Sequence[Unit], how: Emission) -> 
     return entries, {name: facts for part in written for name, facts in part}
 
 
+def _named(format_: JobFormat, files: object) -> Iterator[tuple[str, Iterable[Any]]]:
+    """The files of a job with their parts. Raises `DiagnosticError` for what is none, of a
+    plug-in."""
+    remedy = "yield from 'files' a name and its parts for each file: yield name, [text.encode()]"
+    if not isinstance(files, Iterable):
+        found = type(files).__name__
+        raise error(f"the format '{format_.name}' gives a {found} as its files", remedy=remedy)
+    for each in cast("Iterable[object]", files):
+        match each:
+            case (str(name), Iterable() as parts):
+                yield name, cast("Iterable[Any]", parts)
+            case _:
+                raise error(
+                    f"the format '{format_.name}' gives {each!r} as one of its files",
+                    remedy=remedy,
+                )
+
+
 def _write_whole(
     source: TraceSource, format_: JobFormat, writer: RankWriter, ranks: Ints | None
 ) -> _All:
@@ -191,7 +209,7 @@ def _write_whole(
         _check_space(writer.folder, estimate.bytes)
     entries: Entries = {number: source.entry(number) for number, _ in _classes(source, ranks)}
     files: Files = {}
-    for name, parts in format_.files(source, ranks):
+    for name, parts in _named(format_, format_.files(source, ranks)):
         if name in files or name == MANIFEST or Path(name).name != name:
             raise error(
                 f"the format '{format_.name}' names a file '{name}', which cannot be",
@@ -271,8 +289,19 @@ class RankWriter:
         if number not in self._encoders:
             while len(self._encoders) >= _SAMPLES:
                 del self._encoders[next(iter(self._encoders))]
-            self._encoders[number] = self._source.encoder(number)
+            self._encoders[number] = self._made_encoder(number)
         return self._encoders[number]
+
+    def _made_encoder(self, number: int) -> RankBytes:
+        """The encoder of a class. Raises `DiagnosticError` for what is none, of a plug-in."""
+        made = self._source.encoder(number)
+        if not callable(getattr(made, "rank", None)):
+            raise error(
+                f"the format '{self._source.format.name}' gives a {type(made).__name__} as its "
+                "encoder, which has no method 'rank'",
+                remedy="return from 'encoder' what has one: rank(number) -> bytes",
+            )
+        return made
 
 
 def _holds(path: Path, data: bytes | memoryview) -> bool:

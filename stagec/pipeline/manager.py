@@ -128,9 +128,26 @@ def _impossible(pass_: Pass, loc: Loc, phase: Phase, known: Iterable[type[Pass]]
 def _way_out(pass_type: type[Pass], phase: Phase, known: Iterable[type[Pass]]) -> str:
     if not phase <= pass_type.needs:
         return f"run '{pass_type.name}' earlier"
-    givers = [p for p in known if p.gives is not None and pass_type.runs_in(p.gives)]
-    ready = [p for p in givers if p.runs_in(phase)] or givers
-    if not ready:
+    missing = _leading_to(pass_type, phase, [p for p in known if p.gives is not None])
+    if not missing:
         return f"start from a module whose phase is {pass_type.needs.label}"
-    nearest = min(ready, key=lambda p: p.needs.row.order)
-    return f"run '{nearest.name}' before it"
+    before = f"run '{','.join(p.name for p in missing)}' before it"
+    more = "; 'stagec passes' lists the pipelines that do so, with all that a job may need"
+    return before + (more if len(missing) > 1 else "")
+
+
+def _leading_to(
+    pass_type: type[Pass], phase: Phase, givers: Sequence[type[Pass]]
+) -> tuple[type[Pass], ...]:
+    """The fewest passes that bring a module from a phase to one in which the pass may run; none if
+    there are no such passes."""
+    ways: dict[Phase, tuple[type[Pass], ...]] = {phase: ()}
+    left = [phase]
+    for here in left:
+        if pass_type.runs_in(here):
+            return ways[here]
+        for giver in givers:
+            if giver.gives is not None and giver.gives not in ways and giver.runs_in(here):
+                ways[giver.gives] = (*ways[here], giver)
+                left.append(giver.gives)
+    return ()

@@ -175,9 +175,7 @@ def _check_known(module: Module, graph: Operation, env: Mapping[str, int]) -> No
     used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
     missing = sorted(used - env.keys())
     if missing:
-        raise error(
-            f"no value for {', '.join(missing)}", graph.loc, remedy=module.how_to_set(missing)
-        )
+        raise module.no_value(missing, graph.loc)
 
 
 def _channels(graphs: list[Operation]) -> dict[Channel, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, same, total
+from stagec.ir.expr import Expr, const, same, total
 from stagec.ir.kernel import KernelShape
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.traits import CopiesMemory, EndsLifetime, Free, Recalls, View
@@ -28,9 +28,19 @@ def work_of(op: Operation) -> ComputeWork:
     """The work of a computation with local sizes."""
     definition, rule = op.definition, op.definition.rule(op)
     sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
-    flops, matmul = definition.flops(op, sizes), definition.matmul_flops(op, sizes)
+    flops = _counted("flops", definition.flops(op, sizes))
+    matmul = _counted("matmul_flops", definition.matmul_flops(op, sizes))
     kernel = definition.kernel(op, sizes)
     return ComputeWork(flops, matmul, definition.bytes_touched(op), kernel)
+
+
+def _counted(method: str, given: object) -> Expr:
+    """What an op says that it counts. Raises `TypeError`: else a pass would be told for it."""
+    if isinstance(given, Expr):
+        return given
+    if isinstance(given, int):
+        return const(given)
+    raise TypeError(f"{method} gives {given!r}, expected an Expr such as product(n.values()) * 2")
 
 
 def part_of_kernel(op: Operation, factor: str, part: Callable[[Expr], Expr]) -> KernelShape | None:

@@ -155,7 +155,10 @@ JOBS: dict[str, tuple[list[str], str]] = {
     "unknown symbol": (["--set", "Q=3"], "no symbol 'Q'"),
     "mesh twice": (["--mesh", "dp=2", "--dp", "2"], "--mesh and --dp"),
     "axis named as a symbol": (["--mesh", "S=2"], "'S'"),
-    "open axis": (["--mesh", "dp,tp=2"], "no value for dp"),
+    "open axis": (
+        ["--mesh", "dp,tp=2"],
+        "<mesh of the command line>:1:1: error: no value for dp\n  stg.mesh @pod[dp, tp = 2]",
+    ),
     "pipeline": (["--pp", "2", "--schedule", "1f2b"], "no schedule"),
     "context": (["--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
     "experts": (["--ep", "2"], "no experts"),
@@ -389,6 +392,27 @@ def test_a_plot_takes_several_configurations(command: str, tmp_path: Path) -> No
     assert told.code == 1
     assert told.err.startswith("error: --html FILE.svg is a plot, of many configurations")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".json", ".svg", ".HTML"])
+@pytest.mark.parametrize("command", ["search", "memory"])
+def test_a_page_is_named_as_one(command: str, suffix: str, tmp_path: Path) -> None:
+    """A plot is of what several configurations are, which a search is not."""
+    file = tmp_path / f"x{suffix}"
+    words = ["--ranks", "2", "--machine", "h100-sxm"] if command == "search" else []
+    told = stagec(command, "no-model", *words, "--html", file)
+    named = (suffix, command) in ((".HTML", command), (".svg", "memory"))
+    assert told.code == 1
+    assert (
+        f"'{file}' is named as something else\n  help: name it {tmp_path}/x.html" in told.err
+    ) != named
+
+
+def test_a_strategy_file_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "s.stg").write_text("")
+    told = stagec("analyze", "llama3-8b", tmp_path / "s.stg")
+    assert told.code == 1
+    assert "s.stg:1:1: error: the text is empty, expected a 'stg.strategy'" in told.err
 
 
 def test_print_after_names_a_pass() -> None:

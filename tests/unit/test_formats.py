@@ -193,6 +193,7 @@ def test_what_is_no_format_is_told_at_load(formats: str, told: str, tmp_path: Pa
     ("body", "told"),
     [
         ("pass", "the format 'mine' has no encoder"),
+        ("encoder = lambda *_: None", "the format 'mine' gives a NoneType as its encoder"),
         (
             "encoder = lambda *_: type('E', (), {'rank': lambda *_: 'text'})()",
             "the format 'mine' gives a str for rank 0, expected bytes",
@@ -256,6 +257,28 @@ def test_a_format_of_a_job_names_its_files(tmp_path: Path) -> None:
         assert about == {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
     assert stagec(*words, "-o", tmp_path / "out", "--resume").code == 0
     assert contents(tmp_path / "out") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("return None", "gives a NoneType as its files"),
+        ("yield 3", "gives 3 as one of its files"),
+        ("yield 'a', 3", "gives ('a', 3) as one of its files"),
+        ("yield 'a', 'text'", "gives a str as a part of 'a', expected bytes"),
+        ("yield '../a', [b'']", "names a file '../a', which cannot be"),
+    ],
+)
+def test_files_that_are_none_are_told(body: str, told: str, tmp_path: Path) -> None:
+    head, _, _ = WHOLE.partition("        yield")
+    load = plugin(
+        tmp_path, f"{head}        {body}\n\nPLUGIN = Plugin(name='w', formats=(Whole(),))"
+    )
+    done = stagec(*JOB, *load, "--format", "whole", "-o", tmp_path / "out")
+    assert done.code == 1
+    assert f"error: the format 'whole' {told}" in done.err
+    assert "  help: " in done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_format_does_not_carry_is_told_once_and_kept(tmp_path: Path) -> None:

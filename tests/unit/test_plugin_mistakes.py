@@ -117,6 +117,23 @@ def test_an_op_with_a_mistake(name: str, tmp_path: Path) -> None:
     assert_blamed(ran, tmp_path, marker, "op 'my.twice'", f"{kind}: .*")
 
 
+def test_flops_that_are_no_expression(tmp_path: Path) -> None:
+    """They are told of the op that gives them, not of the pass that writes them down."""
+    method = "def flops(self, op, n):\n        return 1.5"
+    ran = run(tmp_path, OP.replace("METHOD", method), "my.twice", "forward")
+    message = r"TypeError: flops gives 1\.5, expected an Expr such as product\(n\.values\(\)\) \* 2"
+    assert_blamed(ran, tmp_path, "# class", "op 'my.twice'", message)
+
+
+def test_a_pass_that_builds_an_op_that_is_none(tmp_path: Path) -> None:
+    body = "Builder.before(module.registry, module.main.body.ops[0]).value('stg.gelo')  # here"
+    ran = run(tmp_path, PASS.replace("BODY", body), "stg.gelu", "halve")
+    assert ran.code == 1
+    assert (
+        "pass 'halve': LookupError: there is no op 'stg.gelo': did you mean 'stg.gelu'?" in ran.err
+    )
+
+
 def test_an_error_that_may_be_the_users_names_the_line_as_well(tmp_path: Path) -> None:
     method = "def dtypes(self, op):\n        return [{}['no such key']]  # here"
     ran = run(tmp_path, OP.replace("METHOD", method), "my.twice", "infer-shapes")

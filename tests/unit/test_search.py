@@ -23,6 +23,7 @@ from stagec.driver.job.legal import checked
 from stagec.driver.request.combine import complete
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.serving import CACHES, STEP
+from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.bounds import JobBounds
 from stagec.driver.search.jobs import Evaluated, Probes, work
 from stagec.driver.search.probes import Probe
@@ -465,6 +466,33 @@ def test_bad_questions(more: tuple[str, ...], told: str) -> None:
     found = stagec("search", "llama3-8b", *more)
     assert found.code == 1
     assert told in found.err
+
+
+def test_what_rules_refuse_is_told_with_its_numbers() -> None:
+    """One line for a rule; where a number is the same in all its messages, it is known."""
+    messages = {
+        "1f1b has 1 chunk per rank, 4 given": 2,
+        "1f1b has 1 chunk per rank, 8 given": 3,
+        "32 layers do not fill 64 parts (64 stages of 1)": 1,
+        "no experts": 5,
+    }
+    parts = {f"{n:,} rows over 8 ranks": 1 for n in (12, 9, 1000, 30)}
+    assert told_as_one(messages | parts) == {
+        "1f1b has 1 chunk per rank, 4 or 8 given": 5,
+        "32 layers do not fill 64 parts (64 stages of 1)": 1,
+        "no experts": 5,
+        "9 to 1,000 rows over 8 ranks": 4,
+    }
+
+
+def test_a_text_without_a_space_says_how_one_looks(tmp_path: Path) -> None:
+    file = tmp_path / "space.stg"
+    for text, line in (("\n", "1:1: error: the text is empty"), ("stg.module @m {}", "holds no")):
+        file.write_text(text)
+        told = stagec(*SMALL, "--space", file)
+        assert told.code == 1
+        assert line in told.err
+        assert "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints" in told.err
 
 
 def test_an_empty_space_is_told() -> None:

@@ -19,11 +19,12 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.flags import FLAGS, SHORTHANDS, STATEMENTS, PartText
 from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.sections import section_of
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.ir_spec.ops.policies import BucketRule, RecomputeRule
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
 from stagec.ir_spec.ops.strategy import ShardParamsRule
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
@@ -126,6 +127,31 @@ def test_a_flag_says_what_it_is(name: str) -> None:
         assert set(flag.tries) <= set(flag.choices)
     needed = {n for need in flag.needs for n in ((need,) if isinstance(need, str) else need)}
     assert needed <= {*FLAGS, EXPERTS}
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "analyze", "memory", "time", "serve", "search"], ids=str
+)
+def test_help_has_sections(name: str) -> None:
+    """Each option once, a flag in the section that docs/flags.md has it in too."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    told = stagec(name, "--help").out
+    assert all(len(line) <= 80 for line in told.splitlines())
+    parts = re.split(r"^(\S.*):$", told, flags=re.MULTILINE)
+    options = {
+        title: re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    listed = [option for some in options.values() for option in some]
+    params = [p for p in command.params if isinstance(p, click.Option)]
+    assert sorted(listed) == sorted([*(p.opts[-1] for p in params), "--help"])
+    for param in params:
+        if (flag := FLAGS.get(str(param.name))) is not None:
+            assert flag.option in options[section_of(flag).value]
+    assert next(iter(options)) == "Model"
+    assert [*options][-1] == f"Of {name} itself"
+    assert Section.OTHERS.value not in options
 
 
 def test_something_reads_what_a_statement_says() -> None:

@@ -152,6 +152,17 @@ def test_pareto_keeps_the_front() -> None:
     assert [memory(row) <= int(limit) for row in fitting] == [True]
 
 
+def test_a_front_of_nothing_says_why() -> None:
+    """No configuration is a job, or none holds as little as the limit."""
+    words = *JOB, "--machine", "h100-sxm", "--pareto", "time", "--sweep"
+    none = stagec(*words, "tp=3,5")
+    assert (none.code, none.err) == (1, "")
+    assert none.out.startswith("2 of 2 configurations cannot be: ")
+    large = stagec(*words, "tp=1,2", "--limit", "1KiB")
+    assert (large.code, large.err) == (1, "")
+    assert large.out.count(" no") == 2
+
+
 def test_the_order_goes_up_or_down() -> None:
     arguments = "--machine", "h100-sxm", "--sweep", "tp=1,2,3,4", "--sweep", "zero=0,3"
     up = [row.get("time") for row in swept(*arguments, "--sort", "mfu")]

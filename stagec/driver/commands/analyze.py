@@ -19,14 +19,15 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import AT_HAND, limit_option
 from stagec.driver.request.machine import machine_option
 from stagec.driver.request.options import job_options, take_options
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
+from stagec.driver.request.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.pipeline.instrument import TYPED, Hooks
 from stagec.support.diagnostics import DiagnosticError, error
 
 
-@click.command("analyze")
+@click.command("analyze", cls=LongCommand)
 @job_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -35,7 +36,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 @sweep_options
 @click.option(
     "--html",
-    type=RESULT,
+    type=PAGE_OR_PLOT,
     metavar="FILE",
     help="Of --sweep: write a page, or FILE.svg, with a plot.",
 )
@@ -50,7 +51,10 @@ from stagec.support.diagnostics import DiagnosticError, error
 def command(**given: Any) -> int:
     """Count parameters, FLOPs, communication and memory of one training step, per rank.
 
-    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    MODEL is a model of the library, a .stg file, or a config.json (or its folder); STRATEGY is a
+    .stg file with a stg.strategy, in place of flags.
+
+        stagec analyze llama3-8b --tp 8 --dp 8 --sp --zero 3
     """
     options = take_options(given)
     several = given["sweep"] or has_pods(options)

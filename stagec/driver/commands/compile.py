@@ -28,7 +28,9 @@ from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import rate_options, rated_machine
+from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.steps import has_steps, steps_options
+from stagec.formats.registry import BUILTIN
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from stagec.time.costs.durations import Durations
 
 
-@click.command("compile")
+@click.command("compile", cls=LongCommand)
 @job_options
 @click.option(
     "-o",
@@ -62,8 +64,8 @@ if TYPE_CHECKING:
     "--format",
     default="chakra",
     metavar="NAME[,NAME]",
-    help="Format of the files, built in or of a plug-in, with options as NAME{option=value}. "
-    "Several formats get a folder each, DIR/NAME.",
+    help=f"Format of the files: {', '.join(BUILTIN)} (default: chakra), or one of a plug-in, with "
+    "options as NAME{option=value}. Several formats get a folder each, DIR/NAME.",
 )
 @click.option(
     "--names",
@@ -104,7 +106,10 @@ def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
     manifest.
 
-    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    MODEL is a model of the library, a .stg file, or a config.json (or its folder); STRATEGY is a
+    .stg file with a stg.strategy, in place of flags.
+
+        stagec compile llama3-8b -o traces --tp 8 --dp 8 --sp --zero 3
     """
     options = take_options(given)
     writes = not options.print_strategy

@@ -19,12 +19,13 @@ from stagec.driver.output.streams import tell
 from stagec.driver.request.limit import Limit, limit_option
 from stagec.driver.request.options import job_options, take_options
 from stagec.driver.request.result import RESULT
+from stagec.driver.request.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.pipeline.instrument import PLAN
 
 
-@click.command("memory")
+@click.command("memory", cls=LongCommand)
 @job_options
 @limit_option(
     "Exit with 1 if a rank holds more than a size, or a device such as h100 has; say what would "
@@ -44,7 +45,10 @@ from stagec.pipeline.instrument import PLAN
 def command(**given: Any) -> int:
     """Plan the memory of one training step: what every rank holds at its worst moment.
 
-    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    MODEL is a model of the library, a .stg file, or a config.json (or its folder); STRATEGY is a
+    .stg file with a stg.strategy, in place of flags.
+
+        stagec memory llama3-8b --tp 8 --dp 8 --sp --zero 3 --limit h100
     """
     options = take_options(given)
     if given["sweep"]:

@@ -10,7 +10,7 @@ import click
 
 from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
-from stagec.importers.library import model_sizes, model_source
+from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
@@ -55,34 +55,35 @@ def model_text(model: LibraryModel) -> str:
 
 
 #: What each column shows: the first of these sizes that the model has.
-_COLUMNS = (("L",), ("D",), ("H",), ("G", "H"), ("F", "M"), ("E",), ("V",), ("S",))
+_COLUMNS = {
+    "width": ("D",),
+    "heads": ("H",),
+    "KV heads": ("G", "H"),
+    "feed-forward": ("F", "M"),
+    "experts": ("E",),
+    "vocabulary": ("V",),
+    "sequence": ("S",),
+}
+#: Columns of a terminal below which a table of them all is too wide.
+_NARROW = 120
 
 
 def _first(sizes: Mapping[str, int], *names: str) -> str:
-    if names == ("L",):  # of all kinds
-        return str(sum(size for n, size in sizes.items() if n == "L" or n.startswith("L_")) or "")
     return next((str(sizes[n]) for n in names if n in sizes), "")
 
 
 def _print_table(models: Mapping[str, LibraryModel]) -> None:
+    """A line for each model; on a narrow terminal without its title and its sequence."""
     from stagec.driver.output.tables import console, table
 
-    rows = table(
-        "Models",
-        "name",
-        "model",
-        "layers",
-        "width",
-        "heads",
-        "KV heads",
-        "feed-forward",
-        "experts",
-        "vocabulary",
-        "sequence",
-        text_columns=2,
-    )
+    out = console(sys.stdout, 140)
+    narrow = out.width < _NARROW
+    about = ("name",) if narrow else ("name", "model")
+    shown = {n: each for n, each in _COLUMNS.items() if not (narrow and n == "sequence")}
+    rows = table("Models", *about, "layers", *shown, text_columns=len(about))
     for m in models.values():
-        sizes = model_sizes(m)
-        rows.add_row(m.name, m.title, *(_first(sizes, *names) for names in _COLUMNS))
-    console(sys.stdout, 140).print(rows)
+        sizes, names = model_sizes(m), (m.name, m.title)[: len(about)]
+        numbers = (_first(sizes, *each) for each in shown.values())
+        rows.add_row(*names, str(model_layers(m) or ""), *numbers)
+    out.print(rows)
     tell("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.")

@@ -18,16 +18,20 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.options import SIZES
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE, RESULT
+from stagec.driver.request.sections import LongCommand
 from stagec.driver.search.question import Machines, Pareto, Prices, questions, space_text
 from stagec.driver.search.serving import serving_options
 from stagec.driver.search.space import BATCHES, KNOBS, RANKS, Values, knob_option
+from stagec.ir_spec.ops.statement import Section
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
     from stagec.driver.search.jobs import Run
     from stagec.driver.search.run import Answer, Question, Tell
 
+#: What other commands have of the same name is something else.
+_PLACES = {"batch": Section.DATA, "pareto": None, "as_csv": None}
 _OPTIONS = (
     click.argument("model", required=False, default=""),
     SIZES,
@@ -94,7 +98,7 @@ _OPTIONS = (
     click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values."),
     click.option(
         "--html",
-        type=RESULT,
+        type=PAGE,
         metavar="FILE",
         help="Write a page: memory over time, all flags side by side, and what each is.",
     ),
@@ -114,13 +118,16 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("search")
+@click.command("search", cls=LongCommand, places=_PLACES)
 @_options
 def command(**given: Any) -> int:
     """Search the strategies that fit and are fastest, and tell why the others lose.
 
-    Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A). What
-    is not given varies as practitioners vary it (--print-space), or has its default.
+    Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A);
+    'stagec compile --help' says what it means. What is not given varies as practitioners vary it
+    (--print-space), or has its default.
+
+        stagec search llama3-8b --ranks 64 --machine h100-sxm --batch 256
     """
     if given["as_json"] and given["as_csv"]:
         raise error("--json and --csv are two forms of the answer", remedy="choose one of them")

@@ -21,7 +21,8 @@ from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
+from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
@@ -76,7 +77,7 @@ class ServedBatch:
         return {**found, "memory_peak": self.peak, "fits": self.fits}
 
 
-@click.command("serve")
+@click.command("serve", cls=LongCommand)
 @job_options
 @machine_option("The machine that serves: a name that 'stagec machines' lists.", required=True)
 @click.option(
@@ -96,7 +97,7 @@ class ServedBatch:
 @click.option("--tpot", type=TimeType(), help="A limit of the time for each further token: 30ms.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--html", type=RESULT, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
+    "--html", type=PAGE_OR_PLOT, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
 )
 @click.option(
     "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
@@ -108,6 +109,8 @@ def command(**given: Any) -> int:
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
     decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others
     decode, with that of --decode. Engines capture steps as graphs, so hosts do not hold devices up.
+
+        stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
     """
     machine: Machine = given.pop("machine")
     output = given["output_tokens"]

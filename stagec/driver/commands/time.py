@@ -15,6 +15,7 @@ from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
+from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
@@ -24,7 +25,7 @@ from stagec.driver.time.timed import served, time_job
 from stagec.support.diagnostics import DiagnosticError, error
 
 
-@click.command("time")
+@click.command("time", cls=LongCommand)
 @job_options
 @machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -55,7 +56,10 @@ from stagec.support.diagnostics import DiagnosticError, error
 def command(**given: Any) -> int:
     """Tell how long one training step takes on a machine, where the time goes, and what would help.
 
-    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    MODEL is a model of the library, a .stg file, or a config.json (or its folder); STRATEGY is a
+    .stg file with a stg.strategy, in place of flags.
+
+        stagec time llama3-8b --tp 8 --dp 8 --sp --zero 3 --machine h100-sxm
     """
     options = take_options(given)
     if given["sweep"]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stagec.driver.job.instruments import instruments
-from stagec.driver.output.common import read_source, remember, report
+from stagec.driver.output.common import read_part, read_source, remember, report
 from stagec.driver.request.combine import check, check_ranks, check_sequence, complete
 from stagec.driver.request.configurations import (
     configuration_name,
@@ -43,7 +43,9 @@ from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
 
 SHORTHAND = "<strategy of the command line>"
+MESH, ASSUMED = "<mesh of the command line>", "<assumption of the command line>"
 TRAIN, FORWARD = "train", "forward"
+_FORM = "write 'stg.strategy @name { ... }'; --print-strategy prints that of flags"
 
 
 class JobBuilder:
@@ -176,23 +178,22 @@ class JobBuilder:
         stays."""
         given: list[Operation] = []
         if self.options.strategy is not None:
-            given = self._from_text(read_source(self.options.strategy))
+            given = self._from_text(read_part(self.options.strategy, "stg.strategy", _FORM))
         elif self._preset is not None:
             given = self._from_text(remember(Source(self._preset.strategy_name, self._preset.text)))
         if not module.ops("stg.mesh") and not any(op.name == "stg.mesh" for op in given):
             sizes = self._axes()
             text = ", ".join(a if n is None else f"{a} = {n}" for a, n in sizes.items())
-            given.insert(0, self._parse(f"stg.mesh @pod{f'[{text}]' if text else ''}"))
+            given.insert(0, self._parse(f"stg.mesh @pod{f'[{text}]' if text else ''}", MESH))
         elif self._axes():
             self._resize_mesh(module, given)
         if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
             if self._kv_parts:
                 heads = "tp" if (self._kv_parts["tp"] or 0) > 1 else "1"
-                self._assumed = [self._parse(f"stg.assume[G == {heads}]")]
+                self._assumed = [self._parse(f"stg.assume[G == {heads}]", ASSUMED)]
             given += self._assumed
-            given.append(
-                self._parse(strategy_text(request(self.options, self._axes(), module.symbols)))
-            )
+            text = strategy_text(request(self.options, self._axes(), module.symbols))
+            given.append(self._parse(text, SHORTHAND))
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
@@ -208,8 +209,8 @@ class JobBuilder:
                 remedy="write it into the text ('--print-strategy' shows how flags are written)",
             )
 
-    def _parse(self, text: str) -> Operation:
-        return parse_op(remember(Source(SHORTHAND, text)), self.loaded.registry)
+    def _parse(self, text: str, name: str) -> Operation:
+        return parse_op(remember(Source(name, text)), self.loaded.registry)
 
     def _from_text(self, source: Source) -> list[Operation]:
         op = parse_op(source, self.loaded.registry)
@@ -219,7 +220,7 @@ class JobBuilder:
             raise error(
                 f"{source.name} holds no 'stg.strategy'",
                 op.loc,
-                remedy="write 'stg.strategy @name { ... }'",
+                remedy=_FORM,
             )
         for o in wanted:
             if o.parent:

@@ -15,7 +15,7 @@ from stagec.driver.request.command_line import job_words
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import H100, rate_options, rated_machine, roofline_of
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import PLAN
 from stagec.schedule.attached import stages_of
@@ -72,7 +72,10 @@ def picture_options(function: F) -> F:
     for decorate in reversed(
         (
             click.option(
-                "--html", type=RESULT, metavar="FILE", help="Write a picture of the step over time."
+                "--html",
+                type=PAGE_OR_PLOT,
+                metavar="FILE",
+                help="Write a picture of the step over time.",
             ),
             click.option(
                 "--compare",

@@ -19,12 +19,13 @@ from stagec.support.diagnostics import (
     Diagnostic,
     DiagnosticError,
     NotAnIntegerError,
+    error,
     note,
     render,
 )
 from stagec.support.files import write_file
 from stagec.support.limits import MAX_BYTES
-from stagec.support.source import Loc, Source, file_loc
+from stagec.support.source import FileLoc, Loc, Source, file_loc
 from stagec.support.texts import decoded, read_text
 
 OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
@@ -196,6 +197,17 @@ def read_source(path: str) -> Source:
     if path == "-":
         return remember(decoded(STDIN, sys.stdin.buffer.read(MAX_BYTES + 1)))
     return remember(read_text(path))
+
+
+def read_part(path: str, what: str, remedy: str) -> Source:
+    """The text of a file with an op `what`, which may stand without a module around it. Raises
+    `DiagnosticError`, with the remedy where there is nothing in it."""
+    source = read_source(path)
+    if not source.text.strip():
+        raise error(
+            f"the text is empty, expected a '{what}'", FileLoc(source.name, 1, 1), remedy=remedy
+        )
+    return source
 
 
 def write_output(text: str, path: Path | str | None) -> None:

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
 
 from stagec.support.words import counted
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _LONG = 300
+#: Columns that no table has, those of a name and of a cell that are not folded where there is room
+#: for them, and those that the others are left with.
+_UNBOUNDED, _NAME, _SHORT, _LEAST = 10_000, 20, 14, 8
 _COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
 
 
@@ -61,9 +64,38 @@ def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
     return f"{value} {units[0]}" if index == 0 else f"{scaled:,.2f} {units[index]}"
 
 
+class _Table(Table):
+    """A table that gives up its margins before its words where a terminal is narrow: then a space
+    parts its columns, and short cells are not folded as long as all of them have room."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update_width(_UNBOUNDED)
+        natural = self.__rich_measure__(console, wide).maximum
+        if console.is_terminal and natural > options.max_width:
+            self._close_up(options.max_width)
+        return super().__rich_console__(console, options)
+
+    def _close_up(self, width: int) -> None:
+        self.padding, self.pad_edge, self.show_edge = 0, False, False
+        short: list[Column] = []
+        left = width - len(self.columns)
+        for number, column in enumerate(self.columns):
+            sizes = [len(line) for cell in column.cells for line in str(cell).splitlines()]
+            size = max(sizes, default=0)
+            if size > (_SHORT if number else _NAME):
+                left -= _LEAST
+                continue
+            short.append(column)
+            header = str(column.header)
+            column.header = header if len(header) <= size else header.replace(" ", "\n")
+            left -= max([size, *map(len, column.header.splitlines())])
+        for column in short if left >= 0 else ():
+            column.no_wrap = True
+
+
 def table(title: str, *columns: str, text_columns: int = 1) -> Table:
     """A table whose first columns are text and whose others are numbers."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    made = _Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < text_columns else "right", overflow="fold")
     return made

@@ -20,12 +20,12 @@ from stagec.ir_spec.ops.statement import Flag, FlagValues, Statement
 
 #: The statements of a strategy, in the order in which flags write them.
 STATEMENTS = tuple(op for op in BUILTIN if isinstance(op, Statement))
-#: Axes behind which the help has the flags that need the same: the axis, or experts.
+#: Axes behind which flags stand that need the same: the axis, or experts.
 _GROUPS = {"pp": "pp", "cp": "cp", "ep": EXPERTS}
 
 
 def _in_order() -> Iterator[Flag]:
-    """All flags in the order of the help: an axis, then what is about it."""
+    """All flags in the order in which commands are written: an axis, then what is about it."""
     left = [flag for statement in STATEMENTS for flag in statement.flags]
     for axis in AXIS_FLAGS:
         yield axis
@@ -44,6 +44,8 @@ SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 def option(flag: Flag) -> Callable[[Any], Any]:
     """The click option of a flag."""
     about: dict[str, Any] = {"default": flag.default, "metavar": flag.metavar, "help": flag.help}
+    if flag.kind == "int":
+        about["metavar"] = flag.metavar or "N"
     if flag.kind != "switch":
         multiple = flag.kind == "parts"
         return click.option(flag.option, type=type_of(flag), multiple=multiple, **about)

@@ -35,7 +35,7 @@ _OPTIONS = (
     click.option(
         "--kernels-from",
         type=click.Choice(["aiconfigurator"]),
-        help="Measured tables of a package: pip install 'stagec\\[kernels]'.",
+        help="Measured tables of a package: pip install 'stagec[kernels]'.",
     ),
 )
 

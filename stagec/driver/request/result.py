@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
 
 
@@ -25,4 +26,22 @@ class ResultFile(click.ParamType[Path]):
         return Path(value)
 
 
+class Page(ResultFile):
+    """A page to write, by its name; with `plots`, where that ends in .svg the plot of it alone."""
+
+    def __init__(self, *, plots: bool) -> None:
+        self._suffixes = (".html", ".htm", *([".svg"] if plots else []))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path. Raises `DiagnosticError` for a name that says of something else."""
+        path = super().convert(value, param, ctx)
+        if path.suffix and path.suffix.lower() not in self._suffixes:
+            raise error(
+                f"--html writes a page, and '{path}' is named as something else",
+                remedy=f"name it {path.with_suffix('.html')}",
+            )
+        return path
+
+
 RESULT = ResultFile()
+PAGE, PAGE_OR_PLOT = Page(plots=False), Page(plots=True)

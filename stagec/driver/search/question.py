@@ -11,7 +11,7 @@ import click
 
 from stagec.driver.job.builder import JobBuilder, find_preset
 from stagec.driver.job.legal import BATCH
-from stagec.driver.output.common import kept_reports, read_source, reports_once
+from stagec.driver.output.common import kept_reports, read_part, reports_once
 from stagec.driver.request.limit import AT_HAND, Limit
 from stagec.driver.request.machine import captured, machine_of
 from stagec.driver.request.options import JobOptions
@@ -46,6 +46,7 @@ from stagec.text.build import parse_op
 #: Points that a search lists one by one, and seconds that it takes for each.
 _MOST_POINTS, _EACH = 2_000_000, 1e-4
 PARETO = ("time", "memory", "ranks")
+_FORM = "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints one to start from"
 
 
 class Machines(click.ParamType[tuple[Machine, ...]]):
@@ -210,13 +211,13 @@ def _space(
 def _of_text(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The knobs of a text with a `stg.space`. Raises `DiagnosticError` with the line that is
     wrong."""
-    op = parse_op(read_source(name), load_plugins(()).registry)
+    op = parse_op(read_part(name, "stg.space", _FORM), load_plugins(()).registry)
     held = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
     if not held:
         raise error(
             f"{name} holds no 'stg.space'",
             op.loc,
-            remedy="write 'stg.space @s { stg.vary[tp, \"1..8\"] }'",
+            remedy=_FORM,
         )
     for each in held[0].region.ops if held[0].region else ():
         flag = each.text("flag")

@@ -3,11 +3,10 @@ its points are."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
@@ -134,8 +133,8 @@ _MESH = frozenset((*AXES, "etp"))
 
 @dataclass(slots=True)
 class Listed:
-    """The jobs of a space. `refused` says how many points each rule left out, by its message
-    without numbers; `same` are points that are the same job as another one."""
+    """The jobs of a space. `refused` says how many points the rules left out, by their message;
+    `same` are points that are the same job as another one."""
 
     points: int
     jobs: Jobs
@@ -212,7 +211,7 @@ class _Listing:
         self._found.jobs.rows.append(row)
 
     def _refuse(self, message: str, times: int = 1) -> None:
-        self._found.refused[_without_numbers(message)] += times
+        self._found.refused[message] += times
 
 
 def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], R]:
@@ -222,11 +221,6 @@ def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], 
 
 def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> bool:
     return needless(flag, options, sizes)
-
-
-@lru_cache(4096)
-def _without_numbers(message: str) -> str:
-    return re.sub(r"\b[0-9][0-9,]*\b", "N", message)
 
 
 def _sized(base: JobOptions, axes: Point) -> bool:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
 
+from stagec.driver.job.builder import model_name
 from stagec.driver.job.legal import BATCH
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.command_line import job_words
+from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.serving import without_step
 from stagec.driver.time.table import seconds_text
 from stagec.explore.branch import Found, beats
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
+#: Columns of a terminal below which what limits a strategy stands below the table.
+_NARROW = 120
 
 
 def command_of(options: JobOptions, number: int) -> str:
@@ -35,12 +39,8 @@ def command_of(options: JobOptions, number: int) -> str:
     if options.serve in (PREFILL, DECODE) and BATCH in options.sizes:
         sizes = {n: v for n, v in options.sizes.items() if n != BATCH}
         options = options.changed(batch=options.sizes[BATCH], sizes=sizes)
-    folder = f"{_model(options)}-{number}"
+    folder = f"{model_name(options)}-{number}"
     return shlex.join(["stagec", "compile", *_words(options), "-o", folder])
-
-
-def _model(options: JobOptions) -> str:
-    return options.model.rsplit("/", 1)[-1].removesuffix(".stg")
 
 
 def _words(options: JobOptions) -> list[str]:
@@ -125,7 +125,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     first = answers[0]
     found: dict[str, Any] = {
         "schema": SCHEMA,
-        "model": _model(first.question.base),
+        "model": model_name(first.question.base),
         "objective": first.question.objective,
         "priced": first.question.price is not None,
         "points": sum(a.listed.points for a in answers),
@@ -137,7 +137,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "proven": not any(a.interrupted for a in answers),
         "left": sum(a.left for a in answers),
         "cut": dict(sum((a.cut for a in answers), Counter[str]())),
-        "refused": dict(sum((Counter(a.listed.refused) for a in answers), Counter[str]())),
+        "refused": told_as_one(sum((a.listed.refused for a in answers), Counter[str]())),
         "same": sum(a.listed.same for a in answers),
     }
     wanted = first.question.wanted
@@ -258,9 +258,11 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
         markup=False,
     )
     if best:
-        out.print(_table(best, *(("searches" in found), found["priced"])))
+        narrow = out.width < _NARROW
+        out.print(_table(best, "searches" in found, found["priced"], limits=not narrow))
         for number, row in enumerate(best, 1):
-            out.print(f"[{number}] {row['reason']}", markup=False)
+            why = f"{row['limits']}; " if narrow else ""
+            out.print(f"[{number}] {why}{row['reason']}", markup=False)
         for number, row in enumerate(best, 1):
             out.print(f"[{number}] {row['command']}", markup=False)
     if "searches" in found:
@@ -272,13 +274,13 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
     _print_cut(found, out)
 
 
-def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool) -> Any:
+def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, limits: bool) -> Any:
     where = ("on",) if several else ()
     more = ("cost",) if priced else ()
     made = table(
         "Best strategies",
         *("", "strategy", *where, "step", *more, "tokens/s/rank", "MFU", "memory", "room"),
-        "what limits it",
+        *(["what limits it"] if limits else []),
         text_columns=2,
     )
     for number, row in enumerate(found, 1):
@@ -292,7 +294,7 @@ def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool) -> A
             _number(row["mfu"], ".1%"),
             bytes_text(row["memory_peak"]),
             "" if row["head_room"] is None else bytes_text(row["head_room"]),
-            row["limits"],
+            *([row["limits"]] if limits else []),
         )
     return made
 

@@ -116,7 +116,7 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     file: Path | None = given["html"]
     names = plotted(given["plot"], axes, columns) if file is not None else None
     rows = list(_rows(case, axes, given))
-    shown = best(rows) if best is not None else rows
+    shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
     _print(sorted(shown, key=key) if key is not None else shown, columns, given)
     if file is not None and names is not None:
         title = f"{_title(case)}: {' x '.join(swept)}"

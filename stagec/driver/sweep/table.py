@@ -125,18 +125,21 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
     columns = [c for c in columns if not rows or c.name not in rows[0]["configuration"]]
     out, notes = console(stream, _WIDTH), dict[str, int]()
     swept = (name.removeprefix("machine.").replace(".", "\n") for name in rows[0]["configuration"])
-    titles = *swept, *(c.title for c in columns), ""
+    marked = any(row["warnings"] for row in jobs)
+    titles = *swept, *(c.title for c in columns), *([""] if marked else [])
     title = "Configurations; the most of any rank and step"
     if any("time" in row for row in jobs):
         title += ", the time of the slowest class"
     made = table(title, *titles, text_columns=0)
     for column, value in zip(made.columns, [*rows[0]["configuration"].values()], strict=False):
         column.justify = "left" if isinstance(value, str) else "right"
-    made.columns[-1].justify = "left"
+    if marked:
+        made.columns[-1].justify = "left"
     for row in jobs:
         marks = " ".join(f"[{notes.setdefault(t, len(notes) + 1)}]" for t in row["warnings"])
         chosen = map(chosen_text, row["configuration"].values())
-        made.add_row(*chosen, *(c.text(c.value(row)) for c in columns), escape(marks))
+        values = (c.text(c.value(row)) for c in columns)
+        made.add_row(*chosen, *values, *([escape(marks)] if marked else []))
     if jobs:
         out.print(made)
     for text, number in notes.items():

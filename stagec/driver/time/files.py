@@ -11,7 +11,7 @@ import click
 
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
-from stagec.driver.request.result import RESULT
+from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.files import new_file, write_file
 
@@ -29,7 +29,7 @@ def time_files(function: F) -> F:
         (
             click.option(
                 "--html",
-                type=RESULT,
+                type=PAGE_OR_PLOT,
                 metavar="FILE",
                 help="Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
             ),

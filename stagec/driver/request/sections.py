@@ -1,0 +1,88 @@
+"""The help of commands with many options, in sections: first what the job is, then how it is run
+and looked at, last what only this command has, which is what a terminal still shows.
+
+Flags of a strategy stand beside what they have no effect without, else where their statement says
+(`Statement.section`). Other options are listed here by their names; those that are not are the
+command's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from stagec.driver.request.flags import FLAGS, STATEMENTS
+from stagec.ir_spec.ops.axes import AXES, EXPERTS
+from stagec.ir_spec.ops.statement import Flag, Section
+
+_ABOUT = {flag.name: statement.section for statement in STATEMENTS for flag in statement.flags}
+_BESIDE = {
+    "tp": Section.TENSOR,
+    "pp": Section.PIPELINE,
+    "cp": Section.SEQUENCE,
+    EXPERTS: Section.EXPERTS,
+}
+_OTHERS: Mapping[Section, tuple[str, ...]] = {
+    Section.MODEL: ("preset", "seed_from", "sizes"),
+    Section.RANKS: ("ranks", "mesh", "microbatch_size"),
+    Section.SERVING: (
+        *("serve", "batch", "prompt", "context", "chunk", "speculative", "step"),
+        *("prefill", "decode", "page", "kv_dtype", "ttft", "tpot"),
+    ),
+    Section.REQUESTS: ("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
+    Section.PASSES: (
+        *("pipeline", "print_strategy", "print_after", "dump_dir", "time_passes", "reproducer"),
+        *("check_numerics", "plugin"),
+    ),
+    Section.MANY: ("sweep", "sort", "pareto", "plot", "as_csv"),
+    Section.MACHINE: (
+        *("machine", "measured", "kernels_from", "peak_tflops", "memory_gbps"),
+        *("overlap", "graphs"),
+    ),
+    Section.WORKERS: ("jobs", "scheduler"),
+}
+_SECTIONS: Mapping[str, Section | None] = {
+    name: section for section, names in _OTHERS.items() for name in names
+}
+#: What click says of a number that is only bounded below: everybody knows.
+_LEAST = re.compile(r"  \[x>=?[0-9]+\]$")
+
+
+def section_of(flag: Flag) -> Section:
+    """Where a flag of a strategy stands."""
+    if flag.name in AXES:
+        return Section.RANKS
+    beside = [_BESIDE[need] for need in flag.needs if isinstance(need, str) and need in _BESIDE]
+    return beside[0] if beside else _ABOUT[flag.name]
+
+
+class LongCommand(click.Command):
+    """A command whose help has sections. `places` are those of options that mean something else
+    here than in other commands; None is a place among its own."""
+
+    def __init__(
+        self, *args: Any, places: Mapping[str, Section | None] | None = None, **given: Any
+    ) -> None:
+        super().__init__(*args, **given)
+        self._places = {**_SECTIONS, **(places or {})}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, each in its section."""
+        found: dict[Section | None, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is not None:
+                words, text = record
+                found.setdefault(self._section(option), []).append((words, _LEAST.sub("", text)))
+        for section in (*Section, None):
+            if section in found:
+                title = section.value if section is not None else f"Of {self.name} itself"
+                with formatter.section(title):
+                    formatter.write_dl(found[section])
+
+    def _section(self, option: click.Parameter) -> Section | None:
+        flag = FLAGS.get(str(option.name))
+        return section_of(flag) if flag is not None else self._places.get(str(option.name))

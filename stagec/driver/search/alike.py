@@ -1,0 +1,33 @@
+"""Messages that differ in nothing but their numbers, told as one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+_NUMBER = re.compile(r"\b[0-9][0-9,]*\b")
+#: So many numbers are told one by one; of more the least and the most.
+_FEW = 3
+
+
+def told_as_one(messages: Mapping[str, int]) -> dict[str, int]:
+    """How often each kind of message is there, by a text that has all its numbers: `1f1b has 1
+    chunk per rank, 4 or 8 given`."""
+    kinds: dict[str, list[str]] = {}
+    for message in messages:
+        kinds.setdefault(_NUMBER.sub("#", message), []).append(message)
+    return {_one(kind): sum(messages[m] for m in kind) for kind in kinds.values()}
+
+
+def _one(kind: list[str]) -> str:
+    places = zip(*map(_NUMBER.findall, kind), strict=True)
+    numbers = iter([_together(set(numbers)) for numbers in places])
+    return _NUMBER.sub(lambda _: next(numbers), kind[0])
+
+
+def _together(numbers: Collection[str]) -> str:
+    """`4`, `2, 4 or 8`, `1 to 64`."""
+    *others, last = sorted(numbers, key=lambda n: int(n.replace(",", "")))
+    if not others:
+        return last
+    return f"{', '.join(others)} or {last}" if len(numbers) <= _FEW else f"{others[0]} to {last}"
