@@ -81,7 +81,7 @@ stg.module @shared[phase = parsed] {
     %gate = stg.silu(%g0)
     %k0 = stg.einsum["bsd,de->bse"](%y, %w_key)
     %k = stg.rmsnorm(%k0, %norm)
-    %gated = stg.mul(%k, %gate)
+    %gated = stg.mul(%y, %gate)
     %z = stg.add(%y, %gated)
     %z1 = stg.repeat @plain[count = 2, carry = 1, order = @last] (%h = %z, %w = %w2) {
       %u = stg.einsum["bsd,de->bse"](%h, %w)
