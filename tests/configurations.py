@@ -537,7 +537,7 @@ FEATURED = [
 
 
 #: Families whose experts have so few tokens of a short sequence.
-LONGER = ("grok", "grok-1", "grok1", "llama4", "llama4_text")
+LONGER = ("grok", "grok-1", "grok1", "llama4", "llama4_text", "switch_transformers")
 
 
 def small(model_type: str, **more: Any) -> dict[str, Any]:

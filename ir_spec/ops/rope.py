@@ -16,7 +16,7 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible
 from stagec.ir_spec.ops.base import Elementwise
-from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude
+from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude, wrong_lists
 from stagec.ir_spec.ops.serving import PAST, past_of
 
 
@@ -72,6 +72,8 @@ class RotaryEmbedding(OpDef):
         scaled = [p.name for p in SCALING[1:] if p.name in op.attrs]
         if scaled and "scaling" not in op.attrs:
             yield f"has {', '.join(scaled)}, expected 'scaling' too"
+        else:
+            yield from wrong_lists(op)
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[1] if operand == 1 else None
@@ -109,7 +111,7 @@ class RotaryEmbedding(OpDef):
         half = x.shape[-1] // 2
         angles = self.angles(op, ctx, half, args[1:])
         angles = angles.reshape(*angles.shape[:2], *([1] * (x.ndim - 3)), half)
-        cos, sin = (f(angles) * magnitude(op) for f in (np.cos, np.sin))
+        cos, sin = (f(angles) * magnitude(op, ctx) for f in (np.cos, np.sin))
         sin = -sin if op.flag("inverse") else sin
         if op.flag("interleaved"):
             a, b = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import fraction
+from stagec.ir.expr import Expr, const, fraction
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
+from stagec.ir_spec.ops.serving import past_of
 
-KINDS = ("linear", "llama3", "yarn", "proportional")
+KINDS = ("linear", "llama3", "yarn", "longrope", "proportional")
 SCALING = (
     Param("scaling", "name", "how frequencies are stretched", choices=KINDS),
     Param("factor", "ratio", "by how much"),
@@ -19,7 +22,9 @@ SCALING = (
     Param("high", "ratio", "turns above which nothing is (default: llama3 4, yarn 32)"),
     Param("smooth", "flag", "of yarn: the borders are no whole pairs"),
     Param("share", "ratio", "of proportional: of the pairs, what turns (default 1)"),
-    Param("mscale", "ratio", "of yarn: rotated elements are times 1 + mscale/10 log(factor)"),
+    Param("short", "ratios", "of longrope: what divides the frequency of each pair"),
+    Param("long", "ratios", "the same where there are more than `original` tokens"),
+    Param("mscale", "ratio", "of yarn, longrope: elements are times 1 + mscale/10 log(factor)"),
 )
 
 
@@ -29,7 +34,8 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
     `linear`: arXiv 2306.15595; `proportional` too, with `share` of the pairs turning and the others
     still, as Gemma 4 has it (modeling_rope_utils.py of transformers). `yarn`: arXiv 2309.00071,
     section 3.2, with the borders rounded to pairs as in its code. `llama3`: the code of Llama 3.1
-    (meta-llama/llama-models, models/llama3).
+    (meta-llama/llama-models, models/llama3). `longrope`: arXiv 2402.13753, section 3.3, as Phi-3
+    has it: a number of its own for each pair, of two lists by the length of the sequence.
     """
     plain = float(base) ** (-np.arange(half) / max(half, 1))
     kind = op.text("scaling")
@@ -41,7 +47,11 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
     if kind == "proportional":
         turning: Array = np.arange(half) < np.floor(_ratio(op, "share", 1) * half)
         return plain / factor * turning
-    original = ctx.size(op.expr("original")) if "original" in op.attrs else 8192
+    original = _original(op, ctx)
+    if kind == "longrope":
+        tokens = ctx.size(op.operands[0].tensor.shape[1]) + ctx.size(past_of(op))
+        by = op.exprs("long" if tokens > original else "short")
+        return plain / np.array([float(fraction(e)) for e in by])
     low, high = _ratio(op, "low", 1), _ratio(op, "high", 4 if kind == "llama3" else 32)
     if kind == "llama3":
         turns = original * plain / (2 * np.pi)
@@ -56,11 +66,39 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
     return found
 
 
-def magnitude(op: Operation) -> float:
-    """What rotated elements are multiplied by: 1 but for yarn (arXiv 2309.00071, section 3.4)."""
-    if op.text("scaling") != "yarn":
+def magnitude(op: Operation, ctx: NumericContext) -> float:
+    """What rotated elements are multiplied by: 1 but for yarn (arXiv 2309.00071, section 3.4) and
+    for longrope (arXiv 2402.13753, section 3.3), which has its own number without `mscale`."""
+    kind, factor = op.text("scaling"), _ratio(op, "factor", 1)
+    if kind not in ("yarn", "longrope"):
         return 1.0
-    return 1 + _ratio(op, "mscale", 1) / 10 * float(np.log(_ratio(op, "factor", 1)))
+    if kind == "longrope" and "mscale" not in op.attrs:
+        return float(np.sqrt(1 + np.log(max(factor, 1)) / np.log(_original(op, ctx))))
+    return 1 + _ratio(op, "mscale", 1) / 10 * float(np.log(factor))
+
+
+def wrong_lists(op: Operation) -> Iterator[str]:
+    """What is wrong with the numbers of longrope, of which each pair has one."""
+    listed = [name for name in ("short", "long") if name in op.attrs]
+    if op.text("scaling") != "longrope":
+        if listed:
+            yield f"has {' and '.join(listed)}, expected 'scaling = longrope' too"
+        return
+    if len(listed) < 2:
+        yield "expects 'short' and 'long', a number for each pair"
+        return
+    rotated = op.attrs.get("first", op.attrs.get("last", op.operands[0].tensor.shape[-1]))
+    pairs = (rotated / const(2)).value if isinstance(rotated, Expr) else None
+    for name in listed:
+        numbers = op.exprs(name)
+        if pairs is not None and len(numbers) != pairs:
+            yield f"expects {pairs} numbers in '{name}', found {len(numbers)}"
+        if not all(fraction(e) > 0 for e in numbers):
+            yield f"expects numbers above 0 in '{name}'"
+
+
+def _original(op: Operation, ctx: NumericContext) -> int:
+    return ctx.size(op.expr("original")) if "original" in op.attrs else 8192
 
 
 def _ratio(op: Operation, name: str, default: float) -> float:

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 
 from stagec.api import Operation, Value
 from stagec.ir.rewrite import carried
-from stagec.ir.traits import Recasts
-from stagec.ir_spec.ops.comm import Movement
-from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
+from stagec.passes.pipeline_stages.layers import runs_layers
+from stagec.passes.pipeline_stages.sections import ActionKind, Sections, is_linear, too_far
 from stagec.sharding.stages import ModelPiece
 
 
@@ -72,7 +71,7 @@ def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:
             made = {s.position for s in sections.slots_of(value)}
             if len(slots) > 1 and made & {s.position for s in slots}:
                 continue  # each section adds its own
-            enters = op.region is not None and index < carried(op)
+            enters = runs_layers(op) and index < carried(op)
             back = -1 if slot.part is ActionKind.FORWARD else 1
             yield value, slot.position + (back if enters else 0)
         for inner in op.region.walk() if op.region is not None else ():
@@ -85,7 +84,7 @@ def critical_ops(sections: Sections) -> set[Operation]:
     """The straight operations for which a value that backward carries, or sends, waits."""
     found: set[Operation] = set()
     for op in sections.body.ops[:-1]:
-        if op.region is not None and op.phase != "forward":
+        if runs_layers(op) and op.phase != "forward":
             found |= sections.body.ancestors(op.operands[: carried(op)])
         for value, position in uses(op, sections):
             slots = sections.slots_of(value)
@@ -129,11 +128,9 @@ def _holders(position: int, pieces: Sequence[ModelPiece]) -> list[int]:
 def _adds_up(value: Value, position: int, sections: Sections) -> bool:
     """Whether the value over all layers is the sum of those over the layers of each piece."""
     op = value.producer
-    if op is None or op.region is not None:
+    if op is None or runs_layers(op):
         return True
-    rule = op.definition.rule(op)
-    linear = isinstance(op.definition, Movement) or op.has(Recasts)
-    if not linear and (rule is None or len(rule.linear) != len(op.operands)):
+    if not is_linear(op):
         return False
     mine = (v for v in op.operands if any(s.position == position for s in sections.slots_of(v)))
     return all(_adds_up(v, position, sections) for v in mine)

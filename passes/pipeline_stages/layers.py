@@ -28,6 +28,19 @@ class LayerDim(NamedTuple):
     repeat: int
 
 
+def runs_layers(op: Operation) -> bool:
+    """Whether an operation runs layers, which have slices of what it takes or stack what they make.
+    The rounds of a ring only carry: they are one operation of the layer that they stand in.
+
+    | operation                                     | runs layers |
+    |-----------------------------------------------|-------------|
+    | `stg.repeat` of a parameter's slices          | yes         |
+    | `stg.repeat[carry = 3] (%q, %k, %v)` of a ring | no          |
+    | `stg.add`                                     | no          |
+    """
+    return op.region is not None and max(len(op.operands), len(op.results)) > carried(op)
+
+
 def layer_dims(repeats: Iterable[Sequence[Operation | None]]) -> dict[Value, LayerDim]:
     """The dimension of each value, in an accumulation and around it, that counts layers: those of
     the k-th repeat of each row. Where repeats share a value, the first one counts."""

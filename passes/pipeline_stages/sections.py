@@ -14,11 +14,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stagec.api import DiagnosticError, Operation, Region, Value, error
+from stagec.ir.layers import stack_of
 from stagec.ir.rewrite import carried
-from stagec.ir.traits import Terminates
+from stagec.ir.traits import Recasts, Terminates
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.parts import Arrive, Depart
-from stagec.passes.pipeline_stages.layers import LayerDim, layer_dims
+from stagec.passes.pipeline_stages.layers import LayerDim, layer_dims, runs_layers
 
 
 class ActionKind(IntEnum):
@@ -76,12 +77,11 @@ class Sections:
         return self.repeats[part][position // 2]
 
     def slots_of(self, value: Value) -> tuple[Slot, ...]:
-        """Where a value comes from; none for arguments and what is computed anywhere."""
+        """Where a value comes from; none for arguments, what is computed anywhere, and what has not
+        been looked at yet."""
         op = value.producer
-        if op is None or op.parent is not self.body:
-            return ()
-        slots = self.slots[op]
-        if op.region is None or value.index >= carried(op):
+        slots = self.slots.get(op, ()) if op is not None else ()
+        if op is None or not slots or not runs_layers(op) or value.index >= carried(op):
             return slots
         ((position, part),) = slots
         return (Slot(position + (1 if part is ActionKind.FORWARD else -1), part),)
@@ -90,7 +90,7 @@ class Sections:
 def dissect(body: Region) -> Sections:
     """Find the sections of a differentiated step. Raises `DiagnosticError` if it is no chain."""
     found = Sections(body)
-    forward = [op for op in body.ops if _part(op) is ActionKind.FORWARD and op.region is not None]
+    forward = [op for op in body.ops if _part(op) is ActionKind.FORWARD and runs_layers(op)]
     if not forward:
         raise error(
             "the model has no repeated layers to cut into pipeline stages",
@@ -100,15 +100,18 @@ def dissect(body: Region) -> Sections:
     found.repeats = {part: [None] * len(forward) for part in ActionKind}
     found.repeats[ActionKind.FORWARD] = [*forward]
     opening = body.ancestors(forward[0].operands[: carried(forward[0])])
-    for op in body.ops[:-1]:
+    due: dict[Operation, int] | None = None
+    for op in sorted(body.ops[:-1], key=_part):
+        if due is None and _part(op) is ActionKind.BACKWARD:
+            due = _due(body, forward, found)
         if (slot := _slot_of_end(op, found)) is not None:
             found.slots[op] = (slot,)
-        elif op.region is not None:
+        elif runs_layers(op):
             found.slots[op] = (_slot_of_repeat(op, forward, found),)
         elif op in opening and _reads_data(op, body):
             found.slots[op] = (Slot(0, ActionKind.FORWARD),)
         else:
-            found.slots[op] = _slots_of_straight(op, found)
+            found.slots[op] = _slots_of_straight(op, found, (due or {}).get(op, 0))
     for op in reversed(body.ops[:-1]):
         if not found.slots[op] and _reads_data(op, body):
             found.slots[op] = _slots_of_users(op, found)
@@ -140,7 +143,7 @@ def _slots_of_users(op: Operation, found: Sections) -> tuple[Slot, ...]:
     for user, index in (use for r in op.results for use in r.uses):
         for position, part in found.slots.get(user, ()):
             back = -1 if part is ActionKind.FORWARD else 1
-            enters = user.region is not None and index < carried(user)
+            enters = runs_layers(user) and index < carried(user)
             slots.add(Slot(position + (back if enters else 0), part))
     return (min(slots, key=lambda s: s.time),) if slots else ()
 
@@ -175,26 +178,63 @@ def _matches(op: Operation, forward: list[Operation], found: Sections) -> Iterat
             yield index
 
 
-def _slots_of_straight(op: Operation, found: Sections) -> tuple[Slot, ...]:
+def _due(body: Region, forward: list[Operation], found: Sections) -> dict[Operation, int]:
+    """The lowest position at which an operation of backward can stand: what the layers of a repeat
+    go on with has to be there before them. Operations for which nothing waits are left out."""
+    found_at: dict[Operation, int] = {}
+    for op in body.ops[:-1]:
+        if not runs_layers(op) or _part(op) is ActionKind.FORWARD or not carried(op):
+            continue
+        position = _slot_of_repeat(op, forward, found).position + 1
+        for before in body.ancestors(op.operands[: carried(op)]):
+            found_at[before] = max(position, found_at.get(before, 0))
+    return found_at
+
+
+def _slots_of_straight(op: Operation, found: Sections, due: int) -> tuple[Slot, ...]:
+    """Where an operation stands: behind its operands. What forward makes before the position `due`
+    is sent on to where backward needs it."""
     slots = {s for v in op.operands for s in found.slots_of(v)}
+    if _part(op) is ActionKind.BACKWARD:
+        slots = {
+            s._replace(position=max(s.position, due)) if s.part is ActionKind.FORWARD else s
+            for s in slots
+        }
     if not slots:
         return ()
     part = max(*(s.part for s in slots), _part(op))
     own = {Slot(s.position, part) for s in slots}
     if len(own) > 1 and _adds_up(op):
         return tuple(sorted(own))
-    return (max(own, key=lambda s: s.time),)
+    last = max(own, key=lambda s: s.time)
+    return (_beside_stack(op, last, own, found) if due else last,)
+
+
+def _beside_stack(op: Operation, slot: Slot, own: set[Slot], found: Sections) -> Slot:
+    """Where backward takes what layers of a stack have added up, of which each piece has a part:
+    behind all of them, if it takes that of several kinds, or does more than to add."""
+    repeat = found.repeat(ActionKind.FORWARD, slot.position) if slot.position % 2 else None
+    if repeat is None:
+        return slot
+    forward = found.repeats[ActionKind.FORWARD]
+    places = {2 * forward.index(member) + 1 for member in stack_of(repeat).members}
+    alone = len(places & {s.position for s in own}) == 1 and is_linear(op)
+    return slot if alone else slot._replace(position=min(places) - 1)
 
 
 def _adds_up(op: Operation) -> bool:
     """Whether the operation, and everything behind it, only adds up what the region yields."""
     if op.has(Terminates):
         return True
+    return is_linear(op) and all(_adds_up(user) for r in op.results for user, _ in r.uses)
+
+
+def is_linear(op: Operation) -> bool:
+    """Whether the operation on a sum is the sum of those on its parts."""
+    if isinstance(op.definition, Movement) or op.has(Recasts):
+        return True
     rule = op.definition.rule(op)
-    linear = rule is not None and len(rule.linear) == len(op.operands)
-    return (linear or isinstance(op.definition, Movement)) and all(
-        _adds_up(user) for r in op.results for user, _ in r.uses
-    )
+    return rule is not None and len(rule.linear) == len(op.operands)
 
 
 def too_far(op: Operation, value: Value) -> DiagnosticError:

@@ -31,6 +31,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.layers import declaration_of
 from stagec.ir.rewrite import carried
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
+from stagec.passes.pipeline_stages.layers import runs_layers
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, Slot, dissect
 from stagec.passes.pipeline_stages.stage_messages import StageMessages
 from stagec.passes.pipeline_stages.stage_step import StageStep
@@ -169,7 +170,7 @@ def _declared(repeat: Operation) -> Operation | None:
 def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
     """Move straight operations for which no other stage waits to the later part, too."""
     for op, slots in sections.slots.items():
-        if op.region is None and op not in critical:
+        if not runs_layers(op) and op not in critical:
             sections.slots[op] = tuple(
                 Slot(s.position, ActionKind.WEIGHTS) if s.part is ActionKind.BACKWARD else s
                 for s in slots

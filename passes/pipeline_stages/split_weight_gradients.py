@@ -13,6 +13,7 @@ from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.ops.strategy import PipelineRule
 from stagec.passes.pipeline_stages.far_values import critical_ops
+from stagec.passes.pipeline_stages.layers import runs_layers
 from stagec.passes.pipeline_stages.sections import dissect
 from stagec.schedule.attached import schedule_of
 from stagec.sharding.stages import accumulation, pipeline_rule
@@ -102,7 +103,7 @@ def split_weight_gradients(module: Module, body: Region) -> None:
     is no chain of repeats."""
     critical = critical_ops(dissect(body))
     for op in list(body.ops):
-        if op.region is not None and op.phase != "forward" and carried(op):
+        if runs_layers(op) and op.phase != "forward" and carried(op):
             _Split(module, op, op.region, critical).run()
 
 

@@ -22,6 +22,7 @@ from stagec.api import (
 )
 from stagec.ir.layers import LayerStack, kind_of, stack_of
 from stagec.ir.traits import Repeats
+from stagec.passes.pipeline_stages.layers import runs_layers
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
 from stagec.sharding.stages import PlacedPiece
 
@@ -246,7 +247,7 @@ class StageValues:
 
     def _repeat_index(self, op: Operation) -> int | None:
         """Which repeat of the chain an operation is."""
-        if op.region is None or op.parent is not self.sections.body:
+        if op.parent is not self.sections.body or not runs_layers(op):
             return None
         return self.sections.slots[op][0].position // 2
 

@@ -21,7 +21,7 @@ class Param:
     | `flag`           | `causal`                            | its bare name |
     | `int`, `ints`    | `4`, `(1, 2)`                       | |
     | `size`, `sizes`  | `B*S/2`, `(K, D - K)`               | |
-    | `ratio`          | `1/10`                              | a constant fraction |
+    | `ratio`, `ratios` | `1/10`, `(1, 11/10)`               | constant fractions |
     | `str`            | `"bsd,df->bsf"`                     | |
     | `name`, `names`  | `bf16`, `(attention, swiglu)`       | any names, or one of `choices` |
     | `axis`, `axes`   | `pp`, `(dp, cp)`                    | they are axes of the mesh |
@@ -111,6 +111,7 @@ _EXPECTED = {
     "size": "a size such as S/2",
     "sizes": "sizes",
     "ratio": "a fraction such as 1/10",
+    "ratios": "fractions such as (1, 11/10)",
     "str": "a string in quotes",
     "symbol": "a symbol such as @pod",
     "relations": "relations such as S % tp == 0",
@@ -168,7 +169,7 @@ _ITEMS: Mapping[str, Callable[[Param, Attr], Attr]] = {
     "str": _of_type(Quoted),
     "symbol": _of_type(SymbolRef),
 }
-_LISTS = {"ints": "int", "sizes": "size", "names": "name"}
+_LISTS = {"ints": "int", "sizes": "size", "ratios": "ratio", "names": "name"}
 #: The form of the value of a kind that is not its own.
 _FORMS = {"axis": "name", "dim": "name", "axes": "names", "dims": "names", "values": "names"}
 

@@ -60,6 +60,49 @@ stg.module @encdec[phase = parsed] {
   }
 }
 """
+#: A layer by itself makes keys for all layers of two kinds behind it, and has a gate by the output
+#: of the embedding.
+SHARED = """\
+stg.module @shared[phase = parsed] {
+  stg.symbols[B = 16, S = 4, L = 3, D = 8, V = 16]
+  stg.order @last[(plain, wide)*2]
+  stg.func @train (
+      %tokens: i32[B, S], %labels: i32[B, S], %embed: bf16[V, D | param],
+      %w1: bf16[L, D, D | param], %w_gate: bf16[D, D | param], %w_key: bf16[D, D | param],
+      %norm: bf16[D | param], %w2: bf16[2, D, D | param], %w3: bf16[2, D, D | param]) -> f32[] {
+    %x = stg.embedding(%embed, %tokens)
+    %y = stg.repeat[count = L, carry = 1] (%h = %x, %w = %w1) {
+      %u = stg.einsum["bsd,de->bse"](%h, %w)
+      %m = stg.mul(%u, %x)
+      %r = stg.add(%h, %m)
+      stg.yield(%r)
+    }
+    %g0 = stg.einsum["bsd,de->bse"](%x, %w_gate)
+    %gate = stg.silu(%g0)
+    %k0 = stg.einsum["bsd,de->bse"](%y, %w_key)
+    %k = stg.rmsnorm(%k0, %norm)
+    %gated = stg.mul(%y, %gate)
+    %z = stg.add(%y, %gated)
+    %z1 = stg.repeat @plain[count = 2, carry = 1, order = @last] (%h = %z, %w = %w2) {
+      %u = stg.einsum["bsd,de->bse"](%h, %w)
+      %m = stg.mul(%u, %k)
+      %r = stg.add(%h, %m)
+      stg.yield(%r)
+    }
+    %z2 = stg.repeat @wide[count = 2, carry = 1, order = @last] (%h = %z1, %w = %w3) {
+      %n = stg.mul(%h, %k)
+      %u = stg.einsum["bsd,de->bse"](%n, %w)
+      %s = stg.silu(%u)
+      %r = stg.add(%h, %s)
+      stg.yield(%r)
+    }
+    %l = stg.einsum["bsd,vd->bsv"](%z2, %embed)
+    %logits = stg.cast[f32](%l)
+    %loss = stg.cross_entropy[mean = B*S](%logits, %labels)
+    stg.return(%loss)
+  }
+}
+"""
 PLACED = f"{STEP},partition,stages,units,plan"
 PIPELINES = {
     "gpipe": (2, 1, 2),
@@ -74,9 +117,9 @@ PIPELINES = {
 }
 
 
-def staged(directory: Path, pipeline: str, **options: Any) -> Module:
-    path = directory / "encdec.stg"
-    path.write_text(TEXT)
+def staged(directory: Path, pipeline: str, text: str = TEXT, **options: Any) -> Module:
+    path = directory / "model.stg"
+    path.write_text(text)
     return run_passes(JobBuilder(JobOptions(str(path), **options)).module, pipeline)
 
 
@@ -97,14 +140,28 @@ MORE: list[dict[str, Any]] = [
 def test_a_step_equals_that_on_one_device(
     schedule: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    plain = staged(tmp_path, STEP)
+    compare(TEXT, tmp_path, 20, **with_pipeline(schedule), **more)
+
+
+@crossed(schedule=PIPELINES, more=MORE)
+def test_keys_of_one_layer_are_those_of_later_stages(
+    schedule: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Several kinds of layers add to the gradient of the keys; the layer that makes them waits for
+    the sum, and the layers before it wait for this layer."""
+    compare(SHARED, tmp_path, 14, **with_pipeline(schedule), **more)
+
+
+def compare(text: str, directory: Path, count: int, **options: Any) -> None:
+    """Compare a step in stages with that on one device, which has more than `count` results."""
+    plain = staged(directory, STEP, text)
     inputs = inputs_of(plain, 3)
     expected = run_named(plain, plain.env, inputs)
-    module = staged(tmp_path, PLACED, **with_pipeline(schedule), **more)
+    module = staged(directory, PLACED, text, **options)
     found = run_named(module, module.env, inputs)
     (loss, *rest), (expected_loss, *_) = found, expected
     np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-9)
-    assert len(rest) == len(expected) - 1 > 20
+    assert len(rest) == len(expected) - 1 > count
     for name in rest:
         theirs = expected[name.removesuffix("_g")]
         np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-9, err_msg=name)

@@ -210,7 +210,6 @@ def _plain(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
         pytest.param(name, strategy, marks=() if place < 3 and name in SOME else EXHAUSTIVE)
         for name in SMALL
         for place, strategy in enumerate(STRATEGIES)
-        if (name, strategy) != ("mllama", "chunks")
     ],
 )
 def test_a_step_equals_that_on_one_device(model_type: str, strategy: str, file_of: Any) -> None:
@@ -228,16 +227,6 @@ def test_a_step_equals_that_on_one_device(model_type: str, strategy: str, file_o
         plain = name.removesuffix("_g").removesuffix("_sum")  # gathered; of microbatches
         theirs = expected[plain]
         np.testing.assert_allclose(found[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
-
-
-def test_gradients_of_images_are_not_brought_back_by_several_stages(file_of: Any) -> None:
-    """Layers in more than one part of a pipeline attend to the images of Llama 3.2 Vision."""
-    pipeline = f"{STEP},partition,stages,units,plan"
-    with pytest.raises(DiagnosticError) as caught:
-        _module(file_of("mllama"), pipeline, **STRATEGIES["chunks"])
-    (first, *_) = caught.value.diagnostics
-    assert "no message can bring it in time" in first.message
-    assert "--pp 1" in (first.remedy or "")
 
 
 def _qwen_tower(patches: int) -> int:

@@ -69,8 +69,6 @@ UNSPLIT = (
     *SEEN,
 )
 PAIRED = ("clip", "metaclip_2", "siglip")
-#: Layers of several kinds that attend to one output: no message brings its gradient.
-UNCUT = (*PAIRED, "switch_transformers", "gemma3n_text", "gemma3n")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
 _CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
@@ -105,7 +103,7 @@ def _rows() -> list[Any]:
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of a combination, with what the family takes in place of what it does not."""
     schedule, pp, chunks, microbatches = (
-        row["pipeline"] if model_type not in UNCUT else ("", 1, 0, 1)
+        row["pipeline"] if model_type not in PAIRED else ("", 1, 0, 1)
     )
     dp, ep = row["data"]
     given: dict[str, Any] = {"dp": dp, "microbatches": microbatches, "recompute": row["recompute"]}

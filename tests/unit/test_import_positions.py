@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,12 @@ from stagec.support.source import Source
 from tests.configurations import small
 from tests.support import compiled
 
-DIM, BASE, LONGEST = 16, 100, 32
+DIM, BASE, LONGEST, TOKENS = 16, 100, 32, 4
+LISTS = ("short", "long")
+LONGROPE: Mapping[str, Any] = {
+    "short_factor": [1, 1.02, 1.5, 2, 2.25, 3, 3, 4.125],
+    "long_factor": [1, 1.5, 2, 3, 8, 16, 31.5, 64.0],
+}
 SCALINGS: Mapping[str, dict[str, Any]] = {
     "linear": {"type": "linear", "factor": 2.5},
     "llama3": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
@@ -38,6 +44,17 @@ SCALINGS: Mapping[str, dict[str, Any]] = {
     "yarn quotient": {"type": "yarn", "factor": 40, "mscale": 0.5, "mscale_all_dim": 1.0},
     "yarn one": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
     "yarn of one": {"type": "yarn", "factor": 1.0},
+    "longrope short": {**LONGROPE, "type": "longrope", "original_max_position_embeddings": 8},
+    "longrope long": {**LONGROPE, "type": "su", "original_max_position_embeddings": 3},
+    "longrope factor": {**LONGROPE, "rope_type": "longrope", "factor": 4, "attention_factor": 1.5},
+    "longrope of experts": {
+        **LONGROPE,
+        "type": "longrope",
+        "original_max_position_embeddings": 16,
+        "short_mscale": 1.25,
+        "long_mscale": 1.25,
+    },
+    "longrope of one": {**LONGROPE, "type": "longrope"},
 }
 
 
@@ -76,6 +93,16 @@ def expected(scaling: Mapping[str, Any]) -> tuple[list[float], float]:
     return found, grown(scaling) if kind == "yarn" else 1.0
 
 
+def of_lists(scaling: Mapping[str, Any]) -> tuple[list[float], float]:
+    """The same of LongRoPE."""
+    original = scaling.get("original_max_position_embeddings", LONGEST)
+    numbers = scaling["long_factor" if original < TOKENS else "short_factor"]
+    found = [1 / (number * BASE ** (2 * i / DIM)) for i, number in enumerate(numbers)]
+    factor = scaling.get("factor", LONGEST / original)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return found, float(scaling.get("short_mscale", scaling.get("attention_factor", usual)))
+
+
 def grown(scaling: Mapping[str, Any]) -> float:
     """The attention factor of YaRN."""
     factor = scaling["factor"]
@@ -103,7 +130,7 @@ def rotated(text: str) -> Array:
     assert found is not None
     module = compiled(
         f"""stg.module @m {{
-          stg.symbols[S = 4, K = {DIM}, R = {DIM}, theta = {BASE}]
+          stg.symbols[S = {TOKENS}, K = {DIM}, R = {DIM}, theta = {BASE}]
           stg.func @f(%x: f32[1, S, 1, K]) {{
             %y = {found[0]}(%x)
             stg.return(%y)
@@ -111,7 +138,7 @@ def rotated(text: str) -> Array:
         }}""",
         "infer-shapes",
     )
-    x = np.zeros((1, 4, 1, DIM))
+    x = np.zeros((1, TOKENS, 1, DIM))
     x[..., : DIM // 2] = 1
     return run_module(module, module.env, {"x": x})[0][0, :, 0]
 
@@ -119,9 +146,9 @@ def rotated(text: str) -> Array:
 @pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_positions_turn_as_transformers_turns_them(name: str, key: str) -> None:
-    turned = rotated(imported("llama", rope_theta=BASE, **{key: SCALINGS[name]}))
-    frequencies, factor = expected(SCALINGS[name])
-    angles = np.arange(4)[:, None] * np.array(frequencies)
+    turned = rotated(imported("llama", rope_theta=BASE, head_dim=DIM, **{key: SCALINGS[name]}))
+    frequencies, factor = (of_lists if "longrope" in name else expected)(SCALINGS[name])
+    angles = np.arange(TOKENS)[:, None] * np.array(frequencies)
     np.testing.assert_allclose(turned[:, : DIM // 2], factor * np.cos(angles), atol=1e-6)
     np.testing.assert_allclose(turned[:, DIM // 2 :], factor * np.sin(angles), atol=1e-6)
 
@@ -143,6 +170,14 @@ def test_scores_of_latent_attention_grow_with_the_context(scaling: dict[str, Any
     weight = scaling.get("mscale_all_dim", 0)
     wanted = (1 + 0.1 * weight * math.log(scaling["factor"])) ** 2 if weight else 1
     assert math.isclose(share**-0.5, wanted, rel_tol=1e-6)
+
+
+def test_long_lists_stand_once() -> None:
+    keys = {f"{name}_factor": [Fraction(i, 128) + 1 for i in range(64)] for name in LISTS}
+    scaling = {"type": "longrope", **{k: list(map(float, v)) for k, v in keys.items()}}
+    text = imported("llama", head_dim=128, rope_scaling=scaling)
+    assert text.count("stg.rope[") == 1
+    assert text.count("stg.call @turned[as = ") == 2
 
 
 def test_only_layers_without_a_window_are_stretched() -> None:
@@ -169,11 +204,14 @@ def base_of(text: str) -> int:
     return int(match[1])
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
-def test_scalings_without_an_operation_are_noted(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["dynamic", "mrope"])
+def test_scalings_without_effect_are_noted(kind: str) -> None:
     text = imported("llama", rope_scaling={"type": kind, "factor": 2.0})
     assert "stg.rope" not in text  # the block of the library
     assert "position" in text.split("stg.module")[0]
+
+
+ONES: Mapping[str, Any] = {f"{name}_factor": [1] * 4 for name in LISTS}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +221,16 @@ def test_scalings_without_an_operation_are_noted(kind: str) -> None:
         ({"type": "linear", "factor": 1e30}, "expected a number up to 281474976710656"),
         ({"type": "linear", "factor": 0.5}, "is 0.5, expected a number from 1 on"),
         ({"type": "yarn", "factor": 2, "beta_fast": 0.5}, "'rope_scaling.beta_fast' is 1/2"),
+        ({"type": "longrope", "short_factor": [1] * 4}, "'rope_scaling.long_factor'"),
+        ({"type": "su", "short_factor": [1], "long_factor": [1]}, "'rope_scaling.short_factor'"),
+        (
+            {**ONES, "type": "longrope", "attention_factor": 2},
+            "'rope_scaling.attention_factor' is 2",
+        ),
+        (
+            {**ONES, "type": "longrope", "short_mscale": 1, "long_mscale": 2},
+            "'rope_scaling.long_mscale' differs",
+        ),
         (
             {"type": "llama3", "factor": 2, "low_freq_factor": 8},
             "'rope_scaling.high_freq_factor' is 4",

@@ -33,6 +33,7 @@ _UNREAD = """
     max_position_embeddings llama_4_scaling_beta
 """
 _PRECISION = 10**6
+_LONGEST = "max_position_embeddings"
 
 
 def read_rope(
@@ -91,10 +92,22 @@ def read_part(
     share = config.ratio(*keys, default=default)
     if parameters is not None:
         share = parameters.ratio("partial_rotary_factor", default=share)
-    if not 0 < share <= 1:
-        raise config.wrong(next(filter(config.has, keys), keys[0]), "a share, from 0 to 1")
     key = next(filter(config.has, keys), keys[0])
+    if not 0 < share <= 1:
+        raise config.wrong(key, "a share, from 0 to 1")
+    if "R" in text.symbols:
+        return _expect_part(config, text, share, key)
     return declare_part(config, text, int(share * (text.symbols["K"].value or 1)), key)
+
+
+def _expect_part(config: Config, text: ModelText, share: Fraction, key: str) -> bool:
+    """The share of a head of latent attention, of which R elements beside K are rotated, all of
+    them: it is 1, or what R is of K + R."""
+    kept, turned = text.symbols["K"].value or 0, text.symbols["R"].value or 1
+    whole = kept + turned
+    if share not in (1, Fraction(turned, whole)):
+        raise config.refuse(key, f"is {share}, but {turned} of {whole} elements are rotated")
+    return False
 
 
 def declare_part(config: Config, text: ModelText, rotated: int, key: str) -> bool:
@@ -124,12 +137,14 @@ def read_scaling(
     scaling: Config, config: Config, text: ModelText, share: Fraction = Fraction(1)
 ) -> str:
     """A scaling as static parameters of `stg.rope`, "" where frequencies are not stretched. A kind
-    that the op does not have is noted in the text: it changes frequencies, and no work."""
+    that changes nothing in a training step is noted in the text."""
     kind = scaling.word("rope_type", "type", among=_KINDS, default="default")
     if kind == "proportional":
         share = scaling.ratio("partial_rotary_factor", default=share)
         factor = _factor(scaling) if scaling.has("factor") else Fraction(1)
         words = ["scaling = proportional", *_changed("factor", factor, 1), f"share = {share}"]
+    elif kind in ("longrope", "su"):
+        words = ["scaling = longrope", *_longrope(scaling, config, text)]
     elif kind in _READERS:
         words = [f"scaling = {kind}", *_READERS[kind](scaling, config)]
     else:
@@ -143,11 +158,9 @@ def read_scaling(
     return ", ".join(words)
 
 
-_OTHER = "Scaled positions ({}) have other frequencies, and the same work."
 _NOTES = {
     "dynamic": "Dynamic scaling changes no position below max_position_embeddings.",
     "mrope": "The tokens of a text have the same position on all axes.",
-    **{kind: _OTHER.format(kind) for kind in ("longrope", "su")},
 }
 
 
@@ -199,6 +212,36 @@ _READERS: Mapping[str, Callable[[Config, Config], list[str]]] = {
 }
 
 
+def _longrope(scaling: Config, config: Config, text: ModelText) -> list[str]:
+    """A number for each pair, of one list up to the original context and of another beyond it; all
+    rotated elements are multiplied by a factor (the code of Phi-3 in transformers)."""
+    pairs = ((text.symbols.get("R") or text.symbols["K"]).value or 0) // 2
+    lists = {name: scaling.ratios(f"{name}_factor", length=pairs) for name in ("short", "long")}
+    for name, numbers in lists.items():
+        if not numbers or min(numbers) <= 0:
+            raise scaling.wrong(f"{name}_factor", f"a list of {pairs} positive numbers")
+    original = _original(scaling, config)
+    grown = Fraction(config.size(_LONGEST, default=original), original)
+    factor = max(scaling.ratio("factor", default=grown), Fraction(1))
+    words = [f"factor = {factor}"] if factor != 1 else []
+    words.append(f"original = {original}")
+    words += [f"{k} = ({', '.join(map(str, map(_near, v)))})" for k, v in lists.items()]
+    scales = {scaling.ratio(key) for key in ("short_mscale", "long_mscale") if scaling.has(key)}
+    if len(scales) > 1:
+        raise scaling.refuse("long_mscale", "differs from 'short_mscale'")
+    scales = scales or {scaling.ratio("attention_factor", default=0)} - {0}
+    for wanted in scales:
+        if factor == 1 and wanted != 1:
+            raise scaling.refuse("attention_factor", f"is {wanted} in a context that is not longer")
+        more = (float(wanted) - 1) / log(factor) * 10 if factor != 1 else 0
+        words.append(f"mscale = {_near(more)}")
+    return words
+
+
+def _near(number: Fraction | float) -> Fraction:
+    return Fraction(number).limit_denominator(_PRECISION)
+
+
 def _factor(scaling: Config) -> Fraction:
     factor = scaling.ratio("factor")
     if factor < 1:
@@ -208,7 +251,7 @@ def _factor(scaling: Config) -> Fraction:
 
 def _original(scaling: Config, config: Config) -> int:
     key = "original_max_position_embeddings"
-    return scaling.size(key, default=config.size(key, "max_position_embeddings", default=8192))
+    return scaling.size(key, default=config.size(key, _LONGEST, default=8192))
 
 
 def _changed(name: str, value: Fraction, usual: int) -> list[str]:
@@ -229,7 +272,7 @@ def _mscale(scaling: Config, factor: Fraction) -> Fraction:
         wanted = (1 + float(above) * grown) / (1 + float(below) * grown)
     else:
         return Fraction(1)
-    return Fraction((wanted - 1) / grown).limit_denominator(_PRECISION)
+    return _near((wanted - 1) / grown)
 
 
 def score_share(config: Config) -> Fraction:
@@ -240,7 +283,7 @@ def score_share(config: Config) -> Fraction:
         kind = section.word("rope_type", "type", among=_KINDS, default="") if section else ""
         if section is not None and kind == "yarn":
             grown = float(section.ratio("mscale_all_dim", default=0)) * log(_factor(section)) / 10
-            return Fraction((1 + grown) ** -4).limit_denominator(_PRECISION)
+            return _near((1 + grown) ** -4)
     return Fraction(1)
 
 

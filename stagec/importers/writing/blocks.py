@@ -11,6 +11,9 @@ from typing import Literal, Protocol
 
 from stagec.importers.writing.text import Body, ModelText
 
+#: Letters of a line from which on an operation that stands twice has a function.
+_LONG = 200
+
 
 class Block(Protocol):
     """A block of a layer. Equal blocks are written once."""
@@ -88,6 +91,16 @@ class Rope:
         places = ", %places" if self.sections else ""
         return f"stg.rope[{', '.join(words)}]({{}}{places})"
 
+    def brief(self, text: ModelText, name: str) -> str:
+        """The operation, or a call of a function that has it if it is long, for `name`."""
+        step = self.step()
+        if len(step) < _LONG or self.sections:
+            return step
+        body = Body()
+        body.do(f"stg.return({body.let('y', step.format('%x'))})")
+        called = text.function(self.base.replace("theta", "turned"), "%x", body)
+        return f"stg.call @{called}[as = {name}]({{}})"
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -119,10 +132,10 @@ class Attention:
         if self == Attention():
             return text.use("gqa", "D H G K theta")
         body = Body()
-        q = self._projected(body, "q", "H", "h")
+        q = self._projected(text, body, "q", "H", "h")
         letter = "h" if self.groups == "H" else "g"
-        k = self._projected(body, "k", self.groups, letter)
-        v = self._projected(body, "v", self.groups, letter)
+        k = self._projected(text, body, "k", self.groups, letter)
+        v = self._projected(text, body, "v", self.groups, letter)
         operands = [q, k, v]
         if self.sinks:
             operands.append(body.param("sinks", "H"))
@@ -142,7 +155,7 @@ class Attention:
         args = "%x, %places" if self.rope and self.rope.sections else "%x"
         return text.function(joined(kind, "attention"), args, body)
 
-    def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
+    def _projected(self, text: ModelText, body: Body, out: str, heads: str, letter: str) -> str:
         dim = self.value_dim if out == "v" else "K"
         weight = body.param(f"w{out}", f"D, {heads}, {dim}")
         steps = [f'stg.einsum["bsd,d{letter}k->bs{letter}k"]({{}}, {weight})']
@@ -151,7 +164,7 @@ class Attention:
             steps.append(f'stg.add["bs{letter}k,{letter}k->bs{letter}k"]({{}}, {bias})')
         if out != "v":
             norm = self._normed(body, f"{out}_norm", heads, letter)
-            rope = [self.rope.step()] if self.rope else []
+            rope = [self.rope.brief(text, out)] if self.rope else []
             steps += [*rope, *norm] if self.after_rope else [*norm, *rope]
         if out == "q" and self.queries:
             steps.append(self.queries)
