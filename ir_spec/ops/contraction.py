@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.serving import ServingStep
-from stagec.ir.traits import Fusible, Recasts, Terminates
+from stagec.ir.traits import Fusible, Recasts, Terminates, Trait
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
 
@@ -357,7 +358,7 @@ class Cast(Elementwise):
     new type. To and from i8 it is with one scale for all, which is not counted."""
 
     name = "stg.cast"
-    traits = (Recasts(), Fusible())
+    traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
     cost = 0
     linear = True
     params = (Param("to", "name", "the element type", required=True, positional=True),)

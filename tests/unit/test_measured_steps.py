@@ -120,8 +120,8 @@ def test_rows_of_one_node_are_sums_of_layers() -> None:
         if row["pp"] == "1":
             size, layers, ranks = row["microbatch"], int(row["layers"]), int(row["dp"])
             count = int(row["batch"]) / (int(size) * ranks)
-            terms = {("layer", size): count * layers, ("edge", size): count}
-            terms["update", layers, ranks] = 1
+            terms: dict[tuple[Any, ...], float] = {("update", layers, ranks): 1}
+            terms |= {("layer", size): count * layers, ("edge", size): count}
             found.setdefault((row["width"], row["tp"]), []).append((terms, float(row["ms"])))
     known = 0
     for rows in found.values():
