@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.serving import ServingStep
-from stagec.ir.traits import Fusible, Recasts
+from stagec.ir.traits import Fusible, Recasts, Terminates, Trait
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
 
@@ -36,6 +37,7 @@ class Einsum(OpDef):
         Param("spec", "str", SPEC.doc, required=True, positional=True),
         Param("to", "name", "the element type of the result, if not that of the operands"),
         Param("grad", "name", "the element type that backward multiplies gradients in"),
+        Param("quantize", "flag", "the gradient is cast by `stg.quantize`"),
     )
     example = '%q = stg.einsum["bsd,dhk->bshk"](%x, %w) : bf16[B, S, H, K]'
 
@@ -99,7 +101,8 @@ class Einsum(OpDef):
         (left, right), (out,) = parse_rule(op.text("spec"))
         x, w = (_cast_again(b, v) if "grad" in op.attrs else v for v in op.operands)
         if "grad" in op.attrs:
-            dy = b.value("stg.cast", [dy], {"to": op.text("grad")}, hint=f"{dy.name}_f8")
+            cast = Quantize.name if op.flag("quantize") else Cast.name
+            dy = b.value(cast, [dy], {"to": op.text("grad")}, hint=f"{dy.name}_f8")
         to = {"to": op.text("to")} if "to" in op.attrs else {}
         sizes = factor_sizes(op, self.rule(op))
         dx = _operand_grad(b, (out, right, left), [dy, w], sizes, x.prefixed("d_"), to)
@@ -355,7 +358,7 @@ class Cast(Elementwise):
     new type. To and from i8 it is with one scale for all, which is not counted."""
 
     name = "stg.cast"
-    traits = (Recasts(), Fusible())
+    traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
     cost = 0
     linear = True
     params = (Param("to", "name", "the element type", required=True, positional=True),)
@@ -385,4 +388,45 @@ class Cast(Elementwise):
         return [args[0]]
 
 
-OPS = (Einsum(), Add(), Sum(), Broadcast(), Mul(), Scale(), Cast())
+class Quantize(Cast):
+    """Casts to 8 bits with one scale, that of the largest element; no FLOPs, only bytes.
+
+    It is a kernel by itself, as it waits for the largest element, which what makes the operand
+    finds. It reads the operand and writes the result, twice if products sum over different
+    dimensions of it: tensor cores take operands of 8 bits along the dimension of the sum
+    (NVIDIA/TransformerEngine, `cast_transpose`). What backward keeps is for another product; one
+    of the two is kept. Partial sums do not pass.
+    """
+
+    name = "stg.quantize"
+    traits = (Recasts(),)
+    linear = False
+    params = (Param("to", "name", "the element type", required=True, positional=True),)
+    example = "%y = stg.quantize[f8e4m3](%x) : f8e4m3[B, S, D]"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        both = len(set(_summed(op.result))) > 1
+        again = op.result.tensor.local_bytes if both else ZERO
+        return super().bytes_touched(op) + again
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.text("to") not in EIGHT_BITS:
+            yield f"casts to {' or '.join(sorted(EIGHT_BITS))}, found {op.text('to')}"
+
+
+def _summed(value: Value) -> Iterator[tuple[int, ...]]:
+    """The dimensions of a value over which each product with it sums, also where it is gathered in
+    between; none for a product of another region, that takes what this one hands on."""
+    for user, index in value.uses:
+        if isinstance(user.definition, Einsum):
+            rule = user.definition.rule(user)
+            gone = set(rule.contracted(0))
+            yield tuple(d for d, g in enumerate(rule.operands[index]) if gone & set(g))
+        elif user.has(Terminates):
+            yield ()
+        else:
+            moved = (r for r in user.results if r.tensor.dtype in EIGHT_BITS)
+            yield from (dims for result in moved for dims in _summed(result))
+
+
+OPS = (Einsum(), Add(), Sum(), Broadcast(), Mul(), Scale(), Cast(), Quantize())

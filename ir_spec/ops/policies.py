@@ -26,6 +26,7 @@ RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
 DTYPES = ("f32", "bf16", "f16")
 FP8 = ("hybrid", "e4m3")
+SCALING = ("delayed", "current")
 #: Bytes of a call that reduces gradients, as in PyTorch's DDP (`bucket_cap_mb`).
 BUCKET = 25 << 20
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -237,6 +238,19 @@ class DtypesRule(Record):
             numerics=True,
         ),
     )
+    scaling: str = parameter(
+        "name",
+        "where the scales of 8-bit operands come from",
+        default="delayed",
+        choices=SCALING,
+        flag=Flag(
+            "fp8_scaling",
+            "Scales of --fp8 are known before (delayed: casts run in the kernels around them) or "
+            "come from the operand itself (current: casts are kernels).",
+            needs=("fp8",),
+            numerics=True,
+        ),
+    )
 
 
 class DtypesOp(Statement):
@@ -245,7 +259,8 @@ class DtypesOp(Statement):
 
     With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
     forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. Results, and
-    parameters at rest, keep their type.
+    parameters at rest, keep their type. With `scaling = current` each scale is that of the tensor
+    which is cast, so that the cast waits for all of it and is a kernel: `stg.quantize`.
     """
 
     name, record = "stg.dtypes", DtypesRule

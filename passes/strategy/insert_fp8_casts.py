@@ -33,6 +33,7 @@ class InsertFp8Casts(Pass):
 
     `stg.dtypes[fp8 = ...]` asks for it. Results keep their type of 16 bits. Products whose results
     choose (routers) stay as they are. Embedding and head stand outside of repeats and stay as well.
+    With `scaling = current` casts are `stg.quantize`, also those of gradients.
 
     Before:
         stg.strategy @s {
@@ -68,22 +69,24 @@ class InsertFp8Casts(Pass):
 
     def run(self, module: Module) -> None:
         dtypes = read_strategy(module).dtypes
-        insert_fp8_casts(module, dtypes.fp8, dtypes.loc)
+        insert_fp8_casts(module, dtypes.fp8, dtypes.loc, quantize=dtypes.scaling == "current")
 
 
-def insert_fp8_casts(module: Module, recipe: str, loc: Loc) -> None:
-    """Cast the operands of the products concerned, in place; a remark says so if there are none.
+def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = False) -> None:
+    """Cast the operands of the products concerned, in place, or quantize them; a remark says so if
+    there are none.
 
     Raises `DiagnosticError` for blocks that compute in 32 bits.
     """
     blocks = [op.body for op in module.main.body.walk() if op.has(Repeats)]
-    if not sum(_cast_operands(module, block, recipe, loc) for block in blocks):
+    if not sum(_cast_operands(module, block, recipe, loc, quantize) for block in blocks):
         module.diagnostics.remark("no block has a product with a parameter for 8 bits", loc)
 
 
-def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc) -> int:
+def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantize: bool) -> int:
     """The number of products whose operands are now of 8 bits; each value is cast once."""
     forward, backward = RECIPES[recipe]
+    name = "stg.quantize" if quantize else "stg.cast"
     cast: dict[Value, Value] = {}
     found = [op for op in block.ops if _is_linear(op)]
     for op in found:
@@ -98,9 +101,9 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc) -> int:
             if value not in cast:
                 b = Builder.before(module.registry, op, loc=made_by(InsertFp8Casts.name, loc))
                 attrs = {"to": forward}
-                cast[value] = b.value("stg.cast", [value], attrs, hint=f"{value.name}_f8")
+                cast[value] = b.value(name, [value], attrs, hint=f"{value.name}_f8")
             op.set_operand(index, cast[value])
-        op.attrs |= {"to": dtype, "grad": backward}
+        op.attrs |= {"to": dtype, "grad": backward} | ({"quantize": True} if quantize else {})
     return len(found)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stagec.interp.pipeline import run_named
+from stagec.ir.expr import evaluate
+from stagec.ir.module import is_parameter
 from stagec.ir.traits import Repeats
 from tests.oracle.test_combinations import PLACED, SIZES, plain
 from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, analyse, crossed, stagec
@@ -16,6 +20,7 @@ from tests.support import tiny_module as tiny
 STRATEGIES: tuple[dict[str, Any], ...] = (
     {"dp": 2, "tp": 2, "sp": True, "zero": 3},
     {"dp": 2, "tp": 2, "recompute": "full"},
+    {"dp": 2, "tp": 2, "sp": True, "recompute": "full", "fp8_scaling": "current"},
     {"dp": 2, "recompute": "selective", "recompute_layers": 1},
     {"dp": 2, "zero": 3, "pp": 2, "reshard_after_forward": "never", "microbatches": 4},
     {"dp": 2, "zero": 1, "pp": 2, "schedule": "zbv", "microbatches": 4},
@@ -103,6 +108,37 @@ def test_what_is_computed_again_is_cast_again() -> None:
     )
     saved = kept["memory"]["stash"] - again["memory"]["stash"]
     assert saved == 2 * layers * tokens * width * BYTE
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_what_two_products_sum_over_different_dimensions_is_written_twice(recompute: str) -> None:
+    """A cast with its own scale reads two bytes of each element and writes one, or two: one for the
+    product of forward, one for the gradient of the parameter."""
+    options: dict[str, Any] = {"dp": 2, "tp": 2, "sp": True, "recompute": recompute}
+    module = tiny(LLAMA, PLACED, fp8="e4m3", fp8_scaling="current", **options)
+    found: dict[str | None, Counter[Any]] = {}
+    for op in module.walk():
+        if op.name == "stg.quantize" and not is_weight(op.operands[0]):
+            elements = evaluate(op.result.tensor.local_elements, module.env)
+            each = Fraction(evaluate(op.definition.bytes_touched(op), module.env), elements)
+            found.setdefault(op.phase, Counter())[each] += 1
+        elif op.name == "stg.quantize":
+            touched = 3 * op.result.tensor.local_elements
+            assert evaluate(op.definition.bytes_touched(op), module.env) == evaluate(
+                touched, module.env
+            )
+    # Inputs of attention, of its projection, of the feed-forward and of its last product, which is
+    # not computed again; gradients of the results of the six products.
+    if recompute == "none":
+        assert found == {"forward": {4: 4}, "backward": {4: 6}}
+    else:
+        assert found == {"forward": {3: 4}, "recompute": {4: 3, 3: 1}, "backward": {4: 6}}
+
+
+def is_weight(value: Any) -> bool:
+    """Whether it is a parameter, gathered or not."""
+    op = value.producer
+    return is_parameter(value) or (op is not None and is_weight(op.operands[0]))
 
 
 @pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])

@@ -8,6 +8,7 @@ from math import prod
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stagec.analysis.measured import MeasuredStep, measured_steps, read
@@ -86,6 +87,7 @@ def test_one_convention_for_each_source() -> None:
         "stage_layers",
         "ddp_bucket",
         "fp8",
+        "fp8_scaling",
         "cp_mode",
         "capacity_factor",
     }
@@ -107,6 +109,29 @@ def test_stages_of_nanotron_end_where_the_cost_comes_to_their_part() -> None:
         layers = row.flags.get("stage_layers", (row.sizes["L"],))
         assert len(layers) == row.flags["pp"]
         assert sum(layers) == row.sizes["L"]
+
+
+def test_rows_of_one_node_are_sums_of_layers() -> None:
+    """Without stages: microbatches x (layers x layer + edge) + update, with one layer and one edge
+    for each width, tp and microbatch, and one update for each width, tp, depth and dp. Steps that
+    were timed differ by more than this between one run and the next."""
+    found: dict[tuple[str, ...], list[tuple[dict[tuple[Any, ...], float], float]]] = {}
+    for row in read("megatron_deepspeed_a100_single"):
+        if row["pp"] == "1":
+            size, layers, ranks = row["microbatch"], int(row["layers"]), int(row["dp"])
+            count = int(row["batch"]) / (int(size) * ranks)
+            terms: dict[tuple[Any, ...], float] = {("update", layers, ranks): 1}
+            terms |= {("layer", size): count * layers, ("edge", size): count}
+            found.setdefault((row["width"], row["tp"]), []).append((terms, float(row["ms"])))
+    known = 0
+    for rows in found.values():
+        names = sorted({name for terms, _ in rows for name in terms}, key=str)
+        matrix = np.array([[terms.get(name, 0.0) for name in names] for terms, _ in rows])
+        measured = np.array([ms for _, ms in rows])
+        numbers, _, rank, _ = np.linalg.lstsq(matrix, measured, rcond=None)
+        np.testing.assert_allclose(matrix @ numbers, measured, rtol=5e-4)
+        known += int(rank)
+    assert sum(map(len, found.values())) > 2.5 * known
 
 
 def loop(column: str, ranks: int, rounds: int, *, compare: bool, nodes: int = 0) -> float:

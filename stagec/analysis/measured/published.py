@@ -111,6 +111,12 @@ def torchtitan() -> Iterator[MeasuredStep]:
     products of Llama these are wk, wo and w3, 36% of the FLOPs, which is here every third block in
     full. With a pipeline FSDP keeps gathered parameters and reduces gradients once a step
     (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`): that is ZeRO-1.
+
+    Products of 8 bits scale each operand by its own largest element (torchtitan/float8.py, "only
+    dynamic tensor scaling (the default) is supported"): their casts are kernels. Context
+    parallelism gathers keys in one call and computes with those of one rank after the other, with a
+    merge behind each (torch/distributed/tensor/experimental/_attention.py,
+    `_templated_ring_attention`): here they go round.
     """
     for name, gpus, seconds, given, sizes in _rows("torchtitan"):
         flags: dict[str, Any] = {"fusion": "elementwise", **given}
@@ -118,6 +124,10 @@ def torchtitan() -> Iterator[MeasuredStep]:
             flags |= {"recompute": "full", "recompute_every": 3}
         if flags.get("pp", 1) > 1:
             flags |= {"zero": 1}
+        if "fp8" in flags:
+            flags |= {"fp8_scaling": "current"}
+        if flags.get("cp", 1) > 1:
+            flags |= {"cp_mode": "ring"}
         model = _TITAN[name.split()[0]]
         yield MeasuredStep("torchtitan", name, seconds, gpus, "h100-500w", model, sizes, flags)
 

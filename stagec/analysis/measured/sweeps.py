@@ -51,7 +51,11 @@ def deepspeed_multi() -> Iterator[MeasuredStep]:
 def deepspeed_single() -> Iterator[MeasuredStep]:
     """Megatron-DeepSpeed on 2 to 8 A100 of one node. The times are those without recompute: what a
     sequence takes longer at width 2,048 than at 1,024 (24 layers, microbatches of 8: 28.7 ms) is
-    less than the products of four passes would take at 96% of the peak."""
+    less than the products of four passes would take at 96% of the peak.
+
+    They are sums rather than timed steps: a time for a layer and one for embedding and head, times
+    layers and microbatches, and a time for the update (docs/decisions/102-sums-of-timed-layers.md).
+    """
     flags = {**MEGATRON, **BLOCKING}
     yield from _deepspeed("deepspeed-single", "megatron_deepspeed_a100_single", flags, {})
 
