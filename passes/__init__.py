@@ -32,9 +32,11 @@ from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.serving.absorb_latent import AbsorbLatent
 from stagec.passes.serving.copy_experts import CopyExperts
+from stagec.passes.serving.draft_words import DraftWords
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
 from stagec.passes.serving.to_serving import ToServing
+from stagec.passes.serving.verify_drafts import VerifyDrafts
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.shapes.inline import Inline
@@ -59,6 +61,8 @@ PLUGIN = Plugin(
         CutPart,
         ToServing,
         AbsorbLatent,
+        DraftWords,
+        VerifyDrafts,
         NormalizeStrategy,
         AddLora,
         SetElementTypes,

@@ -101,7 +101,7 @@ class Post:
         assert not np.isnan(mine).any(), "everything has come"
         if type_.rank:
             assert came == evaluate(type_.local_bytes, module.env), "each byte comes once"
-        return mine
+        return mine.astype(int) if type_.dtype.startswith("i") else mine
 
     def _messages(
         self, pod: str, op: Operation, where: Meeting, at: Mapping[str, int]
@@ -143,7 +143,18 @@ def run_pods(
 ) -> dict[str, Array]:
     """The results of all pods by name; `send` has what goes to a pod that is none of these. Raises
     `DisagreementError` where they wait for each other."""
-    post, found = Post(pods, far, running=len(pods)), dict[str, Array]()
+    found = run_each(pods, far, dict.fromkeys(pods, inputs), send)
+    return {name: value for results in found.values() for name, value in results.items()}
+
+
+def run_each(
+    pods: Mapping[str, Module],
+    far: Mapping[str, Mapping[str, Sequence[Ints]]],
+    inputs: Mapping[str, Mapping[str, Array]],
+    send: Meet | None = None,
+) -> dict[str, dict[str, Array]]:
+    """The same by pod, each of which has inputs of its own."""
+    post, found = Post(pods, far, running=len(pods)), dict[str, dict[str, Array]]()
     problems: list[Exception] = []
 
     def meet(pod: str, op: Operation, where: Meeting, parts: Locals) -> Locals:
@@ -153,7 +164,8 @@ def run_pods(
     def run(pod: str) -> None:
         module = pods[pod]
         try:
-            found.update(run_named(module, module.env, _inputs(module, inputs), partial(meet, pod)))
+            given = _inputs(module, inputs[pod])
+            found[pod] = run_named(module, module.env, given, partial(meet, pod))
         except Exception as problem:
             problems.append(problem)
         finally:
@@ -191,6 +203,14 @@ def order_of(module: Module, type_: TensorType, d: int, batch: int) -> Ints:
     ranks = prod(module.env[a] for a in type_.dims[d].axes)
     ids: Ints = np.arange(batch, dtype=np.int64)
     return ids.reshape(microbatches(module), ranks, -1).transpose(1, 0, 2).ravel()
+
+
+def batch_order(module: Module, batch: int) -> Ints:
+    """Which sequence each place of the batch has in a pod that serves."""
+    args = (a.tensor for f in module.functions for a in f.body.args if a.tensor.role in CACHED)
+    type_ = next(args)
+    d = next(d for d, dim in enumerate(type_.dims) if "B" in dim.size.symbols)
+    return order_of(module, type_, d, batch)
 
 
 def _rank(module: Module, at: Mapping[str, int]) -> int:

@@ -198,7 +198,7 @@ def assert_hands_over(job: JobOptions, prefill: str, decode: str, *, prompt: int
     sizes = {n: v for n, v in job.sizes.items() if n not in (tokens, "B")}
     asked = job.changed(serve="disaggregated", sizes=sizes, batch=batch, prompt=prompt)
     asked = asked.changed(prefill=prefill, decode=decode, speculative=new - 1)
-    plans = {p: Planned(print_module, after=_PASS) for p in PODS}
+    plans = {p: Planned(print_module, _PASS) for p in PODS}
     found = lower_pods(asked, {p: [plan] for p, plan in plans.items()})
     registry = found.modules[PREFILL].registry
     pods = {p: parse_module(Source(p, plan.needed(_PASS)), registry) for p, plan in plans.items()}

@@ -34,10 +34,11 @@ def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Modul
     sizes = {n: v for n, v in job.sizes.items() if n not in (tokens_of(job), "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
     step = job.changed(serve=mode, sizes=sizes, batch=job.sizes["B"], context=past, **counts)
-    return _until(step, "to-serving"), _until(step, "plan-memory")
+    return module_until(step, "to-serving"), module_until(step, "plan-memory")
 
 
-def _until(job: JobOptions, last: str) -> Module:
+def module_until(job: JobOptions, last: str) -> Module:
+    """The module of a job behind a pass."""
     builder = JobBuilder(job)
     pipeline = loaded().pipeline(builder.pipeline_text())
     end = [p.name for p in pipeline.passes].index(last) + 1
@@ -57,8 +58,19 @@ def whole_logits(
 def _all_logits(
     job: JobOptions, tokens: int, seed: int, prompt: int | None = None
 ) -> tuple[dict[str, Array], list[Array]]:
-    """The same for each loss, as of words after the next one. Dropout is left out, as in
-    inference."""
+    """The same for each loss, as of words after the next one."""
+    module = forward(job, tokens)
+    inputs = random_inputs(module.main.body.args, module.env, seed)
+    for op in module.walk():
+        if op.name == "stg.merge_rows" and prompt is not None:
+            words = evaluate(op.operands[1].tensor.shape[1], module.env)
+            inputs[op.operands[2].name][:, prompt:] = words
+    return inputs, run_module(module, module.env, inputs)
+
+
+def forward(job: JobOptions, tokens: int) -> Module:
+    """The training forward of so many tokens, which returns the logits of each loss. Dropout is
+    left out, as in inference."""
     plain = JobOptions(job.model, sizes={**job.sizes, tokens_of(job): tokens})
     module = run_passes(JobBuilder(plain).module, "inline,infer-shapes")
     for op in list(module.walk()):
@@ -67,12 +79,7 @@ def _all_logits(
     losses = [op for op in module.walk() if op.definition.logits(op) is not None]
     heads = [_logits(loss.definition.logits(loss)) for loss in losses]
     module.main.body.terminator.set_operands(heads)
-    inputs = random_inputs(module.main.body.args, module.env, seed)
-    for op in module.walk():
-        if op.name == "stg.merge_rows" and prompt is not None:
-            words = evaluate(op.operands[1].tensor.shape[1], module.env)
-            inputs[op.operands[2].name][:, prompt:] = words
-    return inputs, run_module(module, module.env, inputs)
+    return module
 
 
 def _logits(value: Value | None) -> Value:
@@ -108,7 +115,7 @@ class Server:
 
     def _given(self, arg: Value, fresh: Array, new: int) -> Array:
         if arg.tensor.role in CACHED:
-            return self._held(arg, fresh, new)
+            return self.held(arg, fresh, new)
         value = self.inputs[arg.name]
         if value.shape == fresh.shape:
             return value
@@ -118,7 +125,7 @@ class Server:
             return fresh
         return np.take(value, range(self.past, self.past + new), axis=along)
 
-    def _held(self, arg: Value, fresh: Array, new: int) -> Array:
+    def held(self, arg: Value, fresh: Array, new: int) -> Array:
         """What is cached, in the rows that the step has for it; all other rows are noise, which no
         query may see. States are 0 before the first token."""
         old, along = self.caches.get(arg.name), _along(arg)

@@ -11,12 +11,9 @@ import numpy as np
 from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
-from stagec.ir.module import Module
 from stagec.ir.serving import DECODE, PREFILL
-from stagec.ir.types import CACHED
 from stagec.ir_spec.ops.parts import MAIN
-from stagec.program.nodes import Ints
-from tests.parts import lowered_pods, order_of, part_text, run_pods
+from tests.parts import batch_order, lowered_pods, part_text, run_pods
 from tests.pods import Post, assert_decodes, inputs_of_step, logits_of, places_of
 from tests.served import step_modules, tokens_of, whole_logits
 
@@ -35,7 +32,7 @@ def assert_parts_serve(
     pods, far = lowered_pods(asked.changed(part=tuple(map(part_text, parts))))
     results = run_pods(pods, far, inputs)
     assert len(results) == len(values)
-    order = _batch_order(pods[MAIN])
+    order = batch_order(pods[MAIN], 8)
     for value, theirs in zip(values, expected, strict=True):
         found = results[value.name] if value.name in results else results[f"{value.name}_sum"]
         d = next(d for d, dim in enumerate(value.tensor.dims) if "B" in dim.size.symbols)
@@ -62,7 +59,7 @@ def assert_parts_hand_over(
     stated, _ = step_modules(job, PREFILL, prompt, 0)
     given = inputs_of_step(stated, inputs, slice(0, prompt), np.arange(8))
     rows = run_pods({p: m for p, m in pods.items() if p != DECODE}, far, given, letters.send)
-    order = _batch_order(pods[PREFILL])
+    order = batch_order(pods[PREFILL], 8)
     first = logits_of(rows, stated)
     wanted = expected[order, prompt - first.shape[1] : prompt]
     np.testing.assert_allclose(first, wanted, rtol=1e-9, atol=1e-9)
@@ -72,11 +69,3 @@ def assert_parts_hand_over(
 def _served(job: JobOptions, prompt: int, options: Mapping[str, Any]) -> JobOptions:
     sizes = {n: v for n, v in job.sizes.items() if n not in (tokens_of(job), "B")}
     return job.changed(sizes=sizes, batch=job.sizes["B"], prompt=prompt, **options)
-
-
-def _batch_order(module: Module) -> Ints:
-    """Which sequence each place of a batch of 8 has in a pod."""
-    args = (a.tensor for f in module.functions for a in f.body.args if a.tensor.role in CACHED)
-    type_ = next(args)
-    d = next(d for d, dim in enumerate(type_.dims) if "B" in dim.size.symbols)
-    return order_of(module, type_, d, 8)

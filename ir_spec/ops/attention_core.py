@@ -36,7 +36,7 @@ from stagec.ir_spec.ops.masks import (
     seen,
     spans,
 )
-from stagec.ir_spec.ops.serving import PAST, first_key, past_of
+from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
 _FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
@@ -54,6 +54,7 @@ VALUES = Param("values", "size", "so many first columns of the keys are the valu
 WHOLE = (
     DOCUMENTS,
     PAST,
+    AHEAD,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
 )
@@ -241,9 +242,8 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
     rows, columns = key_rows(op, q)
     at, of = ctx.positions(rows), keys.positions(columns)
     if "past" in op.attrs:
-        past = past_of(op)
-        first = ctx.size(first_key(past, rows.size, columns.size))
-        at, of = [p + ctx.size(past) for p in at], [p + first for p in of]
+        past, first = ctx.size(past_of(op)), ctx.size(first_key(op, rows.size, columns.size))
+        at, of = [p + past for p in at], [p + first for p in of]
     return scores_between(op, ctx, at, of, op.operands[q].tensor.dims[2], x)
 
 

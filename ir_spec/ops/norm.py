@@ -27,7 +27,7 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.base import stated
-from stagec.ir_spec.ops.serving import PAST, first_key, past_of
+from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 from stagec.support.diagnostics import error
 
 Axes = tuple[str, ...]
@@ -347,6 +347,7 @@ class Softmax(RowOp):
         Param("causal", "flag", "mask the future"),
         Param("rsqrt", "size", "scale by 1/sqrt of this"),
         PAST,
+        AHEAD,
     )
     sums = 2
     costs = (5, 3)
@@ -392,7 +393,7 @@ class Softmax(RowOp):
         if op.flag("causal"):
             rows, columns = op.operands[0].tensor.dims[-2:]
             past = ctx.size(past_of(op))
-            first = ctx.size(first_key(past_of(op), rows.size, columns.size))
+            first = ctx.size(first_key(op, rows.size, columns.size))
             at, of = (ctx.positions(d) for d in (rows, columns))
             seen = visible([p + past for p in at], [p + first for p in of])
         return [softmax(x * rsqrt_scale(op, ctx), seen)]

@@ -14,10 +14,11 @@ from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace
-from stagec.ir.types import Dim
 
 #: Of ops that depend on positions: those of a step begin behind what is cached.
 PAST = Param("past", "size", "tokens of each sequence that are cached before (default 0)")
+#: Of ops that look at rows of caches.
+AHEAD = Param("ahead", "size", "rows that a cache keeps for tokens of further steps (default 0)")
 
 
 def past_of(op: Operation) -> Expr:
@@ -25,20 +26,25 @@ def past_of(op: Operation) -> Expr:
     return op.expr("past") if "past" in op.attrs else ZERO
 
 
-def first_key(past: Expr, queries: Expr, keys: Expr) -> Expr:
-    """The position of the first row of a cache: its rows are the last ones of `past` tokens and the
-    new ones. Where it has more rows than these the last rows are empty."""
-    if same(past + queries, keys):
-        return ZERO
-    return call("max", [past + queries - keys, ZERO])
+def first_key(op: Operation, queries: Expr, keys: Expr) -> Expr:
+    """The position of the first row of a cache: its rows are the last ones of `past` tokens, the
+    new ones and those `ahead`. Where it has more rows than these the last rows are empty."""
+    tokens = past_of(op) + queries + ahead_of(op)
+    return ZERO if same(tokens, keys) else call("max", [tokens - keys, ZERO])
+
+
+def ahead_of(op: Operation) -> Expr:
+    """The rows behind those of the step."""
+    return op.expr("ahead") if "ahead" in op.attrs else ZERO
 
 
 class Append(OpDef):
     """Writes the rows of new tokens behind those that are cached, in place.
 
-    Along dimension `dim` the cache has the last of the `past` tokens and the new ones, in the order
-    of positions; what it has more than those is empty. It may be split along it: each rank writes
-    the rows that it has. Only the new rows are read and written; no FLOPs.
+    Along dimension `dim` the cache has the last of the `past` tokens, the new ones and rows for
+    those `ahead`, in the order of positions; what it has more than those is empty. It may be split
+    along it: each rank writes the rows that it has. Only the new rows are read and written; no
+    FLOPs.
     """
 
     name = "stg.append"
@@ -47,6 +53,7 @@ class Append(OpDef):
     params = (
         Param("dim", "int", "the dimension of tokens (default 1)"),
         PAST,
+        AHEAD,
         Param("span", "size", "a query sees so many keys up to its own: no more stay cached"),
         Param("page", "int", "rows are kept in pages of so many tokens (default 1)"),
     )
@@ -77,10 +84,10 @@ class Append(OpDef):
         d = op.integer("dim", 1)
         if "past" not in op.attrs:
             return [new]
-        rows: Dim = op.operands[0].tensor.dims[d]
+        rows, new_rows = (v.tensor.dims[d] for v in op.operands)
         count = new.shape[d]
-        past, most = ctx.size(past_of(op)), ctx.size(rows.size)
-        at = np.asarray(ctx.positions(rows)) - (min(past + count, most) - count)
+        first = ctx.size(first_key(op, new_rows.size, rows.size))
+        at = np.asarray(ctx.positions(rows)) + first - ctx.size(past_of(op))
         mine = (at >= 0) & (at < count)
         out = np.moveaxis(cache.copy(), d, 0)
         out[mine] = np.moveaxis(new, d, 0)[at[mine]]

@@ -39,7 +39,7 @@ from stagec.api import (
     made_by,
     note,
 )
-from stagec.ir.core import substitute_attr
+from stagec.ir.copies import Copier, sized
 from stagec.ir.infer import same_shape, stated
 from stagec.ir.param import attr_text
 from stagec.ir.traits import Repeats
@@ -121,6 +121,11 @@ class _Context:
         """A name with its path."""
         return "/".join((*self.path, name))
 
+    def placed(self, loc: Loc) -> Loc:
+        """A place in the text, with the path."""
+        place = file_loc(loc)
+        return loc if place is None else NameLoc("/".join(self.path), place)
+
 
 class _Inliner:
     def __init__(self, module: Module, blocks: Mapping[str, ImportedFunction]) -> None:
@@ -195,8 +200,8 @@ class _Inliner:
             raise ValueError("a call stands in a region")
         values = dict(zip(body.args, call.operands, strict=True))
         for arg, given in values.items():
-            _settle(given, _sized(arg.type, sizes), made_by(f"@{name}", call.loc))
-        copier = _Copier(values, sizes, inner)
+            _settle(given, sized(arg.type, sizes), made_by(f"@{name}", call.loc))
+        copier = Copier(values, sizes, inner.named, inner.placed)
         made = [copier.copy(op) for op in body.ops[:-1]]
         self._count(made, call.loc)
         place = call.position()
@@ -206,7 +211,7 @@ class _Inliner:
         self._assume(call, block, sizes)
         found = [copier.values[v] for v in body.terminator.operands]
         for value, type_ in zip(found, body.returns, strict=False):
-            _settle(value, _sized(type_, sizes), made_by(f"@{name}", body.terminator.loc))
+            _settle(value, sized(type_, sizes), made_by(f"@{name}", body.terminator.loc))
         for result, value in zip(call.results, found, strict=True):
             _settle(value, result.type, result.loc)
             result.replace_with(value)
@@ -321,36 +326,6 @@ class _Inliner:
             self._module.root.body.insert(self._main.position(), op)
 
 
-class _Copier:
-    """Copies operations of a function: other values, sizes and names."""
-
-    def __init__(self, values: dict[Value, Value], sizes: Mapping[str, Expr], at: _Context) -> None:
-        self.values, self._sizes, self._at = values, sizes, at
-
-    def copy(self, op: Operation) -> Operation:
-        """A copy that stands nowhere yet."""
-        attrs: dict[str, Attr] = {k: substitute_attr(v, self._sizes) for k, v in op.attrs.items()}
-        operands = [self.values.get(v, v) for v in op.operands]
-        new = Operation(op.definition, operands, attrs, symbol=op.symbol, loc=self._loc(op.loc))
-        if op.region is not None:
-            inner = new.make_region()
-            for arg in op.region.args:
-                self.values[arg] = inner.add_arg(
-                    self._at.named(arg.name), _sized(arg.type, self._sizes), arg.loc
-                )
-            for child in op.region.ops:
-                inner.append(self.copy(child))
-        for result in op.results:
-            self.values[result] = new.add_result(
-                self._at.named(result.name), _sized(result.type, self._sizes), result.loc
-            )
-        return new
-
-    def _loc(self, loc: Loc) -> Loc:
-        place = file_loc(loc)
-        return loc if place is None else NameLoc("/".join(self._at.path), place)
-
-
 def _settle(value: Value, type_: Type | None, loc: Loc) -> None:
     """A value has the type that is stated for it at a place; shape inference compares. Raises
     `DiagnosticError` if it is known to have another."""
@@ -367,10 +342,6 @@ def _settle(value: Value, type_: Type | None, loc: Loc) -> None:
             remedy="take another value, or give the call other sizes in brackets",
             notes=[note(f"%{value.name} is defined here", value.loc)],
         )
-
-
-def _sized(type_: Type | None, sizes: Mapping[str, Expr]) -> Type | None:
-    return type_.substitute(sizes) if isinstance(type_, TensorType) else type_
 
 
 def _too_deep(loc: Loc) -> DiagnosticError:

@@ -13,7 +13,7 @@ from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import plugin_of
-from stagec.pipeline.instrument import PLAN, TYPED, Hooks, Instrument
+from stagec.pipeline.instrument import PLAN, STATED, Hooks, Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
@@ -33,6 +33,7 @@ class _Watch(Hooks):
         self.decisions = Decisions()
         self.plans: MemoryMoments | None = None
         self.forward: Expr | None = None
+        self.tokens: Expr | None = None
 
     def before_pass(self, pass_: Pass, module: Module) -> None:
         module.decisions = self.decisions
@@ -41,8 +42,8 @@ class _Watch(Hooks):
         module.decisions = None
         if pass_.name == PLAN:
             self.plans = MemoryMoments(module, self.decisions)
-        elif pass_.name == TYPED:
-            self.forward = model_flops(module)
+        elif pass_.name in STATED:
+            self.forward, self.tokens = model_flops(module), step_tokens(module)
 
 
 #: Programs that are kept of one compile: they hold the nodes of all classes.
@@ -124,7 +125,7 @@ class Compiled:
     def __init__(
         self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
     ) -> None:
-        watch, self.tokens = _Watch(), step_tokens(module)
+        watch = _Watch()
         # of our own passes both ends are verified, of a plug-in's what each has made
         own = not any(plugin_of(type(p).__module__) for p in pipeline.passes)
         if own:
@@ -134,7 +135,7 @@ class Compiled:
             verify_module(module)
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
-        self._module, self._plans = module, watch.plans
+        self._module, self._plans, self.tokens = module, watch.plans, watch.tokens
         flops = None if watch.forward is None else step_flops(watch.forward, module.graphs)
         self.model_flops = flops
         self._issued: list[Issued] = []

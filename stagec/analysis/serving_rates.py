@@ -43,6 +43,15 @@ class ServingRates:
         return 1 / self.tpot
 
 
+def tokens_accepted(rate: float, drafts: int) -> float:
+    """The tokens of a sequence that a step gives in the mean, which verifies drafts of which each
+    is right by this `rate`, and one token more (arXiv 2211.17192, equation 1):
+
+        1 + a + a^2 + ... + a^K = (1 - a^(K+1)) / (1 - a)
+    """
+    return sum(rate**number for number in range(drafts + 1))
+
+
 def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     """The same ranks prefill and decode, a step of one or of the other at a time.
 

@@ -21,8 +21,11 @@ from stagec.support.diagnostics import Diagnostic, DiagnosticError, note
 from stagec.support.files import write_file
 from stagec.text.printer import print_module
 
-#: The passes after which others look at a module: its memory is planned, its types are known.
-PLAN, TYPED = "plan-memory", "infer-shapes"
+#: The pass after which the memory of a module is planned.
+PLAN = "plan-memory"
+#: The last of these that runs leaves the step as its text states it, without a strategy: with
+#: types, and of a server what a step computes.
+STATED = ("infer-shapes", "to-serving", "absorb-latent", "draft-words")
 
 
 class Instrument(Protocol):

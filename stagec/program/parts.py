@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stagec.ir.core import Operation, Value
+from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.parts import Arrive, Depart
@@ -204,6 +205,7 @@ def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
         )
     _check_waits(a, pods)
     _check_waits(b, pods)
+    _check_words(ends, pods)
     for pod, module in pods.items():
         for end in (end for each in ends[pod].values() for end in each):
             _check_order(module, pod, end)
@@ -223,6 +225,23 @@ def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
                 "begin several before the first comes back",
                 op.loc,
                 remedy="leave --pp out, or freeze the part",
+            )
+
+
+def _check_words(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
+    """Raises `DiagnosticError` for words of a vocabulary that has another size in the other pod."""
+    (a, mine), (b, theirs) = ends.items()
+    for way, ((end, *_), (other, *_)) in ((w, (mine[w], theirs[w])) for w in mine):
+        if "words" not in end.op.attrs:
+            continue
+        count = evaluate(end.op.expr("words"), pods[a].env)
+        found = evaluate(other.op.expr("words"), pods[b].env)
+        if found != count:
+            raise error(
+                f"{way} are words of a vocabulary of {found:,} in '{b}', expected the {count:,} of "
+                f"'{a}'",
+                other.op.loc,
+                remedy="choose a draft model with the tokenizer of the model that verifies",
             )
 
 

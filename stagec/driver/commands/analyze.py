@@ -23,7 +23,7 @@ from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.driver.request.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.pipeline.instrument import TYPED, Hooks
+from stagec.pipeline.instrument import STATED, Hooks
 from stagec.support.diagnostics import DiagnosticError, error
 
 
@@ -79,7 +79,7 @@ def command(**given: Any) -> int:
     from stagec.analysis.model_flops import model_flops
     from stagec.analysis.report import analysis
 
-    worst, forward = Planned(worst_moments), Planned(model_flops, after=TYPED)
+    worst, forward = Planned(worst_moments), Planned(model_flops, *STATED)
     kept = Planned(lambda m: serving_figures(m, builder, limit, machine, symbolic=symbolic))
     watching: list[Hooks] = [worst, forward, *([kept] if builder.serving is not None else [])]
     module = builder.lower(watching=watching)

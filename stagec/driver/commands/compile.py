@@ -137,7 +137,7 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
         return 0
     strategy = builder.strategy()
     from stagec.analysis.model_flops import model_flops
-    from stagec.pipeline.instrument import TYPED
+    from stagec.pipeline.instrument import STATED
 
     formats = formats_asked(given["format"], builder.module.registry, given)
     if given["tensor_names"]:
@@ -145,7 +145,7 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
     if output is not None and not given["dry_run"]:
         check_targets(formats, output, given)
-    forward = Planned(model_flops, after=TYPED)
+    forward = Planned(model_flops, *STATED)
     watching = [forward] if any(each.wants_flops for each in formats) else []
     module, annotate = _lower(builder, watching, memory_events=events)
     from stagec.analysis.report import analysis

@@ -14,7 +14,7 @@ import click
 from stagec.driver.job.written import formats_asked, tell_written, write_formats
 from stagec.driver.request.emission import emission_options
 from stagec.driver.request.machine import MachineType
-from stagec.driver.request.options import SizesType
+from stagec.driver.request.sizes import SizesType
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:

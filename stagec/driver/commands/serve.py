@@ -19,6 +19,7 @@ from stagec.driver.job.pod_options import options_of_pod
 from stagec.driver.job.pods import handing_over, one_group
 from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, table
+from stagec.driver.request.accepted import accepted_options, take_accepted
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
@@ -93,6 +94,7 @@ class ServedBatch:
     type=Batches(),
     help="Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit).",
 )
+@accepted_options
 @click.option("--ttft", type=TimeType(), help="A limit of the time to the first token: 500ms.")
 @click.option("--tpot", type=TimeType(), help="A limit of the time for each further token: 30ms.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -115,13 +117,15 @@ def command(**given: Any) -> int:
     machine: Machine = given.pop("machine")
     output = given["output_tokens"]
     asked = take_options(given)
+    accepted = take_accepted(asked, given)
     options, apart = _options(asked), asked.serve == DISAGGREGATED
     with reports_once():
         target = None
         if apart:
             target = _at_least(options[DECODE], _Target.of)
         prefill, transfer = _prefill(options[PREFILL], machine, target)
-        rows = list(_rows(options, machine, prefill, output, given["batches"], apart=apart))
+        asking = output, given["batches"], accepted.tokens
+        rows = list(_rows(options, machine, prefill, *asking, apart=apart))
     if not rows:
         raise error(
             "no batch fits the machine",
@@ -162,6 +166,11 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
         raise error(
             "--part makes several pods, and 'stagec serve' is of one or two",
             remedy="leave it out, or look at one batch with 'stagec time'",
+        )
+    if options.draft is not None:
+        raise error(
+            "--draft makes several pods, and 'stagec serve' is of one or two",
+            remedy="leave it out, or look at one batch with 'stagec time --serve decode'",
         )
     if options.batch is not None:
         raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
@@ -279,10 +288,12 @@ def _rows(
     prefill: PodStep,
     output: int,
     wanted: Sequence[int] | None,
+    accepted: float,
     *,
     apart: bool,
 ) -> Iterator[ServedBatch]:
-    """A row for each batch: those that are wanted, or as they double, while they fit."""
+    """A row for each batch: those that are wanted, or as they double, while they fit. Of each
+    sequence a step gives the tokens that are `accepted`."""
     rates = disaggregated if apart else colocated
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
     decode = options[DECODE].changed(context=held)
@@ -300,7 +311,7 @@ def _rows(
         fits = figures.peak <= machine.left(sum(n > 1 for n in figures.mesh.values()))
         if not fits and not wanted:
             return
-        engine = PodStep(batch, report.step_seconds, report.ranks)
+        engine = PodStep(batch, report.step_seconds / accepted, report.ranks)
         yield ServedBatch(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
     if not found and problem is not None:
         raise problem

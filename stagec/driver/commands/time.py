@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from stagec.driver.output.common import write_output
+from stagec.driver.request.accepted import accepted_options, take_accepted
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.measurements import measured_options, measurements
@@ -45,6 +46,7 @@ from stagec.support.diagnostics import DiagnosticError, error
     default=True,
     help="Of --serve: whether steps are captured as graphs, as engines do, or launched op by op.",
 )
+@accepted_options
 @sweep_options
 @time_files
 @limit_option(
@@ -62,7 +64,10 @@ def command(**given: Any) -> int:
         stagec time llama3-8b --tp 8 --dp 8 --sp --zero 3 --machine h100-sxm
     """
     options = take_options(given)
+    accepted = take_accepted(options, given)
     if given["sweep"]:
+        if accepted.given:
+            raise error("--accepted is about TPOT, which sweeps do not have", remedy="leave it out")
         return _swept(options, given)
     if given["machine"] is None:
         raise _no_machine()
@@ -73,9 +78,9 @@ def command(**given: Any) -> int:
     if options.serve == DISAGGREGATED:
         from stagec.driver.time.pods import time_pods
 
-        return time_pods(options, given)
-    if options.part:
-        return time_parts(options, given)
+        return time_pods(options, given, accepted)
+    if options.part or options.draft:
+        return time_parts(options, given, accepted)
     timed = time_job(
         options,
         captured(machine) if options.serve and given["graphs"] else machine,
@@ -87,13 +92,15 @@ def command(**given: Any) -> int:
     draw(timed, given)
     found = timed.report
     if given["as_json"]:
-        told = {**found.as_json(), **served(options, found)}
+        told = {**found.as_json(), **served(options, found, accepted)}
         write_output(json.dumps(told, indent=1) + "\n", given["output"])
         return 0
-    from stagec.driver.time.table import print_time
+    from stagec.driver.time.table import accepted_text, print_time
 
     table = StringIO()
-    print_time(found, table if given["output"] else sys.stdout)
+    shown = table if given["output"] else sys.stdout
+    print_time(found, shown)
+    shown.write(accepted_text(found.step_seconds, accepted))
     if given["output"]:
         write_output(table.getvalue(), given["output"])
     return 0

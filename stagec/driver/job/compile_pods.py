@@ -1,5 +1,5 @@
-"""`compile` and `analyze` of several pods, those of `--serve disaggregated` or of `--part`: each of
-them, and what goes from one to another."""
+"""`compile` and `analyze` of several pods, those of `--serve disaggregated`, `--part` or `--draft`:
+each of them, and what goes from one to another."""
 
 from __future__ import annotations
 
@@ -171,11 +171,12 @@ def _analysis(options: JobOptions, pods: Pods) -> dict[str, Any]:
     """What `analyze` says of each pod, and of what goes from one to another."""
     from stagec.analysis.report import analysis
 
-    each = {p: analysis(module, f"{pods.name} ({p})") for p, module in pods.modules.items()}
+    names = {pod: f"{builder.model_name} ({pod})" for pod, builder in pods.builders.items()}
+    each = {pod: analysis(module, names[pod]) for pod, module in pods.modules.items()}
     result: dict[str, Any] = {"schema": 1, "model": pods.name, "pods": each}
     if options.serve == DISAGGREGATED:
         result["handover"] = asdict(_sent(each[PREFILL], DECODE))
-    if options.part:
+    if options.part or options.draft:
         ways = ((a, b, _sent(each[a], b)) for a in each for b in each if DECODE not in (a, b))
         sent = [{"source": a, "to": b, **asdict(sent)} for a, b, sent in ways if sent.messages]
         result["crossings"] = sent

@@ -15,23 +15,23 @@ Found = TypeVar("Found")
 
 
 class Planned(Hooks, Generic[Found]):
-    """Calls `look` right after a pass, the planner by default, and keeps what it finds; None if the
-    pass was not run."""
+    """Calls `look` right after a pass, the planner by default, or the last of several that run, and
+    keeps what it finds; None if none was run."""
 
-    def __init__(self, look: Callable[[Module], Found], after: str = PLAN) -> None:
-        self._look, self._after = look, after
+    def __init__(self, look: Callable[[Module], Found], *after: str) -> None:
+        self._look, self._after = look, after or (PLAN,)
         self.found: Found | None = None
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
         """Right after that pass."""
-        if pass_.name == self._after:
+        if pass_.name in self._after:
             self.found = self._look(module)
 
     def needed(self, option: str) -> Found:
         """What was found. Raises `DiagnosticError` if the pass was not run."""
         if self.found is None:
             raise error(
-                f"{option} needs the pass '{self._after}', which was not run",
-                remedy=f"put {self._after} before lower-to-trace in --pipeline",
+                f"{option} needs the pass '{self._after[0]}', which was not run",
+                remedy=f"put {self._after[0]} before lower-to-trace in --pipeline",
             )
         return self.found

@@ -1,5 +1,6 @@
 """The options of each pod of a job: those of `--serve disaggregated`, of which one prefills and one
-decodes, and those of `--part`, each of which has a part of the model."""
+decodes, those of `--part`, each of which has a part of the model, and that of `--draft`, which has
+a model of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from typing import Any
 
 import click
 
+from stagec.driver.request.draft import DraftText
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.serving import DISAGGREGATED, PODS
+from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.ops.axes import AXES
 from stagec.ir_spec.ops.parts import MAIN
@@ -23,18 +26,22 @@ _OF_MESH = ("mesh", "ranks")
 
 def has_pods(options: JobOptions) -> bool:
     """Whether a job has several pods."""
-    return options.serve == DISAGGREGATED or bool(options.part)
+    return options.serve == DISAGGREGATED or bool(options.part) or options.draft is not None
 
 
 def pod_names(options: JobOptions) -> tuple[str, ...]:
     """The pods that options ask for: first that of the rest of the model, or the one that prefills;
-    those of parts; then the one that decodes."""
+    those of parts; then the one that decodes, or drafts."""
+    if options.draft is not None:
+        return (MAIN, DRAFT)
     parts = (part.name for part in options.part)
     return (PREFILL, *parts, DECODE) if options.serve == DISAGGREGATED else (MAIN, *parts)
 
 
 def options_of(pod: str, options: JobOptions) -> JobOptions:
     """The options of a pod of a job. Raises `DiagnosticError`."""
+    if options.draft is not None:
+        return options_of_draft(pod, options.draft, options)
     if options.serve != DISAGGREGATED:
         return options_of_part(pod, options)
     if pod == DECODE or not options.part:
@@ -92,7 +99,34 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
     if name == options.rest:
         return found
     (part,) = (part for part in options.part if part.name == name)
-    given, said = _said(f"--part {name}", part.flags)
+    return _with_flags(found, f"--part {name}", part.flags)
+
+
+def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOptions:
+    """The options of the pod that verifies, or of the one that drafts: its own model, and of the
+    mesh what its own flags give. Raises `DiagnosticError`."""
+    if options.serve == DISAGGREGATED or options.part:
+        other = "--part" if options.part else "--serve disaggregated"
+        raise error(
+            f"--draft and {other} both make pods",
+            remedy="leave one out: a step of decode has the pods that draft and verify",
+        )
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            "--draft gives each pod a strategy of its own, and is about flags",
+            remedy="give flags: --tp 8 --draft 'llama3-8b: tp=2'",
+        )
+    found = options.changed(keep=pod, dump_dir=options.dump_dir and options.dump_dir / pod)
+    if pod == MAIN:
+        return found
+    found = found.changed(model=draft.model, sizes=draft.sizes)
+    return _with_flags(found, "--draft", draft.flags)
+
+
+def _with_flags(found: JobOptions, option: str, flags: str) -> JobOptions:
+    """The options of a pod: of the mesh what its own flags give, of all else what the job says
+    where they say nothing. Raises `DiagnosticError`."""
+    given, said = _said(option, flags)
     if "part" in said:
         raise error("--part stands in a part", remedy="give each part a --part of its own")
     axes = {n for n in AXES if getattr(given, n) > 1} | set(given.mesh or {})

@@ -1,5 +1,5 @@
-"""Jobs of several pods: one prefills and another one decodes, to which caches go, or each has a
-part of the model, and values cross."""
+"""Jobs of several pods: one prefills and another one decodes, to which caches go; each has a part
+of the model, and values cross; or one drafts words that another one verifies."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _builder(pod: str, options: JobOptions, others: Mapping[str, JobBuilder]) ->
     given = options_of(pod, options)
     builder = JobBuilder(given)
     first = next(iter(others.values()), None)
-    if first is None or not given.part:
+    if first is None or not (given.part or given.draft):
         return builder
     if (batch := first.module.symbols.get(BATCH)) is None:
         return builder

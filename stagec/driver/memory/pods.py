@@ -9,7 +9,7 @@ from typing import Any
 
 from stagec.driver.job.builder import model_name
 from stagec.driver.job.planned import Planned
-from stagec.driver.job.pod_options import pod_names
+from stagec.driver.job.pod_options import options_of, pod_names
 from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.memory.limits import beyond
 from stagec.driver.output.common import write_output
@@ -32,10 +32,11 @@ def memory_of_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
         return 0
     for name in (n for n in _PICTURES if given.get(n)):
         raise error(f"--{name} draws one job, and this one has several pods", remedy="leave it out")
-    name, fit = model_name(options), given["fit"]
+    fit = given["fit"]
 
     def plan(pod: str) -> Planned[dict[str, Any]]:
-        return Planned(lambda module: footprint(module, f"{name} ({pod})", fit))
+        name = f"{model_name(options_of(pod, options))} ({pod})"
+        return Planned(lambda module: footprint(module, name, fit))
 
     plans = {pod: plan(pod) for pod in pod_names(options)}
     pods = lower_pods(options, {pod: [each] for pod, each in plans.items()})

@@ -9,51 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from stagec.driver.request.draft import DRAFT_OPTION, DraftText
 from stagec.driver.request.flags import FLAGS, option
 from stagec.driver.request.serving import OPTIONS
-from stagec.ir.expr import MAX_INTEGER
+from stagec.driver.request.sizes import SizesType
 from stagec.ir_spec.ops.parts import MAIN
 from stagec.ir_spec.ops.statement import FlagValues
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class SizesType(click.ParamType[dict[str, int | None]]):
-    """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
-
-    name = "NAME=VALUE,..."
-
-    def __init__(self, *, open_names: bool = False) -> None:
-        self._open = open_names
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, int | None]:
-        """The values by name."""
-        found: dict[str, int | None] = {}
-        for part in filter(None, (p.strip() for p in str(value).split(","))):
-            name, equals, number = (p.strip() for p in part.partition("="))
-            if not name.isidentifier() or not name.isascii():
-                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
-            if name in found:
-                self.fail(f"{name} is given twice", param, ctx)
-            if not equals and self._open:
-                found[name] = None
-                continue
-            if not equals:
-                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
-            digits = number.replace("_", "")
-            if (
-                not digits.isascii()
-                or not digits.isdigit()
-                or len(digits) > 19
-                or not 0 < int(digits) <= MAX_INTEGER
-            ):
-                self.fail(
-                    f"{name} expects a positive integer below 2^63, found '{number}'", param, ctx
-                )
-            found[name] = int(digits)
-        return found
 
 
 def merged_sizes(
@@ -84,6 +47,7 @@ class _Job:
     decode: str | None = None
     keep: str = ""  # the part of the model that a pod has, where --part names others
     rest: str = MAIN  # what the part is called that no --part names
+    draft: DraftText | None = None
     page: int = 1
     kv_dtype: str | None = None
     pipeline: str | None = None
@@ -148,6 +112,7 @@ _OPTIONS = (
         help="All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
     ),
     *OPTIONS,
+    DRAFT_OPTION,
     *map(option, FLAGS.values()),
     click.option(
         "--pipeline",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stagec.ir.drafts import DRAFT
 from stagec.ir.expr import ZERO, Expr, const, symbol
 from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
@@ -102,6 +103,7 @@ _OF = {
     "prompt": ("prefill", MIXED),
     "chunk": ("prefill", MIXED),
     "speculative": ("decode",),
+    "draft": ("decode",),
     "step": (MIXED,),
     **dict.fromkeys(PODS, (DISAGGREGATED,)),
 }
@@ -110,6 +112,7 @@ _OF = {
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
+    `speculation` are the passes of a step that drafts, or that verifies what another pod drafts.
     `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
     that tables of positions have. `positions` are those that the model was trained for, 0 if they
     are not known."""
@@ -124,6 +127,7 @@ class Serving:
     page: int = 1
     kv_dtype: str = ""
     step: Step | None = None
+    speculation: str = ""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -181,7 +185,7 @@ class Serving:
         if self.step is not None:  # in the classes that decode, or verify drafts
             few = max((c.new for c in self.step.classes if c.new == c.sampled), default=0)
             absorb = f"absorb-latent{{queries={few}}}," if few else ""
-        return f"inline,infer-shapes,to-serving{{{options}}},{absorb}serve-step"
+        return f"inline,infer-shapes,to-serving{{{options}}},{absorb}{self.speculation}serve-step"
 
 
 def read_serving(
@@ -192,9 +196,10 @@ def read_serving(
     if not options.serve:
         given = [flag for flag, value in _given(options).items() if value]
         if given:
+            modes = _OF.get(given[0], PODS)
             raise error(
                 f"--{given[0]} is about a step of serving",
-                remedy=f"add --serve {DISAGGREGATED if given[0] in PODS else 'prefill or decode'}",
+                remedy=f"add --serve {' or '.join(modes)}",
             )
         return None
     mode = options.serve
@@ -204,19 +209,29 @@ def read_serving(
     new = options.chunk or options.prompt or (longest or None)
     past: int | None = options.context or 0
     if mode == "decode":
-        new, past = 1 + (options.speculative or 0), options.context
+        drafts = options.keep == DRAFT
+        new, past = 1 + (0 if drafts else options.speculative or 0), options.context
     batch, step = options.batch, None
     if mode == MIXED:
         step = mixed_step(options)
         new, past, batch = step.tokens, 0, None
     dtype = KV_TYPES.get(options.kv_dtype or "", "")
     known = _positions(module, sequence) or positions or 0
-    return Serving(mode, sequence, new, past, batch, longest, known, options.page, dtype, step)
+    sizes, kept = (new, past, batch, longest, known), (options.page, dtype)
+    return Serving(mode, sequence, *sizes, *kept, step, _speculation(options))
+
+
+def _speculation(options: JobOptions) -> str:
+    """The passes of a pod where a draft model has one of its own."""
+    if options.draft is None:
+        return ""
+    drafts = options.keep == DRAFT
+    return f"draft-words{{count={options.speculative}}}," if drafts else "verify-drafts,"
 
 
 def _given(options: JobOptions) -> Mapping[str, bool]:
     """By the name of each option that only a step of serving has: whether it is given."""
-    given = {name: getattr(options, name) is not None for name in (*STEP, *PODS)}
+    given = {name: getattr(options, name) is not None for name in (*STEP, *PODS, "draft")}
     return given | {"page": options.page > 1, "kv-dtype": options.kv_dtype is not None}
 
 
@@ -274,10 +289,31 @@ def _check_context(options: JobOptions, *, symbolic: bool) -> None:
             "--serve decode expects --context: the tokens of each sequence that are cached",
             remedy="give --context 4096",
         )
+    if options.draft is not None:
+        _check_draft(options)
     if options.context == 0 and options.cp > 1:
         raise error(
             "--cp splits the tokens that are cached, and --context 0 caches none",
             remedy="leave --cp out, or give --context 4096",
+        )
+
+
+def _check_draft(options: JobOptions) -> None:
+    if not options.keep:
+        raise error(
+            "--draft makes two pods, and is for 'stagec compile', 'analyze', 'memory' and 'time' "
+            "of one job",
+            remedy="leave it out",
+        )
+    if not options.speculative:
+        raise error(
+            "--draft expects --speculative: the drafts of each sequence that a step verifies",
+            remedy="give --speculative 4",
+        )
+    if options.context == 0:
+        raise error(
+            "--draft goes on behind words that are cached, and --context 0 caches none",
+            remedy="give --context 4096",
         )
 
 

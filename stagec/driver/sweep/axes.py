@@ -13,7 +13,7 @@ import click
 
 from stagec.driver.output.common import read_source
 from stagec.driver.request.flags import OF_ONE_MESH
-from stagec.driver.request.options import SizesType
+from stagec.driver.request.sizes import SizesType
 from stagec.driver.sweep.rows import Case
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source

@@ -1,4 +1,5 @@
-"""`stagec time --part`: the step of all parts of a model together, and of each by itself."""
+"""`stagec time` of several pods that wait for each other: the parts of a model, or a draft model
+and the one that verifies. The step of all together, and of each by itself."""
 
 from __future__ import annotations
 
@@ -12,18 +13,21 @@ from stagec.driver.job.pod_options import pod_names
 from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import write_output
 from stagec.driver.output.tables import console
+from stagec.driver.request.accepted import Accepted
 from stagec.driver.request.machine import captured
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions
 from stagec.driver.time.files import draws
-from stagec.driver.time.table import print_time, seconds_text
+from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import report_of, served
-from stagec.pipeline.instrument import TYPED
+from stagec.ir.expr import Expr, const, evaluate
+from stagec.ir.module import Module
+from stagec.pipeline.instrument import STATED, Hooks
 from stagec.support.diagnostics import error
 
 
-def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
-    """`time` of several parts: one waits for what another one sends. Raises `DiagnosticError`."""
+def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted) -> int:
+    """`time` of several pods: one waits for what another one sends. Raises `DiagnosticError`."""
     from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued, step_time
@@ -33,22 +37,25 @@ def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
         return 0
     if draws(given):
         raise error(
-            "pictures and traces of time are of one job, and --part makes several pods",
+            "pictures and traces of time are of one pod, and the job has several",
             remedy="leave them out",
         )
     machine = captured(given["machine"]) if options.serve and given["graphs"] else given["machine"]
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
-    first = pod_names(options)[0]
-    forward = Planned(model_flops, after=TYPED)  # before the cut
-    tokens = Planned(step_tokens, after=TYPED)
-    pods = lower_pods(options, {first: [forward, tokens]})
+    names = pod_names(options)
+    first, tokens = names[0], Planned(step_tokens, *STATED)
+    models = names if options.draft is not None else names[:1]  # parts have one model
+    forward = {pod: Planned(model_flops, *STATED) for pod in models}
+    watching: dict[str, list[Hooks]] = {pod: [each] for pod, each in forward.items()}
+    watching[first].append(tokens)
+    pods = lower_pods(options, watching)
     issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
     report = report_of(
         pods.name,
         pods.modules[first],
         IssuedPods(issued, pods.far),
         machine,
-        forward=forward.found,
+        forward=_sum({pod: (each.found, pods.modules[pod]) for pod, each in forward.items()}),
         tokens=tokens.found,
         overlap=given["overlap"],
         levers=given["levers"],
@@ -60,11 +67,18 @@ def time_parts(options: JobOptions, given: Mapping[str, Any]) -> int:
     }
     text = StringIO()
     if given["as_json"]:
-        told = {**report.as_json(), **served(options, report), "alone_seconds": alone}
+        told = {**report.as_json(), **served(options, report, accepted), "alone_seconds": alone}
         text.write(json.dumps(told, indent=1) + "\n")
     else:
         print_time(report, text)
         each = ", ".join(f"{pod} {seconds_text(time)}" for pod, time in alone.items())
-        console(text).print(f"Without waiting for other parts: {each}", markup=False)
+        console(text).print(f"Without waiting for other pods: {each}", markup=False)
+        text.write(accepted_text(report.step_seconds, accepted))
     write_output(text.getvalue(), given["output"])
     return 0
+
+
+def _sum(models: Mapping[str, tuple[Expr | None, Module]]) -> Expr | None:
+    """The FLOPs of several models, each in the sizes of its own module; None if one is open."""
+    found = [None if flops is None else evaluate(flops, m.env) for flops, m in models.values()]
+    return None if None in found else const(sum(n for n in found if n is not None))

@@ -12,15 +12,16 @@ from stagec.driver.job.planned import Planned
 from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console
+from stagec.driver.request.accepted import Accepted
 from stagec.driver.request.machine import captured
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
 from stagec.driver.time.files import draws
-from stagec.driver.time.table import print_time, seconds_text
+from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import report_of
 from stagec.ir.serving import DECODE, PREFILL
-from stagec.pipeline.instrument import TYPED
+from stagec.pipeline.instrument import STATED
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class PodsTime:
 
     pods: Mapping[str, TimeReport]
     transfer: TransferTime
+    accepted: Accepted
 
     @property
     def ttft(self) -> float:
@@ -46,7 +48,7 @@ class PodsTime:
     @property
     def tpot(self) -> float:
         """Seconds for each further token."""
-        return self.pods[DECODE].step_seconds
+        return self.pods[DECODE].step_seconds / self.accepted.tokens
 
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
@@ -57,11 +59,12 @@ class PodsTime:
             "mode": "disaggregated",
             "ttft_seconds": self.ttft,
             "tpot_seconds": self.tpot,
+            **({"accepted": self.accepted.tokens} if self.accepted.speculates else {}),
         }
         return found
 
 
-def time_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
+def time_pods(options: JobOptions, given: Mapping[str, Any], accepted: Accepted) -> int:
     """`time` of two pods. Raises `DiagnosticError`."""
     if options.print_strategy:
         write_output(strategies(options), given["output"])
@@ -72,7 +75,7 @@ def time_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
             remedy="look at one: --serve prefill, or --serve decode",
         )
     with reports_once():
-        found = pods_time(options, given["machine"], given)
+        found = pods_time(options, given["machine"], given, accepted)
     if given["as_json"]:
         write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
         return 0
@@ -80,11 +83,14 @@ def time_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
     for pod in PODS:
         print_time(found.pods[pod], text)
     _print(found, text)
+    text.write(accepted_text(found.pods[DECODE].step_seconds, accepted))
     write_output(text.getvalue(), given["output"])
     return 0
 
 
-def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -> PodsTime:
+def pods_time(
+    options: JobOptions, machine: Machine, given: Mapping[str, Any], accepted: Accepted
+) -> PodsTime:
     """The times of both pods, and of the transfer. Raises `DiagnosticError`.
 
     Each pod is compiled once. What it takes by itself is its step in which caches take no time on
@@ -99,8 +105,8 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
     on = captured(machine) if given["graphs"] else machine
     measured = measurements(given["measured"], given["kernels_from"], machine)
     how: dict[str, Any] = {"overlap": given["overlap"], "measured": measured}
-    forward = {pod: Planned(model_flops, after=TYPED) for pod in PODS}
-    tokens = {pod: Planned(step_tokens, after=TYPED) for pod in PODS}
+    forward = {pod: Planned(model_flops, *STATED) for pod in PODS}
+    tokens = {pod: Planned(step_tokens, *STATED) for pod in PODS}
     pods = lower_pods(options, {pod: [forward[pod], tokens[pod]] for pod in PODS})
     each = {pod: Issued.of(module) for pod, module in pods.modules.items()}
     first = {pod: part for pod, part in each.items() if pod != DECODE}
@@ -122,7 +128,7 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
     ranks = [sum(map(len, job.members)) for job in each.values()]
     level = level_between_pods(machine, ranks)
     sent = transfer_time(issued[PREFILL], on, level, alone[PREFILL].step, **how)
-    return PodsTime(alone, sent)
+    return PodsTime(alone, sent, accepted)
 
 
 def _print(found: PodsTime, out: StringIO) -> None:

@@ -13,7 +13,8 @@ import click
 from stagec.driver.output.common import kept_reports
 from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.driver.request.machine import machine_of
-from stagec.driver.request.options import JobOptions, SizesType
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.sizes import SizesType
 from stagec.support.diagnostics import NotAnIntegerError, error
 from stagec.support.garbage import seldom_collected
 from stagec.support.suggest import did_you_mean

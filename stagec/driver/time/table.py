@@ -9,6 +9,7 @@ from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
+    from stagec.driver.request.accepted import Accepted
 
 #: Lines of the critical path that are told.
 _LINKS = 8
@@ -48,6 +49,21 @@ def print_time(found: TimeReport, stream: TextIO) -> None:
             gain = f"{lever.speedup - 1:.1%}"
             rows.add_row(lever.name, seconds_text(lever.step_seconds), gain)
         out.print(rows)
+
+
+def accepted_text(step: float, accepted: Accepted) -> str:
+    """What tokens take where a step of so many seconds verifies drafts, as a line; empty where it
+    does not."""
+    if not accepted.speculates:
+        return ""
+    if accepted.given:
+        each = seconds_text(step / accepted.tokens)
+        return f"TPOT {each}: {accepted.tokens:.2f} tokens of each sequence a step\n"
+    drafts, most = accepted.most - 1, seconds_text(step / accepted.most)
+    return (
+        f"TPOT {seconds_text(step)} if no draft is right, {most} if all {drafts} are: --accepted "
+        "or --acceptance says how many\n"
+    )
 
 
 def _print_breakdown(found: TimeReport, stream: TextIO) -> None:

@@ -10,11 +10,12 @@ from stagec.driver.job.planned import Planned
 from stagec.driver.output.streams import tell
 from stagec.driver.request.options import JobOptions
 from stagec.ir.serving import PREFILL
-from stagec.pipeline.instrument import PLAN, TYPED
+from stagec.pipeline.instrument import PLAN, STATED
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
+    from stagec.driver.request.accepted import Accepted
     from stagec.ir.expr import Expr
     from stagec.ir.module import Module
     from stagec.machines import Machine
@@ -53,13 +54,12 @@ def time_job(
     from stagec.time.step import Issued
 
     builder = JobBuilder(options)
-    tokens = step_tokens(builder.module)
-    forward = Planned(model_flops, after=TYPED)
+    forward, tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
     plans = _event_plans() if memory else None
     module = (
-        builder.lower(watching=[forward], without={PLAN})
+        builder.lower(watching=[forward, tokens], without={PLAN})
         if plans is None
-        else builder.lower(watching=[forward, plans])
+        else builder.lower(watching=[forward, tokens, plans])
     )
     issued = Issued.of(module)
     report = report_of(
@@ -68,7 +68,7 @@ def time_job(
         issued,
         machine,
         forward=forward.found,
-        tokens=tokens,
+        tokens=tokens.found,
         overlap=overlap,
         levers=levers,
         measured=measured,
@@ -111,12 +111,15 @@ def report_of(
     return report
 
 
-def served(options: JobOptions, found: TimeReport) -> dict[str, Any]:
+def served(options: JobOptions, found: TimeReport, accepted: Accepted) -> dict[str, Any]:
     """Of a step of serving: the time to the first token, or that for each further one."""
     if options.serve is None:
         return {}
-    name = "ttft_seconds" if options.serve == PREFILL else "tpot_seconds"
-    return {"serving": {"mode": options.serve, name: found.step_seconds}}
+    if options.serve == PREFILL:
+        return {"serving": {"mode": PREFILL, "ttft_seconds": found.step_seconds}}
+    told = {"accepted": accepted.tokens} if accepted.speculates else {}
+    each = found.step_seconds / accepted.tokens
+    return {"serving": {"mode": options.serve, "tpot_seconds": each, **told}}
 
 
 def _event_plans() -> Planned[EventPlans]:

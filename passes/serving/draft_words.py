@@ -1,0 +1,165 @@
+"""draft-words: a step of decode becomes several, each of which takes the word that the one before
+it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Value,
+    const,
+    error,
+    made_by,
+    symbol,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.copies import Copier
+from stagec.ir.drafts import CHOSEN, DRAFT, DRAFTS, logits_chosen, most_likely, state, words_taken
+from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.serving import PAST
+from stagec.ir_spec.ops.parts import MAIN, arrive, depart
+
+#: What says how many keys a query sees.
+_SPANS = {"span", "window", "chunk"}
+
+
+@dataclass(frozen=True)
+class DraftWords(Pass):
+    """Let a step of decode of one word be `count` steps, one behind the other: what a draft model
+    does before the model that verifies (arXiv 2211.17192).
+
+    Each step takes the most likely word of the one before it, writes its rows behind those of that
+    one, and so on. The drafts go to the pod `main`, whose words come back: of each sequence the
+    drafts up to the first other word were right.
+
+    Before:
+        stg.symbols[B, S = 1, D, V, past]
+        stg.func @f(%t: i32[B, S], %w: bf16[V, D | frozen], %u: bf16[D, V | frozen])
+            -> bf16[B, S, V] {
+          %x = stg.embedding(%w, %t) : bf16[B, S, D]
+          %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
+          stg.return(%z)
+        }
+    After (draft-words{count=2}):
+        stg.symbols[B, S = 1, D, V, past]
+        stg.func @f[part = draft] (%t: i32[B, S], %w: bf16[V, D | frozen],
+            %u: bf16[D, V | frozen]) -> i32[B, 3] {
+          %x = stg.embedding(%w, %t) : bf16[B, S, D]
+          %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
+          %draft = stg.argmax(%z) : i32[B, S]
+          %step1/x = stg.embedding(%w, %draft) : bf16[B, S, D]
+          %step1/z = stg.einsum["bsd,dv->bsv"](%step1/x, %u) : bf16[B, S, V]
+          %step1/draft = stg.argmax(%step1/z) : i32[B, S]
+          %drafts = stg.concat[dim = 1](%draft, %step1/draft) : i32[B, 2*S]
+          stg.depart[drafts, words = V, source = draft, to = main](%drafts)
+          %chosen = stg.arrive[chosen, words = V, source = main, to = draft, sizes = (B, 3),
+            dtype = i32] : i32[B, 3]
+          stg.return(%chosen)
+        }
+    """
+
+    name = "draft-words"
+    needs = Phase.SHAPED
+
+    count: int
+
+    def run(self, module: Module) -> None:
+        draft_words(module, self.count)
+
+
+def draft_words(module: Module, count: int) -> None:
+    """Make `count` steps of the main function, in place.
+
+    Raises `DiagnosticError` for a step of more than one word, one that knows of no words before it,
+    and one that takes other values than words.
+    """
+    body = module.main.body
+    words, logits, held = words_taken(module), logits_chosen(module), state(module)
+    _check(module, words, count)
+    made = kept = body.terminator.operands[1:]
+    step, size = body.ops[:-1], words.tensor.shape[1]
+    _lengthen(words, held, count)
+    b = Builder.before(module.registry, body.terminator, loc=made_by(DraftWords.name, logits.loc))
+    drafts = [most_likely(b, logits, "draft")]
+    for number in range(1, count):
+        taken = dict(zip((words, *held), (drafts[-1], *kept), strict=True))
+        copier = _copier(taken, number)
+        for op in step:
+            _see_rows(b.insert(copier.copy(op)), size, number, count)
+        kept = tuple(copier.values.get(v, v) for v in made)
+        drafts.append(most_likely(b, copier.values[logits], copier.named("draft")))
+    for op in step:
+        _see_rows(op, size, 0, count)
+    chosen = _exchange(b, words, logits, drafts)
+    body.terminator.set_operands([chosen, *kept])
+    module.main.attrs["part"] = DRAFT
+    for op in body.ops:
+        forget_types(op)
+    infer_module(module)
+    body.returns = tuple(v.tensor for v in body.terminator.operands)
+
+
+def _check(module: Module, words: Value, count: int) -> None:
+    if count < 1:
+        raise error(f"expected one draft or more, found {count}", remedy="give --speculative 4")
+    size = words.tensor.shape[1]
+    if size.symbol_name is None or module.env.get(size.symbol_name) != 1:
+        raise error(
+            f"a draft model chooses a word at a time, expected a symbol of value 1, found {size}",
+            words.loc,
+            remedy="declare S = 1",
+        )
+    if PAST not in module.symbols:
+        raise error(
+            "a draft model goes on behind words that are cached, and the step has none",
+            module.main.loc,
+            remedy="give --context 4096",
+        )
+
+
+def _lengthen(words: Value, held: Sequence[Value], count: int) -> None:
+    """Caches have rows for the words of all steps."""
+    rows = dict.fromkeys(words.tensor.shape[1].symbols, const(count))
+    for arg in held:
+        arg.type = arg.tensor.substitute(rows)
+
+
+def _copier(taken: dict[Value, Value], number: int) -> Copier:
+    """What copies the step behind `number` others."""
+    sizes = {PAST: symbol(PAST) + number}
+    return Copier(taken, sizes, lambda name: f"step{number}/{name}", lambda loc: loc)
+
+
+def _see_rows(op: Operation, size: Expr, number: int, count: int) -> None:
+    """Let a step look at caches with the rows of all steps: those of windows keep the rows of steps
+    behind it, and what has an element for each row has more."""
+    ahead = count - 1 - number
+    rows = {symbol(PAST) + size + number: symbol(PAST) + count}
+    for each in (op, *(op.region.walk() if op.region is not None else ())):
+        if ahead and "ahead" in each.definition.params_by_name and _SPANS & each.attrs.keys():
+            each.attrs["ahead"] = const(ahead)
+        for name, value in each.attrs.items():
+            if isinstance(value, tuple):
+                each.attrs[name] = tuple(
+                    rows.get(v, v) if isinstance(v, Expr) else v for v in value
+                )
+
+
+def _exchange(b: Builder, words: Value, logits: Value, drafts: Sequence[Value]) -> Value:
+    """Send the drafts, and take what was chosen."""
+    batch, vocabulary = words.tensor.shape[0], logits.tensor.shape[2]
+    sent = drafts[0]
+    if len(drafts) > 1:
+        sent = b.value("stg.concat", drafts, {"dim": const(1)}, hint=DRAFTS)
+    about: dict[str, RawAttr] = {"words": vocabulary}
+    depart(b, sent, sent.tensor, {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about})
+    rows = replace(words.tensor.dims[1], size=const(len(drafts) + 1))
+    type_ = replace(words.tensor.inner, dims=(replace(words.tensor.dims[0], size=batch), rows))
+    return arrive(b, type_, {"value": CHOSEN, "source": MAIN, "to": DRAFT, **about}, CHOSEN)

@@ -1,0 +1,79 @@
+"""verify-drafts: a step of decode takes the words of a draft model, and tells what it chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stagec.api import Builder, Module, Pass, Phase, Value, const, error, made_by
+from stagec.ir.builder import RawAttr
+from stagec.ir.drafts import CHOSEN, DRAFT, DRAFTS, logits_chosen, most_likely, words_taken
+from stagec.ir.expr import ONE
+from stagec.ir_spec.ops.parts import MAIN, arrive, depart
+
+
+@dataclass(frozen=True)
+class VerifyDrafts(Pass):
+    """Let a step of decode take all its words but the first of each sequence from a draft model in
+    another pod, and send it the most likely word behind each of them.
+
+    Before:
+        stg.symbols[B, S, D, V]
+        stg.func @f(%t: i32[B, S], %w: bf16[V, D | frozen], %u: bf16[D, V | frozen])
+            -> bf16[B, S, V] {
+          %x = stg.embedding(%w, %t) : bf16[B, S, D]
+          %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
+          stg.return(%z)
+        }
+    After:
+        stg.symbols[B, S, D, V]
+        stg.func @f[part = main] (%t: i32[B, 1], %w: bf16[V, D | frozen],
+            %u: bf16[D, V | frozen]) -> bf16[B, S, V] {
+          %drafts = stg.arrive[drafts, words = V, source = draft, to = main, sizes = (B, S - 1),
+            dtype = i32] : i32[B, S - 1]
+          %words = stg.concat[dim = 1](%t, %drafts) : i32[B, S]
+          %x = stg.embedding(%w, %words) : bf16[B, S, D]
+          %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
+          %chosen = stg.argmax(%z) : i32[B, S]
+          stg.depart[chosen, words = V, source = main, to = draft](%chosen)
+          stg.return(%z)
+        }
+    """
+
+    name = "verify-drafts"
+    needs = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        verify_drafts(module)
+
+
+def verify_drafts(module: Module) -> None:
+    """Let the main function verify drafts, in place. Raises `DiagnosticError` for a step without
+    any."""
+    body, words, logits = module.main.body, words_taken(module), logits_chosen(module)
+    size = words.tensor.shape[1]
+    if size == ONE or module.env.get(size.symbol_name or "") == 1:
+        raise error(
+            "the step has one word of each sequence, and no draft",
+            words.loc,
+            remedy="give --speculative 4",
+        )
+    about: dict[str, RawAttr] = {"words": logits.tensor.shape[2]}
+    b = Builder(module.registry, body, 0, loc=made_by(VerifyDrafts.name, words.loc))
+    _take_drafts(b, words, about)
+    b = Builder.before(module.registry, body.terminator, loc=made_by(VerifyDrafts.name, logits.loc))
+    chosen = most_likely(b, logits, CHOSEN)
+    depart(b, chosen, chosen.tensor, {"value": CHOSEN, "source": MAIN, "to": DRAFT, **about})
+    module.main.attrs["part"] = MAIN
+
+
+def _take_drafts(b: Builder, words: Value, about: dict[str, RawAttr]) -> None:
+    """Let the step take the word that was chosen last, and behind it the drafts."""
+    users, (batch, rows) = list(words.uses), words.tensor.dims
+    first, others = replace(rows, size=ONE), replace(rows, size=rows.size - 1)
+    type_ = replace(words.tensor, dims=(batch, others))
+    ends: dict[str, RawAttr] = {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about}
+    words.type = replace(words.tensor, dims=(batch, first))
+    drafts = arrive(b, type_, ends, DRAFTS)
+    taken = b.value("stg.concat", [words, drafts], {"dim": const(1)}, hint="words")
+    for user, index in users:
+        user.set_operand(index, taken)

@@ -1,0 +1,79 @@
+"""How many of the drafts of a step of decode are right: given, since no count says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from stagec.analysis.serving_rates import tokens_accepted
+from stagec.driver.request.options import JobOptions
+from stagec.support.diagnostics import error
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--accepted",
+        type=click.FloatRange(min=1),
+        metavar="N",
+        help="Of --speculative K: the tokens of each sequence that a step gives in the mean, from "
+        "1 to K + 1 (default: 1, as if no draft were right).",
+    ),
+    click.option(
+        "--acceptance",
+        type=click.FloatRange(min=0, max=1),
+        metavar="A",
+        help="Instead of --accepted: the share of drafts that are right, (1 - A^(K+1)) / (1 - A) "
+        "tokens (arXiv 2211.17192).",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The tokens of each sequence that a step of decode gives in the mean: between 1 and `most`;
+    whether somebody said so."""
+
+    tokens: float
+    most: int
+    given: bool
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a step verifies drafts."""
+        return self.most > 1
+
+
+def accepted_options(function: F) -> F:
+    """Give a command these options."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:
+    """What a step gives. Raises `DiagnosticError` for more tokens than a step has, and where there
+    are no drafts."""
+    tokens, rate = given["accepted"], given["acceptance"]
+    drafts = options.speculative or 0
+    if tokens is None and rate is None:
+        return Accepted(1.0, 1 + drafts, given=False)
+    name = "--acceptance" if tokens is None else "--accepted"
+    if not drafts:
+        raise error(
+            f"{name} is about the drafts of a step of decode, and there are none",
+            remedy="give --speculative 4",
+        )
+    if tokens is not None and rate is not None:
+        raise error("--accepted and --acceptance both say how many", remedy="give one of them")
+    if tokens is not None and tokens > 1 + drafts:
+        raise error(
+            f"--accepted {tokens:g} is more than the {1 + drafts} tokens that a step has of each "
+            "sequence",
+            remedy=f"give at most {1 + drafts}",
+        )
+    found = tokens if tokens is not None else tokens_accepted(rate, drafts)
+    return Accepted(found, 1 + drafts, given=True)

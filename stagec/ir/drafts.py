@@ -1,0 +1,56 @@
+"""What speculation looks at in a step of decode: the words that it takes, the logits by which it
+chooses, and what sequences keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Value
+from stagec.ir.module import Module
+from stagec.ir.types import CACHED, TensorType
+from stagec.support.diagnostics import error
+
+#: What the pod of a draft model is called, and its words where they cross; what comes back.
+DRAFT, DRAFTS, CHOSEN = "draft", "drafts", "chosen"
+
+
+def words_taken(module: Module) -> Value:
+    """The argument [B, S] with the words of a step of serving. Raises `DiagnosticError` if there
+    is none, or more than one."""
+    given = [a for a in module.main.body.args if not a.tensor.role]
+    found = [a for a in given if a.tensor.rank == 2 and a.tensor.dtype[0] in "iu"]
+    if len(found) != 1:
+        names = ", ".join(f"%{a.name}" for a in given) or "none"
+        raise error(
+            f"speculation feeds a step the words that were chosen, and its arguments are: {names}",
+            module.main.loc,
+            remedy="serve a model of words: one argument of integers [B, S]",
+        )
+    return found[0]
+
+
+def logits_chosen(module: Module) -> Value:
+    """The logits [B, S, V] that a step returns. Raises `DiagnosticError` if there are several, such
+    as those of words further on."""
+    body = module.main.body
+    logits = body.terminator.operands[: len(body.terminator.operands) - len(state(module))]
+    if len(logits) != 1:
+        raise error(
+            f"the step chooses by {len(logits)} logits, expected one",
+            module.main.loc,
+            remedy="serve a model with one head",
+        )
+    return logits[0]
+
+
+def most_likely(b: Builder, logits: Value, name: str) -> Value:
+    """The most likely word [B, S] by logits [B, S, V]."""
+    type_ = TensorType("i32", logits.tensor.dims[:-1])
+    return b.value("stg.argmax", [logits], type=type_, hint=name)
+
+
+def state(module: Module) -> Sequence[Value]:
+    """The arguments that sequences keep from step to step, in order: the last results of the
+    function are what becomes of them."""
+    return [a for a in module.main.body.args if a.tensor.role in CACHED]

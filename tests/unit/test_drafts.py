@@ -1,0 +1,200 @@
+"""A draft model in a pod of its own: its traces and counts, what is refused, and the time that a
+token takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import EXHAUSTIVE, stagec
+
+BATCH, CONTEXT = 8, 31
+SMALL = "L=4,D=64,F=64,V=64,H=8,G=4,K=8,theta=100"
+TINY = "L=2,D=32,F=32,V=64,H=4,G=2,K=8,theta=100"
+TARGET = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--batch", f"{BATCH}")
+STEP = (*TARGET, "--context", f"{CONTEXT}")
+
+
+def draft(flags: str = "", sizes: str = TINY) -> tuple[str, str]:
+    return "--draft", f"llama3-8b[{sizes}]: {flags}"
+
+
+def told(command: str, *words: str) -> dict[str, Any]:
+    ran = stagec(command, *words, "--json")
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("main", "flags", "copies"),
+    [
+        pytest.param("--tp 4", "tp=2", (4, 2)),
+        pytest.param("--dp 2 --tp 2", "dp=4", (2, 1), marks=EXHAUSTIVE),
+        pytest.param("--dp 2 --microbatches 2", "tp=2,microbatches=2", (1, 2), marks=EXHAUSTIVE),
+        pytest.param("--pp 2 --microbatches 1 --tp 2", "tp=2", (2, 2), marks=EXHAUSTIVE),
+        pytest.param("--cp 2", "dp=2,tp=2", (2, 2), marks=EXHAUSTIVE),
+    ],
+)
+def test_pods_are_one_job(main: str, flags: str, copies: tuple[int, int], tmp_path: Path) -> None:
+    """The checker proves it. Each rank that holds words gets each of them once, as four bytes."""
+    drafts = 3
+    words = (*STEP, "--speculative", f"{drafts}", *main.split(), *draft(flags))
+    ran = stagec("compile", *words, "-o", tmp_path / "job")
+    assert ran.code == 0, ran.err
+    checked = stagec("check", tmp_path / "job", "--json")
+    assert checked.code == 0, checked.out
+    assert json.loads(checked.out)["rendezvous"]
+    manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
+    assert set(manifest["pods"]) == {"main", "draft"}
+    assert f"--draft '{draft(flags)[1]}'" in manifest["command"]
+    crossings = told("analyze", *words)["crossings"]
+    sent = {(each["source"], each["to"]): each["bytes"] for each in crossings}
+    in_main, in_draft = copies
+    assert sent == {
+        ("draft", "main"): in_main * BATCH * drafts * 4,
+        ("main", "draft"): in_draft * BATCH * (drafts + 1) * 4,
+    }
+
+
+@pytest.mark.parametrize("flags", ["tp=2", pytest.param("dp=2", marks=EXHAUSTIVE)])
+def test_drafts_cost_steps_of_decode(flags: str) -> None:
+    """Products, pairs of attention and collectives are those of steps of a word each, with a token
+    more in each; weights are held once, and caches as of the last of them. The pod that verifies
+    costs what it costs by itself."""
+    drafts = 3
+    words = (*STEP, "--tp", "2", "--speculative", f"{drafts}")
+    pods = told("analyze", *words, *draft(flags))["pods"]
+    axis, degree = flags.split("=")
+    alone = ("llama3-8b", "--set", TINY, *TARGET[3:], f"--{axis}", degree)
+    steps = [told("analyze", *alone, "--context", str(CONTEXT + n)) for n in range(drafts)]
+    (mine,) = pods["draft"]["classes"]
+    each = [step["classes"][0] for step in steps]
+    assert mine["matmul_flops"]["forward"] == sum(s["matmul_flops"]["forward"] for s in each)
+    assert _reduced(mine) == sum(map(_reduced, each))
+    for category in ("parameters", "caches"):
+        assert mine["memory"][category] == each[-1]["memory"][category]
+    (judge,), (theirs,) = pods["main"]["classes"], told("analyze", *words)["classes"]
+    assert judge["matmul_flops"] == theirs["matmul_flops"]
+    assert judge["memory"]["caches"] == theirs["memory"]["caches"]
+
+
+def _reduced(each: dict[str, Any]) -> int:
+    return sum(row["bytes"] for row in each["collectives"] if row["op"] == "all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((*STEP, *draft()), "--draft expects --speculative"),
+        ((*STEP, "--speculative", "0", *draft()), "--draft expects --speculative"),
+        ((*TARGET, "--context", "0", "--speculative", "2", *draft()), "--context 0 caches none"),
+        (("llama3-8b", *draft()), "--draft is about a step of serving"),
+        (("llama3-8b", "--serve", "prefill", "--prompt", "4", *draft()), "for --serve decode"),
+        ((*STEP, "--speculative", "2", *draft("tpp=2")), "no flag 'tpp' of a strategy"),
+        ((*STEP, "--speculative", "2", *draft("tp=3")), "in the pod 'draft'"),
+        ((*STEP, "--speculative", "2", "--draft", "llama3-8x"), "did you mean 'llama3-8b'?"),
+        ((*STEP, "--speculative", "2", *draft(sizes=f"{TINY},V=65")), "V is given twice"),
+        (
+            (*STEP, "--speculative", "2", *draft(sizes=TINY.replace("V=64", "V=65"))),
+            "words of a vocabulary of 65 in 'draft', expected the 64 of 'main'",
+        ),
+        ((*STEP, "--speculative", "2", "--draft", "llama3-8b[L=2"), "expects MODEL: FLAGS"),
+        ((*STEP, "--speculative", "2", "--draft", ": tp=2"), "expects MODEL: FLAGS"),
+        (
+            (*STEP, "--speculative", "2", "--microbatches", "2", *draft("microbatches=4")),
+            "microbatches=4",
+        ),
+        ((*STEP, "--speculative", "2", "--pipeline", "serve", *draft()), "is about flags"),
+        (
+            ("llama3-8b", "--serve", "disaggregated", "--prompt", "8", *draft()),
+            "--draft and --serve disaggregated both make pods",
+        ),
+        ((*STEP, "--speculative", "2", "--sweep", "tp=1,2", *draft()), "--draft makes two pods"),
+    ],
+)
+def test_what_makes_no_draft_is_refused(words: tuple[str, ...], text: str) -> None:
+    ran = stagec("analyze", *words)
+    assert ran.code in (1, 2)
+    assert text in ran.err + ran.out
+    assert "Traceback" not in ran.err
+
+
+def test_memory_is_told_of_both_models() -> None:
+    found = told("memory", *STEP, "--speculative", "2", "--tp", "2", *draft())["pods"]
+    alone = told("memory", "llama3-8b", "--set", TINY, *TARGET[3:], "--context", f"{CONTEXT + 1}")
+    (mine,), (theirs,) = found["draft"]["classes"], alone["classes"]
+    assert mine["categories"]["caches"] == theirs["categories"]["caches"]
+    assert found["draft"]["model"] == "llama3-8b (draft)"
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def expected_tokens(rate: float, drafts: int) -> float:
+    """By the outcomes: j drafts are right and the next one is not, or all are right."""
+    some = sum((j + 1) * rate**j * (1 - rate) for j in range(drafts))
+    return some + (drafts + 1) * rate**drafts
+
+
+@pytest.mark.parametrize("more", [(), draft("tp=2")])
+def test_a_token_takes_its_share_of_a_step(more: tuple[str, ...]) -> None:
+    words = (*STEP, "--speculative", "3", "--machine", "h100-sxm", "--no-levers", *more)
+    plain = told("time", *words)
+    step = plain["step_seconds"]
+    assert plain["serving"] == {"mode": "decode", "tpot_seconds": step, "accepted": 1.0}
+    some = told("time", *words, "--accepted", "2.5")["serving"]
+    assert some["tpot_seconds"] == pytest.approx(step / 2.5, rel=1e-12)
+    for rate in (0.0, 0.7, 1.0):
+        found = told("time", *words, "--acceptance", str(rate))["serving"]
+        assert found["accepted"] == pytest.approx(expected_tokens(rate, 3), rel=1e-12)
+        assert found["tpot_seconds"] == pytest.approx(step / found["accepted"], rel=1e-12)
+    assert "if no draft is right" in stagec("time", *words).out
+    assert "2.53 tokens of each sequence" in stagec("time", *words, "--acceptance", "0.7").out
+
+
+def test_the_pods_take_turns() -> None:
+    """One batch is drafted, then verified: the step is as long as both."""
+    words = (*STEP, "--speculative", "3", "--machine", "h100-sxm", *draft("tp=2"), "--tp", "2")
+    found = told("time", *words)
+    alone = found["alone_seconds"]
+    assert set(alone) == {"main", "draft"}
+    assert sum(alone.values()) * 0.98 < found["step_seconds"] < sum(alone.values()) * 1.3
+
+
+def test_a_server_gives_what_is_accepted() -> None:
+    words = ("llama3-8b", "--set", SMALL, "--prompt", "32", "--machine", "h100-sxm")
+    more = ("--batches", "1", "--speculative", "3")
+    one, three = (
+        told("serve", *words, *more, "--accepted", count)["points"][0]["tpot"]
+        for count in ("1", "3")
+    )
+    assert three == pytest.approx(one / 3, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--accepted", "2"), "about the drafts of a step of decode"),
+        (("--speculative", "2", "--accepted", "4"), "more than the 3 tokens"),
+        (("--speculative", "2", "--accepted", "2", "--acceptance", "0.5"), "both say how many"),
+        (("--speculative", "2", "--accepted", "2", "--sweep", "tp=1,2"), "sweeps do not have"),
+        (("--speculative", "2", "--acceptance", "1.5"), "--acceptance"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused(words: tuple[str, ...], text: str) -> None:
+    ran = stagec("time", *STEP, "--machine", "h100-sxm", *words)
+    assert ran.code in (1, 2)
+    assert text in ran.err
+
+
+@pytest.mark.parametrize("model", ["whisper-large-v3", "t5-base"])
+def test_model_flops_of_decode_are_those_of_the_step(model: str) -> None:
+    """An encoder runs in the first step of prefill alone, and so do its words."""
+    words = (model, "--set", "S=64", "--serve", "decode", "--batch", "8", "--context", "16")
+    found = told("time", *words, "--machine", "h100-sxm", "--no-levers")
+    assert found["mfu"] == pytest.approx(found["hfu"], rel=1e-3)
+    assert found["tokens"] == 8
