@@ -51,6 +51,14 @@ def test_the_object_is_that_of_the_schema(job: str) -> None:
         assert found["tokens_per_second"] == found["tokens"] / step
 
 
+@pytest.mark.parametrize(("model", "tokens"), [("dlrm", None), ("llama3-8b", 8 * 8192)])
+def test_tokens_are_those_of_sequences(model: str, tokens: int | None) -> None:
+    """Rows of tables that a sample looks up are no tokens."""
+    layers = ",L=1" if tokens else ""
+    found = timed(f"{model} --machine h100-sxm --no-levers --set B=8{layers}")
+    assert found["tokens"] == tokens
+
+
 def test_levers_are_never_slower() -> None:
     """Twice a rate, or a time that is gone, makes no step slower: a step waits for fewer things."""
     found = timed(f"{LLAMA} --pp 2 --tp 2 --dp 2 --microbatches 4 --levers")
