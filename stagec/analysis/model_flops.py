@@ -36,14 +36,14 @@ def step_flops(forward: Expr, graphs: Sequence[Operation]) -> Expr:
 
 
 def step_tokens(module: Module) -> Expr | None:
-    """Tokens of a step of all ranks: elements of the first input of whole numbers that has at
-    least two dimensions; None without one."""
+    """Tokens of a step of all ranks: elements of the first input of whole numbers of each sequence
+    (two dimensions; lists of rows to look up have three); None without one."""
     types = (arg.type for arg in module.main.body.args)
     return next((t.elements for t in types if isinstance(t, TensorType) and _of_tokens(t)), None)
 
 
 def _of_tokens(type_: TensorType) -> bool:
-    return type_.rank >= 2 and type_.dtype.startswith(("i", "u"))
+    return type_.rank == 2 and type_.dtype.startswith(("i", "u"))
 
 
 def _of_region(region: Region) -> Expr:

@@ -182,22 +182,25 @@ def _write_ranks(writer: RankWriter, classes: Sequence[Unit], how: Emission) -> 
     return entries, {name: facts for part in written for name, facts in part}
 
 
-def _named(format_: JobFormat, files: object) -> Iterator[tuple[str, Iterable[Any]]]:
+def _named(format_: JobFormat, files: Any) -> Iterator[tuple[str, Iterable[Any]]]:
     """The files of a job with their parts. Raises `DiagnosticError` for what is none, of a
     plug-in."""
     remedy = "yield from 'files' a name and its parts for each file: yield name, [text.encode()]"
-    if not isinstance(files, Iterable):
+    if not hasattr(files, "__iter__"):
         found = type(files).__name__
         raise error(f"the format '{format_.name}' gives a {found} as its files", remedy=remedy)
-    for each in cast("Iterable[object]", files):
-        match each:
-            case (str(name), Iterable() as parts):
-                yield name, cast("Iterable[Any]", parts)
-            case _:
-                raise error(
-                    f"the format '{format_.name}' gives {each!r} as one of its files",
-                    remedy=remedy,
-                )
+    for each in files:
+        if not _is_named(each):
+            raise error(
+                f"the format '{format_.name}' gives {each!r} as one of its files", remedy=remedy
+            )
+        yield each
+
+
+def _is_named(each: object) -> bool:
+    """Whether it is a name and the parts of a file."""
+    pair = cast("tuple[object, ...]", each) if isinstance(each, tuple) else ()
+    return len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], Iterable)
 
 
 def _write_whole(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_margins_go_before_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_limits_a_strategy_is_below_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    best = {
+    best: dict[str, Any] = {
         **dict.fromkeys(("step_seconds", "mfu", "tokens_per_second_per_rank"), 0.5),
         **dict.fromkeys(("memory_peak", "head_room"), 5),
         "strategy": "--dp 8",
@@ -54,7 +55,7 @@ def test_what_limits_a_strategy_is_below_a_narrow_table(monkeypatch: pytest.Monk
         "reason": "the best",
         "command": "stagec compile m --dp 8 -o m-1",
     }
-    answer = {
+    answer: dict[str, Any] = {
         **dict.fromkeys(("points", "legal", "evaluated", "same", "left"), 1),
         "best": [best],
         "model": "m",

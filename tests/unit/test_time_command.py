@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from stagec.driver.cli import main
+from tests.support import stagec
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = json.loads(
@@ -49,6 +50,21 @@ def test_the_object_is_that_of_the_schema(job: str) -> None:
     assert found["mfu"] == found["model_flops"] / could
     if found["tokens"] is not None:
         assert found["tokens_per_second"] == found["tokens"] / step
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("dlrm", None), ("llama3-8b", 8 * 8192)])
+def test_tokens_are_those_of_sequences(model: str, tokens: int | None) -> None:
+    """Rows of tables that a sample looks up are no tokens."""
+    layers = ",L=1" if tokens else ""
+    found = timed(f"{model} --machine h100-sxm --no-levers --set B=8{layers}")
+    assert found["tokens"] == tokens
+
+
+def test_a_step_that_hosts_hold_up_says_so() -> None:
+    """Of small work, on a machine whose hosts are known to be slow; not of large."""
+    words = "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"
+    told = [stagec("time", model, *words).out for model in ("gpt2", "llama3-8b")]
+    assert ["Hosts hold this step up" in text for text in told] == [True, False]
 
 
 def test_levers_are_never_slower() -> None:

@@ -102,7 +102,9 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     if not given["machine"]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
     if not given["ranks"]:
-        raise error("a search needs the number of ranks", remedy="add --ranks 512, for example")
+        batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
+        remedy = f"add --ranks 512{batch}, for example"
+        raise error("a search needs the number of ranks", remedy=remedy)
     model, set_sizes = given["model"], dict(given["sizes"])
     if given["batch"] and BATCH in set_sizes:
         raise error("--batch and --set B both give the batch", remedy="give one of them")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from stagec.driver.output.tables import console, count_text, table
 from stagec.support.words import counted
+from stagec.time.streams import LAUNCH
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -80,6 +81,13 @@ def _print_breakdown(found: TimeReport, stream: TextIO) -> None:
             row += [seconds_text(time), f"{time / found.step_seconds:.1%}"] if time else ["", ""]
         rows.add_row(*row)
     console(stream).print(rows)
+    if 2 * found.breakdown.get(LAUNCH, 0.0) > found.step_seconds:
+        console(stream).print(
+            f"Hosts hold this step up: they issue computations more slowly than devices run them "
+            f"({LAUNCH}). 'stagec machines {found.machine}' tells of which framework that is; a "
+            "step that is compiled or captured as a graph is nearer to what 'no launch gaps' is.",
+            markup=False,
+        )
 
 
 def _print_path(found: TimeReport, stream: TextIO) -> None:

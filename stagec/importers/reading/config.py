@@ -356,15 +356,17 @@ class Config:
 
     def _unknown(self, key: str, member: Member) -> Diagnostic:
         near = did_you_mean(key, self._asked - self._members.keys())
+        ignore = self._ignore(key)
         return Diagnostic(
             f"the key '{self._where}{key}' is not known, and may change the computation: "
             f"{_shown(member.value)}",
             self.place(key),
-            remedy=f"{near + ' ' if near else ''}{self._ignore(key)}",
+            remedy=f"{near} If {ignore}" if near else f"if {ignore}",
         )
 
     def _ignore(self, key: str) -> str:
-        return f"If it does not matter here: stagec import --ignore-key {self._where}{key}"
+        name = f"{self._where}{key}"
+        return f"it does not matter here: stagec import --ignore-key {name} -o MODEL.stg"
 
 
 def _is_off(key: str, value: Json) -> bool:
