@@ -20,10 +20,10 @@ class _KeyScaled(Attention):
 
     key_scale: Fraction = ONE
 
-    def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
+    def _projected(self, text: ModelText, body: Body, out: str, heads: str, letter: str) -> str:
         if out != "k" or self.key_scale == 1:
-            return Attention._projected(self, body, out, heads, letter)
-        k = Attention._projected(self, body, out, heads, letter)
+            return Attention._projected(self, text, body, out, heads, letter)
+        k = Attention._projected(self, text, body, out, heads, letter)
         return body.steps("ks", k, scaled(self.key_scale))
 
 
