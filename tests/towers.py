@@ -144,6 +144,7 @@ TOWERS: Mapping[str, Keys] = {
         "classifier_proj_size": 8,
     },
     "hubert": {**_WAVES, "architectures": ["HubertModel"]},
+    "wavlm": {**_WAVES, "num_buckets": 8, "architectures": ["WavLMModel"]},
     "vit": {**_VISION, "num_labels": 4},
     "beit": {**_VISION, "num_labels": 4, "use_relative_position_bias": True},
     "beit-shared": {
@@ -172,6 +173,26 @@ TOWERS: Mapping[str, Keys] = {
         "num_heads": [4, 4],
         "window_size": 4,
         "mlp_ratio": 2.0,
+    },
+    "swinv2": {
+        "num_channels": 3,
+        "patch_size": 2,
+        "image_size": 16,
+        "embed_dim": 8,
+        "depths": [4, 4],
+        "num_heads": [4, 4],
+        "window_size": 4,
+        "mlp_ratio": 2.0,
+        "num_labels": 4,
+    },
+    "swinv2-wide": {
+        "patch_size": 1,
+        "image_size": 8,
+        "embed_dim": 8,
+        "depths": [2, 1, 1],
+        "num_heads": [2, 4, 4],
+        "window_size": 4,
+        "architectures": ["Swinv2Model"],
     },
     "dinov3_vit": {**_VISION, "num_register_tokens": 2},
     "clip": {
@@ -385,6 +406,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "wav2vec2": {"S": 8},
     "wav2vec2-stable": {"S": 8},
     "hubert": {"S": 8},
+    "wavlm": {"S": 8},
     "switch_transformers": {"S": 16, "T": 16},
 }
 

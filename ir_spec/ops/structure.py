@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from stagec.ir.core import Operation
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, substitute, symbol
 from stagec.ir.facts import Relation
 from stagec.ir.numeric import NumericContext
@@ -388,6 +389,11 @@ class ConstantOp(OpDef):
 
     def infer(self, op: Operation) -> list[Type]:
         return [TensorType("f32")]
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        return []
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.float64(ratio(op, "value"))]

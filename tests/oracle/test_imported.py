@@ -62,6 +62,7 @@ UNSPLIT = (
     "convnext",
     "convnextv2",
     "swin",
+    "swinv2",
     "vit",
     "deit",
     "DiTTransformer2DModel",
@@ -83,7 +84,7 @@ ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv5", "rwkv6", "rwkv7")
 _DELTAS = ("qwen3_5", "qwen3_5_moe")
 SCANNED = (*(n for n in SCANS if n not in ALONE), "minimax", "minimax_text_01", *_DELTAS)
 #: Nor is it for convolutions that see both sides.
-CONVOLVED = ("wav2vec2", "unispeech", "unispeech-sat", "hubert")
+CONVOLVED = ("wav2vec2", "unispeech", "unispeech-sat", "hubert", "wavlm")
 
 
 def _rows() -> list[Any]:

@@ -39,6 +39,8 @@ NO_SEQUENCE = (
     "convnext",
     "convnextv2",
     "swin",
+    "swinv2",
+    "swinv2-wide",
     "beit",
     "beit-shared",
     "vit",

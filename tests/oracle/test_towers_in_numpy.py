@@ -195,7 +195,90 @@ def whisper(p: Inputs) -> float:
     return cross_entropy(norm(p, "norm", x) @ p["embed"].T, p["labels"])
 
 
-MODELS = {"bert": bert, "vit": vit, "clip": clip, "t5": t5, "whisper": whisper}
+def convolved(x: Array, w: Array, stride: int) -> Array:
+    """Windows [b, s, width, c] of a sound, times weights [width, c, d]."""
+    starts = range(0, x.shape[1] - len(w) + 1, stride)
+    return np.stack([np.tensordot(x[:, i : i + len(w)], w, 2) for i in starts], 1)
+
+
+def wavlm(p: Inputs) -> float:
+    x = convolved(p["sounds"], p["w_0"], 5)
+    x = layer_norm(x.swapaxes(1, 2)).swapaxes(1, 2) * p["norm_0_w"] + p["norm_0_b"]
+    x = gelu(convolved(gelu(convolved(gelu(x), p["w_1"], 2)), p["w_2"], 2))
+    x = norm(p, "front_norm", x) @ p["w_front"] + p["b_front"]
+    w = p["positions/w_direction"]
+    w = w / np.sqrt((w * w).sum((1, 2, 3), keepdims=True))
+    w = w * p["positions/w_length"][:, None, None, None]
+    around = np.pad(x, ((0, 0), (4, 4), (0, 0)))
+    groups = np.split(around, 2, -1)
+    near = np.concatenate([convolved(x, w[:, g], 1) for g, x in enumerate(groups)], -1)
+    x = norm(p, "norm", x + gelu(near[:, : x.shape[1]] + p["positions/b"]))
+    bias = np.moveaxis(p["bias_table"][buckets(x.shape[1], both=True, count=8, most=800)], -1, 0)
+    name = "layers/attention"
+    for i in range(4):
+        parts = np.stack(np.split(x, 4, -1), 1)  # of each head
+        gates = np.tensordot(parts, p[f"{name}/w_gate"][i], 1) + p[f"{name}/b_gate"][i]
+        a, b = np.moveaxis(1 / (1 + np.exp(-gates.sum(-1))), -1, 0)
+        gate = a * (b * p[f"{name}/gate_scale"][i][:, None] - 1) + 2
+        x = norm(
+            p, "layers/attn_norm", x + attention(p, name, i, x, x, bias=gate[..., None] * bias), i
+        )
+        x = norm(p, "layers/mlp_norm", x + mlp(p, "layers/mlp", i, x, gelu), i)
+    return float(((x - p["target"]) ** 2).mean())
+
+
+def swinv2(p: Inputs) -> float:
+    """Three stages of 8, 4 and 2 patches along a side, in windows of 4; each patch is a pixel."""
+    x = np.moveaxis(p["images"], 1, -1) @ p["w_patches"][:, 0, 0] + p["b_patches"]
+    x = norm(p, "patch_norm", x)
+    for stage, window in ((1, 4), (2, 4), (3, 2)):
+        if stage > 1:
+            corners = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
+            x = norm(p, f"norm_{stage}", np.concatenate(corners, -1) @ p[f"w_{stage}"])
+        for layer in ("whole", "shifted") if stage == 1 else ("layer",):
+            name = f"stage_{stage}/{layer}"
+            shift = 2 if layer == "shifted" else 0
+            a = in_windows(p, name, np.roll(x, (-shift, -shift), (1, 2)), window, stage)
+            x = x + norm(p, f"{name}/attn_norm", np.roll(a, (shift, shift), (1, 2)), 0)
+            x = x + norm(p, f"{name}/mlp_norm", mlp(p, name, 0, x, gelu), 0)
+    return float(((norm(p, "norm", x).mean((1, 2)) - p["target"]) ** 2).mean())
+
+
+def in_windows(p: Inputs, layer: str, x: Array, size: int, stage: int) -> Array:
+    """Attention of each window by itself."""
+    masked = layer.endswith("shifted")
+    name, end = f"{layer}/{'masked_' if masked else ''}windows", "_3" if stage == 3 else ""
+    hidden = p[f"coords{end}"] @ p[f"{name}/near_up"][0] + p[f"{name}/near_bias"][0]
+    rows = np.maximum(hidden, 0) @ p[f"{name}/near_down"][0]
+    near = 16 / (1 + np.exp(-np.moveaxis(rows[p[f"pairs{end}"]], -1, 0)))
+    sharp = np.exp(np.minimum(p[f"{name}/sharpness"][0], 4.60517))
+    found, number = np.zeros_like(x), 0
+    for top in range(0, x.shape[1], size):
+        for left in range(0, x.shape[2], size):
+            here = (slice(None), slice(top, top + size), slice(left, left + size))
+            rows = x[here].reshape(len(x), size * size, -1)
+            q, k, v = (np.tensordot(rows, p[f"{name}/w{n}"][0], 1) for n in "qkv")
+            q, v = q + p[f"{name}/bq"][0], v + p[f"{name}/bv"][0]
+            q, k = (t / np.linalg.norm(t, axis=-1, keepdims=True) for t in (q, k))
+            scores = np.einsum("bshk,bthk->bhst", q, k) * sharp[:, None, None] + near
+            scores = scores + p["mask_1"][number] if masked else scores
+            a = np.einsum("bhst,bthk->bshk", softmax(scores), v)
+            found[here] = (np.tensordot(a, p[f"{name}/wo"][0], 2) + p[f"{name}/bo"][0]).reshape(
+                x[here].shape
+            )
+            number += 1
+    return found
+
+
+MODELS = {
+    "bert": bert,
+    "vit": vit,
+    "clip": clip,
+    "t5": t5,
+    "whisper": whisper,
+    "wavlm": wavlm,
+    "swinv2-wide": swinv2,
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -88,7 +88,7 @@ def read_part(
     config: Config, text: ModelText, parameters: Config | None, default: Fraction
 ) -> bool:
     """Declare R by the share of a head that is rotated; whether that is less than all of it."""
-    keys = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+    keys = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
     share = config.ratio(*keys, default=default)
     if parameters is not None:
         share = parameters.ratio("partial_rotary_factor", default=share)

@@ -182,7 +182,12 @@ def sigmoid_stack(
 def read_mistral4(config: Config) -> ModelText:
     """Mistral Small 4: latent attention whose queries grow with the position, experts by a softmax
     beside a shared one."""
-    kin, mixer = latent_of(config, "Mistral 4", Sizes(4096, 12288, 36, 32, 131072, 1 << 20))
+    kin, mixer = latent_of(
+        config,
+        "Mistral 4",
+        Sizes(4096, 12288, 36, 32, 131072, 1 << 20),
+        LatentSizes(kept=64, keys=256, queries=1024),
+    )
     mixer = replace(mixer, queries=grown_queries(config))
     normalize = kin.flag("norm_topk_prob", True)
     mixture = kin.experts(count=128, top=4, inner=2048, normalize=normalize)
@@ -210,19 +215,39 @@ def read_deepseek_v32(config: Config) -> ModelText:
     return sigmoid_stack(kin, SparseLatent(latent))
 
 
-def latent_of(config: Config, title: str, sizes: Sizes) -> tuple[Kin, Latent]:
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """The values of keys of latent attention that a configuration leaves out: elements of a head
+    that are not rotated, and those that are, of its values (0: heads share the width), and the
+    ranks of keys and of queries."""
+
+    kept: int = 128
+    turned: int = 64
+    values: int = 128
+    keys: int = 512
+    queries: int = 1536
+
+
+def latent_of(
+    config: Config, title: str, sizes: Sizes, own: LatentSizes | None = None
+) -> tuple[Kin, Latent]:
     """The model with the sizes of latent attention."""
+    own = own or LatentSizes()
     config.skip("num_key_value_heads", "head_dim", "qk_head_dim", "rope_interleave")
     config.only("attention_bias", False)
     kin = Kin(
-        config, title, replace(sizes, dim=128), read_groups=False, dim_keys=["qk_nope_head_dim"]
+        config,
+        title,
+        replace(sizes, dim=own.kept),
+        read_groups=False,
+        dim_keys=["qk_nope_head_dim"],
     )
-    read_size(config, kin.text, "R", "qk_rope_head_dim", default=64)
-    read_size(config, kin.text, "W", "v_head_dim", default=128)
-    read_size(config, kin.text, "C", "kv_lora_rank", default=512)
+    read_size(config, kin.text, "R", "qk_rope_head_dim", default=own.turned)
+    read_size(config, kin.text, "W", "v_head_dim", default=own.values or kin.width // kin.heads)
+    read_size(config, kin.text, "C", "kv_lora_rank", default=own.keys)
     low_rank = config.has("q_lora_rank") or not config.names("q_lora_rank")
     if low_rank:
-        read_size(config, kin.text, "Q", "q_lora_rank", default=1536)
+        read_size(config, kin.text, "Q", "q_lora_rank", default=own.queries)
     return kin, Latent(low_rank, kin.rope(), score_share(config))
 
 

@@ -31,6 +31,8 @@ def read_heads_of(config: Config, text: ModelText, suffix: str, key: str, heads:
     text.symbol(f"K{suffix}", width // count, f"the width / {key}")
 
 
+_CLASSES = ("SequenceClassification", "TokenClassification")
+
 # -- BERT ------------------------------------------------------------------------------------------
 
 
@@ -38,7 +40,7 @@ def read_heads_of(config: Config, text: ModelText, suffix: str, key: str, heads:
 class Words:
     """How a family differs from BERT: its first positions that are not used, its token types, norms
     before the parts of a layer and behind all layers (`pre`), norms of embeddings, a bias by
-    distance that all layers share (`relative`)."""
+    distance that all layers share (`relative`), a layer on the first token's vector (`pooler`)."""
 
     title: str
     before: int = 0
@@ -46,6 +48,7 @@ class Words:
     pre: bool = False
     embed_norm: bool = True
     relative: bool = False
+    pooler: bool = True
 
 
 def read_bert(config: Config) -> ModelText:
@@ -62,7 +65,7 @@ def read_distilbert(config: Config) -> ModelText:
     """DistilBERT (arXiv 1910.01108): BERT without token types."""
     config.only("sinusoidal_pos_embds", False)
     config.skip("qa_dropout", "seq_classif_dropout")
-    return _bert(config, Words("DistilBERT", types=0))
+    return _bert(config, Words("DistilBERT", types=0, pooler=False))
 
 
 def read_roberta_pre(config: Config) -> ModelText:
@@ -123,7 +126,7 @@ def _bert(config: Config, kind: Words) -> ModelText:
     y = layers.write(body, x, "y0" if kind.pre else "y")
     y = LAYER.write(body, "y", y, "norm") if kind.pre else y
     args = _LABELS if not types else "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
-    return _bert_head(config, text, body, y, act, args)
+    return _bert_head(config, text, body, y, act, args, pooler=kind.pooler)
 
 
 def _bert_embedding(body: Body, kind: Words) -> str:
@@ -136,33 +139,75 @@ def _bert_embedding(body: Body, kind: Words) -> str:
 
 
 def _bert_head(
-    config: Config, text: ModelText, body: Body, y: str, act: str, args: str
+    config: Config, text: ModelText, body: Body, y: str, act: str, args: str, *, pooler: bool
 ) -> ModelText:
-    """The head of the architecture: words of all positions, or a class by the first token."""
+    """The head of the architecture: words of all positions, a class by the first token, or both."""
     names = config.strings("architectures")
     names = tuple("ForCausalLM" if n.endswith("LMHeadModel") else n for n in names)
     heads = {n.rpartition("For")[2] if "For" in n else n[-5:] for n in names} or {"MaskedLM"}
-    known = {"MaskedLM", "PreTraining", "Model", "SequenceClassification", "CausalLM"}
+    known = {"MaskedLM", "PreTraining", "Model", "CausalLM", *_CLASSES}
     if not heads & known:
         raise config.refuse("architectures", f"has a head that is not known: {', '.join(names)}")
-    if heads & {"Model", "SequenceClassification"}:
-        c = body.let("c", f"stg.take[at = 0]({y})")
-        pooled = body.let("p1", f"stg.tanh({linear(body, 'p0', c, 'pooler', 'D, D')})")
-        if "Model" in heads:
-            target = vectors(text, body, pooled)
-            return text.train(args.replace("%labels: i32[B, S]", target), body)
-        text.symbol("N", config.labels(2), "num_labels")
-        z = linear(body, "z", pooled, "classifier", "D, N")
-        classify(body, z)
+    if "Model" in heads:
+        return train_vectors(text, body, y, args, pooler=pooler)
+    if heads & {*_CLASSES}:
+        text.symbol("N_classes", config.labels(2), "num_labels")
+    if "TokenClassification" in heads:
+        classify_each(body, y, "w_classifier", "b_classifier", "N_classes")
+        return text.train(args, body)
+    if "SequenceClassification" in heads:
+        classify(body, linear(body, "z", _pooled(body, y), "classifier", "D, N_classes"))
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     config.only("tie_word_embeddings", True)
-    predict_words(body, y, act)
-    return text.train(args, body)
+    if "PreTraining" not in heads:
+        predict_words(body, y, act)
+        return text.train(args, body)
+    text.notes.append("%follows is 1 where the second sentence follows the first one, else 0.")
+    loss = word_loss(body, y, act, "words")
+    z = linear(body, "z", _pooled(body, y), "follows", "D, 2")
+    z = body.let("zf", f"stg.cast[f32]({z})")
+    pairs = body.let("pairs", f"stg.cross_entropy[mean = B]({z}, %follows)")
+    body.do(f"stg.return({body.let('loss', f'stg.add({loss}, {pairs})')})")
+    return text.train(f"{args}, %follows: i32[B]", body)
+
+
+def _pooled(body: Body, y: str) -> str:
+    """Append what a layer makes of the first token's vector."""
+    c = body.let("c", f"stg.take[at = 0]({y})")
+    return body.let("p1", f"stg.tanh({linear(body, 'p0', c, 'pooler', 'D, D')})")
+
+
+def is_bare(config: Config) -> bool:
+    """Whether the architecture has no head."""
+    names = config.strings("architectures")
+    return any(name.endswith("Model") and not name.endswith("LMHeadModel") for name in names)
+
+
+def train_vectors(
+    text: ModelText, body: Body, y: str, args: str, *, pooler: bool = False
+) -> ModelText:
+    """The model without a head: the first token's vectors are trained towards given ones."""
+    c = _pooled(body, y) if pooler else body.let("c", f"stg.take[at = 0]({y})")
+    return text.train(args.replace("%labels: i32[B, S]", vectors(text, body, c)), body)
 
 
 def predict_words(
     body: Body, y: str, act: str, *, width: str = "D", norm: Norm = LAYER, bias: bool = True
 ) -> None:
+    """Append the head of masked words on `y`, and return its loss."""
+    body.do(f"stg.return({word_loss(body, y, act, 'loss', width=width, norm=norm, bias=bias)})")
+
+
+def word_loss(
+    body: Body,
+    y: str,
+    act: str,
+    name: str,
+    *,
+    width: str = "D",
+    norm: Norm = LAYER,
+    bias: bool = True,
+) -> str:
     """Append the head of masked words on `y`: a product to the width of the table, with a `bias`,
     an activation and a norm; the table `%embed`, and the loss of all positions."""
     steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_transform", f"D, {width}")})']
@@ -176,8 +221,7 @@ def predict_words(
         "stg.cast[f32]({})",
     ]
     logits = body.steps("logits", y, steps)
-    body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
-    body.do("stg.return(%loss)")
+    return body.let(name, f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
 
 
 def vectors(text: ModelText, body: Body, x: str, width: str = "D") -> str:
@@ -336,10 +380,10 @@ def relative(body: Body, name: str, statics: str) -> str:
     return body.let(name, f"stg.relative_bias[{statics}]({table})")
 
 
-def translate(body: Body, n: str, steps: Sequence[str]) -> None:
-    """Append the head and the loss of `%labels` [B, T]."""
+def translate(body: Body, n: str, steps: Sequence[str], length: str = "T") -> None:
+    """Append the head and the loss of `%labels` [B, length]."""
     logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
-    body.let("loss", f"stg.cross_entropy[mean = B*T]({logits}, %labels)")
+    body.let("loss", f"stg.cross_entropy[mean = B*{length}]({logits}, %labels)")
     body.do("stg.return(%loss)")
 
 

@@ -8,7 +8,13 @@ from stagec.importers.common.heads import expect_head
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.positions import read_bases, read_rope
 from stagec.importers.common.sizes import begin, read_size
-from stagec.importers.families.encoders import predict_words, read_activation, read_heads_of
+from stagec.importers.families.encoders import (
+    is_bare,
+    predict_words,
+    read_activation,
+    read_heads_of,
+    train_vectors,
+)
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, LAYER_SCALE, FeedForward, Rope
@@ -24,10 +30,11 @@ def _begin(config: Config, title: str, longest: int, *, width: int, vocab: int) 
     text, longest = begin(config, title, longest)
     text.symbol("P", longest, "learned positions")
     text.assume("P >= S")
-    read_size(config, text, "D", "hidden_size", default=width)
-    read_heads_of(config, text, "", "num_attention_heads", 12)
-    read_size(config, text, "F", "intermediate_size", default=4 * width)
-    text.symbol("L", config.layers(default=12), "num_hidden_layers")
+    read_size(config, text, "D", "hidden_size", "n_embd", default=width)
+    heads = "n_head" if config.has("n_head") else "num_attention_heads"
+    read_heads_of(config, text, "", heads, 12)
+    read_size(config, text, "F", "intermediate_size", "n_inner", default=4 * width)
+    text.symbol("L", config.layers("num_hidden_layers", "n_layer", default=12), "layers")
     read_size(config, text, "V", "vocab_size", default=vocab)
     config.only("tie_word_embeddings", True)
     return text
@@ -67,6 +74,8 @@ def read_electra(config: Config) -> ModelText:
     x = x if width == "D" else _projected(body, x)
     mlp = FeedForward(act, gated=False, bias=True)
     y = encoder(text, MultiHead(), mlp, post=True).write(body, x, "y")
+    if is_bare(config):
+        return train_vectors(text, body, y, _ARGS)
     if any(name.endswith("ForPreTraining") for name in config.strings("architectures")):
         steps = [
             f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_dense", "D, D")})',
@@ -148,6 +157,8 @@ def read_albert(config: Config) -> ModelText:
     inner = Body()
     inner.do(f"stg.yield({inner.let('r', f'stg.call @layer(%h, {shared})')})")
     body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
+    if is_bare(config):
+        return train_vectors(text, body, "%y", _ARGS, pooler=True)
     predict_words(body, "%y", act, width=width)
     return text.train(_ARGS, body)
 
@@ -203,24 +214,42 @@ def read_modernbert(config: Config) -> ModelText:
     first = Part(blocks[types[0]].write(text), "attn", None)
     kinds["first"] = Layer([first, Part(mlp, "mlp", norm)])
     y = norm.write(body, "n", write_stack(text, body, x, kinds, order), "norm")
-    predict_words(body, y, read_activation(config, "classifier_activation"), norm=norm, bias=False)
-    return text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
+    act = read_activation(config, "classifier_activation")
+    args = "%tokens: i32[B, S], %labels: i32[B, S]"
+    if is_bare(config):
+        return train_vectors(text, body, y, args)
+    predict_words(body, y, act, norm=norm, bias=False)
+    return text.train(args, body)
 
 
 def read_nomic_bert(config: Config) -> ModelText:
     """Nomic BERT (arXiv 2402.01613): rotary positions, a SiLU gate, a norm behind each sum."""
     expect_head(config, "MaskedLM")
+    for key in ("causal", "prenorm", "parallel_block", "qkv_proj_bias", "use_rms_norm"):
+        config.only(key, False)
+    config.only("rotary_emb_interleaved", False)
+    config.only("rotary_emb_scale_base", None)
+    config.only("rotary_scaling_factor", None)
+    config.skip("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "use_xentropy")
+    config.skip("max_trained_positions", "parallel_block_tied_norm")
+    config.skip(*(f"summary_{n}" for n in ("activation", "proj_to_labels", "type", "use_proj")))
+    config.only("mlp_fc1_bias", False)
+    config.only("mlp_fc2_bias", False)
     text = _begin(config, "Nomic BERT", 2048, width=768, vocab=30528)
     config.only("head_dim", text.symbols["K"].value)
     read_size(config, text, "Y", "type_vocab_size", default=2)
     rope = read_rope(config, text, base=1000)
+    config.only("activation_function", "swiglu")
     act = read_activation(config, "hidden_act", default="silu")
     body = Body()
     e = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
     t = body.let("t", f"stg.embedding({body.param('type_embed', 'Y, D')}, %types)")
     x = LAYER.write(body, "x", body.let("et", f"stg.add({e}, {t})"), "embed_norm")
     layers = encoder(text, MultiHead("", rope=rope), FeedForward(act), post=True)
-    predict_words(body, layers.write(body, x, "y"), act)
+    y = layers.write(body, x, "y")
+    if is_bare(config):
+        return train_vectors(text, body, y, _ARGS)
+    predict_words(body, y, act)
     return text.train(_ARGS, body)
 
 

@@ -227,7 +227,7 @@ def read_minimax_m2(config: Config) -> ModelText:
     config.only("qk_norm_type", "per_layer")
     config.only("shared_intermediate_size", 0)
     config.skip("layernorm_full_attention_beta", "layernorm_linear_attention_beta")
-    config.skip("layernorm_mlp_beta")
+    config.skip("layernorm_mlp_beta", "mlp_intermediate_size", "shared_moe_mode")
     mixture = kin.experts(count=256, top=8, inner="F")
     scores = config.word("scoring_func", among=("sigmoid", "softmax"), default="sigmoid")
     route = ("scores = sigmoid", "normalize") if scores == "sigmoid" else ("normalize",)

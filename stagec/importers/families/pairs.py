@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stagec.importers.common.heads import expect_head
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import read_activation, vectors
 from stagec.importers.families.vision import IMAGES, TowerSizes, read_images, read_tower
@@ -28,13 +29,14 @@ VISION = "_v"
 def read_clip(config: Config) -> ModelText:
     """CLIP (arXiv 2103.00020): the vector of each image is to be near that of its own text, among
     all pairs of the batch."""
+    expect_head(config, "Model")
     text, vision, words = _two_towers(config, "CLIP")
     v = _read_clip_images(vision, text, VISION)
     t = _read_words(words, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     read_size(config, text, "J", "projection_dim", default=512)
     config.skip("logit_scale_init_value")
     for side in (vision, words):
-        side.skip("projection_dim")
+        side.skip("projection_dim", "tie_word_embeddings", "top_k")
     body = Body()
     mlp = FeedForward(read_activation(vision, "hidden_act", default="quick_gelu"), False, True)
     i = _clip_image(text, body, v, mlp, "vision")
@@ -88,6 +90,7 @@ def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: st
 
 def read_clip_vision(config: Config) -> ModelText:
     """The tower of images of CLIP by itself, maybe with its projection."""
+    expect_head(config, "Model")
     text = _alone(config, "CLIP, images")
     tower = _read_clip_images(config, text, "")
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
@@ -97,6 +100,7 @@ def read_clip_vision(config: Config) -> ModelText:
 
 def read_clip_text(config: Config) -> ModelText:
     """The tower of texts of CLIP by itself, maybe with its projection."""
+    expect_head(config, "Model")
     text = _alone(config, "CLIP, texts")
     tower = _read_words(config, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
@@ -178,6 +182,7 @@ def similarities(body: Body, images: str, texts: str, width: str) -> str:
 
 def read_siglip(config: Config) -> ModelText:
     """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
+    expect_head(config, "Model")
     text, vision, words = _two_towers(config, "SigLIP")
     sizes = TowerSizes(768, 3072, 12, 12)
     v = read_tower(vision, text, VISION, sizes)
@@ -231,6 +236,7 @@ def _siglip_text(
 
 def read_siglip_vision(config: Config) -> ModelText:
     """The tower of images of SigLIP by itself, with its pooling or without it."""
+    expect_head(config, "Model")
     text = _alone(config, "SigLIP, images")
     sizes = TowerSizes(768, 3072, 12, 12)
     tower = read_tower(config, text, "", sizes)
@@ -250,6 +256,7 @@ def read_siglip_vision(config: Config) -> ModelText:
 
 def read_siglip_text(config: Config) -> ModelText:
     """The tower of texts of SigLIP by itself."""
+    expect_head(config, "Model")
     text = _alone(config, "SigLIP, texts")
     tower = _read_words(config, text, TowerSizes(768, 3072, 12, 12), 32000, 64)
     read_size(config, text, "J", "projection_size", default=text.symbols["D"].value)

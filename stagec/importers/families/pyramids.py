@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stagec.importers.common.heads import expect_head
 from stagec.importers.common.sizes import begin
 from stagec.importers.families.encoders import classify, read_activation, vectors
 from stagec.importers.family import ModelFamily
@@ -20,7 +21,7 @@ def at(symbol: str, stage: int) -> str:
     return f"{symbol}_{stage}" if stage > 1 else symbol
 
 
-def _side(stage: int) -> str:
+def side_of(stage: int) -> str:
     """The elements along a side of a stage."""
     return f"X/{1 << (stage - 1)}" if stage > 1 else "X"
 
@@ -30,6 +31,7 @@ def begin_pyramid(
 ) -> ModelText:
     """The text, with C, P and X of images, and D and L of each stage; X has to halve behind each
     stage but the last one."""
+    expect_head(config, "ImageClassification")
     text, _ = begin(config, title, 1)
     text.symbols.pop("S")
     text.symbol("C", config.size("num_channels", default=3), "num_channels")
@@ -126,7 +128,7 @@ def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
         body.nested(head, inner)
         x = f"%y_{i}"
     last = at("D", count)
-    c = LAYER.write(body, "c", pooled(body, x, _side(count)), "norm", last)
+    c = LAYER.write(body, "c", pooled(body, x, side_of(count)), "norm", last)
     return finish(config, text, body, c, last)
 
 
@@ -173,159 +175,9 @@ def _responding(body: Body, u: str) -> str:
     return body.steps("z", u, steps)
 
 
-# -- Swin ------------------------------------------------------------------------------------------
-
-
-def read_swin(config: Config) -> ModelText:
-    """Swin (arXiv 2103.14030): attention in windows, which every second layer shifts by half a
-    window; 2 x 2 elements are merged between stages."""
-    depths = config.sizes("depths", least=1) or (2, 2, 6, 2)
-    count = len(depths)
-    heads = config.sizes("num_heads", length=count, least=1) or (3, 6, 12, 24)
-    if len(heads) != count:
-        raise config.wrong("depths", f"{len(heads)} numbers of layers, one for each stage")
-    width = config.size("embed_dim", default=96)
-    config.only("hidden_size", width << (count - 1))
-    config.only("num_layers", count)
-    config.only("use_absolute_embeddings", False)
-    config.skip("stage_names", "out_features", "out_indices", "drop_path_rate", "encoder_stride")
-    config.skip("path_norm")
-    text = begin_pyramid(config, "Swin", [width << i for i in range(count)], depths)
-    window = config.size("window_size", default=7)
-    text.symbol("W", window, "window_size")
-    text.symbol("U", window // 2, "half a window, rounded down")
-    ratio = config.ratio("mlp_ratio", default=4)
-    sides = [(text.symbols["X"].value or 1) >> i for i in range(count)]
-    for i, (number, side) in enumerate(zip(heads, sides, strict=True), 1):
-        d = width << (i - 1)
-        if d % number:
-            raise config.refuse("num_heads", f"has {number}, which does not divide {d}")
-        if side % window:
-            raise config.refuse("window_size", f"is {window}, which does not divide {side} patches")
-        if side > window and depths[i - 1] % 2:
-            raise config.refuse("depths", f"has {depths[i - 1]}: every second layer is shifted")
-        text.symbol(at("H", i), number, f"heads of stage {i}")
-        text.symbol(at("K", i), d // number, "width / heads")
-        text.symbol(at("F", i), int(ratio * d), "mlp_ratio * width")
-    biased = config.flag("qkv_bias", default=True)
-    act = read_activation(config, "hidden_act")
-    plain = _swin_layer(text, act, biased=biased, shifted=False)
-    body = Body()
-    x = stem(body)
-    masks = ""
-    for i, side in enumerate(sides, 1):
-        if i > 1:
-            x = _merged(body, x, i)
-        bound = "".join(f"{n} = {at(n, i)}, " for n in "DHKF") + f"X = {_side(i)}, "
-        bound = bound if i > 1 else ""
-        inner = Body()
-        if side > window:
-            other = _swin_layer(text, act, biased=biased, shifted=True)
-            mask = f"%mask_{i}"
-            masks += f", {mask}: bf16[{_side(i)}*{_side(i)}/(W*W), W*W, W*W]"
-            r = inner.let("r0", f"stg.call @{plain}[{bound}as = whole](%h, %pairs)")
-            r = inner.let("r", f"stg.call @{other}[{bound}as = shifted]({r}, %pairs, {mask})")
-            times = f"{at('L', i)}/2"
-        else:
-            brackets = f"[{bound[:-2]}]" if bound else ""
-            r = inner.let("r", f"stg.call @{plain}{brackets}(%h, %pairs)")
-            times = at("L", i)
-        inner.do(f"stg.yield({r})")
-        head = f"%y_{i} = stg.repeat @stage_{i}[count = {times}, carry = 1] (%h = {x}) {{"
-        body.nested(head, inner)
-        x = f"%y_{i}"
-    last = at("D", count)
-    c = pooled(body, LAYER.write(body, "n", x, "norm", last), _side(count))
-    text.notes.append("%pairs are the rows of the tables of biases, by the places in a window;")
-    text.notes.append("the masks hide pairs that are no neighbours in shifted windows (-100).")
-    return finish(config, text, body, c, last, f"{IMAGES}, %pairs: i32[W*W, W*W]{masks}")
-
-
-def _merged(body: Body, x: str, stage: int) -> str:
-    """Append the merger of 2 x 2 elements before a stage; the result's name."""
-    before, width = at("D", stage - 1), at("D", stage)
-    steps = [
-        'stg.reshape["b(hp)(wq)c->bhpwqc", factors = (p, q), sizes = (2, 2)]({})',
-        'stg.permute["bhpwqc->bhwqpc"]({})',
-        'stg.reshape["bhwqpc->bhw(qpc)"]({})',
-        LAYER.step(body, f"norm_{stage}", f"4*{before}"),
-        f'stg.einsum["bhwc,cd->bhwd"]({{}}, {body.param(f"w_{stage}", f"4*{before}, {width}")})',
-    ]
-    return body.steps(f"x_{stage}", x, steps)
-
-
-def _swin_layer(text: ModelText, act: str, *, biased: bool, shifted: bool) -> str:
-    """Add a layer on a grid [B, X, X, D]; its name."""
-    windows = _windows(text, biased=biased, masked=shifted)
-    body = Body()
-    n = LAYER.write(body, "n1", "%h", "attn_norm")
-    if shifted:
-        n = _rolled(body, "s", n, "U, X - U")
-    cut = [
-        'stg.reshape["b(yw)(xv)d->bywxvd", factors = (w, v), sizes = (W, W)]({})',
-        'stg.permute["bywxvd->byxwvd"]({})',
-        'stg.reshape["byxwvd->b(yx)(wv)d"]({})',
-        f"stg.call @{windows}({{}}, %pairs{', %mask' if shifted else ''})",
-        'stg.reshape["b(yx)(wv)d->byxwvd", factors = (x, v), sizes = (X/W, W)]({})',
-        'stg.permute["byxwvd->bywxvd"]({})',
-        'stg.reshape["bywxvd->b(yw)(xv)d"]({})',
-    ]
-    a = body.steps("a", n, cut)
-    if shifted:
-        a = _rolled(body, "t", a, "X - U, U")
-    r = body.let("sum", f"stg.add(%h, {a})")
-    steps = [
-        LAYER.step(body, "mlp_norm"),
-        f'stg.einsum["bhwd,df->bhwf"]({{}}, {body.param("w_up", "D, F")})',
-        f'stg.add["bhwf,f->bhwf"]({{}}, {body.param("b_up", "F")})',
-        ACTIVATIONS[act],
-        f'stg.einsum["bhwf,fd->bhwd"]({{}}, {body.param("w_down", "F, D")})',
-        f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b_down", "D")})',
-        f"stg.add({r}, {{}})",
-    ]
-    body.do(f"stg.return({body.steps('r', r, steps)})")
-    name, args = ("shifted", "%h, %pairs, %mask") if shifted else ("layer", "%h, %pairs")
-    return text.function(name, args, body)
-
-
-def _rolled(body: Body, out: str, x: str, sizes: str) -> str:
-    """Append a rotation of a grid, whose sides are cut in two parts: the first comes last."""
-    for dim, name in ((1, f"{out}y"), (2, f"{out}x")):
-        parts = f"%{name}0, %{name}1"
-        body.do(f"{parts} = stg.cut[dim = {dim}, sizes = ({sizes})]({x})")
-        x = body.let(name, f"stg.concat[dim = {dim}](%{name}1, %{name}0)")
-    return x
-
-
-def _windows(text: ModelText, *, biased: bool, masked: bool) -> str:
-    """Add attention in windows [B, N, W*W, D]; its name."""
-    body = Body()
-    for out in "qkv":
-        steps = [f'stg.einsum["bnsd,dhk->bnshk"]({{}}, {body.param(f"w{out}", "D, H, K")})']
-        if biased:
-            steps.append(f'stg.add["bnshk,hk->bnshk"]({{}}, {body.param(f"b{out}", "H, K")})')
-        steps += ["stg.scale[rsqrt = K]({})"] if out == "q" else []
-        body.steps(out, "%x", steps)
-    table = body.param("bias", "(2*W - 1)*(2*W - 1), H")
-    body.let("near", f"stg.embedding({table}, %pairs)")
-    steps = [
-        'stg.einsum["bnshk,bnthk->bnhst"]({}, %k)',
-        'stg.add["bnhst,sth->bnhst"]({}, %near)',
-        *(['stg.add["bnhst,nst->bnhst"]({}, %mask)'] if masked else []),
-        "stg.softmax({})",
-        'stg.einsum["bnhst,bnthk->bnshk"]({}, %v)',
-        f'stg.einsum["bnshk,hkd->bnsd"]({{}}, {body.param("wo", "H, K, D")})',
-        f'stg.add["bnsd,d->bnsd"]({{}}, {body.param("bo", "D")})',
-    ]
-    body.do(f"stg.return({body.steps('o', '%q', steps)})")
-    name, args = ("masked_windows", ", %mask") if masked else ("windows", "")
-    return text.function(name, f"%x, %pairs{args}", body)
-
-
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("ConvNeXt", ("convnext",), read_convnext, "depth-wise convolutions in stages"),
     ModelFamily(
         "ConvNeXt V2", ("convnextv2",), read_convnextv2, "ConvNeXt; norms of channels over an image"
     ),
-    ModelFamily("Swin", ("swin",), read_swin, "attention in shifted windows, in stages"),
 )

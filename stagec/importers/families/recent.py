@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
 from stagec.importers.common.positions import grown_queries, read_bases
-from stagec.importers.families.deepseek import latent_of, sigmoid_stack
+from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm, joined
@@ -137,7 +137,12 @@ def read_bitnet(config: Config) -> ModelText:
 
 def read_minicpm3(config: Config) -> ModelText:
     """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
-    kin, mixer = latent_of(config, "MiniCPM 3", Sizes(2560, 6400, 62, 40, 73448, 32768))
+    kin, mixer = latent_of(
+        config,
+        "MiniCPM 3",
+        Sizes(2560, 6400, 62, 40, 73448, 32768),
+        LatentSizes(64, 32, 0, 256, 768),
+    )
     base = config.size("dim_model_base", default=256)
     decoder = Decoder(
         tied=kin.tied(True),

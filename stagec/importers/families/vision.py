@@ -9,7 +9,13 @@ from fractions import Fraction
 from stagec.importers.common.heads import expect_head, heads_of
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin, read_size
-from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
+from stagec.importers.families.encoders import (
+    classify,
+    is_bare,
+    read_activation,
+    read_heads_of,
+    vectors,
+)
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, Rope
@@ -77,6 +83,7 @@ def read_deit(config: Config) -> ModelText:
 
 
 def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
+    expect_head(config, "ImageClassification", "ImageClassificationWithTeacher")
     text, _ = begin(config, title, 1)
     text.symbols.pop("S")
     sizes = TowerSizes(768, 3072, 12, 12)
@@ -108,6 +115,15 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
 def read_beit(config: Config) -> ModelText:
     """BEiT (arXiv 2106.08254): biases by two-dimensional distance, scaled layers, a mean of
     patches."""
+    return _beit(config, pooler=True)
+
+
+def read_data2vec_images(config: Config) -> ModelText:
+    """data2vec of images (arXiv 2202.03555): BEiT, whose vectors have no norm behind their mean."""
+    return _beit(config, pooler=not is_bare(config))
+
+
+def _beit(config: Config, *, pooler: bool) -> ModelText:
     expect_head(config, "ImageClassification")
     text, _ = begin(config, "BEiT", 1)
     text.symbols.pop("S")
@@ -134,11 +150,11 @@ def read_beit(config: Config) -> ModelText:
     mixer = MultiHead("qvo", bias=shared, pairs=own)
     scaled = config.ratio("layer_scale_init_value", default=Fraction(1, 10)) > 0
     y = encoder(text, mixer, mlp, scaled=scaled, operands=operands).write(body, x, "y")
-    c = _beit_vector(config, body, y)
+    c = _beit_vector(config, body, y, pooler=pooler)
     args = IMAGES + (", %pairs: i32[X*X + 1, X*X + 1]" if own or shared else "")
     if own or shared:
         text.notes.append("%pairs are the rows of biases, by the places of two patches.")
-    if any(name.endswith("Model") for name in config.strings("architectures")):
+    if is_bare(config):
         text.train(f"{args}, {vectors(text, body, c)}", body)
     else:
         text.symbol("M", config.labels(1000), "num_labels")
@@ -154,15 +170,16 @@ def read_beit(config: Config) -> ModelText:
 _AUXILIARY = ("loss_weight", "channels", "num_convs", "concat_input")
 
 
-def _beit_vector(config: Config, body: Body, y: str) -> str:
-    """Append the vector of an image: the mean of its patches, normed, or its class token."""
+def _beit_vector(config: Config, body: Body, y: str, *, pooler: bool) -> str:
+    """Append the vector of an image: the mean of its patches, normed by a `pooler`, or its class
+    token."""
     if not config.flag("use_mean_pooling", default=True):
         return body.let("c", f"stg.take[at = 0]({LAYER.write(body, 'n', y, 'norm')})")
     steps = [
         "stg.slice[dim = 1, start = 1, size = X*X]({})",
         'stg.sum["bsd->bd"]({})',
         "stg.scale[by = 1/(X*X)]({})",
-        LAYER.step(body, "norm"),
+        *([LAYER.step(body, "norm")] if pooler else []),
     ]
     return body.steps("c", y, steps)
 
@@ -182,6 +199,7 @@ def read_dinov2_registers(config: Config) -> ModelText:
 
 
 def _dinov2(config: Config, title: str, registers: int) -> ModelText:
+    expect_head(config, "ImageClassification")
     text, _ = begin(config, title, 1)
     text.symbols.pop("S")
     sizes = TowerSizes(768, 3072, 12, 12, patch=14)
@@ -250,6 +268,7 @@ def _dino_head(
 
 def read_dinov3(config: Config) -> ModelText:
     """DINOv3 (arXiv 2508.10104): rotary positions, registers, biases by keys."""
+    expect_head(config, "ImageClassification")
     text, _ = begin(config, "DINOv3", 1)
     text.symbols.pop("S")
     sizes = TowerSizes(384, 1536, 12, 6)
@@ -276,9 +295,8 @@ def read_dinov3(config: Config) -> ModelText:
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("ViT", ("vit",), read_vit, "patches, class token, learned positions"),
     ModelFamily("DeiT", ("deit",), read_deit, "ViT with a token for distillation"),
-    ModelFamily(
-        "BEiT", ("beit", "data2vec-vision"), read_beit, "biases by distance in two dimensions"
-    ),
+    ModelFamily("BEiT", ("beit",), read_beit, "biases by distance in two dimensions"),
+    ModelFamily("data2vec of images", ("data2vec-vision",), read_data2vec_images, "as BEiT"),
     ModelFamily("DINOv2", ("dinov2",), read_dinov2, "ViT with scaled layers, maybe a SiLU gate"),
     ModelFamily(
         "DINOv2 with registers", ("dinov2_with_registers",), read_dinov2_registers, "registers"

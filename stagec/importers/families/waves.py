@@ -1,4 +1,4 @@
-"""Encoders of sounds: wav2vec 2.0 and HuBERT, whose front is a stack of convolutions."""
+"""Encoders of sounds: wav2vec 2.0 and its kin, whose front is a stack of convolutions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,28 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
 from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import MultiHead, encoder, linear
+from stagec.importers.writing.towers import (
+    MultiHead,
+    Tower,
+    TowerLayers,
+    TowerPart,
+    encoder,
+    linear,
+)
 
 _SHORTEST = "Sounds are the shortest ones of S frames."
 _WITHOUT_EFFECT = (
     *(f"mask_{what}_{key}" for what in ("time", "feature") for key in ("length", "min_masks")),
+    *(f"mask_channel_{key}" for key in ("length", "min_space", "other", "prob", "selection")),
+    *(f"mask_time_{key}" for key in ("min_space", "other", "selection")),
     *("apply_spec_augment", "ctc_loss_reduction", "ctc_zero_infinity", "num_feat_extract_layers"),
     *("num_codevectors_per_group", "num_codevector_groups", "contrastive_logits_temperature"),
     *("num_negatives", "codevector_dim", "proj_codevector_dim", "diversity_loss_weight"),
     *("tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim", "output_hidden_size"),
     *("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "classifier_proj_size"),
     *("tokenizer_class", "feature_extractor_type", "gradient_checkpointing", "num_ctc_classes"),
-    *("replace_prob", "num_clusters"),
+    *("replace_prob", "num_clusters", "freeze_feat_extract_train"),
+    *("no_mask_channel_overlap", "no_mask_time_overlap"),
     *("do_normalize", "sampling_rate", "return_attention_mask"),
 )
 
@@ -45,7 +55,12 @@ def read_hubert(config: Config) -> ModelText:
     return _read(config, "HuBERT", projected_norm=norm)
 
 
-def _read(config: Config, title: str, *, projected_norm: bool) -> ModelText:
+def read_wavlm(config: Config) -> ModelText:
+    """WavLM (arXiv 2110.13900): wav2vec 2.0 with a bias by distance behind a gate of each query."""
+    return _read(config, "WavLM", projected_norm=True, gated=True)
+
+
+def _read(config: Config, title: str, *, projected_norm: bool, gated: bool = False) -> ModelText:
     expect_head(config, "CTC", "SequenceClassification")
     text, _ = begin(config, title, 4096)
     text.symbols.pop("S")
@@ -72,7 +87,14 @@ def _read(config: Config, title: str, *, projected_norm: bool) -> ModelText:
     x = body.let("x", f"stg.add({x}, {p})")
     x = x if pre else LAYER.write(body, "x0", x, "norm")
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
-    y = encoder(text, MultiHead(), mlp, post=not pre).write(body, x, "y")
+    if gated:
+        parts = [TowerPart("attn", f"stg.call @{_gated_attention(text)}({{}}, %bias)")]
+        parts.append(TowerPart("mlp", f"stg.call @{mlp.write(text)}({{}})"))
+        _bias(config, text, body)
+        layers = TowerLayers(Tower(), "layers", "L", parts, post=not pre)
+    else:
+        layers = encoder(text, MultiHead(), mlp, post=not pre)
+    y = layers.write(body, x, "y")
     y = LAYER.write(body, "n", y, "norm") if pre else y
     text.notes.append(_SHORTEST)
     args = f"%sounds: bf16[B, {samples}, 1], "
@@ -146,6 +168,52 @@ def _positions(config: Config, text: ModelText, act: str) -> str:
     return text.function("positions", "%x", body)
 
 
+def _bias(config: Config, text: ModelText, body: Body) -> None:
+    """Append the bias by distance that all layers share."""
+    read_size(config, text, "N_near", "num_buckets", default=320)
+    most = config.size("max_bucket_distance", default=800)
+    table = body.param("bias_table", "N_near, H")
+    body.let("bias", f"stg.relative_bias[sizes = (S, S), most = {most}]({table})")
+
+
+def _gated_attention(text: ModelText) -> str:
+    """Add the block; its name. The bias is times 2 + a (b c - 1), for gates a and b of each query
+    by its part of the input, and a number c of each head."""
+    body = Body()
+    for out in "qkv":
+        steps = [
+            f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})',
+            f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H, K")})',
+        ]
+        body.steps(out, "%x", [*steps, *(["stg.scale[rsqrt = K]({})"] if out == "q" else [])])
+    gates = [
+        'stg.reshape["bs(hk)->bshk", factors = h, sizes = H]({})',
+        f'stg.einsum["bshk,kzf->bshzf"]({{}}, {body.param("w_gate", "D/H, 2, 4")})',
+        f'stg.add["bshzf,zf->bshzf"]({{}}, {body.param("b_gate", "2, 4")})',
+        'stg.sum["bshzf->bshz"]({})',
+        "stg.sigmoid({})",
+    ]
+    body.do(f"%a, %b = stg.unbind[dim = 3, count = 2]({body.steps('gates', '%x', gates)})")
+    gate = [
+        f'stg.einsum["bsh,h->bsh"]({{}}, {body.param("gate_scale", "H")})',
+        "stg.mul({}, %a)",
+        f"stg.add({{}}, {body.let('less', 'stg.scale[by = -1](%a)')})",
+        'stg.einsum["bsh,hst->bhst"]({}, %bias)',
+    ]
+    near = body.steps("near", "%b", gate)
+    scores = [
+        'stg.einsum["bshk,bthk->bhst"]({}, %k)',
+        f"stg.add({{}}, {near})",
+        f'stg.add["bhst,hst->bhst"]({{}}, {body.let("twice", "stg.scale[by = 2](%bias)")})',
+        "stg.softmax({})",
+        'stg.einsum["bhst,bthk->bshk"]({}, %v)',
+        f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})',
+        f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})',
+    ]
+    body.do(f"stg.return({body.steps('o', '%q', scores)})")
+    return text.function("attention", "%x, %bias", body)
+
+
 def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
     """Append the head of the architecture; the argument that its loss needs."""
     heads = heads_of(config)
@@ -192,4 +260,5 @@ FAMILIES: Sequence[ModelFamily] = (
         "convolutions of samples, positions by one",
     ),
     ModelFamily("HuBERT", ("hubert",), read_hubert, "as wav2vec 2.0"),
+    ModelFamily("WavLM", ("wavlm",), read_wavlm, "biases by distance behind gates of queries"),
 )

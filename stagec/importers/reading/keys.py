@@ -60,7 +60,8 @@ _GENERATION = (
     "num_beams num_beam_groups num_return_sequences early_stopping diversity_penalty "
     "encoder_no_repeat_ngram_size no_repeat_ngram_size exponential_decay_length_penalty "
     "remove_invalid_values return_dict_in_generate typical_p output_scores generation_config "
-    "num_logits_to_keep top_k_tokens cache_implementation tf_legacy_loss use_return_dict"
+    "num_logits_to_keep top_k_tokens cache_implementation tf_legacy_loss use_return_dict "
+    "tie_weights_"
 )
 
 #: Features that are off, or as all families have them that do not ask for the key.
