@@ -17,7 +17,7 @@ from stagec.ir_spec.ops.statement import Axes, Flag, FlagValues, Record, Stateme
 RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
 DTYPES = ("f32", "bf16", "f16")
-FP8 = ("hybrid", "e4m3")
+FP8 = ("hybrid", "e4m3", "block")
 #: Bytes of a call that reduces gradients, as in PyTorch's DDP (`bucket_cap_mb`).
 BUCKET = 25 << 20
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -222,7 +222,8 @@ class DtypesRule(Record):
         choices=FP8,
         flag=Flag(
             "fp8",
-            "8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3.",
+            "8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with "
+            "block, e4m3 with a scale for each 128 elements.",
             default="none",
             tries=("none", "hybrid"),
             numerics=True,
@@ -235,8 +236,10 @@ class DtypesOp(Statement):
     copy.
 
     With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
-    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. Results, and
-    parameters at rest, keep their type.
+    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. With `block`
+    activations and gradients are f8e4m3s, which has an f32 scale for each 128 elements, as in
+    DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) and block scaling of Transformer Engine. Results,
+    and parameters at rest, keep their type.
     """
 
     name, record = "stg.dtypes", DtypesRule
