@@ -25,7 +25,7 @@ from stagec.ir_spec.ops.statement import (
 RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
 DTYPES = ("f32", "bf16", "f16")
-FP8 = ("hybrid", "e4m3")
+FP8 = ("hybrid", "e4m3", "block")
 SCALING = ("delayed", "current")
 #: Bytes of a call that reduces gradients, as in PyTorch's DDP (`bucket_cap_mb`).
 BUCKET = 25 << 20
@@ -232,7 +232,8 @@ class DtypesRule(Record):
         choices=FP8,
         flag=Flag(
             "fp8",
-            "8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3.",
+            "8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with "
+            "block, e4m3 with a scale for each 128 elements.",
             default="none",
             tries=("none", "hybrid"),
             numerics=True,
@@ -258,14 +259,21 @@ class DtypesOp(Statement):
     copy.
 
     With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
-    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. Results, and
-    parameters at rest, keep their type. With `scaling = current` each scale is that of the tensor
-    which is cast, so that the cast waits for all of it and is a kernel: `stg.quantize`.
+    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. With `block`
+    activations and gradients are f8e4m3s, which has an f32 scale for each 128 elements, as in
+    DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) and block scaling of Transformer Engine. Results,
+    and parameters at rest, keep their type. With `scaling = current` each scale is that of the
+    tensor which is cast, so that the cast waits for all of it and is a kernel: `stg.quantize`.
     """
 
     name, record = "stg.dtypes", DtypesRule
     section = Section.KERNELS
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if op.attrs.get("fp8") == "block" and op.attrs.get("scaling") == "current":
+            yield "with blocks scales what is cast where it is cast: leave out 'scaling'"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}

@@ -45,7 +45,7 @@ class WeightFormat:
 #: groups of 16 with f8e4m3 scales.
 FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {
-        "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3"),
+        "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3s"),
         "int8": WeightFormat("i8", None, 1, "bf16"),
         "int4": WeightFormat("i4", 128, 1, "bf16", zero="i4"),
         "mxfp4": WeightFormat("f4e2m1", 32, 1, "u8"),
@@ -189,8 +189,8 @@ class WeightsOp(Statement):
     | `mxfp4` | f4e2m1   | 32 rows     | a scale of 8 bits        | n/2 + n/32     |
     | `nvfp4` | f4e2m1   | 16 rows     | an f8e4m3 scale          | n/2 + n/16     |
 
-    With `fp8` the products have activations of f8e4m3, else those of the model. The scales of
-    activations, and the one f32 that nvfp4 has for a tensor, are not counted.
+    With `fp8` the products have activations of f8e4m3s, with an f32 scale for each 128 elements
+    (DeepGEMM), else those of the model. The one f32 that nvfp4 has for a tensor is not counted.
     """
 
     name, record = "stg.weights", WeightsRule

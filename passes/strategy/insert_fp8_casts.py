@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stagec.api import (
     Builder,
@@ -23,17 +24,33 @@ from stagec.ir.expr import ZERO
 from stagec.ir.rewrite import is_chosen_by
 from stagec.ir.traits import Repeats
 
-#: Element types of forward operands, and of gradients, by recipe.
-RECIPES = {"hybrid": ("f8e4m3", "f8e5m2"), "e4m3": ("f8e4m3", "f8e4m3")}
+
+class Recipe(NamedTuple):
+    """The element types of activations, of parameters and of gradients that products take. A scale
+    for a tensor, or for 128 x 128 elements of a parameter, is in no type: it takes less than a byte
+    for 4,000 elements."""
+
+    activations: str
+    parameters: str
+    gradients: str
+
+
+RECIPES = {
+    "hybrid": Recipe("f8e4m3", "f8e4m3", "f8e5m2"),
+    "e4m3": Recipe("f8e4m3", "f8e4m3", "f8e4m3"),
+    "block": Recipe("f8e4m3s", "f8e4m3", "f8e4m3s"),
+}
 
 
 @dataclass(frozen=True)
 class InsertFp8Casts(Pass):
     """Cast both operands of matrix products with a parameter, inside repeats, to 8-bit floats.
 
-    `stg.dtypes[fp8 = ...]` asks for it. Results keep their type of 16 bits. Products whose results
-    choose (routers) stay as they are. Embedding and head stand outside of repeats and stay as well.
-    With `scaling = current` casts are `stg.quantize`, also those of gradients.
+    `stg.dtypes[fp8 = ...]` asks for it. With `block` activations and gradients have a scale for
+    each 128 elements, which moves and is held with them. Results keep their type of 16 bits.
+    Products whose results choose (routers) stay as they are. Embedding and head stand outside of
+    repeats and stay as well. With `scaling = current` casts are `stg.quantize`, also those of
+    gradients.
 
     Before:
         stg.strategy @s {
@@ -85,7 +102,7 @@ def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = 
 
 def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantize: bool) -> int:
     """The number of products whose operands are now of 8 bits; each value is cast once."""
-    forward, backward = RECIPES[recipe]
+    types = RECIPES[recipe]
     name = "stg.quantize" if quantize else "stg.cast"
     cast: dict[Value, Value] = {}
     found = [op for op in block.ops if _is_linear(op)]
@@ -100,10 +117,11 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
         for index, value in enumerate(op.operands):
             if value not in cast:
                 b = Builder.before(module.registry, op, loc=made_by(InsertFp8Casts.name, loc))
-                attrs = {"to": forward}
+                attrs = {"to": types.parameters if is_parameter(value) else types.activations}
                 cast[value] = b.value(name, [value], attrs, hint=f"{value.name}_f8")
             op.set_operand(index, cast[value])
-        op.attrs |= {"to": dtype, "grad": backward} | ({"quantize": True} if quantize else {})
+        op.attrs |= {"to": dtype, "grad": types.gradients}
+        op.attrs |= {"quantize": True} if quantize else {}
     return len(found)
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from stagec.ir.expr import Expr, product
 from stagec.ir.rule import Rule
+from stagec.ir.types import WITHOUT_SCALES
 
 MEMORY = "memory"
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
@@ -65,4 +66,4 @@ def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape
         return None
     inner = [f for f in rule.factors if f in contracted]
     extents = tuple(product(n[f] for f in group) for group in (batch, rows, columns, inner))
-    return KernelShape("matmul", dtype, extents)
+    return KernelShape("matmul", WITHOUT_SCALES.get(dtype, dtype), extents)

@@ -13,13 +13,14 @@ from functools import lru_cache
 
 from stagec.ir.expr import Expr, call, const, product, substitute, symbol
 
-#: Bytes of one element; two elements of four bits share a byte.
+#: Bytes of one element; two elements of four bits share a byte, and 128 of `f8e4m3s` an f32 scale.
 DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "f64": 8,
     "f32": 4,
     "bf16": 2,
     "f16": 2,
     "f8e4m3": 1,
+    "f8e4m3s": Fraction(33, 32),
     "f8e5m2": 1,
     "f4e2m1": Fraction(1, 2),
     "i64": 8,
@@ -30,7 +31,9 @@ DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "u8": 1,
     "i1": 1,
 }
-EIGHT_BITS = frozenset({"f8e4m3", "f8e5m2"})
+#: What products compute in, of elements that have scales.
+WITHOUT_SCALES: Mapping[str, str] = {"f8e4m3s": "f8e4m3"}
+EIGHT_BITS = frozenset({"f8e4m3", "f8e4m3s", "f8e5m2"})
 #: What is computed in.
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"}) | EIGHT_BITS
 ROLES = ("param", "frozen", "scale", "state", "cache", "recurrent")
@@ -143,9 +146,9 @@ def axis_index(axes: Iterable[str]) -> Expr:
 
 
 def bytes_of(elements: Expr, dtype: str) -> Expr:
-    """The bytes of so many elements; half a byte that is left is a whole one."""
-    each = DTYPE_BYTES[dtype]
-    return elements * each if isinstance(each, int) else call("ceildiv", [elements, const(2)])
+    """The bytes of so many elements; a part of a byte that is left is a whole one."""
+    above, below = DTYPE_BYTES[dtype].as_integer_ratio()
+    return elements * above if below == 1 else call("ceildiv", [elements * above, const(below)])
 
 
 def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:

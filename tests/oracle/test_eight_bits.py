@@ -14,7 +14,7 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import is_parameter
 from stagec.ir.traits import Repeats
 from tests.oracle.test_combinations import PLACED, SIZES, plain
-from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, analyse, crossed, stagec
+from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, analyse, crossed, stagec
 from tests.support import tiny_module as tiny
 
 STRATEGIES: tuple[dict[str, Any], ...] = (
@@ -30,10 +30,11 @@ BYTE, TWO = 1, 2
 
 
 @crossed(model=[LLAMA, GPT, MIXTRAL, DEEPSEEK], options=STRATEGIES)
-def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("recipe", ["hybrid", pytest.param("block", marks=EXHAUSTIVE)])
+def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any], recipe: str) -> None:
     """Casts change no number in the interpreter, so nothing but casts may have been added."""
     inputs, expected = plain(model, 16, "bf16")
-    module = tiny(model, PLACED, sizes={**SIZES, "B": 16}, fp8="hybrid", **options)
+    module = tiny(model, PLACED, sizes={**SIZES, "B": 16}, fp8=recipe, **options)
     found = run_named(module, module.env, inputs)
     (loss, *rest), (expected_loss, *_) = found, expected
     assert len(found) == len(expected)
@@ -97,6 +98,28 @@ def test_tokens_are_dispatched_in_eight_bits_and_combined_in_sixteen() -> None:
         half = whole // 2
         expected = {"f8e4m3": half // 2, "bf16": half}
         assert moved(eight, "all_to_all", phase=phase) == expected
+
+
+def test_a_block_moves_its_scale() -> None:
+    """An f32 for 128 elements of what is gathered, dispatched and stashed: a token of DeepSeek-V3
+    is sent in 7,168 + 4 * 56 bytes. Parameters, and products, cost what they cost."""
+    options: dict[str, Any] = {"dp": 8, "ep": 8}
+    plain_, block = (of_first(analyse("deepseek-v3", fp8=f, **options)) for f in ("e4m3", "block"))
+    width, blocks = 7168, 7168 // 128
+    for phase in ("forward", "backward"):
+        tokens = moved(plain_, "all_to_all", phase=phase)["f8e4m3"] // width
+        sent = moved(block, "all_to_all", phase=phase)
+        assert sent["f8e4m3s"] == tokens * (width + 4 * blocks)
+    assert block["matmul_flops"] == plain_["matmul_flops"]
+    assert block["memory"]["parameters"] == plain_["memory"]["parameters"]
+    options = {"dp": 2, "tp": 2, "sp": True}
+    plain_, block = (of_first(analyse("llama3-8b", fp8=f, **options)) for f in ("e4m3", "block"))
+    for phase in ("forward", "backward"):
+        whole = moved(plain_, "all_gather", phase=phase)["f8e4m3"]
+        assert moved(block, "all_gather", phase=phase)["f8e4m3s"] == whole + whole // 128 * 4
+    layers, tokens, width, hidden = 32, 8192, 4096, 14336
+    stashed = layers * tokens * (3 * width + hidden) // 2
+    assert block["memory"]["stash"] - plain_["memory"]["stash"] == stashed // 128 * 4
 
 
 def test_what_is_computed_again_is_cast_again() -> None:
