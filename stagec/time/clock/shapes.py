@@ -11,14 +11,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from stagec.ir.expr import ZERO
 from stagec.program.groups import Channel, channel_of
 from stagec.program.nodes import Node
 from stagec.time.streams import COMPUTE, Part, Stream, part_of
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 #: Floors of inputs that are no streams: the base, and none.
 BASE, NO_FLOOR = -2, -1
 _NO_CHANNEL: Channel = ("", ZERO, 0)
@@ -140,9 +140,13 @@ def make_shape(
     )
 
 
+def _shared(of: T) -> T:
+    """The one of all that are equal: shapes have many tuples, and most are alike."""
+    return cast("T", _first_like(of))
+
+
 @lru_cache(maxsize=1 << 14)
-def _shared(of: tuple[T, ...]) -> tuple[T, ...]:
-    """The one tuple of all that are equal: shapes have many, and most are alike."""
+def _first_like(of: Hashable) -> Hashable:
     return of
 
 

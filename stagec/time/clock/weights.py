@@ -186,10 +186,10 @@ class _Moments:
         by_level = np.argsort(level, kind="stable")
         order = np.empty_like(by_level)
         order[by_level] = np.arange(len(order))
-        rows = [part for number in by_level.tolist() for part in self._waits[number]]
+        numbers: list[int] = by_level.tolist()
+        rows = [part for number in numbers for part in self._waits[number]]
         parts = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        counts = np.array([len(self._waits[number]) for number in by_level.tolist()])
-        begins = np.cumsum([0, *counts])
+        begins = np.cumsum([0, *(len(self._waits[number]) for number in numbers)])
         bounds = np.searchsorted(level[by_level], np.arange(1, int(level.max(initial=0)) + 2))
         levels = [
             _Level(slice(a, b), slice(begins[a], begins[b]), begins[a:b] - begins[a])
