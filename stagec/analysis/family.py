@@ -78,8 +78,13 @@ class Compiles:
 
     @property
     def runs(self) -> int:
-        """How many runs of programs are kept: most of the memory is theirs."""
+        """How many runs the kept programs have: most of the memory goes by them."""
         return sum(each.runs for each in self._made)
+
+    def forget(self) -> None:
+        """Keep of what was compiled what evaluations need."""
+        for each in self._made:
+            each.forget()
 
 
 class Family:
@@ -164,7 +169,12 @@ class Compiled:
     @property
     def runs(self) -> int:
         """How many runs the programs have that are kept."""
-        return sum(len(runs) for each in self._issued for runs in each.runs)
+        return sum(each.size for each in self._issued)
+
+    def forget(self) -> None:
+        """Keep what evaluations need; what else is asked for is found again."""
+        for each in self._issued:
+            each.forget()
 
     def classes(self, values: Mapping[str, int]) -> list[RankClass]:
         """The rank classes for values that were decided alike. Raises `DiagnosticError`."""

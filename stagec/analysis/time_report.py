@@ -11,7 +11,7 @@ from typing import Any
 from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
-from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.join import Joined
 from stagec.time.clock.shapes import Shape
 from stagec.time.costs.nodes import Measurements
 from stagec.time.levers import levers as all_levers
@@ -136,7 +136,7 @@ def time_report(
     would help; None: if the step has few pieces. Raises `DiagnosticError`."""
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     if levers is None:
-        levers = sum(len(each.plan) for each in step.classes) <= _MANY
+        levers = sum(len(each.plan) for each in step.classes.plans) <= _MANY
     tried = all_levers(issued, machine, overlap=overlap) if levers else ()
     members = [each for job in issued.jobs for each in job.members]
     seconds, ranks = step.seconds, sum(map(len, members))
@@ -148,7 +148,7 @@ def time_report(
     flops = [of for job in issued.jobs for of in [job.each(_product_flops)] * len(job.classes)]
     executed = sum(
         len(mine) * _executed(each, of)
-        for each, mine, of in zip(step.classes, members, flops, strict=True)
+        for each, mine, of in zip(step.classes.plans, members, flops, strict=True)
     )
     return TimeReport(
         model,
@@ -184,11 +184,10 @@ def _seconds(parts: Mapping[str, int]) -> dict[str, float]:
     return {part: time / PICOSECONDS for part, time in parts.items()}
 
 
-def _executed(each: ClassReplay, flops: Callable[[Shape], Sequence[int]]) -> int:
+def _executed(each: Joined, flops: Callable[[Shape], Sequence[int]]) -> int:
     """FLOPs of products and attention that a rank executes."""
     of_shape = cache(flops)
-    done = each.joined.computed
-    return sum(n * of_shape(each.plan[piece].shape)[place] for piece, place, n in done)
+    return sum(n * of_shape(each.shapes[piece])[place] for piece, place, n in each.computed)
 
 
 def _product_flops(node: Node) -> int:

@@ -27,9 +27,9 @@ def critical_path(step: StepTime) -> Iterator[Link]:
     while at is not None:
         at = yield from _within(at)
         cause = cause_of(at)
-        before = 0 if cause is None else end_of(cause)
+        before = 0 if cause is None else cause.end
         inside = at.owner.plan[at.piece].shape.steps[at.place]
-        yield Link(at.owner, inside.node, inside.part, end_of(at) - before)
+        yield Link(at.owner, inside.node, inside.part, at.end - before)
         at = cause
 
 
@@ -56,11 +56,6 @@ def _last(step: StepTime) -> At | None:
             if each.computed >= 0:
                 return At(each, each.computed, _last_computation(each, each.computed))
     return None
-
-
-def end_of(at: At) -> int:
-    """When a node ended, in picoseconds."""
-    return at.owner.bases[at.piece] + at.owner.ends[at.piece][at.place]
 
 
 def _last_computation(mine: ClassReplay, piece: int) -> int:

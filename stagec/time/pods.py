@@ -21,10 +21,10 @@ from stagec.program.groups import Channel, channel_of, crosses_pods
 from stagec.program.nodes import Ints
 from stagec.time.clock.hosts import HostTimes, host_costs, never_late
 from stagec.time.clock.join import Joined, Way
-from stagec.time.clock.order import Plans
 from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.replayed import Plans, Replayed
 from stagec.time.costs.network import level_between_pods
-from stagec.time.step import Issued, Replayed, replayed
+from stagec.time.step import Issued
 
 #: By pod and other pod, for each message the rank of that one that each rank meets.
 Far = Mapping[str, Mapping[str, Sequence[Ints]]]
@@ -85,7 +85,7 @@ class IssuedPods:
             for number, (job, times) in enumerate(zip(self.jobs, spent, strict=True))
             for _ in job.classes
         ]
-        return replayed(plans, costs, 0)
+        return Replayed(plans, costs)
 
     @cached_property
     def _senders(self) -> Mapping[tuple[str, int], Mapping[Channel, Sequence[Way]]]:

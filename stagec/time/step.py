@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,20 +22,15 @@ from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
 from stagec.time.clock.hosts import HostTimes, host_costs, never_late
 from stagec.time.clock.join import joined
-from stagec.time.clock.order import Plans
-from stagec.time.clock.pieces import Piece
-from stagec.time.clock.replay import ClassReplay, replay
+from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.replayed import Plans, Replayed
 from stagec.time.clock.shapes import Shape
+from stagec.time.clock.weights import NodeNumbers
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
-ShapeCosts = Callable[[Shape], Sequence[Cost]]
-#: Costs of shapes, and what tells classes apart whose nodes do not cost the same.
-ClassCosts = tuple[Hashable, ShapeCosts]
 T = TypeVar("T")
-#: The end of a step and the replays of its classes.
-Replayed = tuple[int, Sequence[ClassReplay]]
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
 
@@ -50,7 +45,7 @@ class _Programs:
         module.decisions = self.decisions
         try:
             self.classes = rank_classes(module)
-            self.runs = [each.issued() for each in self.classes]
+            runs = [each.issued() for each in self.classes]
             self.used = [(each.groups, each.ways) for each in self.classes]
         finally:
             module.decisions = before
@@ -58,20 +53,41 @@ class _Programs:
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
         self.number: dict[Node, int] = {}
-        known: dict[Hashable, int] = {}
-        for each, runs in zip(self.classes, self.runs, strict=True):
-            inner = tuple(each.inner.items())
-            for node in (n for kind in dict.fromkeys(r.kind for r in runs) for n in kind.nodes):
-                key = (each.name if self.by_layers else inner), node.op, node.index
-                if key not in known:
-                    known[key] = len(self.samples)
-                    self.samples.append(node)
-                    self._inner.append(inner)
-                self.number[node] = known[key]
+        self._sampled: dict[Hashable, int] = {}
+        self.size = sum(map(len, runs))
+        self._runs: list[list[Run]] | None = runs
+        self._sample(runs)
         self._plans: dict[tuple[bool, bool], Plans] = {}
         self._asked = False
         self._replayed: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
+
+    def _sample(self, every: Sequence[Sequence[Run]]) -> None:
+        """Give numbers to the nodes of the runs of all classes."""
+        for each, runs in zip(self.classes, every, strict=True):
+            inner = tuple(each.inner.items())
+            for node in (n for kind in dict.fromkeys(r.kind for r in runs) for n in kind.nodes):
+                key = (each.name if self.by_layers else inner), node.op, node.index
+                if key not in self._sampled:
+                    self._sampled[key] = len(self.samples)
+                    self.samples.append(node)
+                    self._inner.append(inner)
+                self.number[node] = self._sampled[key]
+
+    @property
+    def runs(self) -> list[list[Run]]:
+        """The runs of each class; unrolled again, if they were forgotten."""
+        if self._runs is None:
+            self._runs = [each.issued() for each in self.classes]
+            self._sample(self._runs)
+        return self._runs
+
+    def forget(self) -> None:
+        """Keep what evaluations need: plans, and when hosts end."""
+        if self._plans:
+            self._runs = None
+        if self._replayed is not None:
+            self._replayed[1].forget()
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
         """The samples in other sizes."""
@@ -99,9 +115,8 @@ class _Programs:
         key = overlap, one_stream
         if key not in self._plans:
             watched = Watched(mesh, self.decisions)
-            self._plans[key] = Plans(
-                joined(self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream)
-            )
+            plans = joined(self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream)
+            self._plans[key] = Plans(plans, self.numbers)
         return self._plans[key]
 
     def late_hosts(
@@ -125,8 +140,36 @@ class _Programs:
             return None
         plans = self.plans(mesh, overlap=how[0], one_stream=one_stream)
         cost = 0, partial(host_costs, spent)
-        self._replayed = (spent, how), replayed(plans, [cost] * len(plans), 0)
+        self._replayed = (spent, how), Replayed(plans, [cost] * len(plans))
         return self._replayed[1]
+
+
+class NodesOf(Generic[T]):
+    """What a function finds of nodes, by their `numbers` among the samples; found once for those
+    that are alike."""
+
+    def __init__(
+        self,
+        numbers: NodeNumbers,
+        samples: Sequence[Node],
+        of: Callable[[Node], T],
+        known: Mapping[int, T],
+    ) -> None:
+        self.numbers, self._samples, self._of = numbers, samples, of
+        self._found = {**known}
+
+    def __call__(self, shape: Shape, /) -> list[T]:
+        """What it finds of the nodes of a shape."""
+        return self.numbered(self.numbers(shape))
+
+    def numbered(self, numbers: Sequence[int], /) -> list[T]:
+        """What it finds of the samples of these numbers."""
+        found, of, samples = self._found, self._of, self._samples
+        try:
+            return [found[i] for i in numbers]
+        except KeyError:
+            found.update((i, of(samples[i])) for i in {*numbers} - found.keys())
+            return [found[i] for i in numbers]
 
 
 class Issued:
@@ -155,6 +198,15 @@ class Issued:
         mesh = {a: values[a] for a in self.mesh}
         return Issued(programs, mesh, programs.samples_at(values))
 
+    def forget(self) -> None:
+        """Keep what evaluations need; what else is asked for is found again."""
+        self._programs.forget()
+
+    @property
+    def size(self) -> int:
+        """How many runs the programs have."""
+        return self._programs.size
+
     @property
     def classes(self) -> Sequence[RankClass]:
         """The classes of ranks."""
@@ -167,20 +219,10 @@ class Issued:
 
     def each(
         self, of: Callable[[Node], T], known: Mapping[int, T] = MappingProxyType({})
-    ) -> Callable[[Shape], list[T]]:
-        """What a function finds of the nodes of a shape, in the sizes of the job; found once for
-        nodes that are alike. Of the samples of some numbers it is `known`."""
-        found = {**known}
-
-        def of_shape(shape: Shape) -> list[T]:
-            numbers = self._programs.numbers(shape)
-            try:
-                return [found[i] for i in numbers]
-            except KeyError:
-                found.update((i, of(self.samples[i])) for i in {*numbers} - found.keys())
-                return [found[i] for i in numbers]
-
-        return of_shape
+    ) -> NodesOf[T]:
+        """What a function finds of the nodes of a shape, in the sizes of the job. Of the samples of
+        some numbers it is `known`."""
+        return NodesOf(self._programs.numbers, self.samples, of, known)
 
     def plans(self, *, overlap: bool, one_stream: bool = False) -> Plans:
         """The plans of all classes."""
@@ -227,7 +269,7 @@ class StepTime:
     collectives were matched, interpolated and modelled (`stagec.time.measured.tables`)."""
 
     picoseconds: int
-    classes: Sequence[ClassReplay]
+    classes: Replayed
     ways: Mapping[int, int]
 
     @property
@@ -238,8 +280,8 @@ class StepTime:
     @cached_property
     def slowest(self) -> ClassReplay:
         """The class that ends last; of several, the one that waits least for others."""
-        end = max(c.end for c in self.classes)
-        last = [c for c in self.classes if c.end == end]
+        classes, ends = self.classes, self.classes.ends
+        last = [classes.alone(i) for i, end in enumerate(ends) if end == max(ends)]
         if len(last) == 1:
             return last[0]
         return max(last, key=lambda c: c.busy_time(self.picoseconds))
@@ -317,43 +359,26 @@ def step_time(
     slowdown = round(efficiency.interference.computations * 1024)
     one_stream = efficiency.streams == "one"
     plans = issued.plans(overlap=overlap, one_stream=one_stream)
-    found = replayed(plans, costs, slowdown)
+    found = Replayed(plans, costs, slowdown, numbered=[of for _, of in costs])
     ways = sum((table.ways for table in tables), Counter[int]())
-    devices, issue = StepTime(*found, ways), picoseconds(efficiency.host.issue)
+    devices, issue = StepTime(found.end, found, ways), picoseconds(efficiency.host.issue)
     checks = [_checks(job, machine) if communicates else () for job in issued.jobs]
     spent = [HostTimes(issue, each) for each in checks]
     if efficiency.kernels == "roofline" or not any(map(any, spent)):
         return devices
     hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)
-    if hosts is None:
+    if hosts is None or hosts.end <= found.end:
         return devices
-    return max(devices, StepTime(*hosts, ways), key=lambda step: step.picoseconds)
+    return StepTime(hosts.end, hosts, ways)
 
 
-def _costs(job: Issued, table: CostTable) -> Iterator[ClassCosts]:
+def _costs(job: Issued, table: CostTable) -> Iterator[tuple[Hashable, NodesOf[Cost]]]:
     """The costs of the classes of a job."""
     computations = table.prepare(job.samples)
-    known: dict[int, ShapeCosts] = {}
+    known: dict[int, NodesOf[Cost]] = {}
     for each, ranks in zip(job.classes, job.members, strict=True):
         key, cost = table.of_class(ranks, job.groups, each.groups, each.ways)
         yield key, known.setdefault(key, job.each(cost, computations))
-
-
-def replayed(plans: Plans, costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
-    """The end of a step, and the replays of its classes. Raises `DiagnosticError` if they wait for
-    each other in a ring."""
-    known: dict[tuple[Hashable, Shape], Piece] = {}
-    classes: list[ClassReplay] = []
-    for i, (key, of_shape) in enumerate(costs):
-
-        def piece(shape: Shape, key: Hashable = key, of_shape: ShapeCosts = of_shape) -> Piece:
-            found = known.get((key, shape))
-            if found is None:
-                found = known[key, shape] = Piece(shape, of_shape(shape))
-            return found
-
-        classes.append(ClassReplay(i, plans[i], piece))
-    return replay(classes, slowdown, plans.order), classes
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:

@@ -109,19 +109,19 @@ def test_ranks_that_differ_are_unrolled_once(monkeypatch: pytest.MonkeyPatch) ->
     assert len(unrolled) == 1
 
 
-def test_hosts_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hosts issue does not depend on sizes."""
+def test_hosts_and_devices_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hosts issue does not depend on sizes, and devices are known by their longest paths."""
     replays: list[int] = []
 
     def spy(*given: Any) -> int:
         replays.append(1)
         return replay(*given)
 
-    monkeypatch.setattr("stagec.time.step.replay", spy)
+    monkeypatch.setattr("stagec.time.clock.replayed.replay", spy)
     monkeypatch.setattr(figures, "_structures", {})
     for length in (128, 256, 512):
         time_step(LLAMA, pp=2, microbatches=2, sizes={"L": 4, "S": length})
-    assert len(replays) == 1 + 3
+    assert len(replays) == 1 + 1
 
 
 def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,3 +180,17 @@ def test_a_builder_is_not_changed_by_what_was_compiled_before() -> None:
     before = JobBuilder(options).strategy()
     time_step(LLAMA, tp=4, sizes={"L": 2})
     assert JobBuilder(options).strategy() == before
+
+
+def test_what_is_forgotten_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A structure that was not asked for last keeps what evaluations need."""
+    kept: dict[Any, Compiles] = {}
+    monkeypatch.setattr(figures, "_structures", kept)
+    flags: dict[str, Any] = {"pp": 2, "microbatches": 2, "sizes": {"L": 4}}
+    before = [time_step(LLAMA, overlap=overlap, **flags).as_json() for overlap in (True, False)]
+    time_step(LLAMA, tp=2, sizes={"L": 2})
+    first = next(iter(kept.values()))
+    assert first.runs > 0
+    after = [time_step(LLAMA, overlap=overlap, **flags).as_json() for overlap in (True, False)]
+    assert after == before
+    assert len(first) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 #: Structures that a process has compiled, those last that were asked for last; what differs in
 #: sizes and degrees only is one of them.
 _structures: dict[Hashable, Compiles] = {}
-#: How many are kept, and of how many runs: a run takes about 6 KB with its plans.
+#: How many are kept, and of how many runs: a run takes about 3 KB with its plans.
 _MOST_KEPT, _MOST_RUNS = 96, 40_000
+#: What was dropped since garbage was looked for: structures, and their runs.
+_dropped = [0, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,26 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     axes = module.mesh.axes if module.mesh else ()
     key = texts, stated, axes, same, options.plugin, options.check_numerics
     found = _structures.pop(key, None) or Compiles()
+    if _structures:
+        next(reversed(_structures.values())).forget()
     runs = sum(each.runs for each in _structures.values())
     while len(_structures) >= _MOST_KEPT or runs > _MOST_RUNS:
-        runs -= _structures.pop(next(iter(_structures))).runs
+        runs -= _drop()
     _structures[key] = found
     return found
+
+
+def _drop() -> int:
+    """Drop the structure that was not asked for the longest; how many runs it had. Operations refer
+    to each other, so memory comes back when garbage is looked for: once for many structures, for
+    that takes as long as there are objects."""
+    runs = _structures.pop(next(iter(_structures))).runs
+    _dropped[0] += 1
+    _dropped[1] += runs
+    if 2 * _dropped[0] > _MOST_KEPT or 2 * _dropped[1] > _MOST_RUNS:
+        _dropped[:] = 0, 0
+        gc.collect()
+    return runs
 
 
 def compiled_of(builder: JobBuilder) -> Compiled:

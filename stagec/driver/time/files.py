@@ -98,7 +98,8 @@ def _first_ranks(timed: Timed) -> dict[int, int]:
     """The first rank of each class, as far as a viewer takes them."""
     from stagec.formats.timeline import ranks
 
-    found = ranks.first_ranks(timed.issued.members, timed.step, ranks.MOST_NODES)
+    about = timed.step.classes, timed.step.picoseconds, ranks.MOST_NODES
+    found = ranks.first_ranks(timed.issued.members, *about)
     classes = len(timed.step.classes)
     if len(found) < classes:
         text = (
@@ -122,7 +123,7 @@ def _given_ranks(timed: Timed, text: str) -> dict[int, int]:
             f"--perfetto-ranks {text}: there is no rank {missing[0]}",
             remedy=f"the ranks are 0 to {len(of) - 1}",
         )
-    counts = ranks.count_nodes(timed.step)
+    counts = ranks.count_nodes(timed.step.classes)
     nodes = sum(counts[of[rank]] for rank in wanted)
     if nodes > ranks.MOST_NODES:
         raise ranks.too_many(f"--perfetto-ranks {text}", nodes, len(wanted))

@@ -7,7 +7,7 @@ are chosen: those of --only-ranks, all of a small job, the first of each class o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import ClassVar
@@ -20,6 +20,7 @@ from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NodeTimes, node_times
+from stagec.time.clock.replay import ClassReplay
 from stagec.time.costs.network import level_between_pods
 from stagec.time.pods import IssuedPods
 from stagec.time.step import Issued, StepTime, step_time
@@ -82,11 +83,13 @@ def streams_in(times: NodeTimes) -> list[Stream]:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replayed step of a job, or of one of its pods: who its ranks talk to, the number of its
-    first class, when it starts, in picoseconds, and what the names of its classes begin with."""
+    """A replayed step of a job, or of one of its pods: its classes, who its ranks talk to, the
+    number of its first class, when it starts, in picoseconds, and what the names of its classes
+    begin with. `end` is that of the step."""
 
     issued: Issued
-    step: StepTime
+    classes: Sequence[ClassReplay]
+    end: int
     layout: Layout
     first: int = 0
     start: int = 0
@@ -95,7 +98,7 @@ class Replay:
     @classmethod
     def of(cls, issued: Issued, step: StepTime) -> Replay:
         """That of a job of one mesh."""
-        return cls(issued, step, Layout(issued.mesh, issued.groups))
+        return cls(issued, step.classes, step.picoseconds, Layout(issued.mesh, issued.groups))
 
 
 def replayed_timeline(
@@ -114,7 +117,7 @@ def replayed_timeline(
     def times(number: int) -> NodeTimes:
         each = of(number)
         place = number - each.first
-        found = node_times(each.issued.runs[place], each.step.classes[place])
+        found = node_times(each.issued.runs[place], each.classes[place])
         return found._replace(start=found.start + each.start, end=found.end + each.start)
 
     @lru_cache(maxsize=2)
@@ -155,16 +158,18 @@ def _group(layout: Layout, axes: GroupAxes, rank: int) -> tuple[str, Sequence[in
     return str(number), members
 
 
-def count_nodes(step: StepTime) -> list[int]:
+def count_nodes(classes: Sequence[ClassReplay]) -> list[int]:
     """Nodes of a rank of each class."""
-    return [sum(len(planned.shape.steps) for planned in each.plan) for each in step.classes]
+    return [sum(len(planned.shape.steps) for planned in each.plan) for each in classes]
 
 
-def first_ranks(members: Sequence[Ints], step: StepTime, room: int | None) -> dict[int, int]:
-    """The first rank of each class, those that end last before others, while they have no more than
-    `room` nodes together."""
-    counts, found, left = count_nodes(step), dict[int, int](), room
-    busy = [each.busy_time(step.picoseconds) for each in step.classes]
+def first_ranks(
+    members: Sequence[Ints], classes: Sequence[ClassReplay], end: int, room: int | None
+) -> dict[int, int]:
+    """The first rank of each class of a step that ends then, those that are busy longest before
+    others, while they have no more than `room` nodes together."""
+    counts, found, left = count_nodes(classes), dict[int, int](), room
+    busy = [each.busy_time(end) for each in classes]
     for number in sorted(range(len(busy)), key=lambda number: -busy[number]):
         if left is not None:
             left -= counts[number]
@@ -218,13 +223,14 @@ def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> li
     step = step_time(together, machine, measured=measured, pods=levels)
     found: list[Replay] = []
     for pod, each in issued.items():
-        begins, mine = 0, step
+        begins, mine, at = 0, step, first[pod]
         if pod == DECODE:
             begins, mine = step.picoseconds, step_time(each, machine, measured=measured)
-        elif len(ahead) > 1:
-            mine = replace(step, classes=step.classes[first[pod] :][: len(each.classes)])
+            at = 0
+        classes = mine.classes[at : at + len(each.classes)]
         name = f"{pod}/" if len(issued) > 1 else ""
-        found.append(Replay(each, mine, layouts[pod], first[pod], begins, name))
+        about = layouts[pod], first[pod], begins, name
+        found.append(Replay(each, classes, mine.picoseconds, *about))
     return found
 
 
@@ -252,7 +258,7 @@ class TimelineFormat(JobFormat):
     def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate:
         chosen, nodes, why = self._chosen(job, ranks)
         text = f"{len(chosen)} of {job.layout.groups.ranks} ranks{why}, {nodes:,} nodes"
-        classes = [each for replay in replays_of(job) for each in replay.step.classes]
+        classes = [each for replay in replays_of(job) for each in replay.classes]
         if not any(cost.time for each in classes for p in each.pieces for cost in p.costs):
             text += "; hosts hold up the step, so launches take its time and kernels none"
         return Estimate(nodes * self.node_bytes, text)
@@ -287,7 +293,8 @@ class TimelineFormat(JobFormat):
             chosen = dict[int, int]()
             for each in replays:
                 room = MOST_NODES // len(replays) if self.one_file else None
-                found = first_ranks(job.members[each.first :], each.step, room)
+                members = job.members[each.first :]
+                found = first_ranks(members, each.classes, each.end, room)
                 chosen |= {rank: each.first + number for rank, number in found.items()}
             why = ", the first of each class (--only-ranks names others)"
             if len(chosen) < len(job.members):
@@ -308,7 +315,7 @@ def too_many(what: str, nodes: int, ranks: int) -> Exception:
 
 def _counts(replays: Sequence[Replay]) -> list[int]:
     """Nodes of a rank of each class."""
-    return [count for each in replays for count in count_nodes(each.step)]
+    return [count for each in replays for count in count_nodes(each.classes)]
 
 
 def microseconds(picoseconds: int) -> str:

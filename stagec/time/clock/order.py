@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from stagec.program.groups import Channel, GroupAxes
@@ -57,14 +56,15 @@ class Receive(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A class comes to a collective that joins classes, when `after` is free. The `last` to come
-    brings all of the call, in the order in which they came: owner, piece and stream; it starts
-    then."""
+    """A class comes to a collective that joins classes, when `after` is free, which goes `on` a
+    stream. The `last` to come brings all of the call, in the order in which they came: owner, piece
+    and stream; it starts then."""
 
     owner: int
     piece: int
     inputs: tuple[tuple[int, int], ...]
     after: tuple[int, ...]
+    on: int
     last: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -77,16 +77,6 @@ class Proceed(NamedTuple):
 
 
 Step = RunPiece | Receive | Call | Proceed
-
-
-class Plans(list[Joined]):
-    """The plans of all classes of a job."""
-
-    @cached_property
-    def order(self) -> ReplayOrder:
-        """In which order their pieces are replayed. Raises `DiagnosticError` if classes wait for
-        each other in a ring."""
-        return order_of(self)
 
 
 class ReplayOrder(NamedTuple):
@@ -261,10 +251,11 @@ class _Ordering:
         self._called[mine.number, piece] = key
         mine.called = piece if shared else -1
         there = self._calls.setdefault(key, [])
-        there.append((mine.number, piece, mine.stream(streams[-1])))
+        on = mine.stream(streams[-1])
+        there.append((mine.number, piece, on))
         after = tuple(map(mine.stream, streams if shared else streams[:-1]))
         last = tuple(there) if len(there) == len(members) else ()
-        self._steps.append(Call(mine.number, piece, mine.plan[piece].inputs, after, last))
+        self._steps.append(Call(mine.number, piece, mine.plan[piece].inputs, after, on, last))
         for owner, number, _ in last:
             self._classes[owner].done[number] = True
         if last:

@@ -7,7 +7,7 @@ the number of actions, not with their nodes. `definition` says what the times me
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.time.clock.join import Joined
@@ -18,8 +18,10 @@ from stagec.time.clock.order import (
     Receive,
     ReplayOrder,
     RunPiece,
+    Where,
     order_of,
 )
+from stagec.time.clock.paths import PathTimes
 from stagec.time.clock.pieces import Cause, Entry, Intervals, Piece
 from stagec.time.clock.shapes import Shape
 from stagec.time.streams import BUBBLE, LAUNCH, Part, Stream
@@ -31,6 +33,15 @@ class At(NamedTuple):
     owner: ClassReplay
     piece: int
     place: int
+
+    @property
+    def end(self) -> int:
+        """When it ends."""
+        return self.owner.bases[self.piece] + self.owner.ends[self.piece][self.place]
+
+
+#: When something is ready, and what it waited for last.
+_Ready = tuple[int, At | None]
 
 
 class ClassReplay:
@@ -46,11 +57,11 @@ class ClassReplay:
     def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
         self.number, self.name, self.joined = number, joined.name, joined
         self.plan = joined.plan
-        known = {shape: pieces(shape) for shape in dict.fromkeys(joined.shapes)}
-        self.pieces = [*map(known.__getitem__, joined.shapes)]
-        self.bases = [0] * len(self.plan)
-        self.ends: list[Sequence[int]] = [()] * len(self.plan)
-        self.entries: list[Entry | None] = [None] * len(self.plan)
+        self._pieces = pieces
+        self.pieces: list[Piece] = []
+        self.bases: list[int] = []
+        self.ends: list[Sequence[int]] = []
+        self.entries: list[Entry | None] = []
         self.causes: dict[int, At | None] = {}
         self.sources: dict[int, Mapping[Stream, tuple[int, int]]] = {}
         self.gaps: dict[int, int] = {}
@@ -64,6 +75,11 @@ class ClassReplay:
 
     def begin(self, streams: Sequence[Stream]) -> None:
         """Begin a step with these streams."""
+        shapes = self.joined.shapes
+        known = {shape: self._pieces(shape) for shape in dict.fromkeys(shapes)}
+        self.pieces = [*map(known.__getitem__, shapes)]
+        self.bases, self.ends = [0] * len(shapes), [()] * len(shapes)
+        self.entries = [None] * len(shapes)
         self.names = streams
         self.free, self.last = [0] * len(streams), [(-1, 0)] * len(streams)
 
@@ -183,25 +199,50 @@ def replay(
         order = order_of([each.joined for each in classes])
     for each, streams in zip(classes, order.streams, strict=True):
         each.begin(streams)
-    waiting: dict[tuple[int, int], tuple[int, At | None]] = {}
+    waiting: dict[tuple[int, int], _Ready] = {}
     for step in order.steps:
         mine = classes[step.owner]
         match step:
             case RunPiece():
                 _run(mine, step, slowdown)
             case Receive():
-                _receive(classes, mine, step)
+                sent = [At(classes[owner], piece, place) for owner, piece, place in step.sources]
+                _receive(mine, step, [(at.end, at) for at in sent])
             case Call():
-                ready = _latest(mine, step.inputs, step.after)
-                waiting[step.owner, step.piece] = ready
+                waiting[step.owner, step.piece] = _latest(mine, step.inputs, step.after)
                 if step.last:
                     _start(classes, step.last, waiting)
             case Proceed():
-                piece = step.piece
-                base = mine.bases[piece]
-                mine.gaps[piece] = base - mine.compute
-                mine.compute, mine.computed = base + mine.ends[piece][0], piece
+                _proceed(mine, step)
     return max((each.end for each in classes), default=0)
+
+
+def replay_alone(mine: ClassReplay, order: ReplayOrder, times: PathTimes) -> ClassReplay:
+    """Replay one class, whose `times` where it meets others are known. Of other classes it knows
+    times alone: they cause what they are late for, but have no nodes."""
+    mine.begin(order.streams[mine.number])
+    sent, calls = times.sent(mine.number), times.calls(mine.number)
+    for step in order.steps:
+        if step.owner != mine.number:
+            continue
+        match step:
+            case RunPiece():
+                _run(mine, step, 0)
+            case Receive():
+                _receive(mine, step, [(next(sent), _own(mine, where)) for where in step.sources])
+            case Call():
+                call, (_, cause) = next(calls), _latest(mine, step.inputs, step.after)
+                owner, ready = max(call.ready, key=lambda each: each[1])
+                of = cause if owner == mine.number else None
+                _join(mine, step.piece, step.on, (ready, of), call.time)
+            case Proceed():
+                _proceed(mine, step)
+    return mine
+
+
+def _own(mine: ClassReplay, where: Where) -> At | None:
+    owner, piece, place = where
+    return At(mine, piece, place) if owner == mine.number else None
 
 
 def _run(mine: ClassReplay, step: RunPiece, slowdown: int) -> None:
@@ -246,18 +287,12 @@ def _run(mine: ClassReplay, step: RunPiece, slowdown: int) -> None:
         free[stream], mine.last[stream] = base + end, (number, place)
 
 
-def _receive(classes: Sequence[ClassReplay], mine: ClassReplay, step: Receive) -> None:
-    """Complete a receive: it lasts until the message is there."""
+def _receive(mine: ClassReplay, step: Receive, sources: Iterable[_Ready]) -> None:
+    """Complete a receive: it lasts until the message is there from all of these."""
     ready, cause = _latest(mine, step.inputs, (step.stream,))
-    base = 0
-    sent: At | None = None
-    for owner, piece, place in step.sources:
-        sender = classes[owner]
-        time = sender.bases[piece] + sender.ends[piece][place]
-        if sent is None or time > base:
-            base, sent = time, At(sender, piece, place)
-    if base >= ready:
-        ready, cause = base, sent
+    sent, by = max(sources, key=lambda source: source[0], default=(0, None))
+    if sent >= ready:
+        ready, cause = sent, by
     mine.bases[step.piece], mine.ends[step.piece] = ready, (0,)
     mine.causes[step.piece] = cause
     mine.free[step.stream], mine.last[step.stream] = ready, (step.piece, 0)
@@ -266,24 +301,35 @@ def _receive(classes: Sequence[ClassReplay], mine: ClassReplay, step: Receive) -
 def _start(
     classes: Sequence[ClassReplay],
     there: Sequence[tuple[int, int, int]],
-    waiting: Mapping[tuple[int, int], tuple[int, At | None]],
+    waiting: Mapping[tuple[int, int], _Ready],
 ) -> None:
-    """Start a collective on all members; calls of a group follow each other."""
-    owner, piece, stream = max(there, key=lambda at: waiting[at[:2]][0])
-    (start, cause), before = waiting[owner, piece], classes[owner].free[stream]
-    follows = before > start
-    start = max(start, before)
+    """Start a collective on all members."""
+    ready = max((waiting[at[:2]] for at in there), key=lambda each: each[0])
     time = max(classes[owner].pieces[piece].costs[0].time for owner, piece, _ in there)
     for owner, piece, stream in there:
-        each = classes[owner]
-        each.bases[piece], each.ends[piece] = start, (time,)
-        each.causes[piece] = At(each, *each.last[stream]) if follows else cause
-        each.free[stream], each.last[stream] = start + time, (piece, 0)
+        _join(classes[owner], piece, stream, ready, time)
 
 
-def _latest(
-    mine: ClassReplay, inputs: Sequence[tuple[int, int]], streams: Sequence[int]
-) -> tuple[int, At | None]:
+def _join(mine: ClassReplay, piece: int, stream: int, ready: _Ready, time: int) -> None:
+    """Start a collective on one member, which may be ready later: calls of a group follow each
+    other."""
+    (start, cause), before = ready, mine.free[stream]
+    if before > start:
+        start, cause = before, At(mine, *mine.last[stream])
+    mine.bases[piece], mine.ends[piece] = start, (time,)
+    mine.causes[piece] = cause
+    mine.free[stream], mine.last[stream] = start + time, (piece, 0)
+
+
+def _proceed(mine: ClassReplay, step: Proceed) -> None:
+    """Go on behind a blocking collective."""
+    piece = step.piece
+    base = mine.bases[piece]
+    mine.gaps[piece] = base - mine.compute
+    mine.compute, mine.computed = base + mine.ends[piece][0], piece
+
+
+def _latest(mine: ClassReplay, inputs: Sequence[tuple[int, int]], streams: Sequence[int]) -> _Ready:
     """When a node is ready, and what it waited for last: an input, or what was on a stream."""
     ready = 0
     cause: At | None = None

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from stagec.ir.expr import ZERO
 from stagec.program.groups import Channel, channel_of
 from stagec.program.nodes import Node
 from stagec.time.streams import COMPUTE, Part, Stream, part_of
 
+T = TypeVar("T", bound=Hashable)
 #: Floors of inputs that are no streams: the base, and none.
 BASE, NO_FLOOR = -2, -1
 _NO_CHANNEL: Channel = ("", ZERO, 0)
@@ -118,7 +120,9 @@ def make_shape(
         beside = node.is_collective and not computes and not joins
         own, given = order.add(others, inner[i], inputs[i], computes=computes)
         on = (*([0] if computes else []), *(n + 1 for n in numbers))
-        steps.append(ShapeNode(node, streams, on, own, given, beside, part_of(node), computes))
+        waits = _shared(on), _shared(own), _shared(given)
+        step = ShapeNode(node, _shared(streams), *waits, beside, part_of(node), computes)
+        steps.append(step)
     first = next((step for step in steps if step.computes), None)
     sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
     return Shape(
@@ -134,6 +138,16 @@ def make_shape(
         _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
         [(_alike(step.node), i) for i, step in enumerate(steps) if step.computes],
     )
+
+
+def _shared(of: T) -> T:
+    """The one of all that are equal: shapes have many tuples, and most are alike."""
+    return cast("T", _first_like(of))
+
+
+@lru_cache(maxsize=1 << 14)
+def _first_like(of: Hashable) -> Hashable:
+    return of
 
 
 class _Order:
