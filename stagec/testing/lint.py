@@ -61,10 +61,9 @@ def directive_problem(word: str, has_colon: bool, known: set[str]) -> str:
     if any(re.fullmatch(rf"{re.escape(prefix)}(?:{_SUFFIX})?", word) for prefix in known):
         return "" if has_colon else f"`{word}` has no colon: FileCheck ignores it"
     looks_meant = has_colon or word.startswith(tuple(known)) or re.search(rf"{_SUFFIX}$", word)
-    names = ", ".join(sorted(known)) or "none"
-    return f"`{word}` is no known directive (prefixes of the RUN lines: {names})" * bool(
-        looks_meant
-    )
+    names = ", ".join(sorted(known))
+    about = f"prefixes of the RUN lines: {names}" if names else "no RUN line runs %filecheck"
+    return f"`{word}` is no known directive ({about})" * bool(looks_meant)
 
 
 def means_a_test(text: str) -> bool:

@@ -91,7 +91,7 @@ def test_a_file_with_a_directive_is_meant_as_a_test(text: str, meant: bool) -> N
 
 def test_checks_without_filecheck_are_reported() -> None:
     (found,) = complaints("// RUN: %stagec opt %s\n// CHECK: x\n")
-    assert "prefixes of the RUN lines: none" in found
+    assert "no RUN line runs %filecheck" in found
 
 
 def test_the_golden_section_is_not_linted() -> None:

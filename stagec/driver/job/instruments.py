@@ -72,7 +72,9 @@ def _check_names(names: Sequence[str], pipeline: Pipeline, loaded: Loaded) -> No
         if name not in known:
             raise error(
                 f"--print-after: no pass or pipeline '{name}'",
-                remedy=did_you_mean(name, known) or "'stagec passes' lists them",
+                remedy=did_you_mean(name, known)
+                or ("give --print-after once for each" if "," in name else None)
+                or "'stagec passes' lists them",
             )
         if name not in run:
             tell(f"warning: --print-after {name}: the pipeline does not run it")
