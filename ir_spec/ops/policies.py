@@ -277,7 +277,15 @@ class DtypesOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
-        yield {**types, **self.flag_values(request)}
+        found = {**types, **self.flag_values(request)}
+        if "fp8" not in found:
+            found.pop("scaling", None)  # it has no effect
+        yield found
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if "scaling" in op.attrs and "fp8" not in op.attrs:
+            yield "'scaling' is about products of 8 bits, expects 'fp8' beside it"
 
 
 @dataclass(frozen=True)

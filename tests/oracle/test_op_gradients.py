@@ -160,6 +160,11 @@ CASES = {
     "mul-square": Case(X, "%y = stg.mul(%x, %x)", "B, S, D"),
     "scale": Case(X, "%y = stg.scale[by = 3/7](%x)", "B, S, D"),
     "cast": Case("%x: bf16[B, D | param]", "%y = stg.cast[f32](%x)", "B, D"),
+    "quantize": Case(
+        "%x: bf16[B, D | param]",
+        "%q = stg.quantize[f8e4m3](%x)\n    %y = stg.cast[f32](%q)",
+        "B, D",
+    ),
     "gelu": Case(X, "%y = stg.gelu(%x)", "B, S, D"),
     "silu": Case(X, "%y = stg.silu(%x)", "B, S, D"),
     "swiglu": Case("%x: f32[B, 2, S, D | param]", "%y = stg.swiglu(%x)", "B, S, D"),

@@ -48,6 +48,7 @@ BY_KIND: Mapping[str, object] = {
     "parts": (PartText("encoder", "e", "tp=2"), PartText("tower", "t")),
 }
 BESIDE: Mapping[str, Mapping[str, object]] = {
+    "fp8_scaling": {"fp8": "hybrid"},
     "weight_block": {"weight_dtype": "int4"},
     "reshard_after_forward": {"zero": 3},
     "fsdp_prefetch": {"zero": 3},
