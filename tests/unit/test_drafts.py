@@ -123,6 +123,15 @@ def test_what_makes_no_draft_is_refused(words: tuple[str, ...], text: str) -> No
     assert "Traceback" not in ran.err
 
 
+def test_positions_of_the_draft_model_are_warned_of() -> None:
+    """It takes a word less than the other one: the last draft is not its own input."""
+    words = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--speculative", "4", *draft())
+    ran = stagec("analyze", *words, "--context", "8190")
+    assert "reaches position 8,195, beyond the 8,192" in ran.err
+    assert "reaches position 8,194, beyond the 8,192" in ran.err
+    assert "beyond" not in stagec("analyze", *words, "--context", "8187").err
+
+
 def test_memory_is_told_of_both_models() -> None:
     found = told("memory", *STEP, "--speculative", "2", "--tp", "2", *draft())["pods"]
     alone = told("memory", "llama3-8b", "--set", TINY, *TARGET[3:], "--context", f"{CONTEXT + 1}")

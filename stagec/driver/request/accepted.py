@@ -57,7 +57,8 @@ def accepted_options(function: F) -> F:
 def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:
     """What a step gives. Raises `DiagnosticError` for more tokens than a step has, and where there
     are no drafts."""
-    tokens, rate = given["accepted"], given["acceptance"]
+    tokens: float | None = given["accepted"]
+    rate: float | None = given["acceptance"]
     drafts = options.speculative or 0
     if tokens is None and rate is None:
         return Accepted(1.0, 1 + drafts, given=False)
@@ -75,5 +76,5 @@ def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:
             "sequence",
             remedy=f"give at most {1 + drafts}",
         )
-    found = tokens if tokens is not None else tokens_accepted(rate, drafts)
+    found = tokens or tokens_accepted(rate or 0.0, drafts)
     return Accepted(found, 1 + drafts, given=True)

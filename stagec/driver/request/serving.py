@@ -112,7 +112,8 @@ _OF = {
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `speculation` are the passes of a step that drafts, or that verifies what another pod drafts.
+    `speculation` are the passes of a step that drafts, in so many `steps` of a word each, or that
+    verifies what another pod drafts.
     `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
     that tables of positions have. `positions` are those that the model was trained for, 0 if they
     are not known."""
@@ -128,6 +129,7 @@ class Serving:
     kv_dtype: str = ""
     step: Step | None = None
     speculation: str = ""
+    steps: int = 1
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -218,7 +220,8 @@ def read_serving(
     dtype = KV_TYPES.get(options.kv_dtype or "", "")
     known = _positions(module, sequence) or positions or 0
     sizes, kept = (new, past, batch, longest, known), (options.page, dtype)
-    return Serving(mode, sequence, *sizes, *kept, step, _speculation(options))
+    steps = (options.speculative or 1) if options.keep == DRAFT else 1
+    return Serving(mode, sequence, *sizes, *kept, step, _speculation(options), steps)
 
 
 def _speculation(options: JobOptions) -> str:
@@ -348,7 +351,7 @@ def mixed_step(options: JobOptions) -> Step:
 
 def beyond(serving: Serving) -> Diagnostic | None:
     """A warning for positions that the model was not trained for."""
-    last = (serving.past or 0) + (serving.new or 0)
+    last = (serving.past or 0) + (serving.new or 0) * serving.steps
     if serving.step is not None:
         last = max(c.cached + c.new for c in serving.step.classes)
     if not serving.positions or last <= serving.positions:
