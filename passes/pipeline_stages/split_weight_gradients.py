@@ -104,7 +104,7 @@ def split_weight_gradients(module: Module, body: Region) -> None:
     critical = critical_ops(dissect(body))
     for op in list(body.ops):
         if runs_layers(op) and op.phase != "forward" and carried(op):
-            _Split(module, op, op.region, critical).run()
+            _Split(module, op, op.body, critical).run()
 
 
 class _Split:

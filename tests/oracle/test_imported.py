@@ -80,7 +80,7 @@ JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransforme
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
-ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv5", "rwkv6", "rwkv7")
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7")
 _DELTAS = ("qwen3_5", "qwen3_5_moe")
 SCANNED = (*(n for n in SCANS if n not in ALONE), "minimax", "minimax_text_01", *_DELTAS)
 #: Nor is it for convolutions that see both sides.
