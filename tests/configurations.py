@@ -361,6 +361,7 @@ SCANS: Mapping[str, Keys] = {
         "linear_conv_kernel_dim": 3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100},
     },
+    "rwkv": {**_BASE, "intermediate_size": 16},
     "rwkv5": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {

@@ -302,6 +302,21 @@ def before(x: Array) -> Array:
     return np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
 
 
+def rwkv4_time(x: Array, p: Params) -> Array:
+    """Time mixing of RWKV-4 (arXiv 2305.13048, section 3.1), token by token."""
+    step = before(x) - x
+    r, k, v = (
+        np.tensordot(x + step * p[f"{n}/mix"], p[f"w_{n}"][..., 0], 1) for n in ("r", "k", "v")
+    )
+    decay, first = np.exp(-np.exp(p["decay"][:, 0])), p["first"][:, 0]
+    found, total, weight = np.zeros_like(v), np.zeros_like(v[:, 0]), np.zeros_like(v[:, 0])
+    for t in range(x.shape[1]):
+        now, later = np.exp(k[:, t] + first), np.exp(k[:, t])
+        found[:, t] = (total + now * v[:, t]) / (weight + now)
+        total, weight = decay * total + later * v[:, t], decay * weight + later
+    return (sigmoid(r) * found) @ p["w_o"][:, 0]
+
+
 def rwkv6_time(x: Array, p: Params) -> Array:
     """Time mixing of RWKV-6 (arXiv 2404.05892, section 4), token by token."""
     step = before(x) - x

@@ -80,7 +80,7 @@ JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransforme
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
-ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv5", "rwkv6", "rwkv7")
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7")
 _DELTAS = ("qwen3_5", "qwen3_5_moe")
 SCANNED = (*(n for n in SCANS if n not in ALONE), "minimax", "minimax_text_01", *_DELTAS)
 #: Nor is it for convolutions that see both sides.
@@ -103,9 +103,10 @@ def _rows() -> list[Any]:
 
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of a combination, with what the family takes in place of what it does not."""
-    schedule, pp, chunks, microbatches = (
-        row["pipeline"] if model_type not in PAIRED else ("", 1, 0, 1)
-    )
+    schedule, pp, chunks, microbatches = row["pipeline"]
+    if model_type in PAIRED:  # one microbatch, which not all schedules take
+        staged = schedule in ("1f1b", "zbv") and not row["context"]
+        pp, microbatches = (pp if staged else 1), 1
     dp, ep = row["data"]
     given: dict[str, Any] = {"dp": dp, "microbatches": microbatches, "recompute": row["recompute"]}
     given["zero"] = row["zero"]
@@ -184,7 +185,6 @@ REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
     (UNSPLIT, {"tp": 2, "sp": True}, "no sequence to split", "--tp"),
     (("llama", "vit", "mamba"), {"dp": 2, "ep": 2}, "has no experts", "leave it out"),
     (PAIRED, {"microbatches": 2}, "is of pairs along B", "--microbatches 1"),
-    (PAIRED, {"pp": 2, "microbatches": 1}, "beyond layers that are cut", "--pp 1"),
     (("mamba2", "rwkv7"), {"cp": 8, "cp_mode": "ulysses"}, "does not divide", "choose cp among"),
     (("jamba",), {"tp": 8}, "does not divide", "tp"),
 )

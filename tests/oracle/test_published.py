@@ -185,9 +185,11 @@ def normed(x: Array, p: Params, name: str) -> Array:
     return nn.layer_norm(x, p[f"{name}_w"], p[f"{name}_b"])
 
 
-def rwkv6(p: Params) -> float:
+def rwkv(name: str, time: Callable[[Array, Params], Array], p: Params) -> float:
+    """RWKV-4 and -6, whose time mixing is of this name."""
+
     def layer(x: Array, p: Params) -> Array:
-        x = x + nn.rwkv6_time(normed(x, p, "time_norm"), under(p, "rwkv6_time"))
+        x = x + time(normed(x, p, "time_norm"), under(p, name))
         n, own = normed(x, p, "channel_norm"), under(p, "rwkv6_channel")
         k, r = (n + (nn.before(n) - n) * own[f"{name}/mix"] for name in "kr")
         return x + nn.sigmoid(r @ own["w_r"]) * (np.maximum(k @ own["w_k"], 0) ** 2 @ own["w_v"])
@@ -231,10 +233,11 @@ MODELS: Mapping[str, tuple[dict[str, Any], Model]] = {
     "mamba2": ({"n_groups": 2}, partial(state_space, "mamba2", nn.mamba2)),
     "qwen3_next": ({"num_key_value_heads": 2}, qwen3_next),
     "minimax_m1": ({}, minimax),
-    "rwkv6": ({}, rwkv6),
+    "rwkv": ({}, partial(rwkv, "rwkv4_time", nn.rwkv4_time)),
+    "rwkv6": ({}, partial(rwkv, "rwkv6_time", nn.rwkv6_time)),
     "rwkv7": ({}, rwkv7),
 }
-QUICK = ("llama", "deepseek_v3", "mamba2", "qwen3_next", "rwkv6", "rwkv7")
+QUICK = ("llama", "deepseek_v3", "mamba2", "qwen3_next", "rwkv", "rwkv6", "rwkv7")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _rwkv7_layer(value: str, name: str) -> Body:
     return body
 
 
-# -- RWKV-6 and -5 ---------------------------------------------------------------------------------
+# -- RWKV-6, -5 and -4 ----------------------------------------------------------------------------
 
 
 def read_rwkv6(config: Config) -> ModelText:
@@ -86,6 +86,18 @@ def read_rwkv5(config: Config) -> ModelText:
     text.use("rwkv5", "D H_m P")
     text.use("rwkv6", "D F")
     return _stacked(config, text, count, "rwkv5_time")
+
+
+def read_rwkv4(config: Config) -> ModelText:
+    """RWKV-4, Dove (arXiv 2305.13048): means of values, weighted by keys and decays of channels."""
+    text, count = begin_scans(config, "RWKV-4", 4096, 32, 50277)
+    d = text.symbols["D"].value or 1
+    config.skip("context_length", "rescale_every")
+    read_size(config, text, "H_m", "attention_hidden_size", default=d)
+    read_size(config, text, "F", "intermediate_size", default=4 * d)
+    text.use("rwkv4", "D H_m")
+    text.use("rwkv6", "D F")
+    return _stacked(config, text, count, "rwkv4_time")
 
 
 def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
@@ -111,6 +123,7 @@ def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelTe
 
 
 FAMILIES = (
+    ModelFamily("RWKV-4", ("rwkv",), read_rwkv4, "token shift, decays of each channel"),
     ModelFamily("RWKV-5", ("rwkv5",), read_rwkv5, "token shift, decays of each row"),
     ModelFamily("RWKV-6", ("rwkv6",), read_rwkv6, "token shift by data, decays of each element"),
     ModelFamily("RWKV-7", ("rwkv7",), read_rwkv7, "token shift, generalised delta rule"),
