@@ -17,7 +17,7 @@ from typing import NamedTuple
 from stagec.time.clock.order import ON_COMPUTE, Call, Proceed, Receive, ReplayOrder, RunPiece
 from stagec.time.clock.paths import End, Joining, StepPaths
 from stagec.time.clock.plan import PlannedPiece
-from stagec.time.clock.segments import Segment, Template, template_of
+from stagec.time.clock.segments import PieceWaits, Segment, template_of
 from stagec.time.clock.shapes import Shape
 from stagec.time.clock.weights import NodeNumbers, WeightMaker
 
@@ -54,7 +54,7 @@ class _Ran:
     """A piece of a class that ran: what it was given, and its ends that were asked for."""
 
     owner: int
-    template: Template
+    template: PieceWaits
     given: Sequence[_Known]
     ends: dict[int, _Known]
 
@@ -80,7 +80,7 @@ class _Making:
         each = zip(plans, order.streams, strict=True)
         self._classes = [_Class(plan, len(streams)) for plan, streams in each]
         self._order, self._weights = order, weights
-        self._templates: dict[Shape, Template] = {}
+        self._templates: dict[Shape, PieceWaits] = {}
         self._edges = array("i"), array("i"), array("i"), array("i")
         self._calls: list[Joining] = []
 

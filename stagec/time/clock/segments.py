@@ -32,7 +32,7 @@ Waits = tuple[int, Sequence[Segment]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Template:
+class PieceWaits:
     """What happens in pieces of a shape. Moments are numbered: those that are given are when the
     stream of computations is free, when each other stream is, and when each input is there; each of
     `moments` is the latest of some segments.
@@ -48,8 +48,8 @@ class Template:
     last: Sequence[int]
     covered: Sequence[bool]
     reached: Sequence[int]
-    variants: dict[tuple[int, ...], Template] = field(
-        default_factory=dict[tuple[int, ...], "Template"]
+    variants: dict[tuple[int, ...], PieceWaits] = field(
+        default_factory=dict[tuple[int, ...], "PieceWaits"]
     )
 
     @property
@@ -57,13 +57,13 @@ class Template:
         """How many moments are given."""
         return len(self.reached) - len(self.moments)
 
-    def knowing(self, earlier: tuple[int, ...]) -> Template:
+    def knowing(self, earlier: tuple[int, ...]) -> PieceWaits:
         """The same without waits for what is there anyway: of each given moment, which others are
         surely no earlier, as bits."""
         found = self.variants.get(earlier)
         if found is None:
             known = self._without(earlier)
-            found = self.variants[earlier] = Template(
+            found = self.variants[earlier] = PieceWaits(
                 self.shape, known, self.ends, self.last, self.covered, self._reached(known)
             )
         return found
@@ -100,7 +100,7 @@ class Template:
         return found[::-1]
 
 
-def template_of(shape: Shape) -> Template:
+def template_of(shape: Shape) -> PieceWaits:
     """What happens in pieces of a shape, where nothing runs slower beside something else."""
     return _Making(shape).template()
 
@@ -115,7 +115,7 @@ class _Making:
         self._moments: list[Sequence[Segment]] = []
         self._ends: list[Segment] = []
 
-    def template(self) -> Template:
+    def template(self) -> PieceWaits:
         steps = self._shape.steps
         for chain in self._shape.chains:
             if not chain.follows:
@@ -133,7 +133,7 @@ class _Making:
         reached = [1 << number for number in range(self._given)]
         for waits in self._moments:
             reached.append(_union(reached[wait.moment] for wait in waits))
-        return Template(
+        return PieceWaits(
             self._shape, self._moments, self._ends, self._last, self._covered(), reached
         )
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from stagec.program.nodes import Ints
-from stagec.time.clock.segments import Segment, Template, Waits
+from stagec.time.clock.segments import PieceWaits, Segment, Waits
 from stagec.time.clock.shapes import Shape
 from stagec.time.streams import Cost
 
@@ -101,11 +101,11 @@ class WeightMaker:
         self._used: list[dict[int, int]] = [{} for _ in range(classes)]
         self._first: dict[tuple[int, Shape], int] = {}
         self._owner, self._local = array("i"), array("i")
-        self._pieces: dict[tuple[int, Template, int], dict[Segment, int]] = {}
+        self._pieces: dict[tuple[int, PieceWaits, int], dict[Segment, int]] = {}
         self._calls: dict[tuple[int, ...], int] = {}
         self._count = 1
 
-    def piece(self, owner: int, template: Template, given: int, end: Segment) -> int:
+    def piece(self, owner: int, template: PieceWaits, given: int, end: Segment) -> int:
         """The number of the weight from what a piece of a class is given to an end of it."""
         known = self._pieces.setdefault((owner, template, given), {})
         found = known.get(end)
