@@ -274,6 +274,8 @@ class DtypesOp(Statement):
         yield from super().verify(op)
         if op.attrs.get("fp8") == "block" and op.attrs.get("scaling") == "current":
             yield "with blocks scales what is cast where it is cast: leave out 'scaling'"
+        if "scaling" in op.attrs and "fp8" not in op.attrs:
+            yield "'scaling' is about products of 8 bits, expects 'fp8' beside it"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
@@ -281,11 +283,6 @@ class DtypesOp(Statement):
         if "fp8" not in found:
             found.pop("scaling", None)  # it has no effect
         yield found
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from super().verify(op)
-        if "scaling" in op.attrs and "fp8" not in op.attrs:
-            yield "'scaling' is about products of 8 bits, expects 'fp8' beside it"
 
 
 @dataclass(frozen=True)
