@@ -39,11 +39,10 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import substitute_attr
 from stagec.ir.expr import ONE, ZERO, substitute
+from stagec.ir.module import BATCH
 from stagec.ir.serving import ServingStep
 from stagec.ir_spec.ops.latent import is_cached
 from stagec.serving.step import Step, parse_step
-
-BATCH = "B"
 
 
 @dataclass(frozen=True, slots=True)

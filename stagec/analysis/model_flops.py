@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ZERO, Expr, const, total
-from stagec.ir.module import Module
+from stagec.ir.module import BATCH, Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import TensorType
 
@@ -37,9 +37,12 @@ def step_flops(forward: Expr, graphs: Sequence[Operation]) -> Expr:
 
 def step_tokens(module: Module) -> Expr | None:
     """Tokens of a step of all ranks: elements of the first input of whole numbers of each sequence
-    (two dimensions; lists of rows to look up have three); None without one."""
+    (two dimensions; lists of rows to look up have three, and tables of distances know of no batch);
+    None without one."""
     types = (arg.type for arg in module.main.body.args)
-    return next((t.elements for t in types if isinstance(t, TensorType) and _of_tokens(t)), None)
+    found = (t.elements for t in types if isinstance(t, TensorType) and _of_tokens(t))
+    batched = BATCH in module.symbols
+    return next((tokens for tokens in found if not batched or BATCH in tokens.symbols), None)
 
 
 def _of_tokens(type_: TensorType) -> bool:

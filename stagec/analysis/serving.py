@@ -21,7 +21,7 @@ from stagec.ir.expr import (
     symbol,
     total,
 )
-from stagec.ir.module import Module
+from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import PAST
 from stagec.ir.types import CACHED, WEIGHTS, axis_size, bytes_of
 from stagec.ir_spec.ops.serving import rows_of
@@ -33,7 +33,6 @@ from stagec.support.diagnostics import NotAnIntegerError
 #: and the most cached tokens of each sequence of the step.
 FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes")
 LARGEST = ("max_batch", "max_context")
-BATCH = "B"
 _MOST = 1 << 40
 #: The class of a mixed step in the name of its cache.
 _CLASS = re.compile(r"_(\d+)_cache")

@@ -17,6 +17,8 @@ from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import Loc, Source
 
 Size = TypeVar("Size")
+#: The symbol of the sequences of a step, of all ranks together.
+BATCH = "B"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,13 @@ def test_tokens_are_those_of_sequences(model: str, tokens: int | None) -> None:
     assert found["tokens"] == tokens
 
 
+def test_distances_of_patches_are_no_tokens(tmp_path: Path) -> None:
+    """A table of whole numbers of two dimensions is an input, of all images together."""
+    config = {"model_type": "beit", "num_hidden_layers": 1, "use_relative_position_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert timed(f"{tmp_path} --machine h100-sxm --no-levers --set B=8")["tokens"] is None
+
+
 def test_a_step_that_hosts_hold_up_says_so() -> None:
     """Of small work, on a machine whose hosts are known to be slow; not of large."""
     words = "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from stagec.driver.job.legal import BATCH, checked, count_of, size_of
+from stagec.driver.job.legal import checked, count_of, size_of
 from stagec.driver.request.combine import flag, without_effect
 from stagec.driver.request.flags import FLAGS, SHORTHANDS
 from stagec.driver.request.options import JobOptions
+from stagec.ir.module import BATCH
 from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
 from stagec.ir_spec.ops.statement import Flag
 from stagec.support.diagnostics import Diagnostic, DiagnosticError

@@ -13,7 +13,6 @@ from stagec.analysis.figures import Figures
 from stagec.driver.advice.search import BUDGET, MOST_CHANGES, Advice, Suggestion, advise
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.figures import figures
-from stagec.driver.job.legal import BATCH
 from stagec.driver.output.common import kept_reports
 from stagec.driver.output.streams import tell
 from stagec.driver.output.tables import bytes_text, console, count_text, table
@@ -21,6 +20,7 @@ from stagec.driver.request.command_line import job_words
 from stagec.driver.request.emission import progress_bar
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
+from stagec.ir.module import BATCH
 from stagec.ir.serving import MIXED
 from stagec.job.workers import run_units
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError

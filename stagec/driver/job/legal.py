@@ -13,6 +13,7 @@ from stagec.driver.request.combine import RULES, Rule, lacking, without_effect
 from stagec.driver.request.experts import check_experts
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions, request
+from stagec.ir.module import BATCH
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.ir_spec.ops.statement import Flag, FlagValues
 from stagec.ir_spec.ops.strategy import microbatches
@@ -20,7 +21,6 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.sharding.stages import shared_out
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
-BATCH = "B"
 #: Why a job of flags cannot be; None if it may.
 LegalRule: TypeAlias = Callable[[JobOptions], "Diagnostic | None"]
 

@@ -15,9 +15,8 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pod_options import options_of, pod_names
 from stagec.driver.output.common import reports_once
 from stagec.driver.request.options import JobOptions
-from stagec.driver.request.serving import BATCH
 from stagec.ir.expr import const
-from stagec.ir.module import Module
+from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir.traits import Accumulates
 from stagec.ir_spec.phases import Phase

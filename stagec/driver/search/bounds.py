@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stagec.driver.job.legal import BATCH, count_of, size_of
+from stagec.driver.job.legal import count_of, size_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Ints, Jobs
 from stagec.driver.search.probes import (
@@ -36,6 +36,7 @@ from stagec.driver.search.probes import (
 from stagec.explore.bounds import SLACK, Floats, Held, Work, columns, memory_bound, time_bound
 from stagec.explore.layout import Layers, StepLayout, laid_out, rank_layers
 from stagec.explore.pipelined import ActionTimes, Pair, PipelineBound, pipelined
+from stagec.ir.module import BATCH
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 

@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeAlias
 
 from stagec.analysis.figures import OTHERS
 from stagec.driver.job.figures import CompiledJob
-from stagec.driver.job.legal import BATCH
 from stagec.driver.output.common import kept_reports
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.probe_times import action_times, span_of, tail_of
 from stagec.driver.search.space import data_ranks, microbatch_of
 from stagec.explore.pipelined import ActionTimes
+from stagec.ir.module import BATCH
 from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.clock.replay import ClassReplay

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from stagec.driver.job.builder import JobBuilder, find_preset
-from stagec.driver.job.legal import BATCH
 from stagec.driver.output.common import kept_reports, read_part, reports_once
 from stagec.driver.request.limit import AT_HAND, Limit
 from stagec.driver.request.machine import captured, machine_of
@@ -35,7 +34,7 @@ from stagec.driver.search.space import (
 )
 from stagec.explore.layout import Layers
 from stagec.explore.space import Space
-from stagec.ir.module import Module
+from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import MIXED
 from stagec.machines import Machine
 from stagec.pipeline.plugins import load_plugins

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from stagec.driver.job.builder import mesh_axes
-from stagec.driver.job.legal import BATCH
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.bounds import SAME, JobBounds
@@ -22,6 +21,7 @@ from stagec.explore.bounds import Floats
 from stagec.explore.branch import Found, Front, Search
 from stagec.explore.layout import Layers
 from stagec.explore.space import Space
+from stagec.ir.module import BATCH
 from stagec.machines import Machine
 from stagec.serving.step import Step as ServingStep
 

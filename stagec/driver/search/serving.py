@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stagec.driver.job.legal import BATCH
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import CACHES, STEP, mixed_step
 from stagec.driver.request.times import TimeType
 from stagec.explore.space import Space, doubled
+from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, MIXED, MODES, PREFILL
 from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.serving.step import Step

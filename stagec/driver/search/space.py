@@ -12,13 +12,14 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from stagec.driver.job.legal import BATCH, count_of, needless, rules
+from stagec.driver.job.legal import count_of, needless, rules
 from stagec.driver.request.combine import complete
 from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Jobs
 from stagec.explore.remembered import NotedValues, Remembered
 from stagec.explore.space import Point, Space, doubled
+from stagec.ir.module import BATCH
 from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
 from stagec.ir_spec.ops.statement import Flag
 from stagec.machines import Machine

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.markup import escape
 
 from stagec.driver.job.builder import model_name
-from stagec.driver.job.legal import BATCH
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.command_line import job_words
 from stagec.driver.search.alike import told_as_one
@@ -20,6 +19,7 @@ from stagec.driver.search.serving import without_step
 from stagec.driver.time.table import seconds_text
 from stagec.explore.branch import Found, beats
 from stagec.explore.reasons import crossed, limits, reason
+from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, PREFILL
 
 if TYPE_CHECKING:
