@@ -17,7 +17,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Recasts, Terminates, Trait
-from stagec.ir.types import EIGHT_BITS, FLOATS
+from stagec.ir.types import EIGHT_BITS, FLOATS, WITHOUT_SCALES
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
 
 
@@ -410,8 +410,9 @@ class Quantize(Cast):
         return super().bytes_touched(op) + again
 
     def verify(self, op: Operation) -> Iterator[str]:
-        if op.text("to") not in EIGHT_BITS:
-            yield f"casts to {' or '.join(sorted(EIGHT_BITS))}, found {op.text('to')}"
+        of_one_scale = EIGHT_BITS - WITHOUT_SCALES.keys()
+        if op.text("to") not in of_one_scale:
+            yield f"casts to {' or '.join(sorted(of_one_scale))}, found {op.text('to')}"
 
 
 def _summed(value: Value) -> Iterator[tuple[int, ...]]:

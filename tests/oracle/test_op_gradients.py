@@ -562,7 +562,7 @@ ENDS = {"stg.arrive", "stg.depart"}
 def test_every_op_with_a_gradient_has_a_case() -> None:
     used = {op.name for case in CASES.values() for op in parse(case.text).walk()}
     differentiable = {op.name for op in registry() if type(op).grad is not OpDef.grad}
-    assert differentiable - used == ENDS
+    assert differentiable - used == ENDS | {"stg.constant"}  # which has no operand
 
 
 OUTER_USE = (
