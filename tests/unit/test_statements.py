@@ -151,7 +151,11 @@ def test_help_has_sections(name: str) -> None:
         if (flag := FLAGS.get(str(param.name))) is not None:
             assert flag.option in options[section_of(flag).value]
     assert next(iter(options)) == "Model"
-    assert [*options][-1] == f"Of {name} itself"
+    own = [*options][-1]
+    assert own == f"Of {name} itself"
+    job = click.command()(job_options(lambda: None))
+    of_all_jobs = {p.opts[-1] for p in job.params if isinstance(p, click.Option)}
+    assert not of_all_jobs & {*options[own]}
     assert Section.OTHERS.value not in options
 
 

@@ -29,8 +29,8 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
     Section.MODEL: ("preset", "seed_from", "sizes"),
     Section.RANKS: ("ranks", "mesh", "microbatch_size"),
     Section.SERVING: (
-        *("serve", "batch", "prompt", "context", "chunk", "speculative", "step"),
-        *("prefill", "decode", "page", "kv_dtype", "ttft", "tpot"),
+        *("serve", "batch", "prompt", "context", "chunk", "speculative", "draft", "step"),
+        *("prefill", "decode", "page", "kv_dtype", "accepted", "acceptance", "ttft", "tpot"),
     ),
     Section.REQUESTS: ("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
     Section.PASSES: (
