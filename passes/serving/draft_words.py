@@ -21,7 +21,16 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.copies import Copier
-from stagec.ir.drafts import CHOSEN, DRAFT, DRAFTS, logits_chosen, most_likely, state, words_taken
+from stagec.ir.drafts import (
+    CHOSEN,
+    DRAFT,
+    DRAFTS,
+    MOST_DRAFTS,
+    logits_chosen,
+    most_likely,
+    state,
+    words_taken,
+)
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.serving import PAST
 from stagec.ir_spec.ops.parts import MAIN, arrive, depart
@@ -107,8 +116,11 @@ def draft_words(module: Module, count: int) -> None:
 
 
 def _check(module: Module, words: Value, count: int) -> None:
-    if count < 1:
-        raise error(f"expected one draft or more, found {count}", remedy="give --speculative 4")
+    if not 1 <= count <= MOST_DRAFTS:
+        raise error(
+            f"a draft model makes 1 to {MOST_DRAFTS} drafts a step, found {count}",
+            remedy="give --speculative 4",
+        )
     size = words.tensor.shape[1]
     if size.symbol_name is None or module.env.get(size.symbol_name) != 1:
         raise error(

@@ -13,6 +13,8 @@ from stagec.support.diagnostics import error
 
 #: What the pod of a draft model is called, and its words where they cross; what comes back.
 DRAFT, DRAFTS, CHOSEN = "draft", "drafts", "chosen"
+#: Drafts of a step: so many values of two dimensions `stg.concat` joins. Engines make up to ten.
+MOST_DRAFTS = 25
 
 
 def words_taken(module: Module) -> Value:

@@ -192,6 +192,8 @@ def test_a_server_gives_what_is_accepted() -> None:
         (("--speculative", "2", "--accepted", "2", "--acceptance", "0.5"), "both say how many"),
         (("--speculative", "2", "--accepted", "2", "--sweep", "tp=1,2"), "sweeps do not have"),
         (("--speculative", "2", "--acceptance", "1.5"), "--acceptance"),
+        (("--speculative", "2", "--acceptance", "nan"), "--acceptance expects a number, found nan"),
+        (("--speculative", "2", "--accepted", "inf"), "--accepted expects a number, found inf"),
     ],
 )
 def test_what_cannot_be_accepted_is_refused(words: tuple[str, ...], text: str) -> None:

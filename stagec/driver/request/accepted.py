@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeVar
 
 import click
@@ -70,11 +71,13 @@ def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:
         )
     if tokens is not None and rate is not None:
         raise error("--accepted and --acceptance both say how many", remedy="give one of them")
-    if tokens is not None and tokens > 1 + drafts:
+    found = tokens or tokens_accepted(rate or 0.0, drafts)
+    if not isfinite(found):  # no range leaves out what is no number
+        raise error(f"{name} expects a number, found {given[name[2:]]}", remedy=f"give {name} 0.7")
+    if found > 1 + drafts:
         raise error(
-            f"--accepted {tokens:g} is more than the {1 + drafts} tokens that a step has of each "
+            f"--accepted {found:g} is more than the {1 + drafts} tokens that a step has of each "
             "sequence",
             remedy=f"give at most {1 + drafts}",
         )
-    found = tokens or tokens_accepted(rate or 0.0, drafts)
     return Accepted(found, 1 + drafts, given=True)
