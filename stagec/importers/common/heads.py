@@ -33,6 +33,12 @@ def heads_of(config: Config) -> frozenset[str]:
     return frozenset(name.rpartition("For")[2] for name in config.strings("architectures"))
 
 
+def is_bare(config: Config) -> bool:
+    """Whether the architecture has no head, by a name such as BertModel."""
+    names = config.strings("architectures")
+    return any(name.endswith("Model") and not name.endswith("LMHeadModel") for name in names)
+
+
 def _head(name: str) -> str:
     _, found, head = name.rpartition("For")
     return head if found else _WORDS[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.heads import expect_head, heads_of
+from stagec.importers.common.heads import expect_head, heads_of, is_bare
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import (
     classify,
@@ -12,7 +12,7 @@ from stagec.importers.families.encoders import (
     predict_words,
     read_activation,
     read_heads_of,
-    vectors,
+    train_vectors,
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
@@ -165,9 +165,8 @@ def _finish(config: Config, text: ModelText, body: Body, attention: str, near: s
         text.symbol("N_c", config.labels(2), "num_labels")
         classify_each(body, y, "w_classifier", "b_classifier", "N_c")
         return text.train(args, body)
-    if any(name.endswith("Model") for name in heads):
-        target = vectors(text, body, body.let("c", f"stg.take[at = 0]({y})"))
-        return text.train(args.replace("%labels: i32[B, S]", target), body)
+    if is_bare(config):
+        return train_vectors(text, body, y, args)
     predict_words(body, y, act)
     return text.train(args, body)
 

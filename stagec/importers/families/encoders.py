@@ -177,12 +177,6 @@ def _pooled(body: Body, y: str) -> str:
     return body.let("p1", f"stg.tanh({linear(body, 'p0', c, 'pooler', 'D, D')})")
 
 
-def is_bare(config: Config) -> bool:
-    """Whether the architecture has no head."""
-    names = config.strings("architectures")
-    return any(name.endswith("Model") and not name.endswith("LMHeadModel") for name in names)
-
-
 def train_vectors(
     text: ModelText, body: Body, y: str, args: str, *, pooler: bool = False
 ) -> ModelText:
@@ -246,11 +240,8 @@ def classify_each(body: Body, y: str, weight: str, bias: str, classes: str) -> N
     steps = [
         f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param(weight, f"D, {classes}")})',
         f'stg.add["bsn,n->bsn"]({{}}, {body.param(bias, classes)})',
-        "stg.cast[f32]({})",
     ]
-    logits = body.steps("logits", y, steps)
-    body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
-    body.do("stg.return(%loss)")
+    translate(body, y, steps, "S")
 
 
 # -- encoders with decoders ------------------------------------------------------------------------

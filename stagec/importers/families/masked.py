@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.heads import expect_head
+from stagec.importers.common.heads import expect_head, is_bare
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.positions import read_bases, read_rope
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import (
-    is_bare,
     predict_words,
     read_activation,
     read_heads_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.heads import expect_head
+from stagec.importers.common.heads import expect_head, is_bare
 from stagec.importers.common.sizes import begin
 from stagec.importers.families.encoders import classify, read_activation, vectors
 from stagec.importers.family import ModelFamily
@@ -71,8 +71,7 @@ def finish(
     config: Config, text: ModelText, body: Body, c: str, width: str, args: str = IMAGES
 ) -> ModelText:
     """Append the head on the vectors `c` [B, width]: classes, or the vectors themselves."""
-    names = config.strings("architectures")
-    if any(name.endswith("Model") for name in names):
+    if is_bare(config):
         return text.train(f"{args}, {vectors(text, body, c, width)}", body)
     text.symbol("N", config.labels(1000), "num_labels")
     classify(body, linear(body, "z", c, "classifier", f"{width}, N"))

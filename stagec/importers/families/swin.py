@@ -40,12 +40,15 @@ class _Stages:
         """Whether every second layer is shifted."""
         return self.sides[stage - 1] > self.windows[stage - 1]
 
+    def first(self, stage: int) -> int:
+        """The first stage with windows of the same size, after which their symbols and arguments
+        are called."""
+        return self.windows.index(self.windows[stage - 1]) + 1
+
     def pairs(self, stage: int) -> str:
-        """What the layers of a stage take besides the stream: those of the first one with windows
-        of this size have names without a number."""
-        first = self.windows.index(self.windows[stage - 1]) + 1
+        """What the layers of a stage take besides the stream."""
         names = ["%coords", "%pairs"] if self.near else ["%pairs"]
-        return ", ".join(at(name, first) for name in names)
+        return ", ".join(at(name, self.first(stage)) for name in names)
 
 
 def read_swin(config: Config) -> ModelText:
@@ -112,8 +115,8 @@ def _data(stages: _Stages) -> str:
     """The arguments besides images."""
     found = ""
     for i in range(1, len(stages.sides) + 1):
-        w, side = _window(stages, i), side_of(i)
-        if stages.windows.index(stages.windows[i - 1]) == i - 1:
+        w, side = at("W", stages.first(i)), side_of(i)
+        if stages.first(i) == i:
             rows = f"(2*{w} - 1)*(2*{w} - 1)"
             found += f", {at('%coords', i)}: bf16[{rows}, 2]" if stages.near else ""
             found += f", {at('%pairs', i)}: i32[{w}*{w}, {w}*{w}]"
@@ -122,29 +125,25 @@ def _data(stages: _Stages) -> str:
     return found
 
 
-def _window(stages: _Stages, stage: int) -> str:
-    return at("W", stages.windows.index(stages.windows[stage - 1]) + 1)
-
-
 def _stage(stages: _Stages, body: Body, x: str, stage: int) -> str:
     """Append the layers of a stage; the result's name."""
-    names = {n: at(n, stage) for n in "DHKF"} | {"X": side_of(stage)}
-    number = stages.windows.index(stages.windows[stage - 1]) + 1
-    names["W"] = at("W", number)
-    half = at("U", number)
-    bound = ", ".join(f"{n} = {own}" for n, own in names.items() if n != own)
+    own = {n: at(n, stage) for n in "DHKF"} | {"X": side_of(stage)}
+    window = {n: at(n, stages.first(stage)) for n in "WU"}
+    bound = [f"{n} = {its}" for n, its in {**own, "W": window["W"]}.items() if n != its]
+    half = [] if window["U"] == "U" else [f"U = {window['U']}"]
     pairs = stages.pairs(stage)
     plain, inner = _layer(stages, shifted=False), Body()
     if stages.shifts(stage):
         other = _layer(stages, shifted=True)
-        moved = f"U = {half}" if half != "U" else ""
-        comma = f"{bound}, " if bound else ""
-        r = inner.let("r0", f"stg.call @{plain}[{comma}as = whole](%h, {pairs})")
-        comma += f"{moved}, " if moved else ""
-        call = f"stg.call @{other}[{comma}as = shifted]({r}, {pairs}, %mask_{stage})"
-        r, times = inner.let("r", call), f"{at('L', stage)}/2"
+        first, second = (
+            ", ".join([*bound, "as = whole"]),
+            ", ".join([*bound, *half, "as = shifted"]),
+        )
+        r = inner.let("r0", f"stg.call @{plain}[{first}](%h, {pairs})")
+        r = inner.let("r", f"stg.call @{other}[{second}]({r}, {pairs}, %mask_{stage})")
+        times = f"{at('L', stage)}/2"
     else:
-        brackets = f"[{bound}]" if bound else ""
+        brackets = f"[{', '.join(bound)}]" if bound else ""
         r = inner.let("r", f"stg.call @{plain}{brackets}(%h, {pairs})")
         times = at("L", stage)
     inner.do(f"stg.yield({r})")

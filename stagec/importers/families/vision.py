@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagec.importers.common.heads import expect_head, heads_of
+from stagec.importers.common.heads import expect_head, heads_of, is_bare
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin, read_size
-from stagec.importers.families.encoders import (
-    classify,
-    is_bare,
-    read_activation,
-    read_heads_of,
-    vectors,
-)
+from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, Rope
@@ -99,13 +93,12 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
     n = LAYER.write(body, "n", layers.write(body, x, "y"), "norm")
     c = body.let("c", f"stg.take[at = 0]({n})")
-    heads = heads_of(config)
-    if any(name.endswith("Model") for name in heads):
+    if is_bare(config):
         pooled = body.let("z", f"stg.tanh({linear(body, 'z0', c, 'pooler', 'D, D')})")
         return text.train(f"{IMAGES}, {vectors(text, body, pooled)}", body)
     text.symbol("N", config.labels(1000), "num_labels")
     z = linear(body, "z", c, "classifier", "D, N")
-    if any(name.endswith("WithTeacher") for name in heads):
+    if "ImageClassificationWithTeacher" in heads_of(config):
         d = linear(body, "zd", body.let("d", f"stg.take[at = 1]({n})"), "distillation", "D, N")
         z = body.steps("zm", z, [f"stg.add({{}}, {d})", "stg.scale[by = 1/2]({})"])
     classify(body, z)
