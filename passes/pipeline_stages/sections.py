@@ -100,18 +100,17 @@ def dissect(body: Region) -> Sections:
     found.repeats = {part: [None] * len(forward) for part in ActionKind}
     found.repeats[ActionKind.FORWARD] = [*forward]
     opening = body.ancestors(forward[0].operands[: carried(forward[0])])
-    due: dict[Operation, int] | None = None
-    for op in sorted(body.ops[:-1], key=_part):
-        if due is None and _part(op) is ActionKind.BACKWARD:
-            due = _due(body, forward, found)
-        if (slot := _slot_of_end(op, found)) is not None:
-            found.slots[op] = (slot,)
-        elif runs_layers(op):
-            found.slots[op] = (_slot_of_repeat(op, forward, found),)
-        elif op in opening and _reads_data(op, body):
-            found.slots[op] = (Slot(0, ActionKind.FORWARD),)
-        else:
-            found.slots[op] = _slots_of_straight(op, found, (due or {}).get(op, 0))
+    for part in (ActionKind.FORWARD, ActionKind.BACKWARD):
+        due = _due(body, forward, found) if part is ActionKind.BACKWARD else {}
+        for op in (o for o in body.ops[:-1] if _part(o) is part):
+            if (slot := _slot_of_end(op, found)) is not None:
+                found.slots[op] = (slot,)
+            elif runs_layers(op):
+                found.slots[op] = (_slot_of_repeat(op, forward, found),)
+            elif op in opening and _reads_data(op, body):
+                found.slots[op] = (Slot(0, ActionKind.FORWARD),)
+            else:
+                found.slots[op] = _slots_of_straight(op, found, due.get(op, 0))
     for op in reversed(body.ops[:-1]):
         if not found.slots[op] and _reads_data(op, body):
             found.slots[op] = _slots_of_users(op, found)

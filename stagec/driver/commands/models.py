@@ -64,8 +64,6 @@ _COLUMNS = {
     "vocabulary": ("V",),
     "sequence": ("S",),
 }
-#: Columns of a terminal below which a table of them all is too wide.
-_NARROW = 120
 
 
 def _first(sizes: Mapping[str, int], *names: str) -> str:
@@ -74,10 +72,10 @@ def _first(sizes: Mapping[str, int], *names: str) -> str:
 
 def _print_table(models: Mapping[str, LibraryModel]) -> None:
     """A line for each model; on a narrow terminal without its title and its sequence."""
-    from stagec.driver.output.tables import console, table
+    from stagec.driver.output.tables import NARROW, console, table
 
     out = console(sys.stdout, 140)
-    narrow = out.width < _NARROW
+    narrow = out.width < NARROW
     about = ("name",) if narrow else ("name", "model")
     shown = {n: each for n, each in _COLUMNS.items() if not (narrow and n == "sequence")}
     rows = table("Models", *about, "layers", *shown, text_columns=len(about))

@@ -11,6 +11,8 @@ from rich.table import Column, Table
 
 from stagec.support.words import counted
 
+#: Columns of a terminal below which tables of many columns leave some out.
+NARROW = 120
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _LONG = 300
 #: Columns that no table has, those of a name and of a cell that are not folded where there is room

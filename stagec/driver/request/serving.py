@@ -10,7 +10,7 @@ import click
 
 from stagec.ir.drafts import DRAFT
 from stagec.ir.expr import ZERO, Expr, const, symbol
-from stagec.ir.module import BATCH
+from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.statement import Statement
@@ -19,7 +19,6 @@ from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
     from stagec.driver.request.options import JobOptions
-    from stagec.ir.module import Module
 
 #: Element types of caches, as servers call them.
 KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}

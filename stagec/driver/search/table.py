@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.markup import escape
 
 from stagec.driver.job.builder import model_name
-from stagec.driver.output.tables import bytes_text, console, table
+from stagec.driver.output.tables import NARROW, bytes_text, console, table
 from stagec.driver.request.command_line import job_words
 from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.serving import without_step
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
-#: Columns of a terminal below which what limits a strategy stands below the table.
-_NARROW = 120
 
 
 def command_of(options: JobOptions, number: int) -> str:
@@ -258,7 +256,7 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
         markup=False,
     )
     if best:
-        narrow = out.width < _NARROW
+        narrow = out.width < NARROW  # what limits a strategy stands below the table
         out.print(_table(best, "searches" in found, found["priced"], limits=not narrow))
         for number, row in enumerate(best, 1):
             why = f"{row['limits']}; " if narrow else ""
