@@ -14,7 +14,7 @@ With layers of (%a: 10, %b: 30 bytes), completed in this order, and buckets of 2
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -197,11 +197,14 @@ def filled(sizes: Sequence[int], bucket: int) -> Iterator[Sequence[int]]:
         yield sizes[start:]
 
 
-def bucket_sizes(op: Operation, env: Env) -> Iterator[list[Sequence[int]]]:
-    """The bytes of the gradients in each bucket of a reduction, for each chunk of the model."""
+def bucket_sizes(
+    op: Operation, ready: Sequence[Sequence[GradientRun]], env: Env
+) -> Iterator[list[Sequence[int]]]:
+    """The bytes of the gradients in each bucket of a reduction, for each chunk of the model;
+    `ready` is its `readiness`, the same for all values."""
     sizes = [evaluate(part, env) for part in op.exprs("parts")]
     full = evaluate(op.expr("bucket"), env)
-    for runs in readiness(op):
+    for runs in ready:
         given: list[int] = []
         for run in runs:
             times, layers = evaluate(run.times, env), evaluate(run.count, env)
@@ -214,9 +217,10 @@ class Filled:
     """How many gradients does each bucket of a reduction hold, chunk by chunk of the model?"""
 
     op: Operation
+    ready: Sequence[Sequence[GradientRun]] = field(compare=False)
 
     def __call__(self, values: Env) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(map(len, chunk)) for chunk in bucket_sizes(self.op, values))
+        return tuple(tuple(map(len, chunk)) for chunk in bucket_sizes(self.op, self.ready, values))
 
 
 def label(inside: Sequence[BucketPiece]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ other sizes, `Resizable` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -15,10 +15,14 @@ from typing import NamedTuple
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, evaluate, function
 from stagec.ir.kernel import MEMORY
-from stagec.program.buckets import bucket_sizes
+from stagec.program.buckets import GradientRun, bucket_sizes, readiness
+from stagec.program.groups import crosses_pods
 from stagec.program.kernels import EXTENTS, Kernel
 from stagec.program.nodes import Node
 from stagec.support.diagnostics import NotAnIntegerError
+
+#: The parameters of an operation that are its numbers.
+_NUMBERS = ("bytes", "flops", "matmul", "out")
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,7 @@ class OpNumbers:
         """What a computation is in a layer."""
         key = op, layer if self._loads is not None else 0
         if key not in self._works:
-            names = "bytes", "flops", "matmul", "out"
-            size, flops, matmul, out = (self.number(op, name, layer) for name in names)
+            size, flops, matmul, out = (self.number(op, name, layer) for name in _NUMBERS)
             kernel = self._kernel(op, layer)
             self._works[key] = NodeWork(op.text("kind"), op.phase, size, flops, matmul, out, kernel)
         return self._works[key]
@@ -94,7 +97,7 @@ class OpNumbers:
     def buckets(self, op: Operation) -> list[int]:
         """The bytes of each call of a reduction in buckets."""
         if op not in self._buckets:
-            self._buckets[op] = _calls(op, self._env)
+            self._buckets[op] = _calls(op, readiness(op), self._env)
         return self._buckets[op]
 
 
@@ -132,6 +135,8 @@ class Resizable:
         self._whole: list[bool] = []
         self._kernels: dict[_KernelPlaces, int] = {}
         self._nodes = [self._sized(node) for node in nodes]
+        cut = dict.fromkeys(node.op for node in nodes if node.bucket and node.op is not None)
+        self._ready = {op: readiness(op) for op in cut}
         prepared = zip(self._places, self._whole, strict=True)
         self._prepared = [(expr, function(expr), whole) for expr, whole in prepared]
 
@@ -155,7 +160,7 @@ class Resizable:
                 found.append(node)
                 continue
             if node.bucket and node.op not in buckets:
-                buckets[node.op] = _calls(node.op, values)
+                buckets[node.op] = _calls(node.op, self._ready[node.op], values)
             found.append(
                 Node(
                     node.kind,
@@ -191,7 +196,7 @@ class Resizable:
         size = place(op, "bytes")
         if not node.is_computation:
             return _NodePlaces(node, size, none, none, none, None)
-        flops, matmul, out = (place(op, name) for name in ("flops", "matmul", "out"))
+        flops, matmul, out = (place(op, name) for name in _NUMBERS[1:])
         return _NodePlaces(node, size, flops, matmul, out, self._kernel(op))
 
     def _kernel(self, op: Operation) -> int:
@@ -212,6 +217,20 @@ class Resizable:
         return place
 
 
+def what_it_does(node: Node) -> Hashable:
+    """What is equal for nodes that do the same in all sizes: their numbers as expressions, and whom
+    they reach."""
+    op = node.op
+    if op is None or node.bucket:
+        return op or node, node.index
+    told = [op.attrs.get(name) for name in _NUMBERS]
+    if node.is_computation:
+        about = _about(op)
+        told += [about[0], about[1], *(op.attrs.get(name) for name in about[2]), *about[3:]]
+    reached = node.group, node.blocking, node.over, node.by, node.to, crosses_pods(op)
+    return node.kind, *told, *reached, node.index
+
+
 def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool]:
     """What is the same of a kernel in all sizes: its kind, its type, the names of its extents, what
     it computes, and whether a mask is causal."""
@@ -220,6 +239,8 @@ def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool]:
     return kind, op.text("dtype"), EXTENTS[kind], what, op.flag("causal")
 
 
-def _calls(op: Operation, env: Mapping[str, int]) -> list[int]:
+def _calls(
+    op: Operation, ready: Sequence[Sequence[GradientRun]], env: Mapping[str, int]
+) -> list[int]:
     """The bytes of each call of a reduction in buckets."""
-    return [sum(inside) for chunk in bucket_sizes(op, env) for inside in chunk]
+    return [sum(inside) for chunk in bucket_sizes(op, ready, env) for inside in chunk]

@@ -371,7 +371,8 @@ class Unroller:
         refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
         cut = Bucketed([], [])
         late = self._last_issued() if self._joins_stages(op) else None
-        for runs, counts in zip(readiness(op), ask(Filled(op), self._env), strict=True):
+        order = readiness(op)
+        for runs, counts in zip(order, ask(Filled(op, order), self._env), strict=True):
             given: list[BucketPiece] = []
             for run in runs:
                 given += pieces(run, refs, names, evaluate(run.times, plain(self._env)))

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise, permutations
+from itertools import chain, pairwise, permutations
+from math import lcm
 
 from stagec.ir.core import Operation
 from stagec.ir.decisions import ask, note, plain
@@ -140,7 +141,10 @@ class Least:
     choices: tuple[tuple[Term, ...], ...]
 
     def __call__(self, values: Mapping[str, int]) -> int:
-        moved = [_bytes(terms, values) for terms in self.choices]
+        each = {t: _bytes(t, values) for t in dict.fromkeys(chain.from_iterable(self.choices))}
+        unit = lcm(*(size.denominator for size in each.values()))
+        whole = {t: size.numerator * (unit // size.denominator) for t, size in each.items()}
+        moved = [sum(map(whole.__getitem__, c)) if c else unit * _NEVER for c in self.choices]
         return moved.index(min(moved))
 
 
@@ -156,11 +160,9 @@ class Compared:
         return (one > other) - (one < other)
 
 
-def _bytes(terms: Sequence[Term], values: Mapping[str, int]) -> Fraction:
-    if not terms:
-        return _NEVER
-    sizes = (_elements(e, values) * b * way.cost(values) for e, b, way in terms)
-    return sum(sizes, Fraction())
+def _bytes(term: Term, values: Mapping[str, int]) -> Fraction:
+    size, each, way = term
+    return _elements(size, values) * each * way.cost(values)
 
 
 def _elements(size: Expr, values: Mapping[str, int]) -> int:

@@ -19,7 +19,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
-from stagec.program.sizes import Resizable
+from stagec.program.sizes import Resizable, what_it_does
 from stagec.time.clock.hosts import HostTimes, host_costs, never_late
 from stagec.time.clock.join import joined
 from stagec.time.clock.replay import ClassReplay
@@ -67,7 +67,7 @@ class _Programs:
         for each, runs in zip(self.classes, every, strict=True):
             inner = tuple(each.inner.items())
             for node in (n for kind in dict.fromkeys(r.kind for r in runs) for n in kind.nodes):
-                key = (each.name if self.by_layers else inner), node.op, node.index
+                key = (each.name, node.op) if self.by_layers else inner, what_it_does(node)
                 if key not in self._sampled:
                     self._sampled[key] = len(self.samples)
                     self.samples.append(node)
@@ -279,12 +279,10 @@ class StepTime:
 
     @cached_property
     def slowest(self) -> ClassReplay:
-        """The class that ends last; of several, the one that waits least for others."""
+        """The class that ends last; of several, the one that computes longest."""
         classes, ends = self.classes, self.classes.ends
-        last = [classes.alone(i) for i, end in enumerate(ends) if end == max(ends)]
-        if len(last) == 1:
-            return last[0]
-        return max(last, key=lambda c: c.busy_time(self.picoseconds))
+        last = [i for i, end in enumerate(ends) if end == max(ends)]
+        return classes.alone(max(last, key=classes.computing))
 
     def parts(self, each: ClassReplay) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,9 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.time.timed import time_job
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
-from stagec.time.clock.replay import replay
+from stagec.time.clock.replay import ClassReplay, replay
+from stagec.time.clock.replayed import PAYS, Replayed
+from stagec.time.step import StepTime
 from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, MIXTRAL, stagec
 
 #: A job, and values of it that differ in sizes and degrees.
@@ -110,7 +112,8 @@ def test_ranks_that_differ_are_unrolled_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_hosts_and_devices_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hosts issue does not depend on sizes, and devices are known by their longest paths."""
+    """What hosts issue does not depend on sizes, and devices are known by their longest paths once
+    it pays to find these."""
     replays: list[int] = []
 
     def spy(*given: Any) -> int:
@@ -119,9 +122,27 @@ def test_hosts_and_devices_are_replayed_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("stagec.time.clock.replayed.replay", spy)
     monkeypatch.setattr(figures, "_structures", {})
-    for length in (128, 256, 512):
+    for length in range(128, 128 * (PAYS + 3), 128):
         time_step(LLAMA, pp=2, microbatches=2, sizes={"L": 4, "S": length})
-    assert len(replays) == 1 + 1
+    assert len(replays) == PAYS - 1 + 1
+
+
+def test_of_classes_that_end_together_one_is_replayed() -> None:
+    """That which computes longest: its breakdown is told."""
+    asked: list[int] = []
+
+    class Ends:
+        ends = (8, 9, 9, 9)
+
+        def computing(self, number: int) -> int:
+            return (9, 3, 7, 7)[number]
+
+        def alone(self, number: int) -> int:
+            asked.append(number)
+            return number
+
+    assert StepTime(9, cast("Replayed", Ends()), {}).slowest == cast("ClassReplay", 2)
+    assert asked == [2]
 
 
 def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ replayed before, when it ends; then classes are replayed when they are asked for
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import overload
 
 from stagec.time.clock.join import Joined
@@ -19,6 +19,8 @@ from stagec.time.streams import Cost
 
 #: What tells classes apart whose nodes do not cost the same, and the costs of shapes.
 ClassCosts = tuple[Hashable, Callable[[Shape], Sequence[Cost]]]
+#: The time at which a structure is asked for from which on it pays to know its longest paths.
+PAYS = 4
 
 
 class Plans(list[Joined]):
@@ -26,7 +28,7 @@ class Plans(list[Joined]):
 
     def __init__(self, plans: Iterable[Joined] = (), numbers: NodeNumbers | None = None) -> None:
         super().__init__(plans)
-        self._numbers, self._asked = numbers, False
+        self._numbers, self._asked = numbers, 0
         self._paths: StepPaths | None = None
 
     @cached_property
@@ -37,10 +39,10 @@ class Plans(list[Joined]):
 
     @property
     def paths(self) -> StepPaths | None:
-        """The longest paths, which take longer to find than a replay: None the first time, and
-        where nodes have no numbers."""
-        first, self._asked = not self._asked, True
-        if first or self._numbers is None:
+        """The longest paths; None where nodes have no numbers, and the first times: they take as
+        long to find as a few replays."""
+        self._asked += 1
+        if self._asked < PAYS or self._numbers is None:
             return None
         if self._paths is None:
             self._paths = paths_of([each.plan for each in self], self.order, self._numbers)
@@ -78,6 +80,14 @@ class Replayed(Sequence[ClassReplay]):
             return self._classes[number]
         return replay_alone(self._class(number), self.plans.order, self._times)
 
+    def computing(self, number: int) -> int:
+        """Picoseconds of all that the compute stream of a class runs, but for what joins classes;
+        for that they need no replay."""
+        each, found = self.plans[number], 0
+        for piece, place, count in each.computed:
+            found += self._piece(number, each.shapes[piece]).spans[place] * count
+        return found
+
     def forget(self) -> None:
         """Keep when classes end; they are replayed again if they are asked for."""
         vars(self).pop("_classes", None)
@@ -100,12 +110,12 @@ class Replayed(Sequence[ClassReplay]):
         return classes
 
     def _class(self, number: int) -> ClassReplay:
+        return ClassReplay(number, self.plans[number], partial(self._piece, number))
+
+    def _piece(self, number: int, shape: Shape) -> Piece:
+        """A shape with the costs of a class."""
         key, costs = self._costs[number]
-
-        def piece(shape: Shape) -> Piece:
-            found = self._known.get((key, shape))
-            if found is None:
-                found = self._known[key, shape] = Piece(shape, costs(shape))
-            return found
-
-        return ClassReplay(number, self.plans[number], piece)
+        found = self._known.get((key, shape))
+        if found is None:
+            found = self._known[key, shape] = Piece(shape, costs(shape))
+        return found
