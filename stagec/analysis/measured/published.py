@@ -145,7 +145,8 @@ def torchtitan() -> Iterator[MeasuredStep]:
 
     A compiled block waits for each of its collectives at once, behind its call
     (torch/distributed/_functional_collectives.py, `_maybe_wrap_tensor`), and TorchInductor leaves
-    the order as it is. The pages on 405B name asynchronous tensor parallelism, which does not wait.
+    the order as it is (torch/_inductor/config.py, `reorder_for_compute_comm_overlap`). Tables of
+    405B name asynchronous tensor parallelism, which does not wait.
 
     Products of 8 bits scale each operand by its own largest element (torchtitan/float8.py, "only
     dynamic tensor scaling (the default) is supported"): their casts are kernels. Context
