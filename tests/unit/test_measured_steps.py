@@ -98,7 +98,7 @@ def test_one_convention_for_each_source() -> None:
         assert len({(row.machine, row.overlap) for row in rows}) == 1, name
         changes = {json.dumps(dict(row.changes)) for row in rows}
         assert len(changes) == (2 if name == "nanotron" else 1), name
-        own = varied | (TITAN if name == "torchtitan" else set())
+        own = varied | TITAN if name == "torchtitan" else varied
         flags = {n: v for n, v in rows[0].flags.items() if n not in own}
         for row in rows:
             assert flags == {n: v for n, v in row.flags.items() if n not in own}, row.row
