@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from stagec.analysis.measured import MeasuredStep, measured_steps, read
+from stagec.analysis.measured.published import split_points
 from stagec.analysis.measured.sweeps import CHECKS, layers_of_stages
 from stagec.analysis.step_errors import StepError, regret, spearman, summaries
 from stagec.driver.commands.validate_time import chosen
@@ -27,6 +28,7 @@ from tests.support import run_passes, stagec
 
 STEPS = measured_steps()
 AXES = ("dp", "tp", "pp", "cp")
+TITAN = {"async_tp", "overlap_param_gather", "reshard_after_forward"}
 #: Of each source how many rows it has, and how many of them are judged.
 ROWS = {
     "korthikanti": (8, 8),
@@ -78,7 +80,8 @@ def test_the_batch_divides_into_microbatches() -> None:
 
 def test_one_convention_for_each_source() -> None:
     """Rows of a source differ in mesh, batch and recompute; the rest is the framework's. Runs of
-    nanotron differ in what they measured of their nodes, too."""
+    nanotron differ in what they measured of their nodes, too; torchtitan gathers and reduces in
+    another way with a pipeline."""
     varied = {*AXES, "ep", "microbatches", "schedule", "chunks", "recompute", "recompute_every"}
     varied |= {
         "sp",
@@ -95,9 +98,10 @@ def test_one_convention_for_each_source() -> None:
         assert len({(row.machine, row.overlap) for row in rows}) == 1, name
         changes = {json.dumps(dict(row.changes)) for row in rows}
         assert len(changes) == (2 if name == "nanotron" else 1), name
-        flags = {n: v for n, v in rows[0].flags.items() if n not in varied}
+        own = varied | TITAN if name == "torchtitan" else varied
+        flags = {n: v for n, v in rows[0].flags.items() if n not in own}
         for row in rows:
-            assert flags == {n: v for n, v in row.flags.items() if n not in varied}, row.row
+            assert flags == {n: v for n, v in row.flags.items() if n not in own}, row.row
 
 
 def test_stages_of_nanotron_end_where_the_cost_comes_to_their_part() -> None:
@@ -109,6 +113,15 @@ def test_stages_of_nanotron_end_where_the_cost_comes_to_their_part() -> None:
         layers = row.flags.get("stage_layers", (row.sizes["L"],))
         assert len(layers) == row.flags["pp"]
         assert sum(layers) == row.sizes["L"]
+
+
+def test_stages_of_torchtitan_end_at_its_split_points() -> None:
+    assert split_points(126, 16) == (7, *[8] * 14, 7)
+    assert split_points(32, 4) == (8, 8, 8, 8)
+    assert split_points(11, 4) == (2, 3, 3, 3)  # the last has what is left over
+    row = next(r for r in STEPS["torchtitan"] if r.row.startswith("405B"))
+    assert row.flags["microbatches"] == row.flags["pp"] == 8
+    assert sum(row.flags["stage_layers"]) == row.sizes["L"] == 126
 
 
 def test_rows_of_one_node_are_sums_of_layers() -> None:
@@ -168,7 +181,7 @@ def test_models_have_the_parameters_that_rows_are_named_after() -> None:
             size = re.match(r"([0-9.]+)(B|T)", row.row)
             assert size, row.row
             told = float(size[1]) * (1000 if size[2] == "T" else 1)
-            # Korthikanti et al. round; torchtitan's 405B has 128 layers of 126
+            # Korthikanti et al. round
             assert parameters(row) / 1e9 == pytest.approx(told, rel=0.02, abs=0.05), row.row
 
 

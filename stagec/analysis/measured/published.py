@@ -99,18 +99,54 @@ def mcore() -> Iterator[MeasuredStep]:
         yield MeasuredStep("mcore", name, seconds, gpus, machine, model, sizes, flags)
 
 
-_TITAN: Final[Mapping[str, str]] = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
+#: The model and its layers by its name in a row (torchtitan/models/llama/__init__.py).
+_TITAN: Final[Mapping[str, tuple[str, int]]] = {
+    "8B": ("llama3-8b", 32),
+    "70B": ("llama3-70b", 80),
+    "405B": ("llama3-405b", 126),
+}
+
+
+def split_points(layers: int, stages: int) -> tuple[int, ...]:
+    """The layers of each stage as torchtitan shares them out (parallelisms/pipelining_utils.py,
+    `generate_split_points`): the first has the quotient, those in the middle one more while there
+    are layers over, the last what is left."""
+    each, over = divmod(layers, stages)
+    found = [each + (0 < i <= over) for i in range(stages - 1)]
+    return (*found, layers - sum(found))
+
+
+def _titan_pipeline(given: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The flags of torchtitan with a pipeline. FSDP keeps what the first microbatch gathered, and
+    reduces all of a stage behind its last backward, for which computations wait: that is ZeRO-1
+    with one call (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`). Where a run
+    does not say how many microbatches there are, there are as many as ranks in the pipeline
+    (torchtitan/parallelisms/pipelining_utils.py, `build_pipeline_schedule`, until January 2025).
+    The text of the page does not say, so the 32 of the row are the sequences of its local batch."""
+    return {
+        "zero": 1,
+        "ddp_bucket": 0,
+        "overlap_param_gather": True,
+        "microbatches": given["pp"],
+        "stage_layers": split_points(layers, given["pp"] * given.get("chunks", 1)),
+    }
 
 
 def torchtitan() -> Iterator[MeasuredStep]:
-    """pytorch/torchtitan, docs/performance.md and benchmarks, 2024 and 2025, compiled:
-    TorchInductor fuses element-wise computations.
+    """pytorch/torchtitan, docs/performance.md and benchmarks, compiled: TorchInductor fuses
+    element-wise computations. The page names the versions that ran: torchtitan 9dec370, PyTorch
+    1963fc8 and torchao eab345c, all of December 2024.
 
     Selective recompute repeats every second product of a block and keeps attention
     (torchtitan/models/llama/parallelize_llama.py, `selective_ac_option = "op"`): of the separate
     products of Llama these are wk, wo and w3, 36% of the FLOPs, which is here every third block in
-    full. With a pipeline FSDP keeps gathered parameters and reduces gradients once a step
-    (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`): that is ZeRO-1.
+    full. FSDP drops what it gathered for a block behind its forward, but for the last one
+    (`apply_fsdp`).
+
+    A compiled block waits for each of its collectives at once, behind its call
+    (torch/distributed/_functional_collectives.py, `_maybe_wrap_tensor`), and TorchInductor leaves
+    the order as it is (torch/_inductor/config.py, `reorder_for_compute_comm_overlap`). Tables of
+    405B name asynchronous tensor parallelism, which does not wait.
 
     Products of 8 bits scale each operand by its own largest element (torchtitan/float8.py, "only
     dynamic tensor scaling (the default) is supported"): their casts are kernels. Context
@@ -119,17 +155,21 @@ def torchtitan() -> Iterator[MeasuredStep]:
     `_templated_ring_attention`): here they go round.
     """
     for name, gpus, seconds, given, sizes in _rows("torchtitan"):
+        model, layers = _TITAN[name.split()[0]]
         flags: dict[str, Any] = {"fusion": "elementwise", **given}
         if flags["recompute"] == "selective":
             flags |= {"recompute": "full", "recompute_every": 3}
         if flags.get("pp", 1) > 1:
-            flags |= {"zero": 1}
+            flags |= _titan_pipeline(given, layers)
+        else:
+            flags |= {"reshard_after_forward": "last"}
+            flags |= {"async_tp": False} if flags.get("tp", 1) > 1 else {}
         if "fp8" in flags:
             flags |= {"fp8_scaling": "current"}
         if flags.get("cp", 1) > 1:
             flags |= {"cp_mode": "ring"}
-        model = _TITAN[name.split()[0]]
-        yield MeasuredStep("torchtitan", name, seconds, gpus, "h100-500w", model, sizes, flags)
+        own = {**sizes, "L": layers}
+        yield MeasuredStep("torchtitan", name, seconds, gpus, "h100-500w", model, own, flags)
 
 
 PUBLISHED: Final[Mapping[str, Source]] = {
