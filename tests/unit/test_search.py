@@ -404,7 +404,8 @@ def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
 
 def test_neighbours_are_told_without_being_evaluated() -> None:
     """Their bounds are below what they take; what is the same job is told as such."""
-    more = ("--recompute", "none,selective,full", "--zero", "3", "--microbatch-size", "1", "--json")
+    few = ("--pp", "1", "--zero", "3", "--tp", "1,2,4,8", "--top", "1")
+    more = ("--recompute", "none,selective,full", *few, "--json")
     told, exact = (
         {row["change"]: row for row in json.loads(stagec(*SMALL, *more, *given).out)["neighbours"]}
         for given in ((), ("--neighbours",))
