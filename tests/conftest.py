@@ -25,6 +25,12 @@ settings.register_profile("random", PLAIN)
 settings.load_profile("fixed")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """The end of a process goes through all objects several times more, for no test."""
+    gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options that choose among cases: CONTRIBUTING.md says which run uses which."""
     parser.addoption(

@@ -11,7 +11,7 @@ from stagec.ir.expr import ZERO, Env, Expr, UnboundError, evaluate, maximum, tot
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ACTIONS
-from stagec.memory.step import ActionInState, ActionRegion, MicrobatchState, turns
+from stagec.memory.step import ActionInState, ActionRegion, Doing, MicrobatchState, turns
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
@@ -40,11 +40,13 @@ def staged_memory(
     order = actions_of(module, graph, stage)
     static = total(planned[n] for n in (*STATIC, CACHES) if n in planned)
     running = static + plan.expr("around")
-    peaks = [running + works.bytes(t) for t in works.worst(_turns(order, works), env)]
+    doing = works.doing(order)
+    peaks = [running + works.bytes(t) for t in works.worst(_turns(doing), env)]
     peaks = _largest([planned["peak"], *peaks], env)
-    stash = [works.bytes(t) for t in works.worst(_stashes(order, works), env)]
+    stash = [works.bytes(t) for t in works.worst(_stashes(doing), env)]
     hosted = _Works.of(ops, "host")
-    host = [hosted.bytes(t) for t in hosted.worst(_stashes(order, hosted), env)]
+    doing = hosted.doing(order) if hosted.anything else []
+    host = [hosted.bytes(t) for t in hosted.worst(_stashes(doing), env)] if doing else [ZERO]
     found = {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
     return {**found, "host": planned.get("host", ZERO) + maximum(host)}
 
@@ -57,17 +59,17 @@ def turns_of(module: Module, graph: Operation, stage: int, what: str = "left") -
         [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages], what
     )
     found = _turns if what == "left" else _stashes
-    return works.unique(found(actions_of(module, graph, stage), works))
+    return works.unique(found(works.doing(actions_of(module, graph, stage))))
 
 
-def _turns(order: RankActions, works: _Works) -> Iterator[Turn]:
-    for doing in turns(order, works.regions, holds=works.holds):
-        yield doing.states, tuple(w for w in doing.works if w[0])
+def _turns(doing: Iterable[Doing]) -> Iterator[Turn]:
+    for each in doing:
+        yield each.states, tuple(w for w in each.works if w[0])
 
 
-def _stashes(order: RankActions, works: _Works) -> Iterator[Turn]:
-    for doing in turns(order, works.regions, holds=works.holds):
-        yield from ((after, ()) for after in doing.after())
+def _stashes(doing: Iterable[Doing]) -> Iterator[Turn]:
+    for each in doing:
+        yield from ((after, ()) for after in each.after())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,20 @@ class _Works:
     def regions(self) -> frozenset[ActionRegion]:
         return frozenset(r for runs, _ in self.peak for r in runs)
 
+    @property
+    def anything(self) -> bool:
+        """Whether a microbatch holds anything in any state."""
+        return any(size != ZERO for size in self.held.values())
+
     def holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything. Raises `DiagnosticError`."""
         if state not in self.held:
             raise _no_working("after", state)
         return self.held[state] != ZERO
+
+    def doing(self, order: RankActions) -> list[Doing]:
+        """The turns of a schedule that differ in what runs and is held."""
+        return list(turns(order, self.regions, holds=self.holds))
 
     def bytes(self, turn: Turn) -> Expr:
         states, running = turn

@@ -8,7 +8,7 @@ about placement, cost or shape reads rules; nothing asks for the name of an op.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -100,6 +100,21 @@ def make_rule(
 
     Raises `RuleSyntaxError`, also for a gathered factor that is not a dimension of a result, alone.
     """
+    factors = (whole, exchanged, special, summed, gathered, numbered)
+    found = _stated(text, factors, tuple(linear), tuple(each), reduction)
+    return replace(found, sizes=sizes or {}, loads=loads or {}) if sizes or loads else found
+
+
+@lru_cache(maxsize=4096)
+def _stated(
+    text: str,
+    factors: tuple[str, str, str, str, str, str],
+    linear: tuple[int, ...],
+    each: tuple[int, ...],
+    reduction: str,
+) -> Rule:
+    """The rule without sizes and loads, one object for all ops that state it."""
+    whole, exchanged, special, summed, gathered, numbered = factors
     operands, results = parse_rule(text)
     groups = {group for shape in (*operands, *results) for group in shape}
     for factor in gathered:
@@ -120,8 +135,6 @@ def make_rule(
         frozenset(each),
         frozenset(numbered),
         reduction,
-        sizes or {},
-        loads or {},
     )
 
 

@@ -20,8 +20,11 @@ from stagec.schedule.attached import regions_of
 #: What has been done of a microbatch: kinds and chunks of the actions, such as ("forward", 0).
 ActionRegion = tuple[str, int]
 MicrobatchState = frozenset[ActionRegion]
+_NOTHING: MicrobatchState = frozenset()
 #: An action in the state of its microbatch: the regions that it runs, and those run before.
 ActionInState = tuple[tuple[ActionRegion, ...], MicrobatchState]
+#: It, and the state of its microbatch after it.
+_WorkDone = tuple[ActionInState, MicrobatchState]
 
 
 #: The steps of a work, or of all outside of actions, each with the buffers that end after it.
@@ -106,32 +109,45 @@ def turns(
     With `holds`, which tells whether a microbatch in a state holds anything, only the first of the
     turns that run and hold the same: one period of a steady state.
     """
-    regions = frozenset(known)
-    runs: dict[tuple[str, int, bool], tuple[ActionRegion, ...]] = {}
+    works_of = _Works(frozenset(known))
     done: dict[int, MicrobatchState] = {}
     counts: Mapping[MicrobatchState, int] = {}
     same = {frozenset(counts.items()): counts}  # one object for equal counts, so `id` tells them
-    following: dict[tuple[int, tuple[ActionInState, ...]], Mapping[MicrobatchState, int]] = {}
+    following: dict[tuple[int, ...], Mapping[MicrobatchState, int]] = {}
     for pair in steps(order):
-        for a in pair:
-            if (a.kind, a.chunk, a.split) not in runs:
-                run = tuple(r for r in regions_of(a) if r in regions)
-                runs[a.kind, a.chunk, a.split] = run
-        works = tuple(
-            (runs[a.kind, a.chunk, a.split], done.get(a.microbatch, MicrobatchState()))
-            for a in pair
-        )
-        key = id(counts), works
-        doing = Doing(works, pair, counts)
+        found = [works_of(a, done.get(a.microbatch, _NOTHING)) for a in pair]
+        key = (id(counts), *map(id, found))
         if holds is None or key not in following:
+            doing = Doing(tuple([work for work, _ in found]), pair, counts)
             yield doing
-        if key not in following:
-            *_, after = doing.after()
-            after = {s: n for s, n in after.items() if holds is None or holds(s)}
-            following[key] = same.setdefault(frozenset(after.items()), after)
+            if key not in following:
+                *_, after = doing.after()
+                after = {s: n for s, n in after.items() if holds is None or holds(s)}
+                following[key] = same.setdefault(frozenset(after.items()), after)
         counts = following[key]
-        for action, (run, before) in zip(pair, works, strict=True):
-            done[action.microbatch] = before | frozenset(run)
+        for action, (_, state) in zip(pair, found, strict=True):
+            done[action.microbatch] = state
+
+
+class _Works:
+    """Actions in the states of their microbatches, each with the state after it: one object for
+    what is equal, as a schedule has thousands of actions and few works."""
+
+    def __init__(self, regions: frozenset[ActionRegion]) -> None:
+        self._regions = regions
+        self._states = {_NOTHING: _NOTHING}
+        self._same: dict[ActionInState, _WorkDone] = {}
+        self._found: dict[tuple[str, int, bool, int], _WorkDone] = {}
+
+    def __call__(self, a: Action, before: MicrobatchState) -> _WorkDone:
+        key = a.kind, a.chunk, a.split, id(before)
+        found = self._found.get(key)
+        if found is None:
+            run = tuple(r for r in regions_of(a) if r in self._regions)
+            after, work = before | frozenset(run), (run, before)
+            done = work, self._states.setdefault(after, after)
+            found = self._found[key] = self._same.setdefault(work, done)
+        return found
 
 
 class Planner:

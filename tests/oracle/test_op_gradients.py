@@ -5,11 +5,13 @@ Each case is a small function of parameters; its results are weighted and summed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from stagec.ir.module import Module
 from stagec.ir.opdef import Array, OpDef
 from tests.support import DISTINCT, compiled, inputs_of, parse, registry, run_numeric, run_passes
 
@@ -525,34 +527,69 @@ CASES = {
 }
 
 
-def gradients(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The gradient of each parameter as differentiated, and as central differences."""
-    forward = compiled(case.text, "infer-shapes")
-    names = [p.name for p in forward.parameters()]
-    inputs = inputs_of(forward, seed=3)
-    step = run_passes(parse(case.text), "infer-shapes,differentiate")
-    results = run_numeric(step, inputs)
-    derived = dict(zip(names, results[1:], strict=True))
-    numeric: dict[str, Array] = {}
-    for name in names:
-        numeric[name] = np.zeros(np.shape(inputs[name]))
-        for index in np.ndindex(numeric[name].shape):
-            ends: list[float] = []
-            for sign in (1, -1):
-                moved = np.array(inputs[name])
-                moved[index] += sign * STEP
-                ends.append(float(run_numeric(forward, {**inputs, name: moved})[0]))
-            numeric[name][index] = (ends[0] - ends[1]) / (2 * STEP)
-    return derived, numeric
+#: How often all elements of a parameter move at once, each by an amount of its own: a wrong
+#: element of the gradient changes what the loss gains.
+DIRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """A case, its inputs, and the gradient of each parameter as differentiated."""
+
+    forward: Module
+    inputs: Mapping[str, Array]
+    derived: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, case: Case) -> Differentiated:
+        """By the pass that differentiates."""
+        forward = compiled(case.text, "infer-shapes")
+        inputs = inputs_of(forward, seed=3)
+        step = run_passes(parse(case.text), "infer-shapes,differentiate")
+        names = [p.name for p in forward.parameters()]
+        derived = dict(zip(names, run_numeric(step, inputs)[1:], strict=True))
+        return cls(forward, inputs, derived)
+
+    def gained(self, name: str, direction: Array) -> float:
+        """What the loss gains with a parameter that moves in a direction: a central difference."""
+        ends = [
+            float(run_numeric(self.forward, {**self.inputs, name: self.inputs[name] + moved})[0])
+            for moved in (STEP * direction, -STEP * direction)
+        ]
+        return (ends[0] - ends[1]) / (2 * STEP)
+
+    def by_elements(self, name: str) -> Array:
+        """The gradient of a parameter as central differences, one element at a time."""
+        shape = np.shape(self.inputs[name])
+        numeric = np.zeros(shape)
+        for index in np.ndindex(shape):
+            direction = np.zeros(shape)
+            direction[index] = 1
+            numeric[index] = self.gained(name, direction)
+        return numeric
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_central_differences(name: str) -> None:
-    derived, numeric = gradients(CASES[name])
-    assert derived.keys() == numeric.keys()
-    for param, expected in numeric.items():
-        np.testing.assert_allclose(derived[param], expected, rtol=1e-6, atol=1e-7, err_msg=param)
-        assert np.abs(expected).max() > 1e-3, f"{param} does not influence this loss: a weak case"
+    case = Differentiated.of(CASES[name])
+    random = np.random.default_rng(5)
+    for param, derived in case.derived.items():
+        gains: list[float] = []
+        for _ in range(DIRECTIONS):
+            direction = random.uniform(-1, 1, np.shape(case.inputs[param]))
+            gains.append(case.gained(param, direction))
+            told = float(np.sum(derived * direction))
+            np.testing.assert_allclose(told, gains[-1], rtol=1e-6, atol=1e-7, err_msg=param)
+        assert np.abs(gains).max() > 1e-3, f"{param} does not influence this loss: a weak case"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
+def test_each_element_equals_its_central_difference(name: str) -> None:
+    case = Differentiated.of(CASES[name])
+    for param, derived in case.derived.items():
+        expected = case.by_elements(param)
+        np.testing.assert_allclose(derived, expected, rtol=1e-6, atol=1e-7, err_msg=param)
 
 
 #: Ends of what crosses to another pod, which has the rest of the gradient: test_parts runs both.
@@ -575,5 +612,5 @@ OUTER_USE = (
 def test_a_value_used_inside_a_repeat_without_being_bound_is_not_forgotten() -> None:
     """It gets its whole gradient; a part of it would be silently wrong."""
     case = Case(f"{X}, %W: f32[N, D, D | param], %g: f32[D | param]", OUTER_USE, "B, S, D")
-    derived, numeric = gradients(case)
-    np.testing.assert_allclose(derived["g"], numeric["g"], rtol=1e-6, atol=1e-7)
+    found = Differentiated.of(case)
+    np.testing.assert_allclose(found.derived["g"], found.by_elements("g"), rtol=1e-6, atol=1e-7)

@@ -139,7 +139,7 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("words", "limit"),
     [
-        ("--serve decode --batch 64 --context 8000 --tp 4 --dp 2", "0.7GB"),
+        ("--serve decode --batch 64 --context 8000 --tp 4 --dp 2", "0.9GB"),
         ("--serve prefill --prompt 300000 --tp 8", "6GB"),
         ("--serve mixed --step decode=16x4000,prefill=1x512+0 --tp 2 --dp 2", "1GB"),
     ],
@@ -150,7 +150,9 @@ def test_what_would_make_a_step_of_serving_fit(words: str, limit: str) -> None:
     assert ran.code == 1
     assert "bug" not in ran.err
     assert "combinations of up to 3 changes were compiled" in ran.err
-    for command in re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M):
+    told = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
+    assert told
+    for command in told:
         assert words.partition(" --tp")[0] in command.replace(" --batch 1", "")
         assert stagec(*shlex.split(command)).code == 0
 

@@ -41,7 +41,7 @@ from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.report import run_schedule
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import EXHAUSTIVE, examples, stagec
+from tests.support import EXHAUSTIVE, examples, stagec, tries
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
 
 SMALL = (
@@ -168,7 +168,7 @@ def test_the_best_are_those_of_all_points(number: int) -> None:
     """Of small spaces, each with something of its own beside what is usual."""
     model, sizes, ranks, machine, more = SPACES[number]
     at = random.Random(number)
-    knobs = {**_few(USUAL, at, max(2, 24 // prod(map(len, more.values())))), **more}
+    knobs = {**_few(USUAL, at, max(2, tries(30) // prod(map(len, more.values())))), **more}
     _is_answered(asked(model, sizes, ranks, machine, **knobs))
 
 
@@ -364,7 +364,8 @@ def test_what_is_listed_is_legal_and_stands_once() -> None:
 def test_rules_that_remember_refuse_what_rules_refuse() -> None:
     """As many points as without remembering, for the same reasons."""
     knobs = {n: v for n, v in WIDE.items() if n not in ("fp8", "fusion", "offload", "recompute")}
-    question = asked("mixtral-8x7b", "B=16,S=1024,L=5", 8, "h100-sxm", **{**knobs, "zero": (1,)})
+    knobs |= {"zero": (1,), "tp": (1, 4), "microbatch_size": (1, 4)}
+    question = asked("mixtral-8x7b", "B=16,S=1024,L=5", 8, "h100-sxm", **knobs)
     base, sizes, total = question.base.changed(ranks=8), question.sizes, question.layers.total
     found, refused = listed(question.space, base, sizes, total), 0
     for point in question.space:
@@ -403,7 +404,8 @@ def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
 
 def test_neighbours_are_told_without_being_evaluated() -> None:
     """Their bounds are below what they take; what is the same job is told as such."""
-    more = ("--recompute", "none,selective,full", "--json")
+    few = ("--pp", "1", "--zero", "3", "--tp", "1,2,4,8", "--top", "1")
+    more = ("--recompute", "none,selective,full", *few, "--json")
     told, exact = (
         {row["change"]: row for row in json.loads(stagec(*SMALL, *more, *given).out)["neighbours"]}
         for given in ((), ("--neighbours",))

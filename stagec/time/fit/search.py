@@ -45,18 +45,19 @@ def simplex(
     for _ in range(most):
         if np.abs(points[1:] - points[0]).max() <= near and losses[-1] - losses[0] <= flat:
             break
-        middle, worst = points[:-1].sum(axis=0) / (len(points) - 1), points[-1].copy()
-        turned = 2 * middle - worst
+        middle: Floats = points[:-1].sum(axis=0) / (len(points) - 1)
+        worst: Floats = points[-1].copy()
+        turned: Floats = 2 * middle - worst
         value = loss(turned)
         if value < losses[0]:
-            further = 3 * middle - 2 * worst
+            further: Floats = 3 * middle - 2 * worst
             wider = loss(further)
             take(*((further, wider) if wider < value else (turned, value)))
         elif value < losses[-2]:
             take(turned, value)
         else:
             outside = value < losses[-1]
-            shorter = 1.5 * middle - 0.5 * worst if outside else 0.5 * middle + 0.5 * worst
+            shorter: Floats = 1.5 * middle - 0.5 * worst if outside else 0.5 * middle + 0.5 * worst
             inner = loss(shorter)
             if inner <= value if outside else inner < losses[-1]:
                 take(shorter, inner)
@@ -85,12 +86,12 @@ def least_squares(
     x, r, damping = first, errors(first), 1e-2
     best = cost(r)
     for _ in range(steps):
-        w = np.minimum(1, OUTLIER / np.maximum(np.abs(r), 1e-12))
+        w: Floats = np.minimum(1, OUTLIER / np.maximum(np.abs(r), 1e-12))
         jac = np.stack([(errors(x + h) - r) / 0.02 for h in 0.02 * np.eye(len(x))], axis=1)
-        normal = jac.T @ (jac * w[:, None])
+        normal: Floats = jac.T @ (jac * w[:, None])
         while damping < 1e6:
             step = np.linalg.solve(normal + damping * np.eye(len(x)), -jac.T @ (w * r))
-            tried = np.clip(x + np.clip(step, -1, 1), -7, 6)
+            tried: Floats = np.clip(x + np.clip(step, -1, 1), -7, 6)
             new = errors(tried)
             if cost(new) < best:
                 break
