@@ -1,10 +1,12 @@
 """Lower bounds of the jobs of a search: all at once by few probes, better ones for those that come
 up.
 
-    first     the work of a microbatch in which nothing is computed again; no parameters are held
-    then      the work as it is, and what stays in memory
+    first     the work of a microbatch in which nothing is computed again; of parameters and their
+              state what no data-parallel ranks share
+    second    what stays in memory
+    third     the work as it is
     at last   the work with what is exchanged for each microbatch, where that is something; the
-              actions of a pipeline, one after the other, and what its two ends hold
+              actions of a pipeline, one after the other, and what its stages hold
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from stagec.driver.search.listed import Ints, Jobs
 from stagec.driver.search.probes import (
     FEW,
     RECOMPUTED,
-    TWO_STAGES,
+    STATE,
+    THREE_STAGES,
     Asked,
     Probe,
     What,
-    ends_probe,
     of_work,
     refined_probe,
+    stages_probe,
     state_probe,
     work_probe,
 )
@@ -46,7 +49,7 @@ Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
 _WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
 #: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
 #: as good as it gets.
-_CLOSE = 0.9
+_CLOSE = 0.5
 #: The job is the same as one before it.
 SAME = -1.0
 
@@ -91,7 +94,9 @@ class JobBounds:
         self.refused: list[str] = [probes[int(i)].refused for i in group]
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
-        found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
+        own = np.array([p.own for p in probes], dtype=np.float64).reshape(-1, 3)[group]
+        found = self._of(every, probes, group, (own * self._unshared).sum(axis=1), keeps)
+        self._least, self._least_keeps = [probes[int(i)] for i in group], keeps
         self.array_seconds = time.process_time() - began
         return found
 
@@ -115,40 +120,52 @@ class JobBounds:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
         new = [n for n in numbers if self.held[n] != SAME]
-        first, second = ([n for n in new if self._stage[n] == stage] for stage in (0, 1))
-        last = [n for n in second if self._is_piped(n) or self._jobs[n].zero >= 2]
-        asked = {(what, n): a for n in first for what, n, a in self._asked_first(n)}
+        first, second, third = ([n for n in new if self._stage[n] == stage] for stage in range(3))
+        last = [n for n in third if self._is_piped(n) or self._jobs[n].zero >= 2]
+        asked = {("state", n): self._asked_state(n) for n in first}
+        asked |= {("work", kin): a for n in second for kin, a in self._asked_work(n)}
         asked |= {(what, n): a for n in last for what, a in self._asked_last(n)}
         found = dict(zip(asked, self._probing([*asked.values()]), strict=True))
-        for number in (*first, *second):
+        for number in (*first, *second, *third):
             self._stage[number] += 1
-        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
         for number in first:
             state = found["state", number]
             self._static[number] = state.static
             self.refused[number] = self.refused[number] or state.refused
-        exchanged = {n: probe for (what, n), probe in found.items() if what == "exchanged"}
-        self._improve({n: self._work[n] for n in first} | exchanged)
+        self._improve({n: self._least[n] for n in first}, self._least_keeps)
+        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
+        exchanged = {n: self._exchanged(n, p) for (w, n), p in found.items() if w == "exchanged"}
+        self._improve({n: self._work[n] for n in second} | exchanged, self._keeps)
         for number in (n for n in last if self._is_piped(n)):
             other = exchanged.get(number, Probe()).times
             self._follow(number, other, found["tail", number].tail)
-            held = self._held(number, found.get(("ends", number), Probe()))
+            held = self._held(number, found.get(("stages", number), Probe()))
             self.held[number] = max(self.held[number], SLACK * held)
-        for number in first:
+        for number in second:
             if self._is_another(number):
                 self.held[number] = SAME
-        return [*first, *last]
+        return [*first, *second, *last]
 
-    def _asked_first(self, number: int) -> Iterator[tuple[str, int, Asked]]:
-        """Probes of the work and of the state of a job, and of the work of those before it that
-        differ in what is computed again alone."""
+    def _exchanged(self, number: int, probe: Probe) -> Probe:
+        """A probe of what is exchanged; parameters that stay gathered are kept once, not of each
+        microbatch of a pipeline."""
+        if not self._is_piped(number):
+            return probe
+        return replace(probe, stash=min(probe.stash, self._work[number].stash))
+
+    def _asked_state(self, number: int) -> Asked:
+        """The probe of the state of a job."""
+        return self._asked(state_probe(self._jobs[number]), "state")
+
+    def _asked_work(self, number: int) -> Iterator[tuple[int, Asked]]:
+        """Probes of the work of a job, and of that of those before it that differ in what is
+        computed again alone."""
         for kin in (k for k in self._kin(number) if k <= number):
-            yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
-        yield "state", number, self._asked(state_probe(self._jobs[number]), "state")
+            yield kin, self._asked(work_probe(self._jobs[kin], self._sizes))
 
     def _asked_last(self, number: int) -> Iterator[tuple[str, Asked]]:
         """Probes of what is exchanged for each microbatch, where that is something, and of what a
-        pipeline does at its end and holds at both ends."""
+        pipeline does at its end and its stages hold."""
         job = self._jobs[number]
         refined = refined_probe(job, self._sizes)
         if refined is not None:
@@ -156,7 +173,7 @@ class JobBounds:
         if self._is_piped(number):
             yield "tail", self._asked(state_probe(job), "tail")
             if self.held[number] >= _CLOSE * self._room:
-                yield "ends", self._asked(ends_probe(job, self._sizes), "ends")
+                yield "stages", self._asked(stages_probe(job, self._sizes), "stages")
 
     def _follow(self, number: int, other: ActionTimes | None, tail: float) -> None:
         """A better bound of a pipeline, by its actions one after the other."""
@@ -167,29 +184,36 @@ class JobBounds:
             seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
-    def _held(self, number: int, end: Probe) -> float:
-        """Bytes that a rank of a pipeline holds at least, by a probe of two stages: what its ends
-        hold beside layers, and what a backward of the first needs beside all that is kept."""
+    def _held(self, number: int, probe: Probe) -> float:
+        """Bytes that a rank of a pipeline holds at least, by a probe of three stages: what both
+        ends hold beside layers, and what a backward of layers needs beside all that is kept."""
         each, stash = self._static[number], self._work[number].stash * self._keeps[number]
-        if self._layers.mixed or not (each and any(end.ends)):
+        if self._layers.mixed or not (each and any(probe.ends)):
             return 0.0
-        few, many = (rank_layers(replace(self._layers, many=2 * n), *TWO_STAGES, ()) for n in FEW)
-        held = zip(end.ends, few, strict=True)
+        few, many = (rank_layers(replace(self._layers, many=3 * n), *THREE_STAGES, ()) for n in FEW)
+        if not (few[0].first and few[-1].last):
+            return 0.0
+        held = zip(probe.ends, (few[0], few[-1]), strict=True)
         first, last = (max(0.0, static - rank.own * each) for static, rank in held)
-        one, other = end.beside[0] - few[0].kept * stash, end.beside[1] - many[0].kept * stash
-        # the same for any number of layers: it is there when the first of them begins; parameters
-        # that are gathered ahead are those of further layers, of which a chunk may have none
-        told = stash and round(one) == round(other) and self._jobs[number].zero < 3
-        beside = max(0.0, one) if told else 0.0
+        one, other = probe.beside[0] - few[1].kept * stash, probe.beside[1] - many[1].kept * stash
+        # the same for any number of layers: it is there when the first of them begins
+        beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
         ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
+        least = self._together(number)
         bounds = (
             rank.own * each
             + rank.kept * stash
             + max(rank.first * first, rank.last * last)  # both may hold the same, if tied
-            + rank.begins * beside
+            + (rank.begins >= least) * beside
             for rank in ranks
         )
         return float(max(bounds))
+
+    def _together(self, number: int) -> int:
+        """The layers of which a rank holds something at once: those of which parameters are
+        gathered ahead, or gradients leave behind."""
+        job = self._jobs[number]
+        return 1 + max(1, job.fsdp_prefetch) if job.zero >= 2 else 1
 
     def _is_piped(self, number: int) -> bool:
         return size_of(self._jobs[number], "pp") > 1
@@ -199,13 +223,14 @@ class JobBounds:
         while self.refine(numbers):
             pass
 
-    def _improve(self, works: Mapping[int, Probe]) -> None:
-        """Better bounds of jobs by these probes of their work."""
+    def _improve(self, works: Mapping[int, Probe], keeps: Floats) -> None:
+        """Better bounds of jobs by these probes of their work, of which all jobs have what `keeps`
+        says."""
         if not works:
             return
         rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
         static = np.array([self._static[n] for n in works], dtype=np.float64)
-        seconds, held = self._of(rows, [*works.values()], own, static, self._keeps[rows])
+        seconds, held = self._of(rows, [*works.values()], own, static, keeps[rows])
         self.seconds[rows] = np.maximum(self.seconds[rows], seconds)
         self.held[rows] = np.maximum(self.held[rows], held)
 
@@ -254,10 +279,18 @@ class JobBounds:
         some = sum((self._jobs.numbers(n) for n in RECOMPUTED), np.zeros(len(self._jobs)))
         return np.where(some > 0, 0.0, 1.0)
 
+    @cached_property
+    def _unshared(self) -> Floats:
+        """For each job 1 for parameters, gradients and the state of the optimizer if each rank has
+        its own on the device, else 0."""
+        stage, ahead = self._jobs.numbers("zero"), self._jobs.numbers("overlap_param_gather")
+        away = np.array([STATE in str(text) for text in self._jobs.values("offload")])
+        own = (stage < 3) & (ahead == 0), stage < 2, (stage < 1) & ~away
+        return np.array(own, dtype=np.float64).T
+
     def _is(self, name: str, value: str) -> Floats:
         """1 for jobs of which a flag has this value, else 0."""
-        at = self._jobs.names.index(name)
-        return np.array([row[at] == value for row in self._jobs.rows], dtype=np.float64)
+        return np.array([v == value for v in self._jobs.values(name)], dtype=np.float64)
 
     @cached_property
     def _laid_out(self) -> tuple[Ints, Floats]:
