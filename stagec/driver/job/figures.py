@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _structures: dict[Hashable, Compiles] = {}
 #: How many compiles of them are kept, and of how many runs: a compile takes 4 to 10 MB, a run about
 #: 3 KB with its plans.
-_MOST_KEPT, _MOST_RUNS = 96, 40_000
+_MOST_KEPT, _MOST_RUNS = 64, 40_000
 #: What was dropped since garbage was looked for: compiles, and their runs.
 _dropped = [0, 0]
 

@@ -5,8 +5,9 @@ up.
               state what no data-parallel ranks share
     second    what stays in memory
     third     the work as it is
-    at last   the work with what is exchanged for each microbatch, where that is something; the
-              actions of a pipeline, one after the other, and what its stages hold
+    then      the work with what is exchanged for each microbatch, where that is something, and the
+              actions of a pipeline, one after the other
+    at last   what the stages of a pipeline hold
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -48,10 +50,14 @@ Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
 #: What the bounds take of probes of work, in the order of `Work` and `Held`.
 _WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
 #: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
-#: as good as it gets.
-_CLOSE = 0.5
+#: as good as it gets: the second where whole gradients or parameters of a layer are there for a
+#: time.
+_CLOSE = 0.9, 0.5
 #: The job is the same as one before it.
 SAME = -1.0
+#: A probe of a job: what it is about, and the number of the job.
+_Named: TypeAlias = tuple[str, int, Asked]
+_Found: TypeAlias = Mapping[tuple[str, int], Probe]
 
 
 class JobBounds:
@@ -119,61 +125,97 @@ class JobBounds:
     def refine(self, numbers: Iterable[int]) -> list[int]:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
-        new = [n for n in numbers if self.held[n] != SAME]
-        first, second, third = ([n for n in new if self._stage[n] == stage] for stage in range(3))
-        last = [n for n in third if self._is_piped(n) or self._jobs[n].zero >= 2]
-        asked = {("state", n): self._asked_state(n) for n in first}
-        asked |= {("work", kin): a for n in second for kin, a in self._asked_work(n)}
-        asked |= {(what, n): a for n in last for what, a in self._asked_last(n)}
+        new = [n for n in numbers if self.held[n] != SAME and self._has_better(n)]
+        steps = [[n for n in new if self._stage[n] == stage] for stage in range(len(self._asks))]
+        asked = {
+            (what, n): probe
+            for asks, mine in zip(self._asks, steps, strict=True)
+            for number in mine
+            for what, n, probe in asks(number)
+        }
         found = dict(zip(asked, self._probing([*asked.values()]), strict=True))
-        for number in (*first, *second, *third):
+        for takes, mine in zip(self._takes, steps, strict=True):
+            takes(mine, found)
+        for number in new:
             self._stage[number] += 1
-        for number in first:
-            state = found["state", number]
-            self._static[number] = state.static
-            self.refused[number] = self.refused[number] or state.refused
-        self._improve({n: self._least[n] for n in first}, self._least_keeps)
-        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
-        exchanged = {n: self._exchanged(n, p) for (w, n), p in found.items() if w == "exchanged"}
-        self._improve({n: self._work[n] for n in second} | exchanged, self._keeps)
-        for number in (n for n in last if self._is_piped(n)):
-            other = exchanged.get(number, Probe()).times
-            self._follow(number, other, found["tail", number].tail)
-            held = self._held(number, found.get(("stages", number), Probe()))
-            self.held[number] = max(self.held[number], SLACK * held)
-        for number in second:
-            if self._is_another(number):
-                self.held[number] = SAME
-        return [*first, *second, *last]
+        return new
 
-    def _exchanged(self, number: int, probe: Probe) -> Probe:
-        """A probe of what is exchanged; parameters that stay gathered are kept once, not of each
-        microbatch of a pipeline."""
-        if not self._is_piped(number):
-            return probe
-        return replace(probe, stash=min(probe.stash, self._work[number].stash))
+    def _has_better(self, number: int) -> bool:
+        """Whether a job can have better bounds."""
+        match self._stage[number]:
+            case 0 | 1:
+                return True
+            case 2:
+                return self._is_piped(number) or self._jobs[number].zero >= 2
+            case 3:
+                close = _CLOSE[self._jobs[number].zero >= 2] * self._room
+                return self._is_piped(number) and self.held[number] >= close
+            case _:
+                return False
 
-    def _asked_state(self, number: int) -> Asked:
+    def _ask_state(self, number: int) -> Iterator[_Named]:
         """The probe of the state of a job."""
-        return self._asked(state_probe(self._jobs[number]), "state")
+        yield "state", number, self._asked(state_probe(self._jobs[number]), "state")
 
-    def _asked_work(self, number: int) -> Iterator[tuple[int, Asked]]:
+    def _ask_work(self, number: int) -> Iterator[_Named]:
         """Probes of the work of a job, and of that of those before it that differ in what is
         computed again alone."""
         for kin in (k for k in self._kin(number) if k <= number):
-            yield kin, self._asked(work_probe(self._jobs[kin], self._sizes))
+            yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
 
-    def _asked_last(self, number: int) -> Iterator[tuple[str, Asked]]:
+    def _ask_exchanged(self, number: int) -> Iterator[_Named]:
         """Probes of what is exchanged for each microbatch, where that is something, and of what a
-        pipeline does at its end and its stages hold."""
+        pipeline does at its end."""
         job = self._jobs[number]
         refined = refined_probe(job, self._sizes)
         if refined is not None:
-            yield "exchanged", self._asked(refined)
+            yield "exchanged", number, self._asked(refined)
         if self._is_piped(number):
-            yield "tail", self._asked(state_probe(job), "tail")
-            if self.held[number] >= _CLOSE * self._room:
-                yield "stages", self._asked(stages_probe(job, self._sizes), "stages")
+            yield "tail", number, self._asked(state_probe(job), "tail")
+
+    def _ask_stages(self, number: int) -> Iterator[_Named]:
+        """The probe of what the stages of a pipeline hold."""
+        probe = stages_probe(self._jobs[number], self._sizes)
+        yield "stages", number, self._asked(probe, "stages")
+
+    def _take_state(self, numbers: Sequence[int], found: _Found) -> None:
+        for number in numbers:
+            state = found["state", number]
+            self._static[number] = state.static
+            self.refused[number] = self.refused[number] or state.refused
+        self._improve({n: self._least[n] for n in numbers}, self._least_keeps)
+
+    def _take_work(self, numbers: Sequence[int], found: _Found) -> None:
+        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
+        self._improve({n: self._work[n] for n in numbers}, self._keeps)
+        for number in filter(self._is_another, numbers):
+            self.held[number] = SAME
+
+    def _take_exchanged(self, numbers: Sequence[int], found: _Found) -> None:
+        mine = {n: found["exchanged", n] for n in numbers if ("exchanged", n) in found}
+        for number in (n for n in mine if self._is_piped(n)):
+            # parameters that stay gathered are kept once, not of each microbatch
+            stash = min(mine[number].stash, self._work[number].stash)
+            mine[number] = replace(mine[number], stash=stash)
+        self._improve(mine, self._keeps)
+        for number in filter(self._is_piped, numbers):
+            times = mine[number].times if number in mine else None
+            self._follow(number, times, found["tail", number].tail)
+
+    def _take_stages(self, numbers: Sequence[int], found: _Found) -> None:
+        for number in numbers:
+            held = self._held(number, found["stages", number])
+            self.held[number] = max(self.held[number], SLACK * held)
+
+    @property
+    def _asks(self) -> Sequence[Callable[[int], Iterator[_Named]]]:
+        """The probes of each step."""
+        return self._ask_state, self._ask_work, self._ask_exchanged, self._ask_stages
+
+    @property
+    def _takes(self) -> Sequence[Callable[[Sequence[int], _Found], None]]:
+        """What follows from the probes of each step."""
+        return self._take_state, self._take_work, self._take_exchanged, self._take_stages
 
     def _follow(self, number: int, other: ActionTimes | None, tail: float) -> None:
         """A better bound of a pipeline, by its actions one after the other."""
