@@ -25,14 +25,15 @@ from stagec.driver.job.legal import count_of, size_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Ints, Jobs
 from stagec.driver.search.probes import (
-    FEW,
+    BETWEEN,
+    FOUR_STAGES,
     RECOMPUTED,
     STATE,
-    THREE_STAGES,
     Asked,
     Probe,
     What,
     of_work,
+    parts_of,
     refined_probe,
     stages_probe,
     state_probe,
@@ -175,7 +176,7 @@ class JobBounds:
 
     def _ask_stages(self, number: int) -> Iterator[_Named]:
         """The probe of what the stages of a pipeline hold."""
-        probe = stages_probe(self._jobs[number], self._sizes)
+        probe = stages_probe(self._jobs[number], self._sizes, self._layers)
         yield "stages", number, self._asked(probe, "stages")
 
     def _take_state(self, numbers: Sequence[int], found: _Found) -> None:
@@ -227,17 +228,16 @@ class JobBounds:
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
     def _held(self, number: int, probe: Probe) -> float:
-        """Bytes that a rank of a pipeline holds at least, by a probe of three stages: what both
+        """Bytes that a rank of a pipeline holds at least, by a probe of four stages: what both
         ends hold beside layers, and what a backward of layers needs beside all that is kept."""
         each, stash = self._static[number], self._work[number].stash * self._keeps[number]
         if self._layers.mixed or not (each and any(probe.ends)):
             return 0.0
-        few, many = (rank_layers(replace(self._layers, many=3 * n), *THREE_STAGES, ()) for n in FEW)
-        if not (few[0].first and few[-1].last):
-            return 0.0
-        held = zip(probe.ends, (few[0], few[-1]), strict=True)
+        known = replace(self._layers, many=sum(BETWEEN))
+        head, few, many, tail = rank_layers(known, *FOUR_STAGES, parts_of(self._layers))
+        held = zip(probe.ends, (head, tail), strict=True)
         first, last = (max(0.0, static - rank.own * each) for static, rank in held)
-        one, other = probe.beside[0] - few[1].kept * stash, probe.beside[1] - many[1].kept * stash
+        one, other = probe.beside[0] - few.kept * stash, probe.beside[1] - many.kept * stash
         # the same for any number of layers: it is there when the first of them begins
         beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
         ranks = rank_layers(self._layers, *_shape(self._jobs[number]))

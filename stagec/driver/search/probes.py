@@ -19,6 +19,7 @@ from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.probe_times import action_times, span_of, tail_of
 from stagec.driver.search.space import data_ranks, microbatch_of
+from stagec.explore.layout import Layers
 from stagec.explore.pipelined import ActionTimes
 from stagec.ir.module import BATCH
 from stagec.machines import Machine
@@ -47,9 +48,9 @@ _ACTIVATIONS = "activations"
 STATE = "optimizer"
 #: Those of them of which it matters whether they are given.
 RECOMPUTED = ("recompute_layers", "recompute_every")
-#: The schedule of a probe of what stages hold, its stages, microbatches and chunks: the second has
-#: nothing but layers.
-THREE_STAGES = str(FLAGS["schedule"].default), 3, 2, 0
+#: The schedule of a probe of what stages hold, its stages, microbatches and chunks; the layers of
+#: each that are many.
+FOUR_STAGES, BETWEEN = (str(FLAGS["schedule"].default), 4, 2, 0), (1, *FEW, 1)
 #: Flags of which a probe of the state of a job has the default: those of pipelines, and others.
 _OF_PIPELINES = ("pp", "schedule", "chunks", "stage_layers", "scatter_gather", "microbatches")
 _NOT_OF_STATE = (*_OF_PIPELINES, "recompute", *RECOMPUTED)
@@ -71,10 +72,10 @@ class Probe:
     beside them, and those of a further layer's parameters and their state: in the job, and those
     (`own`: parameters, gradients, state) of which no data-parallel rank has a part alone; the
     actions of a pipeline, and seconds of a further layer once all backward is done; bytes of
-    parameters and their state on the first and the last stage of three, and what the second holds
-    beside them, with few layers and with more; or why it is no job. `again` is no less than what a
-    layer computes again: its forward is done twice then, so at most half. A flag that computes
-    nothing again leaves all others as they are without it."""
+    parameters and their state on the first and the last stage of four, and what those between hold
+    beside them, one with few layers and one with more; or why it is no job. `again` is no less than
+    what a layer computes again: its forward is done twice then, so at most half. A flag that
+    computes nothing again leaves all others as they are without it."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -136,14 +137,20 @@ def state_probe(options: JobOptions) -> JobOptions:
     return options.changed(**given, ranks=None)
 
 
-def stages_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
-    """A job in three stages, the first of which has what is before the layers that are many, and
-    the last what is after them."""
+def stages_probe(options: JobOptions, sizes: Mapping[str, int], layers: Layers) -> JobOptions:
+    """A job in four stages, the first of which has what is before the layers that are many, and
+    the last what is after them; the second has few layers, the third more."""
     given: dict[str, Any] = {n: FLAGS[n].default for n in (*_OF_PIPELINES, *RECOMPUTED)}
-    _, stages, count, _ = THREE_STAGES
+    _, stages, count, _ = FOUR_STAGES
     batch = microbatch_of(options, sizes) * data_ranks(options) * count
-    about = {"ranks": None, "pp": stages, "microbatches": count, "sizes": _sizes(options, batch)}
-    return options.changed(**given | about)
+    about = {"ranks": None, "pp": stages, "microbatches": count, "stage_layers": parts_of(layers)}
+    return options.changed(**given | about, sizes=_sizes(options, batch) | {LAYERS: sum(BETWEEN)})
+
+
+def parts_of(layers: Layers) -> tuple[int, ...]:
+    """All layers of the stages of that job."""
+    first, *between, last = BETWEEN
+    return layers.before + first, *between, last + layers.after
 
 
 def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
@@ -153,7 +160,7 @@ def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A probe to be made on a machine. `what` it is about: the work of a microbatch, the state of a
-    job, in one stage or in three, or what follows the last microbatch. `before` are the layers
+    job, in one stage or in four, or what follows the last microbatch. `before` are the layers
     before those that are many."""
 
     options: JobOptions
@@ -234,11 +241,9 @@ def _state(asked: Asked) -> Probe:
 
 
 def _stages(asked: Asked) -> Probe:
-    batch, stages = asked.options.sizes[BATCH] or 1, asked.options.pp
-    few, many = (_job(asked.options, stages * n, batch).figures().by_stage for n in FEW)
-    first, second, last = few
-    beside = float(second[OTHERS]), float(many[1][OTHERS])
-    return Probe(ends=(_static(first), _static(last)), beside=beside)
+    first, *between, last = CompiledJob.of(asked.options).figures().by_stage
+    few, many = (float(each[OTHERS]) for each in between)
+    return Probe(ends=(_static(first), _static(last)), beside=(few, many))
 
 
 def _tail(asked: Asked) -> Probe:
