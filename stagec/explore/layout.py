@@ -71,14 +71,14 @@ class Layers:
 @dataclass(frozen=True, slots=True)
 class RankLayers:
     """Of the layers that are many: `own` are those of a rank, `kept` the most that it keeps of
-    microbatches at once. `first` and `last` say whether it runs all that is before, or after;
-    `begins`, whether it is the first and a backward begins while all that it keeps is there."""
+    microbatches at once. `first` and `last` say whether it runs all that is before, or after. A
+    backward of `begins` layers begins while all that it keeps is there."""
 
     own: int
     kept: int
     first: bool
     last: bool
-    begins: bool
+    begins: int
 
 
 @lru_cache(1024)
@@ -104,11 +104,12 @@ def rank_layers(
         ends.add((home.rank, number % depth))
     kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
     whole = shares[0] >= layers.before, shares[-1] >= layers.after
-    begins = count > 1 and is_in_order(schedule, stages, chunks)
+    in_order = count > 1 and is_in_order(schedule, stages, chunks)
     found: list[RankLayers] = []
     for rank in range(stages):
         first, last = (whole[i] and (rank, part) in ends for i, part in ((0, 0), (1, depth - 1)))
-        found.append(RankLayers(own[rank], kept[rank], first, last, first and begins))
+        most, begins = kept[rank]
+        found.append(RankLayers(own[rank], most, first, last, begins if in_order else 0))
     return tuple(found)
 
 
@@ -154,14 +155,19 @@ def _kept(
     count: int,
     chunks: int,
     parts: Sequence[int],
-) -> list[int]:
-    """The most layers of microbatches that each rank keeps at once."""
-    found: list[int] = []
+) -> list[tuple[int, int]]:
+    """The most layers of microbatches that each rank keeps at once, and how many the largest
+    backward has that begins then."""
+    found: list[tuple[int, int]] = []
     for rank in range(stages):
-        held = most = 0
+        held = most = begins = 0
         for action in schedule.rank_actions(rank, stages, count, chunks):
             size = parts[placement.stage(rank, action.chunk) % placement.depth]
-            held += size if action.kind == "F" else -size if action.kind == "B" else 0
-            most = max(most, held)
-        found.append(most)
+            if action.kind == "F":
+                held += size
+                most, begins = (held, 0) if held > most else (most, begins)
+            elif action.kind == "B":
+                begins = max(begins, size) if held == most else begins
+                held -= size
+        found.append((most, begins))
     return found

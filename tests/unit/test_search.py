@@ -33,7 +33,7 @@ from stagec.driver.search.space import KNOBS, default_space, listed
 from stagec.driver.search.table import command_of
 from stagec.explore.bounds import Floats, Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
-from stagec.explore.layout import Layers, StepLayout, laid_out
+from stagec.explore.layout import Layers, StepLayout, laid_out, rank_layers
 from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes, PipelineBound, pipelined
 from stagec.explore.reasons import crossed, limits, reason
 from stagec.explore.space import Space
@@ -247,6 +247,60 @@ def test_bounds_of_pipelines_that_exchange_are_close(
     (step,) = (v.seconds for v in found.known.values() if isinstance(v, Evaluated))
     assert step is not None
     assert share * step <= _settled(found)[0][0] <= step
+
+
+@pytest.mark.distinct
+@pytest.mark.parametrize(
+    ("model", "more", "share"),
+    [
+        ("mixtral-8x7b", {"ep": (2,), "pp": (4,), "schedule": ("interleaved",)}, 0.97),
+        (
+            "gpt-1.7b",
+            {"pp": (2,), "reshard_after_forward": ("never",), "recompute": ("none",)},
+            0.6,
+        ),
+    ],
+    ids=["each gathers its layers", "parameters stay gathered"],
+)
+def test_bounds_of_what_stages_hold_are_close(
+    model: str, more: Mapping[str, tuple[Any, ...]], share: float
+) -> None:
+    """Of parameters that stay gathered there is one copy, however many microbatches are kept."""
+    one = {"tp": (1,), "zero": (3,), "microbatch_size": (1,), "recompute": ("full",)}
+    one |= {"schedule": ("1f1b",)}
+    found = answer_of(asked(model, "B=32,S=1024,L=16", 16, "h100-sxm", **{**one, **more}))
+    (peak,) = (v.peak for v in found.known.values() if isinstance(v, Evaluated))
+    assert share * peak <= _settled(found)[1][0] <= peak
+
+
+def test_what_no_rank_shares_is_known_without_probes_of_state() -> None:
+    """All of parameters, gradients and optimizer without ZeRO, with it less and less."""
+    knobs = {"tp": (1,), "pp": (1,), "microbatch_size": (1,), "recompute": ("full",)}
+    question = asked("gpt-1.7b", "B=16,S=1024,L=8", 8, "h100-sxm", zero=(0, 1, 2, 3), **knobs)
+    jobs = listed(question.space, question.base.changed(ranks=8), question.sizes).jobs
+    about = jobs, question.layers, question.sizes, question.machine
+    bounds = JobBounds(
+        *about, Probes(lambda units: ((i, work(u)) for i, u in enumerate(units)), _quiet)
+    )
+    first = bounds.held.copy()
+    bounds.refine(range(len(jobs)))
+    assert [jobs[n].zero for n in range(4)] == [0, 1, 2, 3]
+    assert first[0] == bounds.held[0]
+    whole, state = first[0] - first[3], first[0] - first[1]
+    assert state == pytest.approx(whole * 12 / 18)  # bf16, f32, and f32 three times
+    assert first[2] - first[3] == pytest.approx(whole * 2 / 18)
+    assert (first[1:] < bounds.held[1:]).all()
+
+
+def test_a_backward_begins_while_all_is_kept() -> None:
+    """Of two stages with two chunks each, the second rank (F0 F0 F1 B1 F1 B1 F0 B0 ..) keeps the
+    layers of chunk 0 of three microbatches before it begins the backward of the first."""
+    layers = Layers(1, 6)
+    plain = rank_layers(layers, "1f1b", 2, 4, 0, (4, 3))
+    assert [(r.own, r.kept, r.begins) for r in plain] == [(3, 6, 3), (3, 3, 3)]
+    looped = rank_layers(layers, "interleaved", 2, 4, 2, (1, 2, 3, 1))
+    assert [(r.own, r.kept, r.begins) for r in looped] == [(3, 6, 3), (3, 6, 2)]
+    assert all(r.begins == 0 for r in rank_layers(layers, "zb-h1", 2, 4, 0, (4, 3)))
 
 
 @given(st.integers(0, 10**6))

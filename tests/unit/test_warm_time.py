@@ -163,6 +163,20 @@ def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPa
     assert list(kept)[:-1] == [one]
 
 
+def test_compiles_are_counted_not_structures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that are not decided alike are compiled each, and each takes memory."""
+    kept: dict[Any, Compiles] = {}
+    monkeypatch.setattr(figures, "_structures", kept)
+    monkeypatch.setattr(figures, "_MOST_KEPT", 3)
+    for count in (1, 2, 3):  # not enough layers to share a compile
+        time_step(LLAMA, sizes={"L": count})
+    (first,) = kept.values()
+    assert len(first) == 3
+    time_step(LLAMA, tp=2, sizes={"L": 2})
+    (other,) = kept.values()
+    assert other is not first
+
+
 def test_it_is_what_the_command_tells() -> None:
     told = stagec("time", LLAMA, "--tp", "2", "--sp", "--set", "L=4", "--machine", "b200", "--json")
     found = time_step(LLAMA, "b200", tp=2, sp=True, sizes={"L": 4}, levers=True)

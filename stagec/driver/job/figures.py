@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 #: Structures that a process has compiled, those last that were asked for last; what differs in
 #: sizes and degrees only is one of them.
 _structures: dict[Hashable, Compiles] = {}
-#: How many are kept, and of how many runs: a run takes about 3 KB with its plans.
-_MOST_KEPT, _MOST_RUNS = 96, 40_000
-#: What was dropped since garbage was looked for: structures, and their runs.
+#: How many compiles of them are kept, and of how many runs: a compile takes 4 to 10 MB, a run about
+#: 3 KB with its plans.
+_MOST_KEPT, _MOST_RUNS = 64, 40_000
+#: What was dropped since garbage was looked for: compiles, and their runs.
 _dropped = [0, 0]
 
 
@@ -97,24 +98,28 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     found = _structures.pop(key, None) or Compiles()
     if _structures:
         next(reversed(_structures.values())).forget()
-    runs = sum(each.runs for each in _structures.values())
-    while len(_structures) >= _MOST_KEPT or runs > _MOST_RUNS:
-        runs -= _drop()
+    while _is_full():
+        _drop()
     _structures[key] = found
     return found
 
 
-def _drop() -> int:
-    """Drop the structure that was not asked for the longest; how many runs it had. Operations refer
-    to each other, so memory comes back when garbage is looked for: once for many structures, for
-    that takes as long as there are objects."""
-    runs = _structures.pop(next(iter(_structures))).runs
-    _dropped[0] += 1
-    _dropped[1] += runs
+def _is_full() -> bool:
+    kept = _structures.values()
+    compiles = sum(max(1, len(each)) for each in kept)
+    return compiles >= _MOST_KEPT or sum(each.runs for each in kept) > _MOST_RUNS
+
+
+def _drop() -> None:
+    """Drop the structure that was not asked for the longest. Operations refer to each other, so
+    memory comes back when garbage is looked for: once for many structures, for that takes as long
+    as there are objects."""
+    dropped = _structures.pop(next(iter(_structures)))
+    _dropped[0] += max(1, len(dropped))
+    _dropped[1] += dropped.runs
     if 2 * _dropped[0] > _MOST_KEPT or 2 * _dropped[1] > _MOST_RUNS:
         _dropped[:] = 0, 0
         gc.collect()
-    return runs
 
 
 def compiled_of(builder: JobBuilder) -> Compiled:

@@ -1,10 +1,13 @@
 """Lower bounds of the jobs of a search: all at once by few probes, better ones for those that come
 up.
 
-    first     the work of a microbatch in which nothing is computed again; no parameters are held
-    then      the work as it is, and what stays in memory
-    at last   the work with what is exchanged for each microbatch, where that is something; the
-              actions of a pipeline, one after the other, and what its two ends hold
+    first     the work of a microbatch in which nothing is computed again; of parameters and their
+              state what no data-parallel ranks share
+    second    what stays in memory
+    third     the work as it is
+    then      the work with what is exchanged for each microbatch, where that is something, and the
+              actions of a pipeline, one after the other
+    at last   what the stages of a pipeline hold
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,15 +25,17 @@ from stagec.driver.job.legal import count_of, size_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Ints, Jobs
 from stagec.driver.search.probes import (
-    FEW,
+    BETWEEN,
+    FOUR_STAGES,
     RECOMPUTED,
-    TWO_STAGES,
+    STATE,
     Asked,
     Probe,
     What,
-    ends_probe,
     of_work,
+    parts_of,
     refined_probe,
+    stages_probe,
     state_probe,
     work_probe,
 )
@@ -45,10 +51,14 @@ Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
 #: What the bounds take of probes of work, in the order of `Work` and `Held`.
 _WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
 #: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
-#: as good as it gets.
-_CLOSE = 0.9
+#: as good as it gets: the second where whole gradients or parameters of a layer are there for a
+#: time.
+_CLOSE = 0.9, 0.5
 #: The job is the same as one before it.
 SAME = -1.0
+#: A probe of a job: what it is about, and the number of the job.
+_Named: TypeAlias = tuple[str, int, Asked]
+_Found: TypeAlias = Mapping[tuple[str, int], Probe]
 
 
 class JobBounds:
@@ -91,7 +101,9 @@ class JobBounds:
         self.refused: list[str] = [probes[int(i)].refused for i in group]
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
-        found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
+        own = np.array([p.own for p in probes], dtype=np.float64).reshape(-1, 3)[group]
+        found = self._of(every, probes, group, (own * self._unshared).sum(axis=1), keeps)
+        self._least, self._least_keeps = [probes[int(i)] for i in group], keeps
         self.array_seconds = time.process_time() - began
         return found
 
@@ -114,49 +126,97 @@ class JobBounds:
     def refine(self, numbers: Iterable[int]) -> list[int]:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
-        new = [n for n in numbers if self.held[n] != SAME]
-        first, second = ([n for n in new if self._stage[n] == stage] for stage in (0, 1))
-        last = [n for n in second if self._is_piped(n) or self._jobs[n].zero >= 2]
-        asked = {(what, n): a for n in first for what, n, a in self._asked_first(n)}
-        asked |= {(what, n): a for n in last for what, a in self._asked_last(n)}
+        new = [n for n in numbers if self.held[n] != SAME and self._has_better(n)]
+        steps = [[n for n in new if self._stage[n] == stage] for stage in range(len(self._asks))]
+        asked = {
+            (what, n): probe
+            for asks, mine in zip(self._asks, steps, strict=True)
+            for number in mine
+            for what, n, probe in asks(number)
+        }
         found = dict(zip(asked, self._probing([*asked.values()]), strict=True))
-        for number in (*first, *second):
+        for takes, mine in zip(self._takes, steps, strict=True):
+            takes(mine, found)
+        for number in new:
             self._stage[number] += 1
-        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
-        for number in first:
-            state = found["state", number]
-            self._static[number] = state.static
-            self.refused[number] = self.refused[number] or state.refused
-        exchanged = {n: probe for (what, n), probe in found.items() if what == "exchanged"}
-        self._improve({n: self._work[n] for n in first} | exchanged)
-        for number in (n for n in last if self._is_piped(n)):
-            other = exchanged.get(number, Probe()).times
-            self._follow(number, other, found["tail", number].tail)
-            held = self._held(number, found.get(("ends", number), Probe()))
-            self.held[number] = max(self.held[number], SLACK * held)
-        for number in first:
-            if self._is_another(number):
-                self.held[number] = SAME
-        return [*first, *last]
+        return new
 
-    def _asked_first(self, number: int) -> Iterator[tuple[str, int, Asked]]:
-        """Probes of the work and of the state of a job, and of the work of those before it that
-        differ in what is computed again alone."""
-        for kin in (k for k in self._kin(number) if k <= number):
-            yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
+    def _has_better(self, number: int) -> bool:
+        """Whether a job can have better bounds."""
+        match self._stage[number]:
+            case 0 | 1:
+                return True
+            case 2:
+                return self._is_piped(number) or self._jobs[number].zero >= 2
+            case 3:
+                close = _CLOSE[self._jobs[number].zero >= 2] * self._room
+                return self._is_piped(number) and self.held[number] >= close
+            case _:
+                return False
+
+    def _ask_state(self, number: int) -> Iterator[_Named]:
+        """The probe of the state of a job."""
         yield "state", number, self._asked(state_probe(self._jobs[number]), "state")
 
-    def _asked_last(self, number: int) -> Iterator[tuple[str, Asked]]:
+    def _ask_work(self, number: int) -> Iterator[_Named]:
+        """Probes of the work of a job, and of that of those before it that differ in what is
+        computed again alone."""
+        for kin in (k for k in self._kin(number) if k <= number):
+            yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
+
+    def _ask_exchanged(self, number: int) -> Iterator[_Named]:
         """Probes of what is exchanged for each microbatch, where that is something, and of what a
-        pipeline does at its end and holds at both ends."""
+        pipeline does at its end."""
         job = self._jobs[number]
         refined = refined_probe(job, self._sizes)
         if refined is not None:
-            yield "exchanged", self._asked(refined)
+            yield "exchanged", number, self._asked(refined)
         if self._is_piped(number):
-            yield "tail", self._asked(state_probe(job), "tail")
-            if self.held[number] >= _CLOSE * self._room:
-                yield "ends", self._asked(ends_probe(job, self._sizes), "ends")
+            yield "tail", number, self._asked(state_probe(job), "tail")
+
+    def _ask_stages(self, number: int) -> Iterator[_Named]:
+        """The probe of what the stages of a pipeline hold."""
+        probe = stages_probe(self._jobs[number], self._sizes, self._layers)
+        yield "stages", number, self._asked(probe, "stages")
+
+    def _take_state(self, numbers: Sequence[int], found: _Found) -> None:
+        for number in numbers:
+            state = found["state", number]
+            self._static[number] = state.static
+            self.refused[number] = self.refused[number] or state.refused
+        self._improve({n: self._least[n] for n in numbers}, self._least_keeps)
+
+    def _take_work(self, numbers: Sequence[int], found: _Found) -> None:
+        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
+        self._improve({n: self._work[n] for n in numbers}, self._keeps)
+        for number in filter(self._is_another, numbers):
+            self.held[number] = SAME
+
+    def _take_exchanged(self, numbers: Sequence[int], found: _Found) -> None:
+        mine = {n: found["exchanged", n] for n in numbers if ("exchanged", n) in found}
+        for number in (n for n in mine if self._is_piped(n)):
+            # parameters that stay gathered are kept once, not of each microbatch
+            stash = min(mine[number].stash, self._work[number].stash)
+            mine[number] = replace(mine[number], stash=stash)
+        self._improve(mine, self._keeps)
+        for number in filter(self._is_piped, numbers):
+            times = mine[number].times if number in mine else None
+            self._follow(number, times, found["tail", number].tail)
+
+    def _take_stages(self, numbers: Sequence[int], found: _Found) -> None:
+        for number in numbers:
+            held = self._held(number, found["stages", number])
+            self.held[number] = max(self.held[number], SLACK * held)
+
+    @property
+    def _asks(self) -> Sequence[Callable[[int], Iterator[_Named]]]:
+        """The probes of each step."""
+        return self._ask_state, self._ask_work, self._ask_exchanged, self._ask_stages
+
+    @property
+    def _takes(self) -> Sequence[Callable[[Sequence[int], _Found], None]]:
+        """What follows from the probes of each step."""
+        return self._take_state, self._take_work, self._take_exchanged, self._take_stages
 
     def _follow(self, number: int, other: ActionTimes | None, tail: float) -> None:
         """A better bound of a pipeline, by its actions one after the other."""
@@ -167,29 +227,35 @@ class JobBounds:
             seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
-    def _held(self, number: int, end: Probe) -> float:
-        """Bytes that a rank of a pipeline holds at least, by a probe of two stages: what its ends
-        hold beside layers, and what a backward of the first needs beside all that is kept."""
+    def _held(self, number: int, probe: Probe) -> float:
+        """Bytes that a rank of a pipeline holds at least, by a probe of four stages: what both
+        ends hold beside layers, and what a backward of layers needs beside all that is kept."""
         each, stash = self._static[number], self._work[number].stash * self._keeps[number]
-        if self._layers.mixed or not (each and any(end.ends)):
+        if self._layers.mixed or not (each and any(probe.ends)):
             return 0.0
-        few, many = (rank_layers(replace(self._layers, many=2 * n), *TWO_STAGES, ()) for n in FEW)
-        held = zip(end.ends, few, strict=True)
+        known = replace(self._layers, many=sum(BETWEEN))
+        head, few, many, tail = rank_layers(known, *FOUR_STAGES, parts_of(self._layers))
+        held = zip(probe.ends, (head, tail), strict=True)
         first, last = (max(0.0, static - rank.own * each) for static, rank in held)
-        one, other = end.beside[0] - few[0].kept * stash, end.beside[1] - many[0].kept * stash
-        # the same for any number of layers: it is there when the first of them begins; parameters
-        # that are gathered ahead are those of further layers, of which a chunk may have none
-        told = stash and round(one) == round(other) and self._jobs[number].zero < 3
-        beside = max(0.0, one) if told else 0.0
+        one, other = probe.beside[0] - few.kept * stash, probe.beside[1] - many.kept * stash
+        # the same for any number of layers: it is there when the first of them begins
+        beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
         ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
+        least = self._together(number)
         bounds = (
             rank.own * each
             + rank.kept * stash
             + max(rank.first * first, rank.last * last)  # both may hold the same, if tied
-            + rank.begins * beside
+            + (rank.begins >= least) * beside
             for rank in ranks
         )
         return float(max(bounds))
+
+    def _together(self, number: int) -> int:
+        """The layers of which a rank holds something at once: those of which parameters are
+        gathered ahead, or gradients leave behind."""
+        job = self._jobs[number]
+        return 1 + max(1, job.fsdp_prefetch) if job.zero >= 2 else 1
 
     def _is_piped(self, number: int) -> bool:
         return size_of(self._jobs[number], "pp") > 1
@@ -199,13 +265,14 @@ class JobBounds:
         while self.refine(numbers):
             pass
 
-    def _improve(self, works: Mapping[int, Probe]) -> None:
-        """Better bounds of jobs by these probes of their work."""
+    def _improve(self, works: Mapping[int, Probe], keeps: Floats) -> None:
+        """Better bounds of jobs by these probes of their work, of which all jobs have what `keeps`
+        says."""
         if not works:
             return
         rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
         static = np.array([self._static[n] for n in works], dtype=np.float64)
-        seconds, held = self._of(rows, [*works.values()], own, static, self._keeps[rows])
+        seconds, held = self._of(rows, [*works.values()], own, static, keeps[rows])
         self.seconds[rows] = np.maximum(self.seconds[rows], seconds)
         self.held[rows] = np.maximum(self.held[rows], held)
 
@@ -254,10 +321,18 @@ class JobBounds:
         some = sum((self._jobs.numbers(n) for n in RECOMPUTED), np.zeros(len(self._jobs)))
         return np.where(some > 0, 0.0, 1.0)
 
+    @cached_property
+    def _unshared(self) -> Floats:
+        """For each job 1 for parameters, gradients and the state of the optimizer if each rank has
+        its own on the device, else 0."""
+        stage, ahead = self._jobs.numbers("zero"), self._jobs.numbers("overlap_param_gather")
+        away = np.array([STATE in str(text) for text in self._jobs.values("offload")])
+        own = (stage < 3) & (ahead == 0), stage < 2, (stage < 1) & ~away
+        return np.array(own, dtype=np.float64).T
+
     def _is(self, name: str, value: str) -> Floats:
         """1 for jobs of which a flag has this value, else 0."""
-        at = self._jobs.names.index(name)
-        return np.array([row[at] == value for row in self._jobs.rows], dtype=np.float64)
+        return np.array([v == value for v in self._jobs.values(name)], dtype=np.float64)
 
     @cached_property
     def _laid_out(self) -> tuple[Ints, Floats]:

@@ -45,12 +45,16 @@ class Jobs:
         numbers: dict[Any, int] = {}
         return [numbers.setdefault(value, len(numbers)) for value in values]
 
+    def values(self, name: str) -> list[Any]:
+        """The values of a flag."""
+        if name not in self.names:
+            return [getattr(self.base, name)] * len(self)
+        at = self.names.index(name)
+        return [row[at] for row in self.rows]
+
     def numbers(self, name: str) -> Ints:
         """The values of a flag that is a number."""
-        if name not in self.names:
-            return np.full(len(self), int(getattr(self.base, name)), dtype=np.int64)
-        at = self.names.index(name)
-        return np.array([row[at] for row in self.rows], dtype=np.int64)
+        return np.array(self.values(name), dtype=np.int64)
 
     def differing(self) -> list[str]:
         """The flags that differ among the jobs."""

@@ -19,6 +19,7 @@ from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.probe_times import action_times, span_of, tail_of
 from stagec.driver.search.space import data_ranks, microbatch_of
+from stagec.explore.layout import Layers
 from stagec.explore.pipelined import ActionTimes
 from stagec.ir.module import BATCH
 from stagec.machines import Machine
@@ -43,16 +44,19 @@ _OF_STEPS = (
 )
 #: What is moved to the host and back for each microbatch.
 _ACTIVATIONS = "activations"
+#: What is moved there once a step.
+STATE = "optimizer"
 #: Those of them of which it matters whether they are given.
 RECOMPUTED = ("recompute_layers", "recompute_every")
-#: The schedule of a probe of both ends of a pipeline, its stages, microbatches and chunks.
-TWO_STAGES = str(FLAGS["schedule"].default), 2, 2, 0
+#: The schedule of a probe of what stages hold, its stages, microbatches and chunks; the layers of
+#: each that are many.
+FOUR_STAGES, BETWEEN = (str(FLAGS["schedule"].default), 4, 2, 0), (1, *FEW, 1)
 #: Flags of which a probe of the state of a job has the default: those of pipelines, and others.
 _OF_PIPELINES = ("pp", "schedule", "chunks", "stage_layers", "scatter_gather", "microbatches")
 _NOT_OF_STATE = (*_OF_PIPELINES, "recompute", *RECOMPUTED)
 
 
-What: TypeAlias = Literal["work", "state", "tail", "ends"]
+What: TypeAlias = Literal["work", "state", "tail", "stages"]
 
 
 def of_work(names: Iterable[str]) -> set[str]:
@@ -65,12 +69,13 @@ class Probe:
     """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
     before a computation of forward and of backward, seconds of a further layer on the stream of
     communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
-    beside them, and those of a further layer's parameters and their state; the actions of a
-    pipeline, and seconds of a further layer once all backward is done; bytes of parameters and
-    their state on both stages of two, and what the first holds beside them, with few layers and
-    with more; or why it is no job. `again` is no less than what a layer computes again: its forward
-    is done twice then, so at most half. A flag that computes nothing again leaves all others as
-    they are without it."""
+    beside them, and those of a further layer's parameters and their state: in the job, and those
+    (`own`: parameters, gradients, state) of which no data-parallel rank has a part alone; the
+    actions of a pipeline, and seconds of a further layer once all backward is done; bytes of
+    parameters and their state on the first and the last stage of four, and what those between hold
+    beside them, one with few layers and one with more; or why it is no job. `again` is no less than
+    what a layer computes again: its forward is done twice then, so at most half. A flag that
+    computes nothing again leaves all others as they are without it."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -81,6 +86,7 @@ class Probe:
     stash: float = 0.0
     more: float = 0.0
     static: float = 0.0
+    own: tuple[float, float, float] = (0.0, 0.0, 0.0)
     times: ActionTimes | None = None
     tail: float = 0.0
     ends: tuple[float, float] = (0.0, 0.0)
@@ -131,14 +137,20 @@ def state_probe(options: JobOptions) -> JobOptions:
     return options.changed(**given, ranks=None)
 
 
-def ends_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
-    """A job in two stages, the first of which has what is before the layers that are many, and the
-    last what is after them."""
+def stages_probe(options: JobOptions, sizes: Mapping[str, int], layers: Layers) -> JobOptions:
+    """A job in four stages, the first of which has what is before the layers that are many, and
+    the last what is after them; the second has few layers, the third more."""
     given: dict[str, Any] = {n: FLAGS[n].default for n in (*_OF_PIPELINES, *RECOMPUTED)}
-    _, stages, count, _ = TWO_STAGES
+    _, stages, count, _ = FOUR_STAGES
     batch = microbatch_of(options, sizes) * data_ranks(options) * count
-    about = {"ranks": None, "pp": stages, "microbatches": count, "sizes": _sizes(options, batch)}
-    return options.changed(**given | about)
+    about = {"ranks": None, "pp": stages, "microbatches": count, "stage_layers": parts_of(layers)}
+    return options.changed(**given | about, sizes=_sizes(options, batch) | {LAYERS: sum(BETWEEN)})
+
+
+def parts_of(layers: Layers) -> tuple[int, ...]:
+    """All layers of the stages of that job."""
+    first, *between, last = BETWEEN
+    return layers.before + first, *between, last + layers.after
 
 
 def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
@@ -148,8 +160,8 @@ def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A probe to be made on a machine. `what` it is about: the work of a microbatch, the state of a
-    job, in one stage or in two, or what follows the last microbatch. `before` are the layers before
-    those that are many."""
+    job, in one stage or in four, or what follows the last microbatch. `before` are the layers
+    before those that are many."""
 
     options: JobOptions
     machine: Machine
@@ -160,7 +172,7 @@ class Asked:
 
 def probe(asked: Asked) -> Probe:
     """Make a probe; one that says nothing if it is no job, or the model has no layers."""
-    makers = {"work": _work, "state": _state, "tail": _tail, "ends": _ends}
+    makers = {"work": _work, "state": _state, "tail": _tail, "stages": _stages}
     try:
         with kept_reports():
             return makers[asked.what](asked)
@@ -183,12 +195,19 @@ def _work(asked: Asked) -> Probe:
         max(s.back for s in spans),
         link=_link(spans) if asked.options.zero >= 2 else 0.0,
     )
-    held = [float(job.figures().memory[OTHERS]) for job in jobs]
+    memory = [job.figures().memory for job in jobs]
+    held = [float(each[OTHERS]) for each in memory]
     stash = max(0.0, _slope(held))
+    parameters, gradients, state = (_slope([float(m[n]) for m in memory]) for n in _STATIC)
     times = _times(steps, asked.before)
     again = layer / 2 if asked.options.recompute != "none" else 0.0
     return replace(
-        found, stash=stash, more=max(0.0, held[0] - FEW[0] * stash), times=times, again=again
+        found,
+        stash=stash,
+        more=max(0.0, held[0] - FEW[0] * stash),
+        own=(parameters, gradients, state),
+        times=times,
+        again=again,
     )
 
 
@@ -221,12 +240,10 @@ def _state(asked: Asked) -> Probe:
     return Probe(static=(_static(job.figures().memory) - _static(first.memory)) / (many - few))
 
 
-def _ends(asked: Asked) -> Probe:
-    batch = asked.options.sizes[BATCH] or 1
-    few, many = (_job(asked.options, 2 * n, batch).figures().by_stage for n in FEW)
-    first, last = map(_static, few)
-    beside = float(few[0][OTHERS]), float(many[0][OTHERS])
-    return Probe(ends=(first, last), beside=beside)
+def _stages(asked: Asked) -> Probe:
+    first, *between, last = CompiledJob.of(asked.options).figures().by_stage
+    few, many = (float(each[OTHERS]) for each in between)
+    return Probe(ends=(_static(first), _static(last)), beside=(few, many))
 
 
 def _tail(asked: Asked) -> Probe:

@@ -192,7 +192,8 @@ class _Searching:
         room = 0.0 if told else self._room({})
         bounds = self._bounds = JobBounds(*about, overlap=question.overlap, room=room)
         answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
-        if question.pareto:
+        if question.pareto:  # of all what stays in memory, and the work as it is
+            bounds.refine(every)
             bounds.refine(every)
         return {n: b for n, b in self._values(every).items() if b is not None}
 
