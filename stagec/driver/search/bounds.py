@@ -73,7 +73,7 @@ class JobBounds:
         self._room = room
         self._stage: defaultdict[int, int] = defaultdict(int)
         self._work: dict[int, Probe] = {}
-        self._static: dict[int, float] = {}
+        self._state: dict[int, Probe] = {}
         self.array_seconds = 0.0
         self.seconds, self.held = self._first()
 
@@ -91,23 +91,30 @@ class JobBounds:
         self.refused: list[str] = [probes[int(i)].refused for i in group]
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
-        found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
+        found = self._of(every, probes, group, [Probe()] * len(jobs), keeps)
         self.array_seconds = time.process_time() - began
         return found
 
     def _of(
-        self, rows: Ints, works: Sequence[Probe], work: Ints, static: Floats, keeps: Floats
+        self,
+        rows: Ints,
+        works: Sequence[Probe],
+        work: Ints,
+        states: Sequence[Probe],
+        keeps: Floats,
     ) -> tuple[Floats, Floats]:
-        """Bounds of some jobs, each with its probe of work; `keeps` is 0 for those of whose probes
-        nothing follows for what is kept of a microbatch, else 1."""
+        """Bounds of some jobs, each with its probes of work and of state; `keeps` is 0 for those of
+        whose probes nothing follows for what is kept of a microbatch, else 1."""
         shape = StepLayout(*self._layouts[:, self._layout[rows]])
         table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
         mine = table.reshape(len(_WORK), -1)[:, work]
-        kept = mine[-2:] * keeps
-        return time_bound(Work(*mine[:-2]), shape), memory_bound(Held(static, *kept), shape)
+        static, state = np.array([(s.static, s.state) for s in states], dtype=np.float64).T
+        stash, more = mine[-2:] * keeps
+        held = Held(static, stash, more, state)
+        return time_bound(Work(*mine[:-2]), shape), memory_bound(held, shape)
 
     def _asked(self, options: JobOptions, what: What = "work") -> Asked:
-        return Asked(options, self._machine, what, self._overlap, self._layers.before)
+        return Asked(options, self._machine, self._layers, what, self._overlap)
 
     # -- one by one --------------------------------------------------------------------------------
 
@@ -125,7 +132,7 @@ class JobBounds:
         self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
         for number in first:
             state = found["state", number]
-            self._static[number] = state.static
+            self._state[number] = state
             self.refused[number] = self.refused[number] or state.refused
         exchanged = {n: probe for (what, n), probe in found.items() if what == "exchanged"}
         self._improve({n: self._work[n] for n in first} | exchanged)
@@ -170,7 +177,7 @@ class JobBounds:
     def _held(self, number: int, end: Probe) -> float:
         """Bytes that a rank of a pipeline holds at least, by a probe of two stages: what its ends
         hold beside layers, and what a backward of the first needs beside all that is kept."""
-        each, stash = self._static[number], self._work[number].stash * self._keeps[number]
+        each, stash = self._state[number].static, self._work[number].stash * self._keeps[number]
         if self._layers.mixed or not (each and any(end.ends)):
             return 0.0
         few, many = (rank_layers(replace(self._layers, many=2 * n), *TWO_STAGES, ()) for n in FEW)
@@ -204,8 +211,8 @@ class JobBounds:
         if not works:
             return
         rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
-        static = np.array([self._static[n] for n in works], dtype=np.float64)
-        seconds, held = self._of(rows, [*works.values()], own, static, self._keeps[rows])
+        states = [self._state[n] for n in works]
+        seconds, held = self._of(rows, [*works.values()], own, states, self._keeps[rows])
         self.seconds[rows] = np.maximum(self.seconds[rows], seconds)
         self.held[rows] = np.maximum(self.held[rows], held)
 

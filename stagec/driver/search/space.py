@@ -101,11 +101,12 @@ def _text(value: Any) -> str:
 _LONG = 32_768
 
 
-def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Space:
-    """What practitioners vary for a kind of model: dense, with experts, or of long context."""
+def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine) -> Space:
+    """What practitioners vary for a kind of model: dense, with experts, or of long context;
+    `layers` are all that a pipeline may cut."""
     node = machine.network[0].ranks or ranks
     knobs: dict[str, tuple[Any, ...]] = {
-        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, sizes.get("L", 1))),
+        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, layers)),
         "tp": doubled(1, min(8, node, ranks)),
         "cp": doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
         "sp": (True,),
