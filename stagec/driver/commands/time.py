@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -24,6 +24,9 @@ from stagec.driver.time.files import draw, draws, time_files
 from stagec.driver.time.parts import time_parts
 from stagec.driver.time.timed import served, time_job
 from stagec.support.diagnostics import DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
 
 
 @click.command("time", cls=LongCommand)
@@ -114,7 +117,8 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
     if given["machine"] is None and not any("machine" in axis.sets for axis in given["sweep"]):
         raise _no_machine()
     settings = (s for axis in given["sweep"] for c in axis.choices for s in c.settings)
-    tell_unfitted([s.value for s in settings if s.name == "machine"] or [given["machine"]])
+    swept = [s.value for s in settings if s.name == "machine"] or [given["machine"]]
+    tell_unfitted(cast("list[Machine]", swept))
     files = tuple(path.resolve() for path in given["measured"])
     case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
     return sweep(case, given, TIME)
