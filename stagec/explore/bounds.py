@@ -46,11 +46,13 @@ class Work:
 class Held:
     """Bytes on a rank: `static` for each layer, of parameters, gradients and optimizer; `stash`,
     what a layer keeps of a microbatch; `rest`, what is there beside both where one stage runs
-    the whole model."""
+    the whole model. `state` are parameters, gradients and optimizer of all stages together, where
+    they are not known for each layer."""
 
     static: Floats
     stash: Floats
     rest: Floats
+    state: Floats | float = 0.0
 
 
 #: What sums of floats may be off by, and what replays of few layers say of many.
@@ -89,7 +91,8 @@ def time_bound(work: Work, shape: StepLayout) -> Floats:
 
 def memory_bound(held: Held, shape: StepLayout) -> Floats:
     """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
-    that has most layers."""
-    kept = shape.held * held.static + shape.stashes * held.stash + shape.whole * held.rest
+    that has most layers; of a state that is that of all stages, the mean."""
+    mean = held.state / shape.stages
+    kept = shape.held * held.static + shape.stashes * held.stash + shape.whole * held.rest + mean
     least: Floats = SLACK * np.maximum(kept, shape.most * held.static)
     return least

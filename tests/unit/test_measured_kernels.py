@@ -166,6 +166,8 @@ HEAD = "kind,dtype,extents,microseconds\n"
         (HEAD + "matmul,bf16,1x2x3x4,-5\n", 2, "microseconds: expects a time"),
         (HEAD + "matmul,bf16,1x2x3x4,nan\n", 2, "microseconds: expects a time"),
         (HEAD + "matmul,bf16,1x2x3x4,1e999\n", 2, "microseconds: expects a time"),
+        (HEAD + "matmul,bf16,1x2x3x4,1e-300\n", 2, "microseconds: expects a time"),
+        (HEAD + "matmul,bf16,1x2x3x4,1e12\n", 2, "microseconds: expects a time"),
         (HEAD + 'matmul,bf16,"1x2x3x4,5\n', 2, "no CSV"),
         (HEAD + "x" * 5000, 2, "no CSV"),
         ("kind,causal,extents,microseconds\nmatmul,maybe,1x2x3x4,5\n", 2, "causal: expects"),

@@ -72,6 +72,8 @@ SPACES: tuple[tuple[str, str, int, str, Mapping[str, tuple[Any, ...]]], ...] = (
     ("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", {"dp_shard": (2, 4), "zero": (1, 3)}),
     ("gpt-3.6b", "B=32,S=1024,L=4", 16, "a100-80g", {"scatter_gather": (False, True), "pp": (2,)}),
     ("deepseek-v2", "B=16,S=1024,L=4", 8, "h100-sxm", {"ep": (8,), "zero": (1, 3)}),
+    ("gemma-3-4b", "B=32,S=1024", 8, "h200", {"pp": (1, 2, 4), "zero": (0, 1, 3)}),
+    ("deepseek-v2-lite", "B=64,S=1024", 16, "b200", {"pp": (1, 3), "ep": (1, 4), "zero": (0, 2)}),
 )
 USUAL: Mapping[str, tuple[Any, ...]] = {
     "tp": (1, 2),
@@ -170,6 +172,18 @@ def test_the_best_are_those_of_all_points(number: int) -> None:
     at = random.Random(number)
     knobs = {**_few(USUAL, at, max(2, tries(30) // prod(map(len, more.values())))), **more}
     _is_answered(asked(model, sizes, ranks, machine, **knobs))
+
+
+@pytest.mark.distinct
+def test_models_whose_layers_are_no_symbol_have_bounds_too() -> None:
+    """T5 has two stacks, and neither is the number L of layers that are many."""
+    knobs = {"pp": (1, 2), "tp": (1,), "zero": (0, 1), "schedule": ("1f1b",)}
+    question = asked("t5-base", "B=64,S=256", 8, "b200", **knobs, recompute=("none",))
+    found = _is_answered(replace(question, wanted=1))
+    seconds, held = _settled(found)
+    assert found.evaluated < len(seconds)
+    assert seconds.min() > 0
+    assert held.min() > 0
 
 
 #: What random spaces are made of: models with their sizes, machines, and values of flags.
@@ -395,10 +409,12 @@ def test_what_an_action_leaves_delays_the_next() -> None:
 
 def test_the_default_space_depends_on_the_model() -> None:
     machine = machine_of("h100-sxm")
-    dense = default_space({"L": 32, "S": 8192}, 64, machine).knobs
+    dense = default_space({"S": 8192}, 32, 64, machine).knobs
     assert "ep" not in dense
-    assert max(default_space({"L": 32, "S": 131072}, 64, machine).knobs["cp"]) > max(dense["cp"])
-    assert "ep" in default_space({"L": 32, "S": 4096, "E": 64}, 64, machine).knobs
+    assert max(default_space({"S": 131072}, 32, 64, machine).knobs["cp"]) > max(dense["cp"])
+    assert "ep" in default_space({"S": 4096, "E": 64}, 32, 64, machine).knobs
+    gemma = asked("gemma-3-4b", "B=64", 64, "h200", pp=None)  # its 34 layers are of two kinds
+    assert gemma.space.knobs["pp"] == (1, 2, 4, 8, 16)
 
 
 def test_what_is_listed_is_legal_and_stands_once() -> None:
@@ -515,6 +531,10 @@ def test_a_space_as_text(tmp_path: Path) -> None:
                 *("--pp", "1..1000000", "--recompute-every", "1..1000000"),
             ),
             "points: to list them takes about",
+        ),
+        (
+            (*("--set", "B=16", "--ranks", "8"), *("--machine", "h100-sxm", "--schedule", "1fb1")),
+            "no schedule '1fb1'",
         ),
     ],
 )

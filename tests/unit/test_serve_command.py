@@ -67,7 +67,7 @@ def run(*more: str, model: str = "llama3-8b", machine: str = "h100-sxm") -> Outc
 
 def test_no_step_is_faster_than_its_bytes() -> None:
     """Decode reads the weights and the caches; an estimate is above that, and below three times."""
-    found = served("--batches", "1,16,64")
+    found = served("--batches", "1,16..64")
     for point in found["points"]:
         bytes_ = WEIGHTS + point["batch"] * (512 + 64) * A_TOKEN
         step = 1 / point["per_user"] - max(0, point["batch"] - 1) * point["ttft"] / 128

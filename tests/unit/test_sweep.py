@@ -100,6 +100,28 @@ def test_any_flag_can_be_swept(swept: str, expected: list[object]) -> None:
     assert not any("error" in row for row in found)
 
 
+@pytest.mark.parametrize(
+    ("swept", "expected"),
+    [
+        ("tp=1..5", [1, 2, 4]),
+        ("tp=4,1..4", [4, 1, 2]),
+        ("L=2..8", [2, 4, 8]),
+        ("machine.memory.bandwidth=x0.5..x2", ["x0.5", "x1", "x2"]),
+    ],
+)
+def test_a_range_doubles(swept: str, expected: list[object]) -> None:
+    found = rows("time", LLAMA, "--set", "L=2", "--machine", "h100-sxm", "--sweep", swept)
+    assert [v for row in found for v in row["configuration"].values()] == expected
+    assert not any("error" in row for row in found)
+
+
+@pytest.mark.parametrize("value", ["tp=0..4", "tp=8..4", "S=1..x4"])
+def test_what_is_no_range(value: str) -> None:
+    ran = stagec(*BASE, "--sweep", value)
+    assert (ran.code, ran.out) == (2, "")
+    assert "Error: Invalid value for" in ran.err
+
+
 def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.stg").write_text((ROOT / "docs/examples/layer.stg").read_text())
     monkeypatch.chdir(tmp_path)

@@ -74,6 +74,21 @@ def test_a_step_that_hosts_hold_up_says_so() -> None:
     assert ["Hosts hold this step up" in text for text in told] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--machine", "h200"], ""),
+        (["--machine", "mi300x"], "remark: mi300x has defaults for matmul, attention, memory"),
+        (["--machine", "h200", "--sweep", "machine=h200,tpu-v5p"], "remark: tpu-v5p has defaults"),
+    ],
+)
+def test_a_machine_that_was_not_measured_is_remarked_on(more: list[str], told: str) -> None:
+    """Its kernels are at their best, and in a step none is."""
+    ran = stagec("time", "llama3-8b", "--set", "L=1", *more)
+    assert ran.code == 0
+    assert ran.err.startswith(told) if told else not ran.err
+
+
 def test_levers_are_never_slower() -> None:
     """Twice a rate, or a time that is gone, makes no step slower: a step waits for fewer things."""
     found = timed(f"{LLAMA} --pp 2 --tp 2 --dp 2 --microbatches 4 --levers")

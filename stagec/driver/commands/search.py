@@ -17,6 +17,7 @@ import click
 from stagec.driver.output.common import write_output
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
+from stagec.driver.request.machine import tell_unfitted
 from stagec.driver.request.options import SIZES
 from stagec.driver.request.result import PAGE, RESULT
 from stagec.driver.request.sections import LongCommand
@@ -137,6 +138,7 @@ def command(**given: Any) -> int:
         return 0
     from stagec.driver.search.cache import cached
 
+    tell_unfitted(given["machine"])
     found = cached(given, asked, lambda: _found(asked, given))
     if given["html"] is not None:
         from stagec.driver.search.page import write_page

@@ -22,6 +22,7 @@ from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.accepted import accepted_options, take_accepted
 from stagec.driver.request.machine import captured, machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.ranges import is_range, values_of
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.serving import DISAGGREGATED, PODS
@@ -49,7 +50,7 @@ _LARGEST = 1 << 16
 
 
 class Batches(click.ParamType[tuple[int, ...]]):
-    """`1,2,4,8`."""
+    """`1,2,4,8`, or `1..8`."""
 
     name = "N,N,..."
 
@@ -57,9 +58,12 @@ class Batches(click.ParamType[tuple[int, ...]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
         """The batches, in order."""
-        parts = [p.strip() for p in str(value).split(",")]
-        if not all(p.isascii() and p.isdigit() and 0 < int(p) <= _LARGEST for p in parts):
-            self.fail(f"expects batches such as 1,8,64, found '{value}'", param, ctx)
+        given = [p.strip() for p in str(value).split(",")]
+        parts = [t for p in given for t in (values_of(p) if is_range(p) else (p,))]
+        if not parts or not all(
+            p.isascii() and p.isdigit() and 0 < int(p) <= _LARGEST for p in parts
+        ):
+            self.fail(f"expects batches such as 1,8,64 or 1..64, found '{value}'", param, ctx)
         return tuple(sorted({int(p) for p in parts}))
 
 
@@ -92,7 +96,8 @@ class ServedBatch:
 @click.option(
     "--batches",
     type=Batches(),
-    help="Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit).",
+    help="Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit;"
+    " 1..64 doubles).",
 )
 @accepted_options
 @click.option("--ttft", type=TimeType(), help="A limit of the time to the first token: 500ms.")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stagec.driver.output.common import remember
-from stagec.support.source import Source
+from stagec.driver.output.common import remember, report
+from stagec.support.diagnostics import Diagnostic
+from stagec.support.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -43,6 +44,28 @@ class MachineType(click.ParamType["Machine"]):
 def machine_option(text: str, required: bool = False) -> Callable[[F], F]:
     """`--machine`, with its help in this command."""
     return click.option("--machine", type=MachineType(), required=required, help=text)
+
+
+#: Constants without which a machine does products, attention and copies as no device does in a
+#: step: at the rate of its best kernels.
+_OF_STEPS = ("matmul", "attention", "memory", "sustained")
+
+
+def tell_unfitted(machines: Iterable[Machine]) -> None:
+    """Remark on the machines whose constants no measurement gave: their steps come out shorter than
+    those of machines that were measured. A roofline is an assumption that its text states."""
+    for machine in {m.name: m for m in machines}.values():
+        found = machine.efficiency
+        if found.kernels == "roofline":
+            continue
+        names = [n for n in _OF_STEPS if not getattr(found, n).fitted]
+        if names:
+            told = (
+                f"{machine.name} has defaults for {', '.join(names)}, not measured values: its "
+                "steps come out too short beside those of machines that were measured "
+                f"('stagec machines {machine.name}')"
+            )
+            report(Diagnostic(told, UNKNOWN, "remark"))
 
 
 def captured(machine: Machine) -> Machine:

@@ -83,7 +83,7 @@ class JobBounds:
         self._room = room
         self._stage: defaultdict[int, int] = defaultdict(int)
         self._work: dict[int, Probe] = {}
-        self._static: dict[int, float] = {}
+        self._state: dict[int, Probe] = {}
         self.array_seconds = 0.0
         self.seconds, self.held = self._first()
 
@@ -102,24 +102,33 @@ class JobBounds:
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
         own = np.array([p.own for p in probes], dtype=np.float64).reshape(-1, 3)[group]
-        found = self._of(every, probes, group, (own * self._unshared).sum(axis=1), keeps)
+        unshared: Floats = (own * self._unshared).sum(axis=1)
+        found = self._of(every, probes, group, unshared, np.zeros(len(jobs)), keeps)
         self._least, self._least_keeps = [probes[int(i)] for i in group], keeps
         self.array_seconds = time.process_time() - began
         return found
 
     def _of(
-        self, rows: Ints, works: Sequence[Probe], work: Ints, static: Floats, keeps: Floats
+        self,
+        rows: Ints,
+        works: Sequence[Probe],
+        work: Ints,
+        static: Floats,
+        state: Floats,
+        keeps: Floats,
     ) -> tuple[Floats, Floats]:
-        """Bounds of some jobs, each with its probe of work; `keeps` is 0 for those of whose probes
-        nothing follows for what is kept of a microbatch, else 1."""
+        """Bounds of some jobs, each with its probe of work, and what is known of its state;
+        `keeps` is 0 for those of whose probes nothing follows for what is kept of a microbatch,
+        else 1."""
         shape = StepLayout(*self._layouts[:, self._layout[rows]])
         table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
         mine = table.reshape(len(_WORK), -1)[:, work]
-        kept = mine[-2:] * keeps
-        return time_bound(Work(*mine[:-2]), shape), memory_bound(Held(static, *kept), shape)
+        stash, more = mine[-2:] * keeps
+        held = Held(static, stash, more, state)
+        return time_bound(Work(*mine[:-2]), shape), memory_bound(held, shape)
 
     def _asked(self, options: JobOptions, what: What = "work") -> Asked:
-        return Asked(options, self._machine, what, self._overlap, self._layers.before)
+        return Asked(options, self._machine, self._layers, what, self._overlap)
 
     # -- one by one --------------------------------------------------------------------------------
 
@@ -182,7 +191,7 @@ class JobBounds:
     def _take_state(self, numbers: Sequence[int], found: _Found) -> None:
         for number in numbers:
             state = found["state", number]
-            self._static[number] = state.static
+            self._state[number] = state
             self.refused[number] = self.refused[number] or state.refused
         self._improve({n: self._least[n] for n in numbers}, self._least_keeps)
 
@@ -230,7 +239,7 @@ class JobBounds:
     def _held(self, number: int, probe: Probe) -> float:
         """Bytes that a rank of a pipeline holds at least, by a probe of four stages: what both
         ends hold beside layers, and what a backward of layers needs beside all that is kept."""
-        each, stash = self._static[number], self._work[number].stash * self._keeps[number]
+        each, stash = self._state[number].static, self._work[number].stash * self._keeps[number]
         if self._layers.mixed or not (each and any(probe.ends)):
             return 0.0
         known = replace(self._layers, many=sum(BETWEEN))
@@ -271,8 +280,9 @@ class JobBounds:
         if not works:
             return
         rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
-        static = np.array([self._static[n] for n in works], dtype=np.float64)
-        seconds, held = self._of(rows, [*works.values()], own, static, keeps[rows])
+        states = [self._state[n] for n in works]
+        static, state = np.array([(s.static, s.state) for s in states], dtype=np.float64).T
+        seconds, held = self._of(rows, [*works.values()], own, static, state, keeps[rows])
         self.seconds[rows] = np.maximum(self.seconds[rows], seconds)
         self.held[rows] = np.maximum(self.held[rows], held)
 

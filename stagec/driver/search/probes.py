@@ -1,8 +1,9 @@
 """Probes of a search: small jobs that say what a microbatch takes and holds, for lower bounds.
 
 A probe has the work of a microbatch: as many ranks as that is split over, one stage, one microbatch
-and few layers; from two numbers of layers follows what each further layer adds. Many points of a
-space share a probe, and probes share compiles.
+and few layers; from two numbers of layers follows what each further layer adds. Of a model without
+layers that are many (Gemma's are of two kinds, in turns) it has all layers. Many points of a space
+share a probe, and probes share compiles.
 """
 
 from __future__ import annotations
@@ -70,12 +71,13 @@ class Probe:
     before a computation of forward and of backward, seconds of a further layer on the stream of
     communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
     beside them, and those of a further layer's parameters and their state: in the job, and those
-    (`own`: parameters, gradients, state) of which no data-parallel rank has a part alone; the
-    actions of a pipeline, and seconds of a further layer once all backward is done; bytes of
-    parameters and their state on the first and the last stage of four, and what those between hold
-    beside them, one with few layers and one with more; or why it is no job. `again` is no less than
-    what a layer computes again: its forward is done twice then, so at most half. A flag that
-    computes nothing again leaves all others as they are without it."""
+    (`own`: parameters, gradients, state) of which no data-parallel rank has a part alone; those of
+    all parameters and their state where no layers are many; the actions of a pipeline, and seconds
+    of a further layer once all backward is done; bytes of parameters and their state on the first
+    and the last stage of four, and what those between hold beside them, one with few layers and one
+    with more; or why it is no job. `again` is no less than what a layer computes again: its forward
+    is done twice then, so at most half. A flag that computes nothing again leaves all others as
+    they are without it."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -87,6 +89,7 @@ class Probe:
     more: float = 0.0
     static: float = 0.0
     own: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    state: float = 0.0
     times: ActionTimes | None = None
     tail: float = 0.0
     ends: tuple[float, float] = (0.0, 0.0)
@@ -159,23 +162,23 @@ def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A probe to be made on a machine. `what` it is about: the work of a microbatch, the state of a
-    job, in one stage or in four, or what follows the last microbatch. `before` are the layers
-    before those that are many."""
+    """A probe to be made on a machine, of a model of these layers. `what` it is about: the work of
+    a microbatch, the state of a job, in one stage or in four, or what follows the last
+    microbatch."""
 
     options: JobOptions
     machine: Machine
+    layers: Layers
     what: What = "work"
     overlap: bool = True
-    before: int = 0
 
 
 def probe(asked: Asked) -> Probe:
-    """Make a probe; one that says nothing if it is no job, or the model has no layers."""
-    makers = {"work": _work, "state": _state, "tail": _tail, "stages": _stages}
+    """Make a probe; one that says nothing if it is no job."""
+    makers = _OF_LAYERS if asked.layers.many else _OF_WHOLE
     try:
         with kept_reports():
-            return makers[asked.what](asked)
+            return makers[asked.what](asked) if asked.what in makers else Probe()
     except DiagnosticError as problem:
         return Probe(refused=problem.diagnostics[0].message)
     except NotAnIntegerError:
@@ -199,7 +202,7 @@ def _work(asked: Asked) -> Probe:
     held = [float(each[OTHERS]) for each in memory]
     stash = max(0.0, _slope(held))
     parameters, gradients, state = (_slope([float(m[n]) for m in memory]) for n in _STATIC)
-    times = _times(steps, asked.before)
+    times = _times(steps, asked.layers.before)
     again = layer / 2 if asked.options.recompute != "none" else 0.0
     return replace(
         found,
@@ -250,6 +253,22 @@ def _tail(asked: Asked) -> Probe:
     batch = data_ranks(asked.options)
     steps = [_step(_job(asked.options, n, batch), asked) for n in FEW]
     return Probe(tail=max(0.0, _slope([min(map(tail_of, s.classes)) for s in steps])))
+
+
+def _whole_work(asked: Asked) -> Probe:
+    job = CompiledJob.of(asked.options)
+    span, held = _spans(_step(job, asked)), job.figures().memory[OTHERS]
+    return Probe(rest=span.whole, head=span.head, cut=span.cut, back=span.back, more=float(held))
+
+
+def _whole_state(asked: Asked) -> Probe:
+    sizes = _sizes(asked.options, data_ranks(asked.options))
+    job = CompiledJob.of(asked.options.changed(sizes=sizes))
+    return Probe(state=_static(job.figures().memory))
+
+
+_OF_LAYERS = {"work": _work, "state": _state, "tail": _tail, "stages": _stages}
+_OF_WHOLE = {"work": _whole_work, "state": _whole_state}
 
 
 def _slope(values: list[float]) -> float:

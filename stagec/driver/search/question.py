@@ -38,6 +38,7 @@ from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import MIXED
 from stagec.machines import Machine
 from stagec.pipeline.plugins import load_plugins
+from stagec.schedule.attached import schedule_of
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_op
@@ -125,7 +126,7 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     for (machine, ranks), (base, sizes) in product(places, steps):
         found.append(
             Question(
-                *(base, sizes, layers, _space(given, sizes, ranks, machine)),
+                *(base, sizes, layers, _space(given, sizes, layers.total, ranks, machine)),
                 *(captured(machine) if serves else machine, ranks),
                 given["limit"] or Limit(AT_HAND, 0),
                 objective,
@@ -178,14 +179,14 @@ def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
 
 
 def _space(
-    given: Mapping[str, Any], sizes: Mapping[str, int], ranks: int, machine: Machine
+    given: Mapping[str, Any], sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine
 ) -> Space:
     """The default with what a text and flags say instead. Raises `DiagnosticError` for one that is
     too large."""
     knobs = dict(
-        serving_space(sizes, ranks, machine, given["serve"]).knobs
+        serving_space(sizes, layers, ranks, machine, given["serve"]).knobs
         if given["serve"]
-        else default_space(sizes, ranks, machine).knobs
+        else default_space(sizes, layers, ranks, machine).knobs
     )
     said = dict(_of_text(given["space"])) if given["space"] else {}
     if said:
@@ -200,6 +201,8 @@ def _space(
                 remedy="give one of them",
             )
     space = Space({**knobs, **said})
+    for name in space.knobs.get("schedule", ()):
+        schedule_of(load_plugins(()).registry, name)
     if space.count > _MOST_POINTS:
         raise error(
             f"the space has {space.count:,} points: to list them takes about "

@@ -107,13 +107,13 @@ def step_of_groups(options: JobOptions) -> Step | None:
 
 
 def serving_space(
-    sizes: Mapping[str, int], ranks: int, machine: Machine, mode: str | None
+    sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine, mode: str | None
 ) -> Space:
     """What varies in servers: heads over ranks, stages, experts, and attention data-parallel beside
     them. The sequence of prefill stays split between the blocks; a mixed step has no stages."""
     node = machine.network[0].ranks or ranks
     knobs: dict[str, tuple[Any, ...]] = {
-        "pp": (1,) if mode == MIXED else doubled(1, min(8, ranks, sizes.get("L", 1))),
+        "pp": (1,) if mode == MIXED else doubled(1, min(8, ranks, layers)),
         "tp": doubled(1, min(16, node, ranks)),
         "sp": (mode == PREFILL,),
         "dp_attention": (False, True) if mode != PREFILL else (False,),

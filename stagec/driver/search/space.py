@@ -16,6 +16,7 @@ from stagec.driver.job.legal import count_of, needless, rules
 from stagec.driver.request.combine import complete
 from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.ranges import RULE, is_range, values_of
 from stagec.driver.search.listed import Jobs
 from stagec.explore.remembered import NotedValues, Remembered
 from stagec.explore.space import Point, Space, doubled
@@ -56,8 +57,8 @@ class Values(click.ParamType[tuple[Any, ...]]):
         parts = text.split("|" if self._flag.kind in _WITH_COMMAS else ",")
         found: list[Any] = []
         for part in (p.strip() for p in parts):
-            if self._flag.kind == "int" and ".." in part:
-                found += self._doubled(part, param, ctx)
+            if self._flag.kind == "int" and is_range(part):
+                found += self._range(part, param, ctx)
             elif not part and self._flag.kind not in _WITH_COMMAS:
                 self.fail(f"'{text}' has an empty value; expected 1,2,4 or 1..8", param, ctx)
             else:
@@ -66,17 +67,11 @@ class Values(click.ParamType[tuple[Any, ...]]):
             self.fail(f"expects at most {_MOST_VALUES} values, found {len(found)}", param, ctx)
         return tuple(dict.fromkeys(found))
 
-    def _doubled(
+    def _range(
         self, part: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> Iterator[int]:
-        low, _, high = (p.strip() for p in part.partition(".."))
-        kind = type_of(self._flag)
-        first, last = (kind.convert(p, param, ctx) for p in (low, high))
-        if not 1 <= first <= last:
-            self.fail(f"'{part}' has no values; expected 1..8, from 1 on upwards", param, ctx)
-        while first <= last:
-            yield first
-            first *= 2
+        texts = values_of(part) or self.fail(f"'{part}' has no values: {RULE}", param, ctx)
+        return (type_of(self._flag).convert(text, param, ctx) for text in texts)
 
 
 def knob_option(flag: Flag) -> Callable[[Any], Any]:
@@ -106,11 +101,12 @@ def _text(value: Any) -> str:
 _LONG = 32_768
 
 
-def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Space:
-    """What practitioners vary for a kind of model: dense, with experts, or of long context."""
+def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine) -> Space:
+    """What practitioners vary for a kind of model: dense, with experts, or of long context;
+    `layers` are all that a pipeline may cut."""
     node = machine.network[0].ranks or ranks
     knobs: dict[str, tuple[Any, ...]] = {
-        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, sizes.get("L", 1))),
+        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, layers)),
         "tp": doubled(1, min(8, node, ranks)),
         "cp": doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
         "sp": (True,),

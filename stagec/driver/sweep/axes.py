@@ -13,6 +13,7 @@ import click
 
 from stagec.driver.output.common import read_source
 from stagec.driver.request.flags import OF_ONE_MESH
+from stagec.driver.request.ranges import RULE, is_range, values_of
 from stagec.driver.request.sizes import SizesType
 from stagec.driver.sweep.rows import Case
 from stagec.support.diagnostics import DiagnosticError, error
@@ -89,7 +90,7 @@ class Axis:
 
 
 class SweepType(click.ParamType[Axis]):
-    """`tp=1,2,4`, `S=4096,8192`, or a TOML file with a table for each configuration."""
+    """`tp=1,2,4` or `tp=1..4`, `S=4096,8192`, or a TOML file with a table for each of them."""
 
     name = "NAME=VALUE,...|FILE.toml"
 
@@ -99,12 +100,20 @@ class SweepType(click.ParamType[Axis]):
         if "=" not in text and text.endswith(_SUFFIX):
             return _read(text, param, ctx)
         name, _, rest = (part.strip() for part in text.partition("="))
-        texts = [text.strip() for text in rest.split(",")]
-        if not name or not all(texts):
+        parts = [part.strip() for part in rest.split(",")]
+        if not name or not all(parts):
             self.fail(f"'{value}' is neither NAME=VALUE,... nor a {_SUFFIX} file", param, ctx)
+        texts = list(dict.fromkeys(t for part in parts for t in self._texts(part, param, ctx)))
         settings = (_setting(name, text, param, ctx) for text in texts)
         choices = (Choice(_plain(t, s), (s,)) for t, s in zip(texts, settings, strict=True))
         return Axis(name, tuple(choices))
+
+    def _texts(
+        self, part: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Sequence[str]:
+        if not is_range(part):
+            return (part,)
+        return values_of(part) or self.fail(f"'{part}' has no values: {RULE}", param, ctx)
 
 
 def _plain(text: str, setting: Setting) -> int | str:

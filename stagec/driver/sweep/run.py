@@ -55,8 +55,8 @@ _OPTIONS = (
         "--sweep",
         type=SweepType(),
         multiple=True,
-        help="One row for each of these values of a flag (sp=on,off) or symbol (S=4096,8192), or "
-        "each table of a file; several: for each combination.",
+        help="One row for each of these values of a flag (sp=on,off; tp=1..8 doubles from 1) or "
+        "symbol (S=4096,8192), or each table of a file; several: for each combination.",
     ),
     click.option(
         "--sort",

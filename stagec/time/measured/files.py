@@ -46,6 +46,8 @@ _NO_NAMES: list[str] = []
 _MAX_BYTES = 1 << 28
 _MAX_FIELD = 1 << 12
 _LARGEST = 1 << 53
+#: Microseconds that a kernel takes: a picosecond, the unit of the clock, to a day.
+_SHORTEST, _LONGEST = 1e-6, 86_400e6
 _REMEDY = "a row is: matmul,bf16,1x4096x8192x8192,738 (kind,dtype,extents,microseconds)"
 _EXTENTS = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
 _CAUSAL: Mapping[Any, bool] = {"": False, "false": False, "true": True, False: False, True: True}
@@ -218,6 +220,6 @@ def _time(value: Any) -> float:
         found = float(value) if isinstance(value, (str, int, float)) else math.nan
     except (ValueError, OverflowError):
         found = math.nan
-    if isinstance(value, bool) or not (0 < found < math.inf):
+    if isinstance(value, bool) or not _SHORTEST <= found < _LONGEST:
         raise ValueError(f"microseconds: expects a time such as 738, found {value!r:.40}")
     return found

@@ -1,0 +1,33 @@
+"""Ranges of values on the command line: `1..8` is `1,2,4,8`, and `x0.5..x2` is `x0.5,x1,x2`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+#: At most 18 digits before the point, so a range has at most 120 values.
+_NUMBER = r"(x?)([0-9]{1,18}(?:\.[0-9]{1,9})?)"
+_RANGE = re.compile(rf"{_NUMBER}\s*\.\.\s*{_NUMBER}")
+#: What holds of a range, for messages.
+RULE = "a range goes from A, above 0, up to B, and doubles: 1..8"
+
+
+def is_range(text: str) -> bool:
+    """Whether a text is two whole numbers, or two factors, with dots between them."""
+    found = _RANGE.fullmatch(text)
+    if found is None or found[1] != found[3]:
+        return False
+    return found[1] == "x" or "." not in found[2] + found[4]
+
+
+def values_of(text: str) -> Sequence[str]:
+    """The values of a range, as they would be written one by one; none if it breaks `RULE`."""
+    found = _RANGE.fullmatch(text)
+    assert found is not None, text
+    sign, value, last = found[1], Decimal(found[2]), Decimal(found[4])
+    values: list[str] = []
+    while 0 < value <= last:
+        values.append(f"{sign}{value.normalize():f}")
+        value *= 2
+    return values
