@@ -599,6 +599,26 @@ def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.Monke
     assert "error: interrupted before a strategy was found; " in found.err
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("search.run.listed", "error: interrupted while the points were listed"),
+        ("search.bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
+        ("search.extra.neighbours", "interrupted: 0 points may still be better"),
+    ],
+)
+def test_an_interrupt_before_or_behind_the_best_is_told(
+    place: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"stagec.driver.{place}", stop)
+    found = stagec(*SMALL)
+    assert told in found.out + found.err
+    assert ("[1] stagec compile" in found.out) == (found.code == 0)
+
+
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question is answered from the folder; another one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

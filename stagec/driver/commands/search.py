@@ -167,9 +167,12 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
         if first is None:
             found["nearest"] = nearest(answers)
         if first is not None and not first.interrupted:
-            found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
-            if given["sensitivity"]:
-                found["sensitivity"] = sensitivity(first, run)
+            try:
+                found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
+                if given["sensitivity"]:
+                    found["sensitivity"] = sensitivity(first, run)
+            except KeyboardInterrupt:  # the best are told, and not kept for another time
+                found["proven"] = False
     return found
 
 

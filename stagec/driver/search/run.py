@@ -24,6 +24,7 @@ from stagec.explore.space import Space
 from stagec.ir.module import BATCH
 from stagec.machines import Machine
 from stagec.serving.step import Step as ServingStep
+from stagec.support.diagnostics import error
 
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
@@ -105,11 +106,16 @@ Tell = Callable[[str], None]
 
 
 def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
-    """The best jobs. Interrupted, it says what is known so far."""
+    """The best jobs. Interrupted, it says what is known so far. Raises `DiagnosticError` if that is
+    nothing, not even how many points are legal."""
     began = time.monotonic()
     tell("listing the points")
     base = question.base.changed(ranks=question.ranks)
-    space = listed(question.space, base, question.sizes, question.layers.total)
+    try:
+        space = listed(question.space, base, question.sizes, question.layers.total)
+    except KeyboardInterrupt:
+        remedy = "let it run, or give a smaller space"
+        raise error("interrupted while the points were listed", remedy=remedy) from None
     answer = Answer(question, space, [])
     if len(space.jobs):
         _Searching(question, answer, run, at_a_time, tell).go()
@@ -142,7 +148,10 @@ class _Searching:
         answer.evaluated = search.tried - self._skipped
         if self._bounds is not None and search.best and not answer.interrupted:
             sizes = self._question.sizes
-            self._bounds.settle([*neighbours_of(self._jobs, search.best[0].number, sizes)])
+            try:
+                self._bounds.settle([*neighbours_of(self._jobs, search.best[0].number, sizes)])
+            except KeyboardInterrupt:
+                answer.interrupted = True
         if not answer.interrupted:
             better = "beaten" if self._question.pareto else _slower(self._question.objective)
             answer.cut[f"{better} by its bound"] += len(bounds) - search.tried - self._dropped
