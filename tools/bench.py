@@ -147,7 +147,7 @@ def _searched(name: str) -> dict[str, Any]:
         **{key: answer[key] for key in ("points", "legal", "evaluated")},
         "seconds": round(seconds, 2),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
-        "microseconds_a_bound": round(1e6 * answer["bound_seconds"] / max(1, answer["legal"]), 2),
+        "bounds_per_second": round(answer["legal"] / max(1e-9, answer["bound_seconds"])),
         "peak_mb": used.ru_maxrss // 1024,
     }
 
@@ -175,7 +175,12 @@ def _timed(name: str) -> dict[str, Any]:
         later.append(once())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     warm = round(1e3 * statistics.median(later), 1)
-    return {"first_seconds": round(first, 2), "warm_milliseconds": warm, "peak_mb": peak}
+    return {
+        "first_seconds": round(first, 2),
+        "warm_milliseconds": warm,
+        "evaluations_per_second": round(1e3 / warm),
+        "peak_mb": peak,
+    }
 
 
 def pipeline() -> dict[str, Any]:
