@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagec.api import Module, Operation, Value
-from stagec.ir.rewrite import carried
+from stagec.ir.trained import trained_values
 from stagec.ir_spec.ops.parts import Arrive
 
 
@@ -25,42 +25,10 @@ def idle_values(module: Module) -> frozenset[Value]:
         return frozenset()
     body = module.main.body
     ends = (op for op in body.walk() if isinstance(op.definition, Arrive) and op.flag("trained"))
-    found = _Trained(trained | {op.result for op in ends})
-    found.ops(body.ops)
+    found = trained_values(body, trained | {op.result for op in ends})
     values = [*body.args, *(v for op in body.walk() for v in _values(op))]
-    return frozenset(v for v in values if v not in found.values)
+    return frozenset(v for v in values if v not in found)
 
 
 def _values(op: Operation) -> Iterable[Value]:
     return (*op.results, *(op.region.args if op.region is not None else ()))
-
-
-class _Trained:
-    """The values in which a trained parameter has a part."""
-
-    def __init__(self, values: set[Value]) -> None:
-        self.values = values
-
-    def ops(self, ops: Iterable[Operation]) -> None:
-        """Add the results of these operations."""
-        for op in ops:
-            if op.region is not None:
-                self._region(op)
-            elif any(v in self.values for v in op.operands):
-                self.values.update(op.results)
-
-    def _region(self, op: Operation) -> None:
-        """Add what a region binds and yields; what it carries may be trained from the second
-        iteration on."""
-        body, count = op.body, carried(op)
-        self._pass(op.operands, body.args)
-        while True:
-            self.ops(body.ops)
-            before = len(self.values)
-            self._pass(body.terminator.operands[:count], body.args)
-            if len(self.values) == before:
-                break
-        self._pass(body.terminator.operands, op.results)
-
-    def _pass(self, given: Iterable[Value], taken: Iterable[Value]) -> None:
-        self.values.update(t for g, t in zip(given, taken, strict=False) if g in self.values)

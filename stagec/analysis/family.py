@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryMoments
-from stagec.analysis.model_flops import model_flops, step_flops, step_tokens
+from stagec.analysis.model_flops import ModelFlops, model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
 from stagec.ir.decisions import Decisions
 from stagec.ir.expr import Expr, UnboundError
@@ -32,7 +32,7 @@ class _Watch(Hooks):
     def __init__(self) -> None:
         self.decisions = Decisions()
         self.plans: MemoryMoments | None = None
-        self.forward: Expr | None = None
+        self.forward: ModelFlops | None = None
         self.tokens: Expr | None = None
 
     def before_pass(self, pass_: Pass, module: Module) -> None:

@@ -3,36 +3,81 @@
 Papers divide FLOPs by time and peak for the model FLOPs utilization (MFU, arXiv 2204.02311,
 appendix B; 2205.05198, section 5.3). Counted are matrix products and fused attention, attention
 under a causal mask at half, under other masks with the pairs that they leave; backward is twice
-forward, and nothing is computed again. Products of routers count: DeepSeek-V3 with multi-token
-prediction has 260.64 GFLOP a token at a sequence of 4,096, where Megatron-Core, which leaves them
-out, publishes 260.02. Attention that a text writes as products and a softmax counts with all its
-scores, as in arXiv 2104.04473, equation 3.
+forward, and nothing is computed again. Of a product with a frozen weight backward has the gradient
+of its other operand alone, and neither where nothing before it is trained; low-rank adapters
+themselves, less than a percent, do not count. Products of routers count: DeepSeek-V3 with multi-
+token prediction has 260.64 GFLOP a token at a sequence of 4,096, where Megatron-Core, which leaves
+them out, publishes 260.02. Attention that a text writes as products and a softmax counts with all
+its scores, as in arXiv 2104.04473, equation 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from stagec.ir.core import Operation, Region
+from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ZERO, Expr, const, total
 from stagec.ir.module import BATCH, Module
 from stagec.ir.opdef import factor_sizes
+from stagec.ir.trained import trained_values
 from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.adapters import LoraRule
+from stagec.sharding.strategy import read_strategy
 
-#: Forward, and backward at twice that.
-TRAINING = const(3)
-
-
-def model_flops(module: Module) -> Expr:
-    """FLOPs of forward by a module with types, of all ranks together: matrix products, and
-    attention with half of the pairs if it is causal, or those that another mask leaves."""
-    return total(_of_region(func.body) for func in module.functions)
+#: Gradients of a product: one for each operand.
+_BOTH = 2
+#: How many gradients of a product or of attention are needed.
+_Needed = Callable[[Operation], int]
 
 
-def step_flops(forward: Expr, graphs: Sequence[Operation]) -> Expr:
-    """Those of a step: with backward three times those of forward."""
+class ModelFlops(NamedTuple):
+    """FLOPs by the text of a model, of all ranks together: of forward, and of backward if it is
+    trained."""
+
+    forward: Expr
+    backward: Expr
+
+
+def model_flops(module: Module) -> ModelFlops:
+    """The FLOPs of a module with types: matrix products, and attention with half of the pairs if it
+    is causal, or those that another mask leaves."""
+    needed = _needed(module)
+    return _sum(_of_region(func.body, needed) for func in module.functions)
+
+
+def step_flops(found: ModelFlops, graphs: Sequence[Operation]) -> Expr:
+    """Those of a step, with backward if there is one."""
     trains = any(op.phase == "backward" for graph in graphs for op in graph.body.walk())
-    return forward * TRAINING if trains else forward
+    return found.forward + found.backward if trains else found.forward
+
+
+def _needed(module: Module) -> _Needed:
+    """Which gradients training needs: those of operands that are trained, or in which what is
+    trained has a part. Beside the parameters that `stg.lora` names there are adapters, which are
+    trained in place of all parameters."""
+    body, every = module.main.body, module.parameters()
+    names = read_strategy(module).one(LoraRule).targets
+    adapted = {p for p in every if any(p.is_called(name) for name in names)}
+    trained = adapted or set(module.trainable())
+    if not adapted and len(trained) == len(every):
+        return lambda _: _BOTH
+    values = trained_values(body, trained) - _bound(body, adapted)
+
+    def needed(op: Operation) -> int:
+        return min(_BOTH, sum(v in values for v in op.operands))
+
+    return needed
+
+
+def _bound(body: Region, given: set[Value]) -> set[Value]:
+    """These values, and what they are called in regions."""
+    found = set(given)
+    for op in body.walk():
+        if op.region is not None:
+            pairs = zip(op.operands, op.body.args, strict=False)
+            found.update(arg for value, arg in pairs if value in found)
+    return found
 
 
 def step_tokens(module: Module) -> Expr | None:
@@ -49,20 +94,30 @@ def _of_tokens(type_: TensorType) -> bool:
     return type_.rank == 2 and type_.dtype.startswith(("i", "u"))
 
 
-def _of_region(region: Region) -> Expr:
-    return total(_of(op) for op in region.ops if op.phase == "forward")
+def _sum(each: Iterable[ModelFlops]) -> ModelFlops:
+    some = [*each]
+    return ModelFlops(total(e.forward for e in some), total(e.backward for e in some))
 
 
-def _of(op: Operation) -> Expr:
+def _of_region(region: Region, needed: _Needed) -> ModelFlops:
+    return _sum(_of(op, needed) for op in region.ops if op.phase == "forward")
+
+
+def _of(op: Operation, needed: _Needed) -> ModelFlops:
     if op.region is not None:
+        inner = _of_region(op.region, needed)
         times = op.expr("count") if "count" in op.attrs else const(1)
-        return _of_region(op.region) * times
+        return ModelFlops(inner.forward * times, inner.backward * times)
     rule = op.definition.rule(op)
     if rule is None:
-        return ZERO
+        return _NOTHING
     n = factor_sizes(op, rule)
     products = op.definition.matmul_flops(op, n)
     kernel = op.definition.kernel(op, n)
     if kernel is None or kernel.kind != "attention":
-        return products
-    return products / 2 if kernel.causal else op.definition.flops(op, n)
+        return ModelFlops(products, products * const(needed(op)))
+    flops = products / 2 if kernel.causal else op.definition.flops(op, n)
+    return ModelFlops(flops, flops * const(_BOTH if needed(op) else 0))
+
+
+_NOTHING = ModelFlops(ZERO, ZERO)

@@ -19,7 +19,7 @@ from stagec.analysis.count import (
 )
 from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import staged_memory
-from stagec.analysis.model_flops import step_flops
+from stagec.analysis.model_flops import ModelFlops, step_flops
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Env, Expr, const, evaluate, expand, total
 from stagec.ir.kernel import EXTENTS
@@ -39,7 +39,7 @@ def analysis(
     *,
     symbolic: bool = False,
     worst: Mapping[int, Mapping[str, Any]] | None = None,
-    forward: Expr | None = None,
+    forward: ModelFlops | None = None,
 ) -> dict[str, Any]:
     """Counts per rank and training step of a lowered module; `worst` are the `worst_moments` of
     its plan, `forward` the `model_flops` of its text.

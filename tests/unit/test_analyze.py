@@ -420,6 +420,34 @@ def test_model_flops_of_inference_are_those_of_forward(tmp_path: Path) -> None:
     assert counted(str(path), "--set", "B=3")["model_flops"] == 2 * 3 * 4 * 4
 
 
+def test_model_flops_leave_out_the_gradients_of_frozen_matrices() -> None:
+    """So MFU is no more than HFU. Adapters do not count."""
+    job = ("llama3-8b", "--set", "B=1,S=4096,L=2")
+    every = "wq,wk,wv,wo,w_gate_up,w_down,head"
+    whole, found = counted(*job), counted(*job, "--lora", every)
+    embedding, scales = 128_256 * 4096, 5 * 4096
+    matrices = int(whole["parameters"]) - embedding - scales
+    assert whole["model_flops"] - found["model_flops"] == 2 * matrices * 4096
+
+
+@pytest.mark.parametrize(("roles", "products"), [("param param", 6), ("frozen param", 3)])
+def test_model_flops_of_what_nothing_trained_stands_before(
+    roles: str, products: int, tmp_path: Path
+) -> None:
+    """A frozen matrix before all that is trained has no gradient, nor has what it is applied to."""
+    one, two = roles.split()
+    path = tmp_path / "m.stg"
+    path.write_text(
+        "stg.module @m {\n  stg.symbols[B = 3, D = 4]\n"
+        f"  stg.func @f(%x: bf16[B, D], %v: bf16[D, D | {one}], %w: bf16[D, D | {two}],\n"
+        "      %t: bf16[B, D]) -> f32 {\n"
+        '    %y = stg.einsum["bd,de->be"](%x, %v)\n'
+        '    %z = stg.einsum["bd,de->be"](%y, %w)\n'
+        "    %loss = stg.mse[mean = B*D](%z, %t)\n    stg.return(%loss)\n  }\n}\n"
+    )
+    assert counted(str(path))["model_flops"] == products * 2 * 3 * 4 * 4
+
+
 def counted(*words: str) -> dict[str, Any]:
     """What `stagec analyze --json` prints."""
     ran = stagec("analyze", *words, "--json")

@@ -34,8 +34,8 @@ from stagec.formats.registry import BUILTIN
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
+    from stagec.analysis.model_flops import ModelFlops
     from stagec.formats.base import Format
-    from stagec.ir.expr import Expr
     from stagec.ir.module import Module
     from stagec.job.emit import Annotate, Job
     from stagec.job.writer import Written
@@ -212,7 +212,7 @@ def _lower(
     return builder.lower(watching=[*watching, plans]), plans.needed("--memory-events").annotate
 
 
-def _step_flops(forward: Expr | None, module: Module) -> int | None:
+def _step_flops(forward: ModelFlops | None, module: Module) -> int | None:
     """FLOPs of a step by the model's text, of all ranks."""
     from stagec.analysis.model_flops import step_flops
     from stagec.ir.expr import evaluate

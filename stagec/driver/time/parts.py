@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
@@ -20,10 +20,13 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.time.files import draws
 from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import report_of, served
-from stagec.ir.expr import Expr, const, evaluate
+from stagec.ir.expr import const, evaluate
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import STATED, Hooks
 from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.analysis.model_flops import ModelFlops
 
 
 def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted) -> int:
@@ -78,7 +81,13 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
     return 0
 
 
-def _sum(models: Mapping[str, tuple[Expr | None, Module]]) -> Expr | None:
+def _sum(models: Mapping[str, tuple[ModelFlops | None, Module]]) -> ModelFlops | None:
     """The FLOPs of several models, each in the sizes of its own module; None if one is open."""
-    found = [None if flops is None else evaluate(flops, m.env) for flops, m in models.values()]
-    return None if None in found else const(sum(n for n in found if n is not None))
+    from stagec.analysis.model_flops import ModelFlops
+
+    sums = [0, 0]
+    for found, module in models.values():
+        if found is None:
+            return None
+        sums = [n + evaluate(part, module.env) for n, part in zip(sums, found, strict=True)]
+    return ModelFlops(*map(const, sums))

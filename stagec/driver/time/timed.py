@@ -14,6 +14,7 @@ from stagec.pipeline.instrument import PLAN, STATED
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
+    from stagec.analysis.model_flops import ModelFlops
     from stagec.analysis.time_report import TimeReport
     from stagec.driver.request.accepted import Accepted
     from stagec.ir.expr import Expr
@@ -83,7 +84,7 @@ def report_of(
     issued: IssuedStep,
     machine: Machine,
     *,
-    forward: Expr | None,
+    forward: ModelFlops | None,
     tokens: Expr | None,
     overlap: bool = True,
     levers: bool | None = None,

@@ -1,0 +1,46 @@
+"""Which values a trained parameter has a part in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.rewrite import carried
+
+
+def trained_values(body: Region, trained: Iterable[Value]) -> set[Value]:
+    """The values of a body in which these have a part, themselves included."""
+    found = _Trained({*trained})
+    found.ops(body.ops)
+    return found.values
+
+
+class _Trained:
+    """The values in which a trained parameter has a part."""
+
+    def __init__(self, values: set[Value]) -> None:
+        self.values = values
+
+    def ops(self, ops: Iterable[Operation]) -> None:
+        """Add the results of these operations."""
+        for op in ops:
+            if op.region is not None:
+                self._region(op)
+            elif any(v in self.values for v in op.operands):
+                self.values.update(op.results)
+
+    def _region(self, op: Operation) -> None:
+        """Add what a region binds and yields; what it carries may be trained from the second
+        iteration on."""
+        body, count = op.body, carried(op)
+        self._pass(op.operands, body.args)
+        while True:
+            self.ops(body.ops)
+            before = len(self.values)
+            self._pass(body.terminator.operands[:count], body.args)
+            if len(self.values) == before:
+                break
+        self._pass(body.terminator.operands, op.results)
+
+    def _pass(self, given: Iterable[Value], taken: Iterable[Value]) -> None:
+        self.values.update(t for g, t in zip(given, taken, strict=False) if g in self.values)
