@@ -53,7 +53,7 @@ _WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more
 #: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
 #: as good as it gets: the second where whole gradients or parameters of a layer are there for a
 #: time.
-_CLOSE = 0.9, 0.5
+_CLOSE, _CLOSE_WITH_WHOLE = 0.9, 0.5
 #: The job is the same as one before it.
 SAME = -1.0
 #: A probe of a job: what it is about, and the number of the job.
@@ -158,8 +158,8 @@ class JobBounds:
             case 2:
                 return self._is_piped(number) or self._jobs[number].zero >= 2
             case 3:
-                close = _CLOSE[self._jobs[number].zero >= 2] * self._room
-                return self._is_piped(number) and self.held[number] >= close
+                close = _CLOSE_WITH_WHOLE if self._jobs[number].zero >= 2 else _CLOSE
+                return self._is_piped(number) and bool(self.held[number] >= close * self._room)
             case _:
                 return False
 
