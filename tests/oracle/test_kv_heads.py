@@ -19,6 +19,7 @@ from stagec.ir.opdef import Array
 from stagec.sharding.assignment import distribute
 from tests.support import (
     LLAMA,
+    LONG,
     PLACE,
     STEP,
     analyse,
@@ -141,6 +142,7 @@ def test_a_remark_says_so() -> None:
     assert "remark" not in stagec("analyze", LLAMA, "--tp", "8").err
 
 
+@LONG
 def test_numbers_are_checked_around_every_pass() -> None:
     sizes = ("--tp", "4", "--set", "L=1,G=2")
     ran = stagec("compile", LLAMA, *sizes, "--check-numerics", "--dry-run")

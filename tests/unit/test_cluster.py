@@ -24,7 +24,7 @@ from stagec.job.emit import Job, make_job, write_job
 from stagec.job.remote import written_by
 from stagec.job.writer import Emission
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import LLAMA, stagec, tiny_options, tries
+from tests.support import LLAMA, LONG, stagec, tiny_options, tries
 
 dask: Any = pytest.importorskip("dask")
 distributed: Any = pytest.importorskip("distributed")
@@ -129,6 +129,7 @@ def write_on(address: str, directory: Path, progress: Callable[[int, int], None]
         write_job(made, directory, {}, Emission(progress=progress, elsewhere=elsewhere))
 
 
+@LONG
 def test_the_loss_of_workers_in_mid_run_changes_nothing(tmp_path: Path) -> None:
     write_job(job(), tmp_path / "expected", {})
     lost: list[int] = []
@@ -237,6 +238,7 @@ def test_a_worker_of_another_version_says_so(local: Any, monkeypatch: pytest.Mon
 # -- SLURM: dask-jobqueue makes the cluster, so here is something in its place
 
 
+@LONG
 def test_a_cluster_of_slurm_jobs_is_asked_for_by_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import LLAMA, TINY
+from tests.support import LLAMA, LONG, TINY
 from tools.compare_astra import JOBS, MACHINE, compared
 
 TOLERANCE = 0.03
@@ -36,6 +36,7 @@ def test_the_last_rank_is_compared(tmp_path: Path) -> None:
     assert found.difference == pytest.approx(found.ours / 90 - 1)
 
 
+@LONG
 def test_a_rank_that_does_not_end_is_told(tmp_path: Path) -> None:
     end = "sys[0] finished, 70 cycles, exposed communication 2 cycles."
     program = stand_in(tmp_path, end)

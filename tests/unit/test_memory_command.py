@@ -23,7 +23,7 @@ from stagec.memory.buffers import Buffer
 from stagec.memory.step import turns
 from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.registry import SCHEDULES
-from tests.support import analyse, crossed, parse_expr, stagec
+from tests.support import LONG, analyse, crossed, parse_expr, stagec
 
 SMALL = ("llama3-8b", "--set", "L=4", "--tp", "2", "--pp", "2")
 OPTIONS: dict[str, Any] = {"sizes": {"L": 4}, "tp": 2, "pp": 2}
@@ -136,6 +136,7 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
     assert re.search(r"^\d+ of [\d,]+ combinations of up to 3 changes were compiled", ran.err, re.M)
 
 
+@LONG
 @pytest.mark.parametrize(
     ("words", "limit"),
     [

@@ -41,7 +41,7 @@ from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.report import run_schedule
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import EXHAUSTIVE, examples, stagec, tries
+from tests.support import EXHAUSTIVE, LONG, examples, stagec, tries
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
 
 SMALL = (
@@ -174,6 +174,7 @@ def test_the_best_are_those_of_all_points(number: int) -> None:
     _is_answered(asked(model, sizes, ranks, machine, **knobs))
 
 
+@LONG
 @pytest.mark.distinct
 def test_models_whose_layers_are_no_symbol_have_bounds_too() -> None:
     """T5 has two stacks, and neither is the number L of layers that are many."""
@@ -263,6 +264,7 @@ def test_bounds_of_pipelines_that_exchange_are_close(
     assert share * step <= _settled(found)[0][0] <= step
 
 
+@LONG
 @pytest.mark.distinct
 @pytest.mark.parametrize(
     ("model", "more", "share"),
@@ -472,6 +474,7 @@ def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
     assert stagec("check", folder).code == 0
 
 
+@LONG
 def test_neighbours_are_told_without_being_evaluated() -> None:
     """Their bounds are below what they take; what is the same job is told as such."""
     few = ("--pp", "1", "--zero", "3", "--tp", "1,2,4,8", "--top", "1")

@@ -17,7 +17,7 @@ from stagec.driver.search.jobs import Evaluated
 from stagec.driver.search.question import questions
 from stagec.driver.search.run import Answer, Question
 from stagec.driver.search.space import KNOBS
-from tests.support import EXHAUSTIVE, stagec
+from tests.support import EXHAUSTIVE, LONG, stagec
 from tests.unit.test_search import NOT_GIVEN, answer_of
 
 Given = Mapping[str, Any]
@@ -163,6 +163,7 @@ def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:
     assert "Traceback" not in ran.err
 
 
+@LONG
 def test_positions_are_warned_of_once() -> None:
     words = ("--serve", "decode", "--context", "9000", "--batch", "8,16", "--tp", "8", "--pp", "1")
     ran = stagec(*WORDS, *words, *QUIET)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
-from tests.support import Outcome, stagec
+from tests.support import LONG, Outcome, stagec
 from tests.unit.test_time_pods import slow_network
 
 #: Llama-3 8B, bf16: bytes of weights that a step of decode reads (all but the embedding), and
@@ -122,6 +122,7 @@ def test_two_pods(tmp_path: Path) -> None:
     assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
+@LONG
 @pytest.mark.parametrize(
     ("prefill", "decode", "sequences"),
     [("tp=2", "tp=4,dp=2", 1), ("dp=2", "pp=2,microbatches=4", 2), ("tp=2", "tp=2,dp=2,ep=2", 1)],

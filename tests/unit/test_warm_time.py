@@ -20,7 +20,7 @@ from stagec.program.classes import rank_classes
 from stagec.time.clock.replay import ClassReplay, replay
 from stagec.time.clock.replayed import PAYS, Replayed
 from stagec.time.step import StepTime
-from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, MIXTRAL, stagec
+from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, LONG, MIXTRAL, stagec
 
 #: A job, and values of it that differ in sizes and degrees.
 GRIDS: Mapping[str, tuple[str, dict[str, Any], dict[str, tuple[Any, ...]]]] = {
@@ -145,6 +145,7 @@ def test_of_classes_that_end_together_one_is_replayed() -> None:
     assert asked == [2]
 
 
+@LONG
 def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where programs are long, few are kept: a search does not fill the memory."""
     kept: dict[Any, Compiles] = {}
@@ -163,6 +164,7 @@ def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPa
     assert list(kept)[:-1] == [one]
 
 
+@LONG
 def test_compiles_are_counted_not_structures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that are not decided alike are compiled each, and each takes memory."""
     kept: dict[Any, Compiles] = {}
