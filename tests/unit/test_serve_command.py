@@ -169,6 +169,7 @@ def test_prompts_in_chunks_are_handed_over_with_the_last_one() -> None:
         (("--batch", "4"), "goes over batches"),
         (("--tpot", "30"), "expects a time such as 30ms"),
         (("--batches", "0"), "expects batches such as"),
+        (("--batches", "9" * 5000), "expects batches such as"),
         (("--tp", "3"), ""),
         (("--set", "D=65536,F=229376"), "no batch fits the machine"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -47,6 +48,7 @@ Found = TypeVar("Found")
 
 SCHEMA = 1
 _LARGEST = 1 << 16
+_BATCH = re.compile("0*[1-9][0-9]{0,5}")
 
 
 class Batches(click.ParamType[tuple[int, ...]]):
@@ -60,9 +62,7 @@ class Batches(click.ParamType[tuple[int, ...]]):
         """The batches, in order."""
         given = [p.strip() for p in str(value).split(",")]
         parts = [t for p in given for t in (values_of(p) if is_range(p) else (p,))]
-        if not parts or not all(
-            p.isascii() and p.isdigit() and 0 < int(p) <= _LARGEST for p in parts
-        ):
+        if not parts or not all(_BATCH.fullmatch(p) and int(p) <= _LARGEST for p in parts):
             self.fail(f"expects batches such as 1,8,64 or 1..64, found '{value}'", param, ctx)
         return tuple(sorted({int(p) for p in parts}))
 
