@@ -29,7 +29,7 @@ from stagec.driver.search.jobs import Evaluated, Probes, work
 from stagec.driver.search.probes import Probe
 from stagec.driver.search.question import questions
 from stagec.driver.search.run import Answer, Question, search
-from stagec.driver.search.space import KNOBS, default_space, listed
+from stagec.driver.search.space import KNOBS, Listed, default_space, listed
 from stagec.driver.search.table import command_of
 from stagec.explore.bounds import Floats, Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
@@ -620,6 +620,23 @@ def test_an_interrupt_before_or_behind_the_best_is_told(
     found = stagec(*SMALL)
     assert told in found.out + found.err
     assert ("[1] stagec compile" in found.out) == (found.code == 0)
+
+
+def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points of 16 ranks are being listed when it comes: the best of 8 ranks are told."""
+    asked: list[object] = []
+
+    def once(*given: Any) -> Listed:
+        asked.append(given)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return listed(*given)
+
+    monkeypatch.setattr("stagec.driver.search.run.listed", once)
+    found = stagec(*(w if w != "8" else "8,16" for w in SMALL))
+    assert found.code == 0, found.err
+    assert "interrupted: 0 points may still be better" in found.out
+    assert "[1] stagec compile" in found.out
 
 
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: What other commands have of the same name is something else.
 _PLACES = {"batch": Section.DATA, "pareto": None, "as_csv": None}
+#: The remedy where an interrupt leaves nothing to tell.
+_LESS = "let it run, or give a smaller space"
 _OPTIONS = (
     click.argument("model", required=False, default=""),
     SIZES,
@@ -159,7 +161,13 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
     answers: list[Answer] = []
     with _crew(given) as (run, at_a_time), _line() as tell:
         for question in asked:
-            answers.append(search(question, run, at_a_time, tell))
+            try:
+                answers.append(search(question, run, at_a_time, tell))
+            except KeyboardInterrupt:
+                if not answers:
+                    told = "interrupted while the points were listed"
+                    raise error(told, remedy=_LESS) from None
+                answers[-1].interrupted = True
             if answers[-1].interrupted:
                 break
         found = as_json(answers)
@@ -183,7 +191,7 @@ def _nothing(found: Mapping[str, Any], *, serves: bool) -> DiagnosticError:
     if not found["proven"]:
         return error(
             f"interrupted before a strategy was found; {found['left']} points are left",
-            remedy="let it run, or give a smaller space",
+            remedy=_LESS,
         )
     near = found["nearest"]
     if near is None:

@@ -24,7 +24,6 @@ from stagec.explore.space import Space
 from stagec.ir.module import BATCH
 from stagec.machines import Machine
 from stagec.serving.step import Step as ServingStep
-from stagec.support.diagnostics import error
 
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
@@ -106,16 +105,12 @@ Tell = Callable[[str], None]
 
 
 def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
-    """The best jobs. Interrupted, it says what is known so far. Raises `DiagnosticError` if that is
-    nothing, not even how many points are legal."""
+    """The best jobs. Interrupted, it says what is known so far; before the points are listed that
+    is nothing."""
     began = time.monotonic()
     tell("listing the points")
     base = question.base.changed(ranks=question.ranks)
-    try:
-        space = listed(question.space, base, question.sizes, question.layers.total)
-    except KeyboardInterrupt:
-        remedy = "let it run, or give a smaller space"
-        raise error("interrupted while the points were listed", remedy=remedy) from None
+    space = listed(question.space, base, question.sizes, question.layers.total)
     answer = Answer(question, space, [])
     if len(space.jobs):
         _Searching(question, answer, run, at_a_time, tell).go()
