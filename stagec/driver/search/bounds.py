@@ -59,6 +59,8 @@ SAME = -1.0
 #: A probe of a job: what it is about, and the number of the job.
 _Named: TypeAlias = tuple[str, int, Asked]
 _Found: TypeAlias = Mapping[tuple[str, int], Probe]
+_Ask: TypeAlias = Callable[[int], Iterator[_Named]]
+_Take: TypeAlias = Callable[[Sequence[int], _Found], None]
 
 
 class JobBounds:
@@ -136,16 +138,19 @@ class JobBounds:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
         new = [n for n in numbers if self.held[n] != SAME and self._has_better(n)]
-        steps = [[n for n in new if self._stage[n] == stage] for stage in range(len(self._asks))]
+        steps = [
+            (ask, take, [n for n in new if self._stage[n] == stage])
+            for stage, (ask, take) in enumerate(self._steps)
+        ]
         asked = {
             (what, n): probe
-            for asks, mine in zip(self._asks, steps, strict=True)
+            for ask, _, mine in steps
             for number in mine
-            for what, n, probe in asks(number)
+            for what, n, probe in ask(number)
         }
         found = dict(zip(asked, self._probing([*asked.values()]), strict=True))
-        for takes, mine in zip(self._takes, steps, strict=True):
-            takes(mine, found)
+        for _, take, mine in steps:
+            take(mine, found)
         for number in new:
             self._stage[number] += 1
         return new
@@ -218,14 +223,14 @@ class JobBounds:
             self.held[number] = max(self.held[number], SLACK * held)
 
     @property
-    def _asks(self) -> Sequence[Callable[[int], Iterator[_Named]]]:
-        """The probes of each step."""
-        return self._ask_state, self._ask_work, self._ask_exchanged, self._ask_stages
-
-    @property
-    def _takes(self) -> Sequence[Callable[[Sequence[int], _Found], None]]:
-        """What follows from the probes of each step."""
-        return self._take_state, self._take_work, self._take_exchanged, self._take_stages
+    def _steps(self) -> Sequence[tuple[_Ask, _Take]]:
+        """The probes of each step of a job, and what follows from them."""
+        return (
+            (self._ask_state, self._take_state),
+            (self._ask_work, self._take_work),
+            (self._ask_exchanged, self._take_exchanged),
+            (self._ask_stages, self._take_stages),
+        )
 
     def _follow(self, number: int, other: ActionTimes | None, tail: float) -> None:
         """A better bound of a pipeline, by its actions one after the other."""
