@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagec.ir.core import Value
 from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
 
 
@@ -34,6 +35,10 @@ class LoraRule(Record):
         flag=Flag("lora_rank", "The rank of the adapters.", needs=("lora",), numerics=True),
     )
     alpha: int = parameter("int", "the adapters' results are times alpha / rank (0: times 1)")
+
+    def adapts(self, param: Value) -> bool:
+        """Whether a parameter gets adapters."""
+        return any(param.is_called(name) for name in self.targets)
 
 
 class LoraOp(Statement):

@@ -115,7 +115,7 @@ def add_lora(module: Module, rule: LoraRule) -> None:
     for param in params:
         param.type = replace(param.tensor, role="frozen")
     for param in params:
-        if any(param.is_called(name) for name in rule.targets):
+        if rule.adapts(param):
             _Adapter(module, rule, param).add()
 
 

@@ -57,8 +57,7 @@ def _needed(module: Module) -> _Needed:
     trained has a part. Beside the parameters that `stg.lora` names there are adapters, which are
     trained in place of all parameters."""
     body, every = module.main.body, module.parameters()
-    names = read_strategy(module).one(LoraRule).targets
-    adapted = {p for p in every if any(p.is_called(name) for name in names)}
+    adapted = {*filter(read_strategy(module).one(LoraRule).adapts, every)}
     trained = adapted or set(module.trainable())
     if not adapted and len(trained) == len(every):
         return lambda _: _BOTH
