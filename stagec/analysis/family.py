@@ -26,13 +26,13 @@ from stagec.time.step import Issued
 
 
 class _Watch(Hooks):
-    """Watches what passes read, and looks at the forward computation and at the plan of memory
+    """Watches what passes read, and looks at the FLOPs of the model and at the plan of memory
     before they are lowered away."""
 
     def __init__(self) -> None:
         self.decisions = Decisions()
         self.plans: MemoryMoments | None = None
-        self.forward: ModelFlops | None = None
+        self.flops: ModelFlops | None = None
         self.tokens: Expr | None = None
 
     def before_pass(self, pass_: Pass, module: Module) -> None:
@@ -43,7 +43,7 @@ class _Watch(Hooks):
         if pass_.name == PLAN:
             self.plans = MemoryMoments(module, self.decisions)
         elif pass_.name in STATED:
-            self.forward, self.tokens = model_flops(module), step_tokens(module)
+            self.flops, self.tokens = model_flops(module), step_tokens(module)
 
 
 #: Programs that are kept of one compile: they hold the nodes of all classes.
@@ -141,7 +141,7 @@ class Compiled:
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans, self.tokens = module, watch.plans, watch.tokens
-        flops = None if watch.forward is None else step_flops(watch.forward, module.graphs)
+        flops = None if watch.flops is None else step_flops(watch.flops, module.graphs)
         self.model_flops = flops
         self._issued: list[Issued] = []
 

@@ -39,10 +39,10 @@ def analysis(
     *,
     symbolic: bool = False,
     worst: Mapping[int, Mapping[str, Any]] | None = None,
-    forward: ModelFlops | None = None,
+    flops: ModelFlops | None = None,
 ) -> dict[str, Any]:
     """Counts per rank and training step of a lowered module; `worst` are the `worst_moments` of
-    its plan, `forward` the `model_flops` of its text.
+    its plan, `flops` the `model_flops` of its text.
 
     With `symbolic` every number is the text of an expression. Raises `DiagnosticError` if a size is
     open otherwise.
@@ -68,7 +68,7 @@ def analysis(
         "mesh": axes,
         "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
         "trainable_parameters": show(trainable if isinstance(trainable, Expr) else ZERO),
-        "model_flops": None if forward is None else show(step_flops(forward, graphs)),
+        "model_flops": None if flops is None else show(step_flops(flops, graphs)),
         "matmul_flops": {phase: summed(flops) for phase, flops in products.items()},
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
     }

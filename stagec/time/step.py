@@ -281,7 +281,8 @@ class StepTime:
     def slowest(self) -> ClassReplay:
         """The class that ends last; of several, the one that computes longest."""
         classes, ends = self.classes, self.classes.ends
-        last = [i for i, end in enumerate(ends) if end == max(ends)]
+        latest = max(ends)
+        last = [i for i, end in enumerate(ends) if end == latest]
         return classes.alone(max(last, key=classes.computing))
 
     def parts(self, each: ClassReplay) -> dict[Part, int]:

@@ -79,16 +79,16 @@ def command(**given: Any) -> int:
     from stagec.analysis.model_flops import model_flops
     from stagec.analysis.report import analysis
 
-    worst, forward = Planned(worst_moments), Planned(model_flops, *STATED)
+    worst, flops = Planned(worst_moments), Planned(model_flops, *STATED)
     kept = Planned(lambda m: serving_figures(m, builder, limit, machine, symbolic=symbolic))
-    watching: list[Hooks] = [worst, forward, *([kept] if builder.serving is not None else [])]
+    watching: list[Hooks] = [worst, flops, *([kept] if builder.serving is not None else [])]
     module = builder.lower(watching=watching)
     result = analysis(
         module,
         builder.model_name,
         symbolic=symbolic,
         worst=worst.found or {},
-        forward=forward.found,
+        flops=flops.found,
     )
     if kept.found is not None:
         from stagec.analysis.op_bounds import op_bounds

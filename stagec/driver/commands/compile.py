@@ -145,8 +145,8 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
     if output is not None and not given["dry_run"]:
         check_targets(formats, output, given)
-    forward = Planned(model_flops, *STATED)
-    watching = [forward] if any(each.wants_flops for each in formats) else []
+    flops = Planned(model_flops, *STATED)
+    watching = [flops] if any(each.wants_flops for each in formats) else []
     module, annotate = _lower(builder, watching, memory_events=events)
     from stagec.analysis.report import analysis
 
@@ -155,7 +155,7 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
     written: list[Written] = []
     if not given["dry_run"]:
         job = _job(builder, given, durations, annotate, formats[0])
-        job = replace(job, flops=_step_flops(forward.found, module))
+        job = replace(job, flops=_step_flops(flops.found, module))
         about = provenance(builder, strategy, given)
         if output is not None:
             written = write_formats(
@@ -212,12 +212,12 @@ def _lower(
     return builder.lower(watching=[*watching, plans]), plans.needed("--memory-events").annotate
 
 
-def _step_flops(forward: ModelFlops | None, module: Module) -> int | None:
+def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
     """FLOPs of a step by the model's text, of all ranks."""
     from stagec.analysis.model_flops import step_flops
     from stagec.ir.expr import evaluate
 
-    return None if forward is None else evaluate(step_flops(forward, module.graphs), module.env)
+    return None if flops is None else evaluate(step_flops(flops, module.graphs), module.env)
 
 
 def _durations(given: Mapping[str, Any]) -> Durations | None:

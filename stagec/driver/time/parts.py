@@ -48,8 +48,8 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
     names = pod_names(options)
     first, tokens = names[0], Planned(step_tokens, *STATED)
     models = names if options.draft is not None else names[:1]  # parts have one model
-    forward = {pod: Planned(model_flops, *STATED) for pod in models}
-    watching: dict[str, list[Hooks]] = {pod: [each] for pod, each in forward.items()}
+    flops = {pod: Planned(model_flops, *STATED) for pod in models}
+    watching: dict[str, list[Hooks]] = {pod: [each] for pod, each in flops.items()}
     watching[first].append(tokens)
     pods = lower_pods(options, watching)
     issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
@@ -58,7 +58,7 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
         pods.modules[first],
         IssuedPods(issued, pods.far),
         machine,
-        forward=_sum({pod: (each.found, pods.modules[pod]) for pod, each in forward.items()}),
+        flops=_sum({pod: (each.found, pods.modules[pod]) for pod, each in flops.items()}),
         tokens=tokens.found,
         overlap=given["overlap"],
         levers=given["levers"],

@@ -105,9 +105,9 @@ def pods_time(
     on = captured(machine) if given["graphs"] else machine
     measured = measurements(given["measured"], given["kernels_from"], machine)
     how: dict[str, Any] = {"overlap": given["overlap"], "measured": measured}
-    forward = {pod: Planned(model_flops, *STATED) for pod in PODS}
+    flops = {pod: Planned(model_flops, *STATED) for pod in PODS}
     tokens = {pod: Planned(step_tokens, *STATED) for pod in PODS}
-    pods = lower_pods(options, {pod: [forward[pod], tokens[pod]] for pod in PODS})
+    pods = lower_pods(options, {pod: [flops[pod], tokens[pod]] for pod in PODS})
     each = {pod: Issued.of(module) for pod, module in pods.modules.items()}
     first = {pod: part for pod, part in each.items() if pod != DECODE}
     prefill = IssuedPods(first, pods.far) if options.part else each[PREFILL]
@@ -118,7 +118,7 @@ def pods_time(
             pods.modules[pod],
             issued[pod],
             on,
-            forward=forward[pod].found,
+            flops=flops[pod].found,
             tokens=tokens[pod].found,
             levers=given["levers"],
             **how,

@@ -55,12 +55,12 @@ def time_job(
     from stagec.time.step import Issued
 
     builder = JobBuilder(options)
-    forward, tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
+    flops, tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
     plans = _event_plans() if memory else None
     module = (
-        builder.lower(watching=[forward, tokens], without={PLAN})
+        builder.lower(watching=[flops, tokens], without={PLAN})
         if plans is None
-        else builder.lower(watching=[forward, tokens, plans])
+        else builder.lower(watching=[flops, tokens, plans])
     )
     issued = Issued.of(module)
     report = report_of(
@@ -68,7 +68,7 @@ def time_job(
         module,
         issued,
         machine,
-        forward=forward.found,
+        flops=flops.found,
         tokens=tokens.found,
         overlap=overlap,
         levers=levers,
@@ -84,24 +84,23 @@ def report_of(
     issued: IssuedStep,
     machine: Machine,
     *,
-    forward: ModelFlops | None,
+    flops: ModelFlops | None,
     tokens: Expr | None,
     overlap: bool = True,
     levers: bool | None = None,
     measured: Measurements | None = None,
 ) -> TimeReport:
-    """The time of a lowered module's step, whose forward and tokens were counted before. Raises
+    """The time of a lowered module's step, whose FLOPs and tokens were counted before. Raises
     `DiagnosticError`."""
     from stagec.analysis.model_flops import step_flops
     from stagec.analysis.time_report import time_report
 
-    flops = None if forward is None else step_flops(forward, module.graphs)
     report = time_report(
         name,
         issued,
         machine,
         module.env,
-        model_flops=flops,
+        model_flops=None if flops is None else step_flops(flops, module.graphs),
         tokens=tokens,
         overlap=overlap,
         levers=levers,
