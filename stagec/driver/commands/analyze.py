@@ -98,7 +98,7 @@ def command(**given: Any) -> int:
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
     else:
-        from stagec.driver.output.tables import print_analysis
+        from stagec.driver.output.analysis_table import print_analysis
 
         table = StringIO()
         print_analysis(result, table if given["output"] else sys.stdout)

@@ -164,7 +164,7 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
         if archive is not None:
             write_one_archive(job, archive, about, quiet=given["quiet"])
     if not given["quiet"]:
-        from stagec.driver.output.tables import print_analysis
+        from stagec.driver.output.analysis_table import print_analysis
 
         print_analysis(result, sys.stdout)
         if output is not None and written:

@@ -91,7 +91,7 @@ def _print(result: dict[str, Any], given: dict[str, Any]) -> None:
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
         return
-    from stagec.driver.output.tables import print_footprint
+    from stagec.driver.output.analysis_table import print_footprint
 
     text = io.StringIO()
     print_footprint(result, text if given["output"] else sys.stdout)

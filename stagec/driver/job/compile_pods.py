@@ -202,7 +202,8 @@ def _sent(pod: Mapping[str, Any], to: str) -> HandedOver:
 
 
 def _print(result: Mapping[str, Any], out: TextIO) -> None:
-    from stagec.driver.output.tables import bytes_text, print_analysis
+    from stagec.driver.output.analysis_table import print_analysis
+    from stagec.driver.output.tables import bytes_text
 
     for found in result["pods"].values():
         print_analysis(found, out)

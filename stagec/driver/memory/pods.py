@@ -25,7 +25,7 @@ def memory_of_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
     """`memory` of several pods: 1 if a rank of one holds more than the limit. Raises
     `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
-    from stagec.driver.output.tables import print_footprint
+    from stagec.driver.output.analysis_table import print_footprint
 
     if options.print_strategy:
         write_output(strategies(options), given["output"])
