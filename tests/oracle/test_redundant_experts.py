@@ -119,7 +119,7 @@ def test_a_text_of_training_cannot_have_copies(tmp_path: Path) -> None:
 
 
 def test_passes_after_it_keep_what_a_step_computes() -> None:
-    words = ("mixtral-8x7b", "--set", "L=2", "--serve", "decode", "--context", "4", "--batch", "24")
+    words = ("mixtral-8x7b", "--set", "L=1", "--serve", "decode", "--context", "4", "--batch", "8")
     split = ("--dp", "2", "--ep", "2", "--redundant-experts", "4", "--check-numerics")
     ran = stagec("analyze", *words, *split)
     assert ran.code == 0, ran.err

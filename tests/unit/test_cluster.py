@@ -150,6 +150,7 @@ def test_the_loss_of_workers_in_mid_run_changes_nothing(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == content(tmp_path / "expected")
 
 
+@LONG
 def test_a_scheduler_that_is_lost_leaves_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_scheduler_that_is_lost_leaves_what_is_written(
     assert "--resume" in str(caught.value.diagnostics[0].remedy)
 
 
+@LONG
 def test_a_cluster_analyzes_what_processes_here_analyze(local: Any) -> None:
     swept = ["analyze", LLAMA, "--set", "L=4", "--json", "--sweep", "tp=1,2,3,4"]
     ran = stagec(*swept, "--scheduler", local.scheduler_address)

@@ -633,7 +633,8 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
         return listed(*given)
 
     monkeypatch.setattr("stagec.driver.search.run.listed", once)
-    found = stagec(*(w if w != "8" else "8,16" for w in SMALL))
+    one = ("--tp", "2", "--pp", "1", "--cp", "1", "--zero", "0", "--recompute", "none")
+    found = stagec(*SMALL, "--ranks", "2,4", *one, "--microbatch-size", "1")
     assert found.code == 0, found.err
     assert "interrupted: 0 points may still be better" in found.out
     assert "[1] stagec compile" in found.out
