@@ -10,7 +10,8 @@ grid is fitted on, the others are left out (a checkerboard: interpolation); a se
 all products of training, those with m, n and k of 1,024 and more (extrapolation by size); kinds
 that are in no fit are predicted (decoding, latent attention: extrapolation by kind). The loss is
 the mean error of the logarithm, at most 1 a row, so that ill rows count but do not rule; no row is
-dropped but heads of more than 256 elements, for which frameworks take slower kernels of Triton.
+dropped but heads of more than 256 elements, and slower kernels of Triton, which frameworks take
+where libraries have none.
 """
 
 from __future__ import annotations
@@ -45,17 +46,20 @@ from stagec.time.fit.kernels import (
     fit,
     fit_memory,
     memory_rows,
-    moved,
     product_rows,
     with_constants,
 )
 from stagec.time.measured.aiconfigurator import FOLDERS, read_tables
 from stagec.time.measured.tables import Measured, Table, consensus
 
-#: What these tables hold beside kernels: what a prefill copies into a cache, in parts of what it
-#: moves, and seconds of what quantizes beside products of fewer bits, more than its kernels alone.
-COPIED = {"copied": (0.0, 3.0)}
+#: What these tables hold beside kernels: keys and values that a prefill copies into a cache, as so
+#: many times the bytes of reading and writing them once; queries that are quantized before it,
+#: likewise; and seconds of what quantizes, more than its kernels alone.
+COPIED = {"copied": (0.0, 4.0)}
+QUANTIZED = {"quantized": (0.0, 4.0)}
 QUANTIZING = {"quantizing": (0.0, 12e-6)}
+#: Blocks of attention that are tried: queries, and whether heads that share keys are packed.
+BLOCKS = [(queries, packed) for queries in (128, 256) for packed in (False, True)]
 #: Whose kernels are fitted where frameworks take different ones: FlashAttention, where there is
 #: one; cuBLASLt, not the CUTLASS kernels of servers, for narrow types; one kernel that quantizes.
 ATTENTION = {"bf16": "vllm", "f8e4m3": "sglang"}
@@ -63,7 +67,11 @@ NARROW = "trtllm"
 MEMORY = "vllm"
 #: Machines of the same processors and bandwidth share, whose tables there are not.
 ALIKE = {"h100-sxm": ("h800", "h100-500w"), "a100-80g": ("a100-40g",)}
+#: Bytes of an element of bf16.
+_WIDE = 2.0
 PACKAGE = "aiconfigurator-core 0.12.0"
+#: Elements of a token in the cache of latent attention (DeepSeek-V3: 512, and 64 with positions).
+_LATENT = 576
 _TRAINING = 1024
 _WIDEST = 256
 
@@ -127,11 +135,11 @@ def fitted(machine: Machine, tables: Sequence[Table]) -> Iterator[tuple[str, str
     origin = f"{PACKAGE}, medians of sglang, trtllm and vllm, fewer bits of {NARROW}"
     yield _section("matmul", products[0], rates, [products[1], *told], origin)
     yield _section("memory", memory[0], {}, [memory[1]], f"{PACKAGE}, {MEMORY}")
-    attention = _fit_attention(machine, by_key)
-    machine = with_constants(machine, "attention", attention[0])
+    block, attention = _fit_attention(machine, by_key)
+    machine = with_constants(machine, "attention", {**block, **attention[0]})
     other, told = _other_rates(machine, by_key, attention[0], _attention_of, "attention")
     origin = f"{PACKAGE}, {' and '.join(f'{n} of {s}' for n, s in ATTENTION.items())}"
-    yield _section("attention", attention[0], other, [attention[1], *told], origin)
+    yield _section("attention", {**block, **attention[0]}, other, [attention[1], *told], origin)
     _predicted(machine, tables, attention[0])
 
 
@@ -160,17 +168,28 @@ def _fit_memory(
     return values, report(machine, rows.of(~board), values, "quantization, 3 bytes an element")
 
 
-def _fit_attention(machine: Machine, tables: Mapping[Any, Table]) -> tuple[dict[str, float], str]:
+def _fit_attention(
+    machine: Machine, tables: Mapping[Any, Table]
+) -> tuple[dict[str, int | bool], tuple[dict[str, float], str]]:
+    """The block of least loss, and the constants with it."""
     rows = _attention_of(_plain(tables["attention", "bf16", True]))
     board = checkerboard(rows)
     bounds = {**BOUNDS["attention"], **COPIED}
-    values = fit(machine, rows.of(board), bounds)
+    tried: list[tuple[float, dict[str, int | bool], Machine, dict[str, float]]] = []
+    for queries, packed in BLOCKS:
+        block: dict[str, int | bool] = {"queries": queries, "packed": packed}
+        blocked = with_constants(machine, "attention", block)
+        values = fit(blocked, rows.of(board), bounds)
+        error = rows.of(board).errors(blocked, values)
+        loss = float(np.minimum(np.abs(error), 1).mean())
+        tried.append((loss, block, blocked, values))
+    _, block, machine, values = min(tried, key=lambda t: t[0])
     told = report(machine, rows.of(~board), values, "attention bf16, causal")
     long = rows.extents[:, 3] >= _TRAINING
     report(machine, rows.of(~board & long), values, "... of 1,024 queries and more")
     blind = fit(machine, rows.of(~long), bounds)
     report(machine, rows.of(long), blind, "... of 1,024 and more, none fitted")
-    return values, told
+    return block, (values, told)
 
 
 def _other_rates(
@@ -189,9 +208,9 @@ def _other_rates(
             continue
         rows = rows_of(_plain(table) if kind == "attention" else table)
         board = checkerboard(rows)
-        bounds = {"rate": BOUNDS[kind]["rate"]}
-        if kind == "matmul":
-            bounds = {**BOUNDS["narrow"], **QUANTIZING}
+        bounds = {**BOUNDS["narrow"], **QUANTIZING}
+        if kind == "attention":
+            bounds |= {**COPIED, **QUANTIZED}
         found = fit(machine, rows.of(board), bounds, values)
         rates[dtype] = found["rate"]
         title = f"{'products' if kind == 'matmul' else 'attention'} {dtype}"
@@ -315,10 +334,15 @@ def _products_of(table: Table) -> Rows:
 
 def _attention_of(table: Table) -> Rows:
     rows = attention_rows([table])
+    element = ELEMENT.get(table.dtype, _WIDE)
 
     def model(machine: Machine, values: Values, extents: Extents) -> Floats:
-        copied = memory_seconds(machine, 4 * values["copied"] * moved(extents))
-        return rows.model(machine, values, extents) + copied
+        b, h, g, q, t, qk, v = extents.T[:7].astype(float)
+        cached = np.where(qk == v, g * (qk + v), _LATENT)
+        copied = values["copied"] * 2 * element * b * t * cached
+        quantized = values.get("quantized", 0) * (_WIDE + element) * b * q * h * qk
+        beside = memory_seconds(machine, copied + quantized) + values.get("quantizing", 0)
+        return rows.model(machine, values, extents) + beside
 
     return replace(rows, model=model) if table.causal else rows
 
@@ -343,7 +367,7 @@ def _section(
     kind: str, values: Values, rates: Values, told: Sequence[str], origin: str
 ) -> tuple[str, str]:
     every = {"bf16": values["rate"], **rates} if "rate" in values else {}
-    constants = {n: v for n, v in values.items() if n not in ("rate", "copied")}
+    constants = {n: v for n, v in values.items() if n not in ("rate", *COPIED)}
     body = kernel_section(kind, constants, every, f"{origin}; {'; '.join(told)}")
     return f"efficiency.{kind}", body
 

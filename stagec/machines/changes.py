@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _Apply = Callable[[Any, type[Figure] | None], Any]
 #: Fields that are no figures.
-_TOLD = frozenset({"name", "title", "aliases", "kind", "collectives", "fitted", "reductions"})
+_TOLD = frozenset(
+    {"name", "title", "aliases", "kind", "collectives", "fitted", "reductions", "packed"}
+)
 _SOURCE = "changed from the text"
 
 

@@ -60,20 +60,26 @@ class MatmulEfficiency(Rates):
 class AttentionEfficiency(Rates):
     """Constants of fused attention.
 
-    `rate` and `overlap` are as in products. `exponentials` are those that one processor computes
-    a clock (16: NVIDIA, CUDA C++ Programming Guide, "Throughput of Native Arithmetic
-    Instructions", devices 8.0, 9.0 and 10.0). `backward` is the rate of the backward kernel
-    relative to the forward one; no table has it, 0.87 is what fits arXiv 2407.08608, figure 6.
-    `uneven` is the share of the longest block that is waited for at the end, `tile` what a block
-    of queries adds, `start` the time of a kernel that does nothing.
+    `rate` and `overlap` are as in products. `queries` are those of a block: 128 in FlashAttention,
+    256, two tiles of 128 that take turns, in kernels for Blackwell. `packed` says that a block has
+    queries of all heads that share keys (FlashAttention 3, for sequences of different lengths), not
+    of one. `exponentials` are those that one processor computes a clock, with the rest of a softmax
+    (alone 16: NVIDIA, CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions",
+    devices 8.0, 9.0 and 10.0; twice as many on B300: NVIDIA, "Making Softmax More Efficient with
+    NVIDIA Blackwell Ultra"). `backward` is the rate of the backward kernel relative to the forward
+    one; no table has it, 0.9 is what fits arXiv 2407.08608, figure 6. `uneven` is the share of the
+    longest block that is waited for at the end, `tile` what a block of queries adds, `start` the
+    time of a kernel that does nothing.
     """
 
-    exponentials: _Many = 16.0
-    overlap: Overlap = 0.3
-    backward: Share = 0.87
-    uneven: Overlap = 0.5
-    start: Seconds = 5e-6
-    tile: Seconds = 1e-6
+    queries: int = Field(default=128, gt=0)
+    packed: bool = False
+    exponentials: _Many = 14.0
+    overlap: Overlap = 0.6
+    backward: Share = 0.9
+    uneven: Overlap = 0.4
+    start: Seconds = 6e-6
+    tile: Seconds = 3e-6
     fitted: str = ""
 
 

@@ -24,7 +24,7 @@ def rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def kernel_section(
-    kind: str, values: Mapping[str, float], rates: Mapping[str, float], fitted: str
+    kind: str, values: Mapping[str, float | bool], rates: Mapping[str, float], fitted: str
 ) -> str:
     """Constants of a kind of kernels, with the rates of types; `fitted` says on what they were
     fitted."""
@@ -32,7 +32,7 @@ def kernel_section(
     if rates:
         lines.append(f"rate = {{ {', '.join(f'{n} = {v:.4g}' for n, v in rates.items())} }}")
     lines += [
-        f'{n} = "{_microseconds(v, 3)}"' if n in _TIMES else f"{n} = {round(v, 4):g}"
+        f'{n} = "{_microseconds(v, 3)}"' if n in _TIMES else f"{n} = {_number(v)}"
         for n, v in values.items()
     ]
     return "\n".join([*lines, f"fitted = {quoted(fitted)}"]) + "\n"
@@ -71,6 +71,10 @@ def network_section(level: str, found: NetworkEfficiency) -> str:
         lines += ["", f"[efficiency.network.{level}.{name}]"]
         lines += [f"{n} = {inline(p)}" for n, p in group.items()]
     return "\n".join(lines) + "\n"
+
+
+def _number(value: float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{round(value, 4):g}"
 
 
 def _microseconds(seconds: float, decimals: int) -> str:

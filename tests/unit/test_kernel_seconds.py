@@ -117,6 +117,39 @@ def test_a_mask_halves_the_tiles_but_for_the_diagonal() -> None:
     assert causal / full == pytest.approx(32.5 / 64)
 
 
+def blocked(queries: int, packed: bool) -> Machine:
+    """Without losses, but for a microsecond a block."""
+    block = {"queries": queries, "packed": packed, "tile": 1e-6}
+    attention = PERFECT.attention.model_copy(update=block)
+    return with_efficiency(PERFECT.model_copy(update={"attention": attention}))
+
+
+@pytest.mark.parametrize(("queries", "mean"), [(64, 32.5), (128, 32.5), (256, 33)])
+def test_a_block_of_more_queries_meets_more_of_the_diagonal(queries: int, mean: float) -> None:
+    """Block i of 8,192 queries meets (i + 1) queries / 128 tiles of keys, rounded up."""
+    met = [-(-(i + 1) * queries // 128) for i in range(8192 // queries)]
+    assert np.mean(met) == mean
+    blocks, flops = 8192 // queries, 4 * 132 * 8192**2 * 128
+    arguments = (1, 132, 132, 8192, 8192, 128, 128, 0)
+    seconds = attention_seconds(blocked(queries, packed=False), "bf16", *arguments, causal=True)
+    assert seconds == pytest.approx(flops / 989e12 * mean / 64 + blocks * 1e-6)
+
+
+def test_packed_heads_share_blocks() -> None:
+    """256 sequences of 16 queries, 32 heads of which 4 share keys: 62.06 or 15.5 waves of blocks,
+    so 63 or 16; a single query is packed by all kernels."""
+    machines = [blocked(128, packed) for packed in (False, True)]
+    prefill = (256, 32, 8, 16, 16, 128, 128, 0)
+    apart, together = (float(attention_seconds(m, "bf16", *prefill)) for m in machines)
+    work = (63 * 16, 16 * 64)  # waves of blocks with so many rows, each of which meets a tile
+    row = 4 * 128 * 128 * 132 / 989e12
+    assert (apart, together) == pytest.approx(
+        [waves * 1e-6 + rows * row for waves, rows in zip((63, 16), work, strict=True)]
+    )
+    decode = [attention_seconds(m, "bf16", 64, 32, 8, 1, 4096, 128, 128, 0) for m in machines]
+    assert decode[0] == decode[1]
+
+
 def test_memory_without_losses_takes_bytes_over_the_bandwidth() -> None:
     assert memory_seconds(with_efficiency(PERFECT), 67e9) == 67e9 / 3.35e12
     assert memory_seconds(H100, 0) == H100.efficiency.memory.start
@@ -261,6 +294,33 @@ def test_attention_on_h100_is_near_published_rates(width: int, backward: bool) -
     error = rates / np.array(FLASH[width, backward]) - 1
     assert np.abs(error[3:]).max() < 0.08
     assert np.abs(error).max() < 0.3
+
+
+#: Milliseconds of causal prefills of vllm, batch x heads x key/value heads x tokens x elements, with
+#: what copies keys and values into a cache.
+PREFILLS: dict[tuple[str, tuple[int, ...]], float] = {
+    ("a100-80g", (1, 32, 8, 8192, 128)): 3.120,
+    ("a100-80g", (4, 32, 8, 4096, 128)): 3.396,
+    ("h100-sxm", (1, 32, 8, 8192, 128)): 0.9122,
+    ("h100-sxm", (4, 64, 8, 4096, 64)): 1.293,
+    ("b200", (1, 32, 8, 8192, 128)): 0.5140,
+    ("b200", (4, 32, 8, 2048, 128)): 0.1834,
+    ("b200", (4, 64, 8, 4096, 64)): 0.8995,
+    ("b300", (1, 32, 8, 8192, 128)): 0.4099,
+    ("b300", (4, 64, 8, 4096, 64)): 0.6911,
+}
+
+
+@pytest.mark.parametrize(("name", "shape"), PREFILLS)
+def test_prefills_are_near_those_measured(name: str, shape: tuple[int, ...]) -> None:
+    """aiconfigurator-core 0.12.0, as above, less a copy at the memory's bandwidth."""
+    b, h, g, q, width = shape
+    machine, keys = load_machine(name), 2 * 2 * b * q * g * width  # bytes of keys and values
+    size = keys * (1 + h / g)
+    seconds = attention_seconds(
+        machine, "bf16", b, h, g, q, q, width, width, size, causal=True
+    ) + memory_seconds(machine, 2 * keys)
+    assert seconds * 1e3 == pytest.approx(PREFILLS[name, shape], rel=0.1)
 
 
 def test_a_type_that_is_not_computed_is_named() -> None:

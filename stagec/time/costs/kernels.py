@@ -34,8 +34,7 @@ _TILES = np.array(
 #: What is added to k to fill one step of the main loop, and the shortest part of a split.
 _STEP = 64
 _PART = 256
-#: Queries and keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
-_QUERIES = 128
+#: Keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
 _KEYS = 128
 #: Rows of a matrix instruction, of which a block with few queries has as many as it needs.
 _ROWS = 16
@@ -167,59 +166,60 @@ def attention_seconds(
 ) -> Floats:
     """Seconds of fused attention, which moves `size` bytes; `qk` and `v` are elements of a head.
 
-    Blocks of 128 queries, those of the heads that share keys together, go to the P processors:
-    `N = batch kv_heads Q` blocks, `Q = ceil(queries heads / kv_heads / 128)`. A block meets
-    `K = ceil(keys / 128)` tiles of keys; with a causal mask the mean is
-    `K - (ceil(queries / 128) - 1) / 2`. A tile costs its products and its exponentials:
+    Blocks of `R` queries (`queries` of the constants) go to the P processors: `N = batch heads
+    ceil(queries / R)`. Where kernels pack heads (`packed`), and always for a single query, as in
+    decode, a block has queries of all heads that share keys: `N = batch kv_heads ceil(queries heads
+    / kv_heads / R)`. A block meets `K = ceil(keys / 128)` tiles of keys; with a causal mask, and
+    blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`. A tile costs its products and its
+    exponentials:
 
-        products = 2 128 128 (qk + v) P / (peak rate)
-        softmax = 128 128 / (exponentials clock)
+        products = 2 R 128 (qk + v) P / (peak rate)
+        softmax = R 128 / (exponentials clock)
         one = max(products, softmax) + (1 - overlap) min(products, softmax)
         compute = max(K, tiles) one + ceil(N / P) tile
 
     where `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
-    mean of a processor and `uneven` of the longest block. Where there is one block of queries only,
-    as in decode, it has as many rows as instructions take, a multiple of 16, keys are split over
-    idle processors, and a second kernel merges what these find. Moving hides as in products, with
-    their bandwidth.
+    mean of a processor and `uneven` of the longest block. A block with fewer queries has as many
+    rows as instructions take, a multiple of 16. Where there is one block of queries only, as in
+    decode, keys are split over idle processors, and a second kernel merges what these find. Moving
+    hides as in products, with their bandwidth.
 
-    Backward has five products in place of two, so its tiles last `(3 qk + 2 v) / (qk + v)` times
-    as long, at `backward` times the rate.
+    Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
+    long, at `backward` times the rate.
 
     Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; exponentials as the second
     bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
-    inference"; rows: PTX ISA, mma.m16n8k16. That blocks of a mask are dealt longest first: arXiv
-    2407.08608, code.
+    inference"; rows: PTX ISA, mma.m16n8k16; packed heads: Dao-AILab/flash-attention,
+    hopper/heuristics.h, and NVIDIA/TensorRT-LLM, trtllmGenKernels/fmha/fmhaKernels.h.
     """
     c = machine.efficiency.attention
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)
     floats: list[Floats] = [np.asarray(a, dtype=float) for a in given]
     batch, heads, kv_heads, queries, keys, qk, v, size = floats
     processors = machine.compute.processors.value
-    rate = peak(machine, dtype) * c.of(dtype)
-    products = 2 * _QUERIES * _KEYS * (qk + v) * processors / rate
-    softmax = _QUERIES * _KEYS / (c.exponentials * machine.compute.clock.value)
-    one = _hidden(products, np.full_like(products, softmax), c.overlap)
-    one = one * ((3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1)
+    share = np.where(c.packed | (queries == 1), heads / kv_heads, 1)  # heads in a block
+    together = queries * share
+    rows = np.minimum(c.queries, _ROWS * np.ceil(together / _ROWS))
+    product = 2 * _KEYS * processors / (peak(machine, dtype) * c.of(dtype))  # of a row's element
+    softmax = _KEYS / (c.exponentials * machine.compute.clock.value)  # of a row
+    one = rows * _hidden(product * (qk + v), np.asarray(softmax), c.overlap)
+    longer = (3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1
 
-    sharing = queries * heads / kv_heads  # queries that meet the same keys
-    rows = np.minimum(_QUERIES, _ROWS * np.ceil(sharing / _ROWS))
-    one = one * rows / _QUERIES
-    in_head = np.ceil(sharing / _QUERIES)
-    blocks = batch * kv_heads * in_head
+    in_head = np.ceil(together / c.queries)
+    blocks = batch * heads / share * in_head
     longest = np.ceil(keys / _KEYS)
     most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
     parts: Floats = np.where(in_head == 1, most, 1)
     longest = np.ceil(longest / parts)
-    waves: Floats = np.ceil(blocks * parts / processors)
-    masked: Floats = (np.ceil(queries / _QUERIES) - 1) / 2 / parts
-    mean: Floats = longest - np.where(causal, masked, 0)
-    uneven: Floats = blocks * parts * mean / processors + c.uneven * longest
+    blocks = blocks * parts
+    waves: Floats = np.ceil(blocks / processors)
+    diagonal = np.maximum(np.minimum(c.queries / share, queries) / _KEYS, 1)
+    mean: Floats = np.minimum(longest, (longest + diagonal) / 2)
+    uneven: Floats = blocks * mean / processors + c.uneven * longest
     dealt: Floats = np.where(causal, uneven, waves * longest)
-    tiles: Floats = np.maximum(dealt, longest)
-    compute = tiles * one + waves * c.tile
+    compute = (np.maximum(dealt, longest) * one + waves * c.tile) * longer
     merge = np.where(parts > 1, machine.efficiency.memory.start, 0.0)
-    return c.start + merge + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
+    return c.start + merge + _hidden(compute, _moving(machine, size, blocks), c.overlap)
 
 
 def _moving(machine: Machine, size: Floats, blocks: Floats) -> Floats:

@@ -37,6 +37,7 @@ BOUNDS: Mapping[str, Bounds] = {
     },
     "attention": {
         "rate": (0.3, 1.0),
+        "exponentials": (8.0, 24.0),
         "overlap": (0.0, 1.0),
         "uneven": (0.0, 1.0),
         "start": (2e-6, 12e-6),
