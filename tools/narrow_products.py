@@ -72,7 +72,7 @@ def _fit_eight_bits(
     quantized = _measured_quantization(machine, tables)
     rest = table.seconds - quantized(table.extents)
     told = rest >= _LEAST * table.seconds
-    rows = _with_quantization([table], lambda _, values, __: values["quantizing"])
+    rows = _with_quantization([table], lambda _, v, e: np.full(len(e), v["quantizing"]))
     alone = replace(rows, measured=rest).of(told)
     board = split(alone)
     bounds = {**BOUNDS["narrow"], **_QUANTIZING}
@@ -113,9 +113,9 @@ def _fit_four_bits(
     report: Report,
 ) -> tuple[float, str]:
     def quantization(machine: Machine, values: Values, extents: Extents) -> Floats:
-        size = (_WIDE + ELEMENT["f4e2m1"]) * extents[:, 1] * extents[:, 3]
-        moved: Floats = size / (machine.memory.bandwidth.value * values["quantized"])
-        return values["quantizing"] + moved
+        elements: Floats = (extents[:, 1] * extents[:, 3]).astype(np.float64)
+        bandwidth = machine.memory.bandwidth.value * values["quantized"]
+        return values["quantizing"] + (_WIDE + ELEMENT["f4e2m1"]) * elements / bandwidth
 
     rows = _with_quantization(consensus(products), quantization)
     board = split(rows)

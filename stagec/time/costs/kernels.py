@@ -156,7 +156,7 @@ def _tiled(machine: Machine, dtype: str, tiles: Floats, k: Floats, size: Floats)
     c = machine.efficiency.matmul
     processors = machine.compute.processors.value
     results = _TILES.prod(axis=1)
-    depth = min(_STEP_BYTES / DTYPE_BYTES[dtype], _STEP_MOST)
+    depth = min(_STEP_BYTES / float(DTYPE_BYTES[dtype]), _STEP_MOST)
     one = 2 * results * depth * processors / (peak(machine, dtype) * c.of(dtype))
     waves = np.ceil(tiles / processors)
     steps = np.ceil(k / depth)
