@@ -2,8 +2,8 @@
 aiconfigurator-core, and prints how far off they are.
 
     pip install 'stagec[kernels]'
-    python tools/fit_machines.py h100-sxm b200          print the fit
-    python tools/fit_machines.py --write                ... of all machines, into their texts
+    python -m tools.fit_machines h100-sxm b200          print the fit
+    python -m tools.fit_machines --write                ... of all machines, into their texts
 
 Where several frameworks measured a kernel, its time is their median. Every second point of the
 grid is fitted on, the others are left out (a checkerboard: interpolation); a second fit leaves out
@@ -17,7 +17,7 @@ where libraries have none.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from stagec.machines.kernel_efficiency import (
     MemoryEfficiency,
 )
 from stagec.machines.writing import kernel_section, with_sections
-from stagec.program.kernels import Kernel
 from stagec.time.costs.kernels import matmul_seconds, memory_seconds
 from stagec.time.fit.kernels import (
     BOUNDS,
@@ -50,7 +49,8 @@ from stagec.time.fit.kernels import (
     with_constants,
 )
 from stagec.time.measured.aiconfigurator import FOLDERS, read_tables
-from stagec.time.measured.tables import Measured, Table, consensus
+from stagec.time.measured.tables import Table, consensus
+from tools.narrow_products import EIGHT_BITS, fit_narrow
 
 #: What these tables hold beside kernels: keys and values that a prefill copies into a cache, as so
 #: many times the bytes of reading and writing them once; queries that are quantized before it,
@@ -61,9 +61,8 @@ QUANTIZING = {"quantizing": (0.0, 12e-6)}
 #: Blocks of attention that are tried: queries, and whether heads that share keys are packed.
 BLOCKS = [(queries, packed) for queries in (128, 256) for packed in (False, True)]
 #: Whose kernels are fitted where frameworks take different ones: FlashAttention, where there is
-#: one; cuBLASLt, not the CUTLASS kernels of servers, for narrow types; one kernel that quantizes.
+#: one; one kernel that quantizes. Products of fewer bits: `tools.narrow_products`.
 ATTENTION = {"bf16": "vllm", "f8e4m3": "sglang"}
-NARROW = "trtllm"
 MEMORY = "vllm"
 #: Machines of the same processors and bandwidth share, whose tables there are not.
 ALIKE = {"h100-sxm": ("h800", "h100-500w"), "a100-80g": ("a100-40g",)}
@@ -119,8 +118,8 @@ def _unfitted(machine: Machine) -> Machine:
 
 def fitted(machine: Machine, tables: Sequence[Table]) -> Iterator[tuple[str, str]]:
     """Sections of a text with their lines, after printing errors."""
-    tables = [t for t in alone(machine, tables) if t.op in ("", "quantize")]
-    tables = [t for t in tables if t.kind != "memory" or t.source == MEMORY]
+    every = tables
+    tables = [t for t in tables if t.kind != "memory" or (t.source, t.op) == (MEMORY, "quantize")]
     by_key = {(t.kind, t.dtype, t.causal): t for t in consensus(tables)}
     frameworks_apart(machine, tables, by_key)
     for dtype, source in ATTENTION.items():
@@ -131,20 +130,20 @@ def fitted(machine: Machine, tables: Sequence[Table]) -> Iterator[tuple[str, str
     memory = _fit_memory(machine, by_key, products)
     machine = with_constants(machine, "memory", memory[0])
     machine = with_constants(machine, "matmul", products[0])
-    rates, told = _other_rates(machine, by_key, products[0], _products_of, "matmul")
-    origin = f"{PACKAGE}, medians of sglang, trtllm and vllm, fewer bits of {NARROW}"
+    rates, told = fit_narrow(machine, every, products[0], checkerboard, report)
+    origin = f"{PACKAGE}, medians of sglang, trtllm and vllm, 8 bits of {EIGHT_BITS}"
     yield _section("matmul", products[0], rates, [products[1], *told], origin)
     yield _section("memory", memory[0], {}, [memory[1]], f"{PACKAGE}, {MEMORY}")
     block, attention = _fit_attention(machine, by_key)
     machine = with_constants(machine, "attention", {**block, **attention[0]})
-    other, told = _other_rates(machine, by_key, attention[0], _attention_of, "attention")
+    other, told = _other_rates(machine, by_key, attention[0])
     origin = f"{PACKAGE}, {' and '.join(f'{n} of {s}' for n, s in ATTENTION.items())}"
     yield _section("attention", {**block, **attention[0]}, other, [attention[1], *told], origin)
     _predicted(machine, tables, attention[0])
 
 
 def _fit_products(machine: Machine, tables: Mapping[Any, Table]) -> tuple[dict[str, float], str]:
-    rows = _products_of(tables["matmul", "bf16", False])
+    rows = product_rows([tables["matmul", "bf16", False]])
     board = checkerboard(rows)
     values = fit(machine, rows.of(board), BOUNDS["matmul"])
     told = report(machine, rows.of(~board), values, "products bf16")
@@ -196,28 +195,20 @@ def _other_rates(
     machine: Machine,
     tables: Mapping[Any, Table],
     values: Values,
-    rows_of: Callable[[Table], Rows],
-    kind: str,
 ) -> tuple[dict[str, float], list[str]]:
-    """The rates of narrower types, all other constants as they are."""
+    """The rates of attention in narrower types, all other constants as they are."""
     rates: dict[str, float] = {}
     told: list[str] = []
     for dtype in ("f8e4m3", "f4e2m1"):
-        table = tables.get((kind, dtype, kind == "attention"))
+        table = tables.get(("attention", dtype, True))
         if table is None:
             continue
-        rows = rows_of(_plain(table) if kind == "attention" else table)
+        rows = _attention_of(_plain(table))
         board = checkerboard(rows)
-        bounds = {**BOUNDS["narrow"], **QUANTIZING}
-        if kind == "attention":
-            bounds |= {**COPIED, **QUANTIZED}
+        bounds = {**BOUNDS["narrow"], **QUANTIZING, **COPIED, **QUANTIZED}
         found = fit(machine, rows.of(board), bounds, values)
         rates[dtype] = found["rate"]
-        title = f"{'products' if kind == 'matmul' else 'attention'} {dtype}"
-        told.append(report(machine, rows.of(~board), found, title))
-        if kind == "matmul":
-            training = rows.extents[:, 1:].min(axis=1) >= _TRAINING
-            report(machine, rows.of(training & ~board), found, "... of training")
+        told.append(report(machine, rows.of(~board), found, f"attention {dtype}"))
     return rates, told
 
 
@@ -263,34 +254,6 @@ def _latent(table: Table) -> Mask:
     return found
 
 
-def alone(machine: Machine, tables: Sequence[Table]) -> Iterator[Table]:
-    """The tables, products of 8 and 4 bits without the quantization that is measured with them.
-
-    Taken off is what the framework needs for that alone, to find the scale and to apply it; for 4
-    bits, what the model says. At least a quarter of what was measured is left.
-    """
-    for table in tables:
-        if table.kind != "matmul" or table.dtype == "bf16":
-            yield table
-            continue
-        if table.source != NARROW:
-            continue
-        own = [t for t in tables if t.kind == "memory" and t.source == table.source]
-        quantized = Measured(own)
-        m, k = table.extents[:, 1], table.extents[:, 3]
-        extra = memory_seconds(machine, (2 + ELEMENT[table.dtype]) * m * k)
-        if table.dtype == "f8e4m3":
-            kernels = [Kernel("memory", "", (), 0, int(b)) for b in 3 * m * k]
-            scaled, scaling = (
-                quantized.seconds([replace(q, op=op) for q in kernels])[0]
-                for op in ("quantize", "find_scale")
-            )
-            known = np.isfinite(scaled) & np.isfinite(scaling)
-            extra = np.where(known, scaled + scaling, extra)
-        seconds = np.maximum(table.seconds - extra, table.seconds / 4)
-        yield replace(table, seconds=seconds)
-
-
 def frameworks_apart(
     machine: Machine, tables: Sequence[Table], medians: Mapping[Any, Table]
 ) -> None:
@@ -321,15 +284,6 @@ def _plain(table: Table) -> Table:
 def _where(table: Table, chosen: Mask) -> Table:
     extents, seconds = table.extents[chosen], table.seconds[chosen]
     return Table(table.kind, table.dtype, table.causal, extents, seconds, table.source)
-
-
-def _products_of(table: Table) -> Rows:
-    rows = product_rows([table])
-
-    def model(machine: Machine, values: Values, extents: Extents) -> Floats:
-        return rows.model(machine, values, extents) + values.get("quantizing", 0)
-
-    return replace(rows, model=model)
 
 
 def _attention_of(table: Table) -> Rows:

@@ -42,17 +42,19 @@ class MatmulEfficiency(Rates):
     """Constants of matrix products.
 
     `rate` is the share of the peak that processors reach inside a tile, `bandwidth` the share of
-    the memory's bandwidth, `saturation` the share of the processors that is enough for it.
-    `overlap` is how much of moving and computing hide each other. `start` is the time of a kernel
-    that does nothing, as kernels follow each other in a CUDA graph; `tile` is what a tile adds to
-    fill and drain its pipeline, `reduction` what summing the parts of a split product adds.
+    the memory's bandwidth. `overlap` is how much of moving and computing hide each other where both
+    take as long; the shorter one hides the better, the shorter it is. `start` is the time of a
+    kernel that does nothing, as kernels follow each other in a CUDA graph; `step` is the least time
+    of a step along k, 128 bytes of each row and column: the latency of the memory over the loads
+    that are under way. `tile` is what a tile of 256 x 128 results adds to fill its pipeline and to
+    write them, `reduction` what summing the parts of a split product adds.
     """
 
     bandwidth: Share = 0.85
-    saturation: Share = 0.75
-    overlap: Overlap = 0.6
+    overlap: Overlap = 0.65
     start: Seconds = 2.5e-6
-    tile: Seconds = 2e-7
+    step: Seconds = 9e-8
+    tile: Seconds = 1e-6
     reduction: Seconds = 2.5e-6
     fitted: str = ""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from stagec.machines.efficiency import NetworkEfficiency, Protocol
 
-_TIMES = ("start", "tile", "reduction")
+_TIMES = ("start", "step", "tile", "reduction")
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

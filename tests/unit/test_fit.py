@@ -37,10 +37,10 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MATMUL: dict[str, Any] = {
     "rate": {"bf16": 0.7, "f8e4m3": 0.6},
     "bandwidth": 0.8,
-    "saturation": 0.6,
     "overlap": 0.5,
     "start": 4e-6,
-    "tile": 4e-7,
+    "step": 1.2e-7,
+    "tile": 2e-6,
     "reduction": 3e-6,
 }
 ATTENTION: dict[str, Any] = {

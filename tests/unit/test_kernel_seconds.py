@@ -34,6 +34,7 @@ PERFECT = H100.efficiency.model_copy(
                 "bandwidth": 1,
                 "overlap": 1,
                 "start": "0 s",
+                "step": "0 s",
                 "tile": "0 s",
                 "reduction": "0 s",
             }
@@ -85,11 +86,55 @@ def test_a_nearly_empty_last_wave_takes_as_long_as_a_full_one() -> None:
     assert more / one == pytest.approx(17 / 16)
 
 
-def test_few_processors_do_not_fill_the_memory() -> None:
-    """One tile that cannot be split: a processor gets its share of the bandwidth only."""
-    size, saturation = 10**7, PERFECT.matmul.saturation
-    seconds = matmul_seconds(with_efficiency(PERFECT), "bf16", 1, 16, 16, 64, size)
-    assert seconds == pytest.approx(size / 3.35e12 * 132 * saturation)
+def perfect_but(**constants: Any) -> Machine:
+    """Products without losses but these."""
+    matmul = PERFECT.matmul.model_copy(update=constants)
+    return with_efficiency(PERFECT.model_copy(update={"matmul": matmul}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "depth"), [("f32", 32), ("bf16", 64), ("f8e4m3", 128), ("i8", 128)]
+)
+def test_a_small_product_takes_a_step_for_each_128_bytes_of_k(dtype: str, depth: int) -> None:
+    """One tile, which cannot be split below 256 elements of k."""
+    machine = perfect_but(step=1e-6, reduction=1.0)
+    seconds = [matmul_seconds(machine, dtype, 1, 16, 16, k, 0) for k in (1, depth, 10 * depth)]
+    assert seconds == pytest.approx([1e-6, 1e-6, 1e-5])
+    assert matmul_seconds(machine, dtype, 1, 16, 16, depth + 1, 0) == pytest.approx(2e-6)
+
+
+def test_a_step_of_4_bits_has_no_more_elements_than_one_of_8() -> None:
+    machine = load_machine("b200").changed({"efficiency.matmul.step": 1.0})
+    seconds = [matmul_seconds(machine, t, 1, 16, 16, 384, 0) for t in ("f8e4m3", "f4e2m1")]
+    assert seconds == pytest.approx([3, 3], rel=1e-4)
+
+
+def test_steps_of_full_waves_are_hidden_by_their_products() -> None:
+    """A tile of 256 x 128 computes 64 elements of k in 0.56 us, eight times a step."""
+    m, n, k = 256 * 12, 128 * 11, 8192
+    fast, slow = (
+        matmul_seconds(perfect_but(step=step), "bf16", 1, m, n, k, 0) for step in (0, 7e-8)
+    )
+    assert fast == slow == pytest.approx(2 * m * n * k / 989e12)
+
+
+def test_a_tile_adds_its_share_of_filling_and_writing() -> None:
+    """132 tiles of 256 x 128, or as many results in smaller tiles and more waves."""
+    m, n, k = 256 * 12, 128 * 11, 8192
+    none, some = (
+        float(matmul_seconds(perfect_but(tile=t), "bf16", 1, m, n, k, 0)) for t in (0, 2e-6)
+    )
+    assert some - none == pytest.approx(2e-6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+def test_the_shorter_of_two_hides_the_better_the_shorter_it_is(share: float) -> None:
+    """Moving takes a share of computing: half of it at the worst, where they take as long."""
+    m, n, k = 256 * 12, 128 * 11, 8192
+    compute = 2 * m * n * k / 989e12
+    machine = perfect_but(overlap=0.5)
+    seconds = matmul_seconds(machine, "bf16", 1, m, n, k, share * compute * 3.35e12)
+    assert seconds == pytest.approx(compute * (1 + 0.5 * share**2))
 
 
 def test_without_losses_a_row_times_a_matrix_takes_its_bytes_over_the_bandwidth() -> None:
@@ -296,8 +341,8 @@ def test_attention_on_h100_is_near_published_rates(width: int, backward: bool) -
     assert np.abs(error).max() < 0.3
 
 
-#: Milliseconds of causal prefills of vllm, batch x heads x key/value heads x tokens x elements, with
-#: what copies keys and values into a cache.
+#: Milliseconds of causal prefills of vllm, batch x heads x key/value heads x tokens x elements,
+#: with what copies keys and values into a cache.
 PREFILLS: dict[tuple[str, tuple[int, ...]], float] = {
     ("a100-80g", (1, 32, 8, 8192, 128)): 3.120,
     ("a100-80g", (4, 32, 8, 4096, 128)): 3.396,

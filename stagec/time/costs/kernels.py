@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stagec.ir.types import DTYPE_BYTES
 from stagec.machines import Machine
 from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import error
@@ -31,9 +32,15 @@ _TILES = np.array(
     ],
     dtype=float,
 )
-#: What is added to k to fill one step of the main loop, and the shortest part of a split.
-_STEP = 64
+#: A step of the main loop along k: bytes of a row that are loaded together, and its most elements.
+_STEP_BYTES = 128
+_STEP_MOST = 128
+#: The shortest part of a product that is split along k.
 _PART = 256
+#: Results of the tile whose filling and writing `tile` states; smaller ones take their share of it.
+_TILE = 256 * 128
+#: Seconds that are none, but that can be divided by.
+_NONE = 1e-30
 #: Keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
 _KEYS = 128
 #: Rows of a matrix instruction, of which a block with few queries has as many as it needs.
@@ -110,43 +117,54 @@ def matmul_seconds(
 
     With tiles of `tm` x `tn` results, the product has `T = batch ceil(m/tm) ceil(n/tn)` tiles; if
     they are fewer than the P processors, each may be split in `s <= P/T` parts along k. The tiles
-    are computed in `W = ceil(T s / P)` waves, the last of which may be nearly empty:
+    are computed in `W = ceil(T s / P)` waves, the last of which may be nearly empty, each in
+    `K = ceil(k / s / depth)` steps of 128 bytes of k, at most 128 elements (`depth`):
 
-        compute = W (2 tm tn ceil(k/s) P / (peak rate) + tile)
-        move = (size + 8 m n s [s > 1]) / (B bandwidth min(1, T s / (P saturation)))
-        seconds = start + max(compute, move) + (1 - overlap) min(compute, move)
-                        + reduction [s > 1]
+        one = 2 tm tn depth P / (peak rate)
+        compute = K max(W one, step) + W tile tm tn / (256 128)
+        move = (size + 8 m n s [s > 1]) / (B bandwidth)
+        a, b = the longer and the shorter one of compute and move
+        seconds = start + a + (1 - overlap) b b / a + reduction [s > 1]
 
     and the tile and split of least time are taken, as the heuristics of cuBLAS try to. `B` is the
-    bandwidth of the memory; k is filled up to steps of 64 elements.
+    bandwidth of the memory.
 
     Sources: tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, "Tile
     Quantization" and "Wave Quantization"; splits: NVIDIA/cutlass, media/docs/efficient_gemm.md,
-    "Parallelized Reductions". That compute and movement hide each other in part, and how few
-    processors still fill the memory, are fitted forms.
+    "Parallelized Reductions"; steps of 128 bytes: PTX ISA, swizzle modes of tensor copies, of which
+    the widest is 128 bytes, and NVIDIA/cutlass, the k of its tiles. That a step takes a time of its
+    own, however small the tile (what is loaded comes after the latency of the memory, and few loads
+    are under way), and how much compute and movement hide each other, are fitted forms.
     """
     by_tile = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
-    whole, parts = (_tiled(machine, dtype, by_tile, split).min(axis=-1) for split in (False, True))
-    found: Floats = np.minimum(whole, parts) + machine.efficiency.matmul.start
-    return found
-
-
-def _tiled(machine: Machine, dtype: str, extents: Sequence[Floats], split: bool) -> Floats:
-    """Seconds after the start, by tile along the last axis."""
-    batch, m, n, k, size = extents
+    batch, m, n, k, size = by_tile
     c = machine.efficiency.matmul
-    processors = machine.compute.processors.value
     rows, columns = _TILES.T
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
-    parts = np.clip(np.floor(processors / tiles), 1, most) if split else np.ones_like(tiles)
-    depth = np.ceil(k / parts / _STEP) * _STEP
-    one = 2 * rows * columns * depth * processors / (peak(machine, dtype) * c.of(dtype))
-    compute = np.ceil(tiles * parts / processors) * (one + c.tile)
-    moved = size + np.where(parts > 1, 8 * batch * m * n * parts, 0)
-    busy = np.minimum(tiles * parts / (processors * c.saturation), 1)
-    move = moved / (machine.memory.bandwidth.value * c.bandwidth * busy)
-    return _hidden(compute, move, c.overlap) + np.where(parts > 1, c.reduction, 0)
+    parts = np.clip(np.floor(machine.compute.processors.value / tiles), 1, most)
+    summed = size + 8 * batch * m * n * parts
+    whole = _tiled(machine, dtype, tiles, k, size).min(axis=-1)
+    split = _tiled(machine, dtype, tiles * parts, k / parts, summed).min(axis=-1)
+    found: Floats = np.minimum(whole, split + c.reduction) + c.start
+    return found
+
+
+def _tiled(machine: Machine, dtype: str, tiles: Floats, k: Floats, size: Floats) -> Floats:
+    """Seconds after the start of tiles over k elements each, by tile along the last axis."""
+    c = machine.efficiency.matmul
+    processors = machine.compute.processors.value
+    results = _TILES.prod(axis=1)
+    depth = min(_STEP_BYTES / float(DTYPE_BYTES[dtype]), _STEP_MOST)
+    one = 2 * results * depth * processors / (peak(machine, dtype) * c.of(dtype))
+    waves = np.ceil(tiles / processors)
+    steps = np.ceil(k / depth)
+    compute = steps * np.maximum(waves * one, c.step) + waves * (c.tile * results / _TILE)
+    move = _moving(machine, size)
+    longer = np.maximum(compute, move)
+    shorter = np.minimum(compute, move)
+    found: Floats = longer + (1 - c.overlap) * shorter * (shorter / np.maximum(longer, _NONE))
+    return found
 
 
 def attention_seconds(
@@ -219,13 +237,11 @@ def attention_seconds(
     dealt: Floats = np.where(causal, uneven, waves * longest)
     compute = (np.maximum(dealt, longest) * one + waves * c.tile) * longer
     merge = np.where(parts > 1, machine.efficiency.memory.start, 0.0)
-    return c.start + merge + _hidden(compute, _moving(machine, size, blocks), c.overlap)
+    return c.start + merge + _hidden(compute, _moving(machine, size), c.overlap)
 
 
-def _moving(machine: Machine, size: Floats, blocks: Floats) -> Floats:
-    c = machine.efficiency.matmul
-    busy = np.minimum(blocks / (machine.compute.processors.value * c.saturation), 1)
-    moved: Floats = size / (machine.memory.bandwidth.value * c.bandwidth * busy)
+def _moving(machine: Machine, size: Floats) -> Floats:
+    moved: Floats = size / (machine.memory.bandwidth.value * machine.efficiency.matmul.bandwidth)
     return moved
 
 

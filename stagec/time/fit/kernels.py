@@ -29,10 +29,10 @@ BOUNDS: Mapping[str, Bounds] = {
     "matmul": {
         "rate": (0.3, 1.0),
         "bandwidth": (0.4, 1.0),
-        "saturation": (0.2, 1.0),
         "overlap": (0.0, 1.0),
         "start": (0.5e-6, 6e-6),
-        "tile": (0.0, 3e-6),
+        "step": (0.0, 4e-7),
+        "tile": (0.0, 8e-6),
         "reduction": (0.5e-6, 6e-6),
     },
     "attention": {
@@ -50,8 +50,9 @@ BOUNDS: Mapping[str, Bounds] = {
 }
 #: Kernels of memory that last so many seconds say what the bandwidth is, others what the start.
 LONG = 20e-6
-#: Bytes of an element, as operands of products; results have 2 at least.
-ELEMENT = {"f64": 8.0, "f32": 4.0, "f8e4m3": 1.0, "f8e5m2": 1.0, "i8": 1.0, "f4e2m1": 0.5}
+#: Bytes of an element, as operands of products; results have 2 at least. 16 elements of 4 bits have
+#: a scale of 8 bits (NVFP4).
+ELEMENT = {"f64": 8.0, "f32": 4.0, "f8e4m3": 1.0, "f8e5m2": 1.0, "i8": 1.0, "f4e2m1": 0.5625}
 _WIDE = 2.0
 _SAMPLE = 3000
 #: What it costs that a constant is as far from its first value as its bounds are apart: next to
