@@ -83,11 +83,15 @@ def _microseconds(seconds: float, decimals: int) -> str:
 
 
 def with_sections(text: str, sections: Mapping[str, str]) -> str:
-    """A machine text with these sections, by their titles, in place of those that it has."""
-    for title in sections:
+    """A machine text with these sections, by their titles: each in the place of that which it has,
+    new ones at its end."""
+    for title, section in sections.items():
         old = rf"(?ms)^\[{re.escape(title)}(\.[^\]]*)?\]\n.*?(?=^\[|\Z)"
-        text = re.sub(old, "", text)
-    return "\n\n".join(part.rstrip() for part in (text, *sections.values())) + "\n"
+        found = re.search(old, text)
+        before, rest = (text, "") if found is None else (text[: found.start()], text[found.end() :])
+        parts = (before, section, re.sub(old, "", rest))
+        text = "\n\n".join(filter(None, (part.rstrip() for part in parts))) + "\n"
+    return text
 
 
 def quoted(text: str) -> str:

@@ -444,4 +444,5 @@ def test_sections_replace_those_of_their_titles() -> None:
     text = 'base = "x"\n\n[a.b]\nc = 1\n\n[a.b.d]\ne = 2\n\n[a.bc]\nf = 3\n'
     found = with_sections(text, {"a.b": "[a.b]\nc = 4\n"})
     assert tomllib.loads(found) == {"base": "x", "a": {"b": {"c": 4}, "bc": {"f": 3}}}
+    assert found.index("[a.b]") < found.index("[a.bc]")
     assert with_sections(found, {"a.b": "[a.b]\nc = 4\n"}) == found
