@@ -25,6 +25,7 @@ import stagec.machines
 from stagec.analysis.measured import MeasuredStep, measured_steps
 from stagec.driver.job.measured import issued_of, machine_of
 from stagec.machines import Machine
+from stagec.machines.writing import with_sections
 from stagec.time.step import Issued, step_time
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -173,9 +174,10 @@ def write_constants(name: str, values: Values, record: str) -> None:
     for constant, value in values.items():
         _, section, key, *_ = constant.split(".")
         if constant in (PRODUCTS, ISSUE):
-            text = re.sub(rf"(?ms)^\[efficiency\.{section}\]\n.*?(?=^\[|\Z)", "", text).rstrip()
             shown = f'"{value * 1e6:.4g} us"' if constant == ISSUE else f"{value:g}"
-            text += f'\n\n[efficiency.{section}]\n{key} = {shown}\nfitted = "{record}"\n'
+            title = f"efficiency.{section}"
+            body = f'[{title}]\n{key} = {shown}\nfitted = "{record}"\n'
+            text = with_sections(text, {title: body})
             continue
         head, found, tail = text.partition(f"[efficiency.{section}]\n")
         own, rest = re.split(r"(?m)^(?=\[)|\Z", tail, maxsplit=1)
