@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from stagec.time.streams import Cost
 
 #: The numbers of the nodes of a shape: nodes that do the same have the same one.
 NodeNumbers = Callable[[Shape], Sequence[int]]
+#: Up to here sums are surely whole numbers of numpy.
+_MOST = 2**62
 
 
 class NumberedCosts(Protocol):
@@ -80,9 +82,11 @@ class PathWeights(NamedTuple):
             if key not in known:
                 known[key] = key[0].numbered(key[1])
             each += known[key]
-        times = np.array([(c.time, c.launch) for c in each], dtype=np.int64).reshape(-1, 2)
+        most = max((c.time + c.launch for c in each), default=0) * len(self.nodes)
+        kind: Any = np.int64 if most <= _MOST else object  # exact numbers of any size, but slower
+        times = np.array([(c.time, c.launch) for c in each], dtype=kind).reshape(-1, 2)
         sums = np.concatenate([[0], np.cumsum(times.sum(axis=1)[self.nodes])])
-        moments = np.zeros(self.moments, dtype=np.int64)
+        moments: Ints = np.zeros(self.moments, dtype=kind)
         taken = self.waits.lengths(sums)
         for found, waits, begins in self.levels:
             ends = moments[self.waits.moment[waits]] + taken[waits]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from types import MappingProxyType
 
 import numpy as np
@@ -19,6 +19,7 @@ from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
+from stagec.support.diagnostics import error
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.network import (
     Span,
@@ -227,5 +228,12 @@ class CostTable:
 
 
 def picoseconds(seconds: float) -> int:
-    """Seconds as whole picoseconds, of which clocks count."""
-    return round(seconds * PICOSECONDS)
+    """Seconds as whole picoseconds, of which clocks count. Raises `DiagnosticError` for a cost that
+    no float holds."""
+    found = seconds * PICOSECONDS
+    if not isfinite(found):
+        raise error(
+            "a kernel or a message of the step takes longer than any number of seconds",
+            remedy="look for a figure of the machine that is too small or too large",
+        )
+    return round(found)
