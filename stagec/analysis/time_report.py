@@ -137,7 +137,7 @@ def time_report(
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     if levers is None:
         levers = sum(len(each.plan) for each in step.classes.plans) <= _MANY
-    tried = all_levers(issued, machine, overlap=overlap) if levers else ()
+    tried = all_levers(issued, machine, overlap=overlap, measured=measured) if levers else ()
     members = [each for job in issued.jobs for each in job.members]
     seconds, ranks = step.seconds, sum(map(len, members))
     needed = None if model_flops is None else evaluate(model_flops, values)
