@@ -272,6 +272,18 @@ def test_changes_that_are_none(path: str, value: float | str, told: str) -> None
         machines()["h100-sxm"].changed({path: value})
 
 
+def test_brackets_in_a_text_are_printed_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "[b]mine.toml"
+    figure = 'bandwidth = { value = "1 TB/s", source = "[/x] of [1]" }'
+    record = '[efficiency.memory]\nfitted = "[/y] of [2]"'
+    file.write_text(f'base = "h100-sxm"\ntitle = "[/z] of [3]"\n[memory]\n{figure}\n{record}\n')
+    ran = stagec("machines", file)
+    assert (ran.code, ran.err) == (0, "")
+    assert all(text in ran.out for text in ("[/x] of [1]", "[/y] of [2]", "[b]mine: [/z] of [3]"))
+    job = ("time", "llama3-8b", "--set", "L=1", "--sweep", f"machine={file}")
+    assert "[b]" in stagec(*job, "--jobs", "1").out
+
+
 def test_constants_change_as_a_text_has_them() -> None:
     h100 = machines()["h100-sxm"]
     found = h100.changed(
