@@ -162,6 +162,7 @@ def test_files_that_are_none(tmp_path: Path, content: bytes, told: str) -> None:
     file.write_bytes(content)
     ran = stagec("machines", str(file))
     assert (ran.code, told in ran.err, "Traceback" in ran.err) == (1, True, False), ran.err
+    assert not content.startswith(b"base") or f"{file}:1:1: error: " in ran.err
     assert stagec("machines", str(tmp_path / "none.toml")).code == 1
     assert stagec("machines", f"{tmp_path}/").code == 1
 
@@ -270,6 +271,20 @@ def test_changes() -> None:
 def test_changes_that_are_none(path: str, value: float | str, told: str) -> None:
     with pytest.raises(DiagnosticError, match=re.escape(told)):
         machines()["h100-sxm"].changed({path: value})
+
+
+@pytest.mark.parametrize(
+    "text", ["[network]\nranks = 4", "[network.nvlink]\nranks = 4", "network = []", "network = [1]"]
+)
+def test_a_network_that_is_no_list_of_levels(tmp_path: Path, text: str) -> None:
+    """What would change nothing is told."""
+    file = tmp_path / "mine.toml"
+    file.write_text(f'base = "h100-sxm"\n{text}\n')
+    ran = stagec("machines", file)
+    assert ran.code == 1
+    assert f"{file}:2:" in ran.err
+    assert "network: expects levels" in ran.err
+    assert ran.err.count("error") == 1
 
 
 def test_brackets_in_a_text_are_printed_as_they_are(tmp_path: Path) -> None:
