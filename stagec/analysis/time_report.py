@@ -137,13 +137,12 @@ def time_report(
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     if levers is None:
         levers = sum(len(each.plan) for each in step.classes.plans) <= _MANY
-    tried = all_levers(issued, machine, overlap=overlap) if levers else ()
+    tried = all_levers(issued, machine, overlap=overlap, measured=measured) if levers else ()
     members = [each for job in issued.jobs for each in job.members]
     seconds, ranks = step.seconds, sum(map(len, members))
     needed = None if model_flops is None else evaluate(model_flops, values)
     read = _known(tokens, values)
-    rates = machine.compute.matrix
-    peak = next((rates[d].value for d in _PEAKS if d in rates), 0.0)
+    peak = _peak(machine)
     could = ranks * peak * seconds
     flops = [of for job in issued.jobs for of in [job.each(_product_flops)] * len(job.classes)]
     executed = sum(
@@ -171,6 +170,13 @@ def time_report(
         [len(mine) for mine in members],
         step,
     )
+
+
+def _peak(machine: Machine) -> float:
+    """FLOP/s that utilizations are counted by; without any of `_PEAKS` the greatest."""
+    rates = {**machine.compute.vector, **machine.compute.matrix}
+    found = next((rates[d] for d in _PEAKS if d in rates), None)
+    return found.value if found else max(rate.value for rate in rates.values())
 
 
 def _known(size: Expr | None, values: Mapping[str, int]) -> int | None:

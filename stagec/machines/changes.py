@@ -7,25 +7,31 @@ value alone, so that thousands of machines are cheap.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 
-from stagec.machines.figures import KINDS, Figure, is_table, listed, quantity
+from stagec.machines.figures import KINDS, Figure, Unit, is_table, listed, quantity
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.machines.schema import Machine
 
-_Apply = Callable[[Any, type[Figure] | None], Any]
-#: Fields that are no figures.
-_TOLD = frozenset(
-    {"name", "title", "aliases", "kind", "collectives", "fitted", "reductions", "packed"}
-)
+
+class _Form(NamedTuple):
+    """What the schema says of a number: the kind of its quantity, if it has a unit, and the rest of
+    its rules."""
+
+    kind: str | None
+    rules: TypeAdapter[Any]
+
+
+_Apply = Callable[[Any, _Form], Any]
 _SOURCE = "changed from the text"
+_REMEDY = "docs/machines.md has the schema"
 
 
 def changed(machine: Machine, values: Mapping[str, float | str]) -> Machine:
@@ -37,11 +43,11 @@ def changed(machine: Machine, values: Mapping[str, float | str]) -> Machine:
 
 def scaled(machine: Machine, path: str, factor: float) -> Machine:
     """See `Machine.scaled`."""
-    return _at(machine, path, lambda old, kind: _checked(path, old * factor, old, kind))
+    return _at(machine, path, lambda old, form: _checked(path, old * factor, old, form))
 
 
 def _at(machine: Machine, path: str, apply: _Apply) -> Machine:
-    found: Machine | None = _walk(machine, path.split("."), apply)
+    found: Machine | None = _walk(machine, path.split("."), apply, None)
     if found is None:
         known = paths(machine)
         raise error(
@@ -51,57 +57,105 @@ def _at(machine: Machine, path: str, apply: _Apply) -> Machine:
     return found
 
 
-def _walk(node: Any, path: list[str], apply: _Apply) -> Any:
-    """The node with the figures of the path changed; None if there is no such path."""
+def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:
+    """The node with the figures of the path changed; None if there is no such path. `hint` is the
+    annotation of the node in the schema."""
     if isinstance(node, Figure):
         if path:
             return None
-        value = apply(node.value, type(node))
+        value = apply(node.value, _form(_hints(type(node))["value"][1], KINDS.get(type(node))))
         return node.model_copy(update={"value": value, "source": _SOURCE})
     if isinstance(node, BaseModel):
-        if not path or path[0] in _TOLD or path[0] not in type(node).model_fields:
-            return None
-        inner = _walk(getattr(node, path[0]), path[1:], apply)
-        return None if inner is None else node.model_copy(update={path[0]: inner})
+        name, inside = _hints(type(node)).get(path[0] if path else "", ("", None))
+        inner = _walk(getattr(node, name), path[1:], apply, inside) if name else None
+        return None if inner is None else node.model_copy(update={name: inner})
     if is_table(node):
-        return _each(node, path, apply)
-    if parts := listed(node):
-        levels = _each({level.name: level for level in parts}, path, apply)
-        return None if levels is None else tuple(levels.values())
-    if path or not isinstance(node, int | float):
-        return None
-    return apply(node, None)
+        return _each(node, path, apply, get_args(hint)[-1])
+    if levels := _levels(node):
+        found = _each(levels, path, apply, None)
+        return None if found is None else tuple(found.values())
+    return None if path or not _is_number(node) else apply(node, _form(hint))
 
 
-def _each(items: dict[str, Any], path: list[str], apply: _Apply) -> dict[str, Any] | None:
+def _each(
+    items: dict[str, Any], path: list[str], apply: _Apply, hint: Any
+) -> dict[str, Any] | None:
     """Of named things the one that the path names, or else all."""
     if path and path[0] in items:
-        inner = _walk(items[path[0]], path[1:], apply)
+        inner = _walk(items[path[0]], path[1:], apply, hint)
         return None if inner is None else {**items, path[0]: inner}
-    found = {name: _walk(item, path, apply) for name, item in items.items()}
+    found = {name: _walk(item, path, apply, hint) for name, item in items.items()}
     return found if found and None not in found.values() else None
 
 
-def _replaced(path: str, value: float | str, old: Any, kind: type[Figure] | None) -> Any:
+def _is_number(node: object) -> bool:
+    return isinstance(node, int | float) and not isinstance(node, bool)
+
+
+def _levels(node: object) -> dict[str, Any]:
+    return {part.name: part for part in listed(node) if isinstance(part, BaseModel)}  # type: ignore[attr-defined]
+
+
+@cache
+def _hints(owner: type[BaseModel]) -> Mapping[str, tuple[str, Any]]:
+    """By the name in a text: the name of the field, and its annotation with all of its rules."""
+    return {
+        f.alias or name: (name, _with(f.annotation, f.metadata))
+        for name, f in owner.model_fields.items()
+    }
+
+
+def _with(annotation: Any, rules: Sequence[Any]) -> Any:
+    return Annotated[annotation, *rules] if rules else annotation
+
+
+@cache
+def _form(hint: Any, kind: str | None = None) -> _Form:
+    """The rules of a number, without the reading of the text of a quantity."""
+    base, *metadata = (hint.__origin__, *hint.__metadata__) if _is_annotated(hint) else (hint,)
+    kind = kind or next((m.kind for m in metadata if isinstance(m, Unit)), None)
+    kept = [m for m in metadata if kind is None or not isinstance(m, BeforeValidator)]
+    return _Form(kind, TypeAdapter(_with(base, kept)))
+
+
+def _is_annotated(hint: Any) -> bool:
+    return hasattr(hint, "__metadata__")
+
+
+def _replaced(path: str, value: float | str, old: Any, form: _Form) -> Any:
     if not isinstance(value, str):
-        return _checked(path, value, old, kind)
+        return _checked(path, value, old, form)
     try:
-        number = quantity(KINDS[kind], value) if kind and kind in KINDS else float(value)
+        number = _number(value) if form.kind is None else quantity(form.kind, value)
     except ValueError as e:
         raise error(f"machine figure '{path}': {e}", remedy="give a figure with its unit") from None
-    return _checked(path, float(number), old, kind)
+    if isinstance(old, int) and form.kind is None and number % 1:
+        raise error(f"machine figure '{path}' cannot be {value}", remedy="give a whole number")
+    return _checked(path, float(number), old, form)
 
 
-def _checked(path: str, value: float, old: Any, kind: type[Figure] | None) -> Any:
-    """The value in the type of the old one; infinity where that is no count."""
-    whole = isinstance(old, int)
-    least = 0 if kind is None or KINDS.get(kind) == "time" else math.ulp(0.0)
-    if not value >= least or (whole and (math.isinf(value) or value < 1)):
-        raise error(
-            f"machine figure '{path}' cannot be {value}",
-            remedy="give a number that is not negative" if not least else "give more than zero",
-        )
-    return round(value) if whole else float(value)
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expects a number, found '{text}'") from None
+
+
+def _checked(path: str, value: float, old: Any, form: _Form) -> Any:
+    """The value in the type of the old one, as the schema has it; of rates and bandwidths also
+    infinity."""
+    whole, time = isinstance(old, int), form.kind == "time"
+    least = math.ulp(0.0) if form.kind and not time else 0
+    if not value >= least or (math.isinf(value) and (whole or time)) or (whole and value < 1):
+        remedy = "give more than zero" if least or whole else "give a number that is not negative"
+        raise error(f"machine figure '{path}' cannot be {value}", remedy=remedy)
+    result = round(value) if whole else float(value)
+    try:
+        return form.rules.validate_python(result)
+    except ValidationError as e:
+        told = e.errors()[0]["msg"].removeprefix("Value error, ")
+        told = told.replace("Input should be", "expects")
+        raise error(f"machine figure '{path}' cannot be {value}: {told}", remedy=_REMEDY) from None
 
 
 def figures(machine: Machine) -> Iterator[tuple[str, Figure]]:
@@ -115,7 +169,7 @@ def paths(machine: Machine) -> list[str]:
 
 
 def _leaves(node: object, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Figure) or (isinstance(node, int | float) and not isinstance(node, bool)):
+    if isinstance(node, Figure) or _is_number(node):
         yield path, node
         return
     for name, item in _items(node):
@@ -124,8 +178,8 @@ def _leaves(node: object, path: str) -> Iterator[tuple[str, Any]]:
 
 def _items(node: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(node, BaseModel):
-        yield from ((n, getattr(node, n)) for n in type(node).model_fields if n not in _TOLD)
+        yield from ((n, getattr(node, field)) for n, (field, _) in _hints(type(node)).items())
     elif is_table(node):
         yield from node.items()
     else:
-        yield from ((level.name, level) for level in listed(node))
+        yield from _levels(node).items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Annotated, Any, TypeGuard
@@ -83,7 +84,14 @@ class Sourced(Text):
     source: Annotated[str, Field(min_length=1)]
 
 
-Seconds = Annotated[float, BeforeValidator(_floating("time"))]
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Says of a number in the schema which kind of quantity its text is."""
+
+    kind: str
+
+
+Seconds = Annotated[float, BeforeValidator(_floating("time")), Unit("time")]
 #: A share of a peak: more than 0, at most 1.
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 

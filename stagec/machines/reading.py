@@ -65,11 +65,16 @@ def bases(tables: Tables, file: str, text: str, read: Callable[[str], tuple[str,
     while "base" in chain[-1][0]:
         last, its_file, its_text = chain[-1]
         wanted = _base(last, its_file, its_text)
-        next_file, next_text = read(wanted)
+        place = _place(lines_of(its_text), ("base",), its_file)
+        try:
+            next_file, next_text = read(wanted)
+        except DiagnosticError as e:
+            first = e.diagnostics[0]
+            raise error(f"base: {first.message}", place, remedy=first.remedy) from None
         if len(chain) > _MOST_BASES or next_file in [f for _, f, _ in chain]:
             raise error(
                 f"base '{wanted}' leads back to the text or too far",
-                _place(lines_of(its_text), ("base",), its_file),
+                place,
                 remedy="let one text of the chain have no base",
             )
         chain.append((parsed(next_text, next_file), next_file, next_text))
@@ -122,6 +127,8 @@ def _merged(base: Tables, tables: Tables) -> Tables:
 
 
 def _levels(old: tuple[Any, ...], new: object) -> object:
+    if not listed(new) or not all(map(is_table, listed(new))):
+        return new  # what is no list of levels is told by the schema
     changed = {level.get("name"): level for level in listed(new) if is_table(level)}
     known = [level for level in old if is_table(level)]
     if not set(changed) <= {level.get("name") for level in known}:
@@ -155,7 +162,15 @@ def _names_of_levels(tables: Tables) -> list[object]:
 def _check_levels(
     tables: Tables, known: Mapping[tuple[Any, ...], tuple[int, int]], file: str
 ) -> None:
-    """Constants belong to a level that there is."""
+    """Levels are tables, and constants belong to one that there is."""
+    network = tables.get("network", [{}])
+    if not listed(network) or not all(map(is_table, listed(network))):
+        place = next((way for way in known if way[0] == "network"), ("network",))
+        raise error(
+            "network: expects levels, each below a [[network]] of its own",
+            _place(known, place, file),
+            remedy='write [[network]], and below it name = "nvlink" and what it has',
+        )
     efficiency = tables.get("efficiency")
     given = efficiency.get("network") if is_table(efficiency) else None
     names = [str(name) for name in _names_of_levels(tables)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from stagec.machines import changes
 from stagec.machines.efficiency import Efficiency
 from stagec.machines.figures import Bandwidth, Count, Duration, Frequency, Rate, Size, Text
+from stagec.support.diagnostics import error
 
 DataType = Literal["f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "f4e2m1", "i8"]
 LevelKind = Literal["switch", "ring", "mesh", "fat-tree"]
@@ -80,6 +81,25 @@ class HostLink(Text):
     latency: Duration
 
 
+def check_levels(levels: Sequence[Level]) -> None:
+    """Names differ, and each level joins whole units of the one inside. Raises ValueError."""
+    names = [level.name for level in levels]
+    if len(set(names)) != len(names):
+        raise ValueError(f"network: two levels have one name: {', '.join(names)}")
+    for inner, outer in pairwise(levels):
+        if inner.ranks is None:
+            raise ValueError(
+                f"network: level '{inner.name}' joins any number of ranks, so it is the last; "
+                f"write ranks = N, or leave '{outer.name}' out"
+            )
+        joined = outer.ranks
+        if joined is not None and (joined <= inner.ranks or joined % inner.ranks):
+            raise ValueError(
+                f"network: level '{outer.name}' joins {outer.ranks} ranks; expects a multiple "
+                f"of the {inner.ranks} of '{inner.name}' inside it"
+            )
+
+
 class Machine(Text):
     """A device and the network that joins many. `name` is that of its text, `aliases` are other
     names that users know it by."""
@@ -96,21 +116,7 @@ class Machine(Text):
     @model_validator(mode="after")
     def _levels(self) -> Machine:
         """Levels grow outwards, and have a protocol in common."""
-        names = [level.name for level in self.network]
-        if len(set(names)) != len(names):
-            raise ValueError(f"network: two levels have one name: {', '.join(names)}")
-        for inner, outer in pairwise(self.network):
-            if inner.ranks is None:
-                raise ValueError(
-                    f"network: level '{inner.name}' joins any number of ranks, so it is the last; "
-                    f"write ranks = N, or leave '{outer.name}' out"
-                )
-            joined = outer.ranks
-            if joined is not None and (joined <= inner.ranks or joined % inner.ranks):
-                raise ValueError(
-                    f"network: level '{outer.name}' joins {outer.ranks} ranks; expects a multiple "
-                    f"of the {inner.ranks} of '{inner.name}' inside it"
-                )
+        check_levels(self.network)
         first, *others = (set(e.protocols) for e in self.efficiency.network.values())
         if not first.intersection(*others):
             raise ValueError("efficiency.network: no protocol is the same on all levels")
@@ -129,15 +135,24 @@ class Machine(Text):
         `network.nvlink.latency`, `compute.matrix` for all types, `network.bandwidth` for all
         levels): numbers in bytes, seconds, FLOP/s and Hz, or texts with units.
 
-        Infinity is taken: a figure that costs nothing. Raises `DiagnosticError` for a path that
-        there is not, and for values that are none.
+        Infinity is taken of rates and bandwidths, for what costs nothing. Raises `DiagnosticError`
+        for a path that there is not, and for values that a text could not have.
         """
-        return changes.changed(self, values)
+        return self._grown(changes.changed(self, values))
 
     def scaled(self, path: str, factor: float) -> Machine:
         """The machine with the figures of a path multiplied. Raises `DiagnosticError` as `changed`
         does."""
-        return changes.scaled(self, path, factor)
+        return self._grown(changes.scaled(self, path, factor))
+
+    def _grown(self, other: Machine) -> Machine:
+        """Another one, whose levels are checked together if they are others."""
+        if other.network is not self.network:
+            try:
+                check_levels(other.network)
+            except ValueError as e:
+                raise error(str(e), remedy="change the ranks of both levels") from None
+        return other
 
     def paths(self) -> list[str]:
         """All paths of single figures that `changed` takes."""

@@ -67,9 +67,8 @@ class Assumptions:
                 if (capacity := self._capacity()) is not None:
                     more = Fraction(-(-have // tried) * tried, have) * capacity
                     remedy += f", or --capacity-factor {more}"
-            problems.error(
-                f"{size} = {have} does not divide over {divisor} = {tried}", loc, remedy=remedy
-            )
+            over = f"{divisor} = {tried}" if divisor.symbols else str(tried)
+            problems.error(f"{size} = {have} does not divide over {over}", loc, remedy=remedy)
         problems.check()
 
     def _capacity(self) -> Fraction | None:
@@ -114,6 +113,6 @@ def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
             divisor, tried = alone, tried // evaluate(each, {})
             near = [n // evaluate(each, {}) for n in fitting]
     best = sorted(near, key=lambda n: abs(n - tried))[:3]
-    if divisor.symbol_name is None and common >= tried:
+    if divisor.symbol_name is None and (common >= tried or len(divisor.symbols) < 2):
         return f"choose {size} as a multiple of {tried}"
     return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stagec.machines import Machine
+from stagec.time.costs.nodes import Measurements
 from stagec.time.step import IssuedStep, StepTime, step_time
 
 
@@ -16,12 +17,20 @@ class Lever(NamedTuple):
     step: StepTime
 
 
-def levers(issued: IssuedStep, machine: Machine, *, overlap: bool = True) -> Iterator[Lever]:
-    """Twice each rate, no latency, no launch gaps, and communication that is all hidden; of models
-    alone, for nobody has measured such machines."""
+def levers(
+    issued: IssuedStep,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    measured: Measurements | None = None,
+) -> Iterator[Lever]:
+    """Twice each rate, no latency, no launch gaps, and communication that is all hidden. Nobody has
+    measured such machines: what was `measured` changes by the ratio of the models."""
+    how: dict[str, Any] = {"overlap": overlap}
+    how["measured"] = None if measured is None else measured.of(machine)
     for name, changed in _changed(machine):
-        yield Lever(name, step_time(issued, changed, overlap=overlap))
-    hidden = step_time(issued, machine, overlap=overlap, communicates=False)
+        yield Lever(name, step_time(issued, changed, **how))
+    hidden = step_time(issued, machine, communicates=False, **how)
     yield Lever("communication all hidden", hidden)
 
 

@@ -553,3 +553,19 @@ def test_help_of_every_command(command: str) -> None:
     assert ran.code == 0
     assert ran.out.startswith("Usage: stagec ")
     assert len(max(ran.out.splitlines(), key=len)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("more", "over", "remedy"),
+    [
+        ((), "16", "choose B as a multiple of 16"),
+        (("--dp", "2"), "16*dp = 32", "choose B as a multiple of 32"),
+    ],
+)
+def test_a_number_of_microbatches_is_no_name_to_choose(
+    more: tuple[str, ...], over: str, remedy: str
+) -> None:
+    ran = stagec("analyze", LLAMA, "--set", "L=2,B=8", "--microbatches", "16", *more)
+    assert ran.code == 1
+    assert f"B = 8 does not divide over {over}\n" in ran.err
+    assert f"help: {remedy}\n" in ran.err

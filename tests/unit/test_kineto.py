@@ -12,7 +12,7 @@ import pytest
 from stagec.time.measured.files import Key
 from stagec.time.measured.kineto import Reading, read_trace
 from stagec.time.measured.observed import rows
-from stagec.time.measured.torch_ops import NO_SHAPES, Recorded, row_of
+from stagec.time.measured.torch_ops import NO_SHAPES, Recorded, row_of, row_of_collective
 from tests.unit.kineto_traces import Trace, comms
 
 BF16, F32 = "c10::BFloat16", "float"
@@ -340,6 +340,12 @@ def test_what_an_op_is(case: str) -> None:
         assert found.startswith(expected)
     else:
         assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [[], {}, None, 3, "Complex"])
+def test_the_type_of_a_collective_may_be_anything(dtype: object) -> None:
+    found = row_of_collective("_allgather_base", (8, 64), dtype, 8)
+    assert found == "its sizes are not recorded"
 
 
 def test_what_is_broadcast_is_read_once() -> None:

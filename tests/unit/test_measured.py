@@ -75,6 +75,26 @@ def test_a_count_is_a_whole_number(tmp_path: Path, count: str) -> None:
         read_measured(path)
 
 
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ("matmul,bfloat16,1x2x3x4,,,2,1", "dtype: no element type 'bfloat16'"),
+        ("matmul,,1x2x3x4,,,2,1", "dtype: no element type ''"),
+        ("matmul,bf16,1x2x3x4,true,,2,1", "causal: a row of matmul has no mask"),
+        ("matmul,bf16,1x2x3x4,,gelu,2,1", "op: a row of matmul has none, found 'gelu'"),
+        ("memory,bf16,64,,,2,1", "dtype: a row of memory has none, found 'bf16'"),
+        ("all_gather,bf16,2x64,,,2,1", "dtype: a row of all_gather has none"),
+    ],
+)
+def test_a_row_that_no_kernel_would_be_found_in_is_refused(
+    tmp_path: Path, row: str, told: str
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f"{HEAD}{row}\n")
+    with pytest.raises(DiagnosticError, match=told):
+        read_measured(path)
+
+
 def product(m: int, n: int, k: int = 64) -> Kernel:
     return Kernel("matmul", "bf16", (1, m, n, k), 2 * m * n * k, 2 * (m * n + m * k + n * k))
 

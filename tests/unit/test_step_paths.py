@@ -24,14 +24,14 @@ CASES = [pytest.param(n, marks=() if n in FIRST else EXHAUSTIVE) for n in JOBS]
 FSDP: dict[str, Any] = {"pp": 2, "dp": 2, "zero": 2, "microbatches": 8, "chunks": 2}
 
 
-def costs_like(seed: int) -> Callable[[Node], Cost]:
-    """Costs without sense, some of which are nothing: others for each seed."""
+def costs_like(seed: int, unit: int = 1) -> Callable[[Node], Cost]:
+    """Costs without sense in some unit, some of which are nothing: others for each seed."""
 
     def cost(node: Node) -> Cost:
         code = zlib.crc32(f"{seed} {node.kind} {node.size}".encode())
         if node.is_computation:
-            return Cost(code % 97, code % 5)
-        return Cost((code % 331) * (code % 3))
+            return Cost(code % 97 * unit, code % 5)
+        return Cost((code % 331) * (code % 3) * unit)
 
     return cost
 
@@ -47,13 +47,19 @@ def test_reductions_of_each_microbatch_fall_behind() -> None:
     compare(issued_of(options), one_stream=False)
 
 
-def compare(issued: Issued, one_stream: bool) -> None:
+@pytest.mark.parametrize("days", [50, 10**9])
+def test_steps_of_many_days_are_exact(days: int) -> None:
+    """Of more picoseconds than numpy counts, too: in one node, or in all together."""
+    compare(issued_of(options_of(*JOBS["1f1b"])), one_stream=False, unit=days * 86400 * 10**12)
+
+
+def compare(issued: Issued, one_stream: bool, unit: int = 1) -> None:
     """Replay with some costs by paths, and at once."""
     found = joined(issued.classes, issued.runs, issued.mesh, one_stream=one_stream)
     plans = Plans(found, cache(issued.each(lambda node: node).numbers))
     assert all(plans.paths is None for _ in range(PAYS - 1))  # so few replays need none
     for seed in range(3):
-        each = issued.each(costs_like(seed))
+        each = issued.each(costs_like(seed, unit))
         costs = [(0, each)] * len(plans)
         later = Replayed(plans, costs, numbered=[each] * len(plans))
         whole = Replayed(plans, costs)

@@ -89,6 +89,20 @@ def test_a_machine_that_was_not_measured_is_remarked_on(more: list[str], told: s
     assert ran.err.startswith(told) if told else not ran.err
 
 
+def test_utilizations_of_a_machine_without_matrix_units_for_16_bits(tmp_path: Path) -> None:
+    """They count by the rate that products have there."""
+    text = (ROOT / "stagec/machines/h100-sxm.toml").read_text()
+    begin, end = text.index("[compute.matrix]"), text.index("[memory]")
+    rates = '[compute.matrix]\nf8e4m3 = { value = "2 PFLOP/s", source = "own" }\n'
+    rates += '[compute.vector]\nbf16 = { value = "100 TFLOP/s", source = "own" }\n'
+    rates += 'f32 = { value = "50 TFLOP/s", source = "own" }\n'
+    file = tmp_path / "mine.toml"
+    file.write_text(text[:begin] + rates + text[end:])
+    found = timed(f"llama3-8b --set L=2 --machine {file} --no-levers")
+    assert found["peak_flops"] == 100e12
+    assert 0 < found["hfu"] < 1
+
+
 def test_levers_are_never_slower() -> None:
     """Twice a rate, or a time that is gone, makes no step slower: a step waits for fewer things."""
     found = timed(f"{LLAMA} --pp 2 --tp 2 --dp 2 --microbatches 4 --levers")

@@ -246,3 +246,22 @@ def test_mistakes_are_told(more: list[str], told: str) -> None:
 def test_only_times_have_a_machine_to_sweep() -> None:
     ran = stagec("analyze", LLAMA, "--sweep", "machine=h100")
     assert (ran.code, "no flag 'machine' to sweep" in ran.err) == (2, True)
+
+
+def test_levers_and_sweeps_change_what_was_measured_as_models_say(tmp_path: Path) -> None:
+    """Of a slow all_gather; a level that nothing crosses helps nobody."""
+    table = tmp_path / "table.csv"
+    table.write_text(f"kind,extents,microseconds\nall_gather,2x{2 * 8192 * 4096 * 2},50000\n")
+    words = ("--set", "L=2,B=2", "--tp", "2", "--sp", "--ranks", "2", "--machine", "h100-sxm")
+    job = ("time", LLAMA, *words, "--measured", str(table), "--json")
+    found = json.loads(stagec(*job).out)
+    assert found["found"]["matched"]
+    step = {each["name"]: each["step_seconds"] for each in found["levers"]}
+    assert step["2 x infiniband"] == found["step_seconds"]
+    assert found["step_seconds"] - 0.002 < step["no launch gaps"] < found["step_seconds"]
+    assert step["2 x nvlink"] < 0.8 * found["step_seconds"]
+    figures = {"2 x nvlink": "network.nvlink.bandwidth", "2 x memory bandwidth": "memory.bandwidth"}
+    for lever, figure in figures.items():
+        ran = stagec(*job, "--sweep", f"machine.{figure}=x1,x2")
+        rows = [row["time"]["step_seconds"] for row in json.loads(ran.out)]
+        assert rows == [found["step_seconds"], step[lever]]

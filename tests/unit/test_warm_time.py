@@ -197,6 +197,10 @@ def test_it_is_what_the_command_tells() -> None:
         ({"sp": 3}, "sp: "),
         ({"sizes": {"S": -1}}, "S expects a positive integer"),
         ({"tp": 3}, "H = 32 does not divide over tp = 3"),
+        ({"tp": 2.5}, "tp: '2.5' is not a valid integer"),
+        ({"ranks": 2.5}, "ranks: '2.5' is not a valid integer"),
+        ({"mesh": ["dp"]}, "mesh: expects a dictionary"),
+        ({"strategy": "no/such.stg"}, "no/such.stg: No such file"),
     ],
 )
 def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], told: str) -> None:
@@ -204,6 +208,11 @@ def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], told: st
         time_step(LLAMA, **flags)
     assert told in str(problem.value.diagnostics[0].message)
     assert problem.value.diagnostics[0].remedy
+
+
+def test_a_flag_that_is_none_is_not_given() -> None:
+    given = time_step(LLAMA, tp=2.0, sp=None, zero=None, strategy=None, sizes={"L": 2})
+    assert given == time_step(LLAMA, tp=2, sizes={"L": 2})
 
 
 def test_warnings_are_those_of_python() -> None:

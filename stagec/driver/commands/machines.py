@@ -62,13 +62,15 @@ def _level(level: Level) -> str:
 
 
 def _print_machine(machine: Machine) -> None:
+    from rich.markup import escape
+
     from stagec.driver.output.tables import console, table
 
     other = f", also {', '.join(machine.aliases)}" if machine.aliases else ""
-    rows = table(f"{machine.name}{other}: {machine.title}", "figure", "value", "source")
+    rows = table(escape(f"{machine.name}{other}: {machine.title}"), "figure", "value", "source")
     rows.columns[2].justify = "left"
     for path, figure in machine.figures():
-        rows.add_row(path, figure_text(figure), figure.source)
+        rows.add_row(path, figure_text(figure), escape(figure.source))
     out = console(sys.stdout, 170)
     out.print(rows)
     levels = table("Network, from the inside out", "level", "kind", "ranks", "oversubscription", "")
@@ -80,7 +82,7 @@ def _print_machine(machine: Machine) -> None:
     out.print(levels)
     for name, fitted in _records(machine):
         told = fitted or "not fitted: no measurements of this machine; defaults"
-        out.print(f"efficiency of {name}: {told}")
+        out.print(f"efficiency of {name}: {told}", markup=False)
 
 
 def _records(machine: Machine) -> Iterator[tuple[str, str]]:

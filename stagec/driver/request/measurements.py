@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from stagec.driver.output.common import report
+from stagec.support.diagnostics import Diagnostic
+from stagec.support.source import UNKNOWN
+
 if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
     from stagec.time.measured.tables import Table
@@ -48,6 +53,15 @@ def measurements(
     if not files and package is None:
         return None
     return _read(tuple((file, _stamp(file)) for file in files), package, machine.name)
+
+
+def tell_unused(found: TimeReport, measured: Measurements | None) -> None:
+    """Remark on measured times of which a step takes none."""
+    if measured is None or found.found["modelled"] < sum(found.found.values()):
+        return
+    told = "no kernel or collective of this step was measured: all of its times are modelled"
+    remedy = "compare kinds, types and extents of the table with docs/measured.md"
+    report(Diagnostic(told, UNKNOWN, "remark", remedy))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -314,7 +314,7 @@ def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
                 _number(best["mfu"], ".1%"),
                 escape(best["strategy"]),
             ]
-        made.add_row(each["machine"], str(each["ranks"]), str(each["batch"]), *cells)
+        made.add_row(escape(each["machine"]), str(each["ranks"]), str(each["batch"]), *cells)
     return made
 
 

@@ -56,7 +56,8 @@ class Setting:
             return replace(case, options=options.changed(**given, explicit=explicit))
         if self.what == "case":
             return replace(case, **{self.name: self.value})
-        return replace(case, machine=self._machine(case.machine))
+        device = case.device or case.machine
+        return replace(case, machine=self._machine(case.machine), device=device)
 
     def _machine(self, machine: Machine | None) -> Machine:
         if machine is None:

@@ -23,13 +23,15 @@ _one_at_a_time = threading.Lock()
 @dataclass(frozen=True, slots=True)
 class Case:
     """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
-    collectives are blocking. Files and a package may have measured times."""
+    collectives are blocking. Files and a package may have measured times, those of `device`: the
+    machine before its figures were changed, if they were."""
 
     options: JobOptions
     machine: Machine | None = None
     overlap: bool = True
     measured: tuple[Path, ...] = ()
     kernels_from: str | None = None
+    device: Machine | None = None
 
 
 def row(case: Case) -> SweepRow:
@@ -69,12 +71,14 @@ def _summary(case: Case) -> SweepRow:
     }
     if case.machine is None:
         return counts
-    from stagec.driver.request.measurements import measurements
+    from stagec.driver.request.measurements import measurements, tell_unused
 
     measured = measurements(case.measured, case.kernels_from, case.machine)
-    return counts | {
-        "time": time_row(job.time(case.machine, overlap=case.overlap, measured=measured))
-    }
+    if measured is not None:
+        measured = measured.of(case.device or case.machine)
+    timed = job.time(case.machine, overlap=case.overlap, measured=measured)
+    tell_unused(timed, measured)
+    return counts | {"time": time_row(timed)}
 
 
 def time_row(found: TimeReport) -> SweepRow:

@@ -137,7 +137,7 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
         made.columns[-1].justify = "left"
     for row in jobs:
         marks = " ".join(f"[{notes.setdefault(t, len(notes) + 1)}]" for t in row["warnings"])
-        chosen = map(chosen_text, row["configuration"].values())
+        chosen = (escape(chosen_text(value)) for value in row["configuration"].values())
         values = (c.text(c.value(row)) for c in columns)
         made.add_row(*chosen, *values, *([escape(marks)] if marked else []))
     if jobs:

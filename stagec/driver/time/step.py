@@ -40,20 +40,26 @@ def time_step(
     `model` is the name of a library model or a file, `machine` a name, a file or a `Machine`.
     `flags` are those of the command with underscores for dashes (`tp=8`, `zero=3`, `sp=True`),
     `strategy`, `preset`, `ranks`, and as dictionaries `sizes` of symbols (--set) and `mesh`.
-    Without `overlap` all collectives are blocking. Warnings are Python's. A process compiles a
-    structure once: a further call that differs in sizes and degrees takes milliseconds.
+    A flag that is None is not given. Without `overlap` all collectives are blocking. Warnings are
+    Python's. A process compiles a structure once: a further call that differs in sizes and degrees
+    takes milliseconds.
 
     Raises `DiagnosticError` for what the command refuses.
     """
     from stagec.driver.job.figures import CompiledJob
 
-    options = JobOptions(model).changed(**_checked(flags), explicit=frozenset(flags))
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = JobOptions(model).changed(**_checked(given), explicit=frozenset(given))
     on = machine_of(machine) if isinstance(machine, str) else machine
     with seldom_collected(), kept_reports() as told:
         try:
             found = CompiledJob.of(options).time(on, overlap=overlap, levers=levers)
         except NotAnIntegerError as problem:
             raise error(str(problem), remedy="choose sizes that divide") from None
+        except OSError as problem:
+            raise error(
+                f"{problem.filename}: {problem.strerror}", remedy="check the path"
+            ) from None
     for diagnostic in told:
         if diagnostic.severity == "warning":
             warnings.warn(diagnostic.message, stacklevel=2)
@@ -79,8 +85,13 @@ def _checked(flags: Mapping[str, Any]) -> dict[str, Any]:
 def _value(name: str, value: Any) -> Any:
     """A value of the type that an option has."""
     if name in ("sizes", "mesh"):
-        text = value if isinstance(value, str) else ",".join(f"{n}={v}" for n, v in value.items())
+        if not isinstance(value, str | Mapping):
+            raise TypeError(f"expects a dictionary, found {value!r:.60}")
+        sizes = cast("str | Mapping[str, object]", value)
+        text = sizes if isinstance(sizes, str) else ",".join(f"{n}={v}" for n, v in sizes.items())
         return cast("Any", SizesType()(text))
+    if isinstance(value, float):  # click cuts what is behind the point off
+        value = str(int(value)) if value.is_integer() else str(value)
     if name == "ranks":
         return cast("Any", click.IntRange(min=1)(value))
     if name == "plugin":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
 from stagec.driver.output.streams import tell
+from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
 from stagec.ir.serving import PREFILL
 from stagec.pipeline.instrument import PLAN, STATED
@@ -106,6 +107,7 @@ def report_of(
         levers=levers,
         measured=measured,
     )
+    tell_unused(report, measured)
     if levers is None and not report.levers:
         tell("--levers tries what would help")
     return report

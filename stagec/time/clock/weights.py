@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from stagec.time.streams import Cost
 
 #: The numbers of the nodes of a shape: nodes that do the same have the same one.
 NodeNumbers = Callable[[Shape], Sequence[int]]
+#: Up to here sums are surely whole numbers of numpy.
+_MOST = 2**62
 
 
 class NumberedCosts(Protocol):
@@ -80,14 +82,17 @@ class PathWeights(NamedTuple):
             if key not in known:
                 known[key] = key[0].numbered(key[1])
             each += known[key]
-        times = np.array([(c.time, c.launch) for c in each], dtype=np.int64).reshape(-1, 2)
-        sums = np.concatenate([[0], np.cumsum(times.sum(axis=1)[self.nodes])])
-        moments = np.zeros(self.moments, dtype=np.int64)
+        most = max((c.time + c.launch for c in each), default=0) * len(self.nodes)
+        # whole numbers of Python are of any size, but slower
+        kind: type[np.int64] = np.int64 if most <= _MOST else cast(Any, object)
+        times: Ints = np.array([(c.time, c.launch) for c in each], dtype=kind).reshape(-1, 2)
+        sums: Ints = np.concatenate([[0], np.cumsum(times.sum(axis=1)[self.nodes])])
+        moments: Ints = np.zeros(self.moments, dtype=kind)
         taken = self.waits.lengths(sums)
         for found, waits, begins in self.levels:
-            ends = moments[self.waits.moment[waits]] + taken[waits]
+            ends: Ints = moments[self.waits.moment[waits]] + taken[waits]
             moments[found] = np.maximum.reduceat(ends, begins)
-        weights = moments[self.weights.moment] + self.weights.lengths(sums)
+        weights: Ints = moments[self.weights.moment] + self.weights.lengths(sums)
         for number, places in self.calls:
             weights[number] = times[self.nodes[[*places]], 0].max()
         return weights

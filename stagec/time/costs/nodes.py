@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from types import MappingProxyType
 
 import numpy as np
@@ -19,8 +20,10 @@ from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
+from stagec.support.diagnostics import error
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.network import (
+    Floats,
     Span,
     collective_seconds,
     level_between,
@@ -45,13 +48,28 @@ class Measurements:
 
     A collective of the users' files is taken for every group of as many ranks; one of the others,
     which were measured within a node, for groups within the innermost level.
+
+    `device` is what was measured, where that is told: on a machine with other figures the times are
+    those of the tables by the ratio of the models on both.
     """
 
-    def __init__(self, own: Sequence[Table] = (), others: Sequence[Table] = ()) -> None:
+    def __init__(
+        self,
+        own: Sequence[Table] = (),
+        others: Sequence[Table] = (),
+        device: Machine | None = None,
+    ) -> None:
+        self.device = device
         mine = {(t.kind, t.dtype, t.causal, t.op) for t in own}
         rest = [t for t in others if (t.kind, t.dtype, t.causal, t.op) not in mine]
         self.kernels = Measured([*own, *rest])
         self._collectives = Measured(own), Measured(rest)
+
+    def of(self, device: Machine) -> Measurements:
+        """The same, of a device."""
+        found = copy(self)
+        found.device = device
+        return found
 
     def collective(
         self, kind: str, size: int, over: Sequence[Span], machine: Machine
@@ -98,6 +116,8 @@ class CostTable:
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
         self._machine, self._mesh, self._overlap = machine, mesh, overlap
+        device = self._measured.device
+        self._device = None if device is machine else device
         self._launch = picoseconds(machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -112,6 +132,10 @@ class CostTable:
         seconds, ways = self._measured.kernels.seconds(kernels)
         modelled = ways == NOT_FOUND
         unknown = [k for k, is_unknown in zip(kernels, modelled, strict=True) if is_unknown]
+        if self._device is not None:
+            known = [k for k, is_unknown in zip(kernels, modelled, strict=True) if not is_unknown]
+            before, after = (seconds_in_step(m, known) for m in (self._device, self._machine))
+            seconds[~modelled] *= _ratio(after, before)
         seconds[modelled] = seconds_in_step(self._machine, unknown)
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
             self._known[kernel] = Cost(picoseconds(time), self._launch)
@@ -172,7 +196,10 @@ class CostTable:
         if measured is not None:
             seconds, way = measured
             self.ways[way] += 1
-            return seconds
+            if self._device is None:
+                return seconds
+            asked = (collective_seconds(m, kind, size, over) for m in (self._machine, self._device))
+            return seconds * float(_ratio(*map(np.asarray, asked)))
         self.ways[NOT_FOUND] += 1
         return collective_seconds(self._machine, kind, size, over)
 
@@ -226,6 +253,18 @@ class CostTable:
         return next(levels, None) or level_between(self._machine, int(ranks[-1]), int(peers[-1]))
 
 
+def _ratio(after: Floats, before: Floats) -> Floats:
+    """By how much times change; not, where they were nothing."""
+    return np.divide(after, before, out=np.ones_like(before), where=before > 0)
+
+
 def picoseconds(seconds: float) -> int:
-    """Seconds as whole picoseconds, of which clocks count."""
-    return round(seconds * PICOSECONDS)
+    """Seconds as whole picoseconds, of which clocks count. Raises `DiagnosticError` for a cost that
+    no float holds."""
+    found = seconds * PICOSECONDS
+    if not isfinite(found):
+        raise error(
+            "a kernel or a message of the step takes longer than any number of seconds",
+            remedy="look for a figure of the machine that is too small or too large",
+        )
+    return round(found)

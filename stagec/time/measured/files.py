@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stagec.ir.types import DTYPE_BYTES
 from stagec.machines.figures import is_table, listed
 from stagec.program.kernels import EXTENTS
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
@@ -178,9 +179,10 @@ def _json(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]
 def _check_names(names: list[str], place: Loc) -> None:
     for name in names:
         if name not in _NAMES or names.count(name) > 1:
-            what = "twice" if name in _NAMES else "no column of a table"
+            if name in _NAMES:
+                raise error(f"'{name}' is twice", place, remedy="leave one of them out")
             hint = did_you_mean(name, _NAMES) or f"the columns are: {', '.join(_NAMES)}"
-            raise error(f"'{name:.40}' is {what}", place, remedy=hint)
+            raise error(f"'{name:.40}' is no column of a table", place, remedy=hint)
     missing = [n for n in _REQUIRED if n not in names]
     if missing:
         raise error(f"no column '{missing[0]}'", place, remedy=f"write {','.join(_NAMES)}")
@@ -196,12 +198,27 @@ def _row(entry: Mapping[str, Any]) -> tuple[tuple[str, str, bool, str], list[int
     causal = entry.get("causal", False)
     if not isinstance(causal, (bool, str)) or causal not in _CAUSAL:
         raise ValueError(f"causal: expects true or false, found {causal!r:.40}")
+    _check_of_kind(kind, dtype, op, _CAUSAL[causal])
     extents = _whole(entry["extents"], ROWS[kind])
     count = entry.get("count", "")
     if count != "" and not re.fullmatch("[0-9]{1,18}", str(count)):
         raise ValueError(f"count: expects a whole number, found {count!r:.40}")
     key = (kind, dtype, _CAUSAL[causal], op)
     return key, extents, _time(entry["microseconds"]) * 1e-6
+
+
+def _check_of_kind(kind: str, dtype: str, op: str, causal: bool) -> None:
+    """Only what a kernel of this kind has: else no kernel would ever be found in the row."""
+    if not EXTENTS.get(kind):
+        if dtype:
+            raise ValueError(f"dtype: a row of {kind} has none, found {dtype!r:.40}")
+    elif dtype not in DTYPE_BYTES:
+        hint = did_you_mean(dtype, DTYPE_BYTES) or f"the types are: {', '.join(DTYPE_BYTES)}"
+        raise ValueError(f"dtype: no element type {dtype!r:.40}; {hint}")
+    if causal and not kind.startswith("attention"):
+        raise ValueError(f"causal: a row of {kind} has no mask")
+    if op and kind != "memory":
+        raise ValueError(f"op: a row of {kind} has none, found {op!r:.40}")
 
 
 def _whole(value: Any, names: tuple[str, ...]) -> list[int]:

@@ -127,9 +127,10 @@ def row_of_collective(name: str, nelems: tuple[Any, Any], dtype: Any, ranks: Any
     kind = next((k for start, k in _COLLECTIVES.items() if plain.startswith(start)), None)
     if kind is None or "sparse" in plain:
         return "recv waits for its sender" if plain == "recv" else "no collective of the table"
-    if dtype not in SIZES or not all(type(n) is int for n in (*nelems, ranks)):
+    width = SIZES.get(dtype) if isinstance(dtype, str) else None
+    if width is None or not all(type(n) is int for n in (*nelems, ranks)):
         return "its sizes are not recorded"
-    size = max(nelems) * SIZES[dtype]
+    size = max(nelems) * width
     ranks = 2 if kind == "message" else ranks
     if ranks < 2 or size <= 0:
         return "it moves nothing"
