@@ -341,7 +341,7 @@ def test_attention_on_h100_is_near_published_rates(width: int, backward: bool) -
     assert np.abs(error).max() < 0.3
 
 
-#: Milliseconds of causal prefills of vllm, batch x heads x key/value heads x tokens x elements,
+#: Milliseconds of causal prefills of vllm by batch, heads, key/value heads, tokens and elements,
 #: with what copies keys and values into a cache.
 PREFILLS: dict[tuple[str, tuple[int, ...]], float] = {
     ("a100-80g", (1, 32, 8, 8192, 128)): 3.120,
