@@ -159,8 +159,9 @@ def _fit_memory(
 ) -> tuple[dict[str, float], str]:
     table = tables.get(("memory", "", False))
     if table is None:
-        values = {n: products[0][n] for n in BOUNDS["memory"]}
-        return values, "no table of kernels bound by memory: those of products"
+        shortest = float(tables["matmul", "bf16", False].seconds.min())
+        values = {"bandwidth": products[0]["bandwidth"], "start": shortest}
+        return values, "no table of kernels bound by memory: bandwidth and shortest of products"
     rows = memory_rows([table])
     board = checkerboard(rows)
     values = fit_memory(machine, rows.of(board))
