@@ -141,7 +141,8 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
         rows = rows_of(sources)
         fit = Fit(rows)
         fitted = [i for i, row in enumerate(rows) if every or row.fitted]
-        others = [i for i, row in enumerate(rows) if not row.fitted]
+        others = [] if every else [i for i, row in enumerate(rows) if not row.fitted]
+        judged = "fitted" if every else "left out"
         values = fit.fit(fitted, bounds)
         print(f"{name}: {', '.join(f'{n} = {v:g}' for n, v in values.items())}", flush=True)
         record: list[str] = []
@@ -151,7 +152,7 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
                 if mine:
                     text = told(fit.errors(mine, values))
                     print(f"  {source}, {title}: {text}", flush=True)
-                    if title == "left out":
+                    if title == judged:
                         record.append(f"{source} {text}")
         for source in sources if len(sources) > 1 else ():
             rest = [i for i in fitted if rows[i].source != source]
@@ -160,7 +161,8 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
             shown = ", ".join(f"{n.split('.')[-1]} {v:g}" for n, v in without.items())
             print(f"  without {source} ({shown}): {told(fit.errors(mine, without))}", flush=True)
         if write:
-            told_of = f"every second row of measured steps; left out: {'; '.join(record)}"
+            some = "all rows of measured steps" if every else "every second row of measured steps"
+            told_of = f"{some}; {judged}: {'; '.join(record)}"
             write_constants(name, values, told_of)
             for other in ALIKE.get(name, ()):
                 same = {n: values[n] for n in (PRODUCTS, ISSUE) if n in values}
