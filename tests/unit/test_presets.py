@@ -12,7 +12,7 @@ import pytest
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
 from stagec.models import library, presets
-from tests.support import EXHAUSTIVE, analyse, stagec
+from tests.support import EXHAUSTIVE, LONG, analyse, stagec
 
 #: GPUs, tokens of a global batch, pipeline stages, as published.
 PUBLISHED = {
@@ -87,6 +87,17 @@ def test_it_compiles_with_one_class_for_each_stage(name: str) -> None:
     for entry in found["classes"]:
         received = sum(r["count"] for r in entry["p2p"] if r["dir"] == "recv")
         assert received == entry["nodes"]["recv"] > 0
+
+
+#: Model FLOPs utilization on H100: arXiv 2407.21783, table 4.
+UTILIZATION = {"llama3-405b-8k": 0.43, "llama3-405b-131k": 0.38}
+
+
+@LONG
+@pytest.mark.parametrize("name", UTILIZATION)
+def test_steps_take_about_as_long_as_published(name: str) -> None:
+    ran = stagec("time", "--preset", name, "--machine", "h100-sxm", "--no-levers", "--json")
+    assert json.loads(ran.out)["mfu"] == pytest.approx(UTILIZATION[name], abs=0.02)
 
 
 def test_the_text_of_a_preset_is_a_strategy_file(tmp_path: Path) -> None:
