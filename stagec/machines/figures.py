@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -92,6 +92,8 @@ class Unit:
 
 
 Seconds = Annotated[float, BeforeValidator(_floating("time")), Unit("time")]
+#: Element types whose products machines state.
+DataType = Literal["f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "f4e2m1", "i8"]
 #: A share of a peak: more than 0, at most 1.
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 

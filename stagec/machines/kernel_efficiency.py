@@ -12,11 +12,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stagec.machines.figures import Seconds, Share, Text
+from stagec.machines.figures import DataType, Seconds, Share, Text
 
 #: How much of two times that can hide each other is hidden: 0 is their sum, 1 the longer one.
 Overlap = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Many = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _usual_rates() -> dict[DataType, float]:
+    return {"bf16": 0.8}
 
 
 class Rates(Text):
@@ -25,7 +29,7 @@ class Rates(Text):
     A type that is not there has the share of a type of as many bits, else that of bf16, else 0.8.
     """
 
-    rate: dict[str, Share] = Field(default_factory=lambda: {"bf16": 0.8})
+    rate: dict[DataType, Share] = Field(default_factory=_usual_rates)
 
     def of(self, dtype: str) -> float:
         """The share of a type."""

@@ -6,7 +6,8 @@ from functools import cache
 from typing import get_args
 
 from stagec.machines import read_machine
-from stagec.machines.schema import DataType, Machine
+from stagec.machines.figures import DataType
+from stagec.machines.schema import Machine
 
 _TYPES = "\n".join(
     f'{name} = {{ value = "1 FLOP/s", source = "given" }}' for name in get_args(DataType)

@@ -10,10 +10,18 @@ from pydantic import Field, model_validator
 
 from stagec.machines import changes
 from stagec.machines.efficiency import Efficiency
-from stagec.machines.figures import Bandwidth, Count, Duration, Frequency, Rate, Size, Text
+from stagec.machines.figures import (
+    Bandwidth,
+    Count,
+    DataType,
+    Duration,
+    Frequency,
+    Rate,
+    Size,
+    Text,
+)
 from stagec.support.diagnostics import error
 
-DataType = Literal["f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "f4e2m1", "i8"]
 LevelKind = Literal["switch", "ring", "mesh", "fat-tree"]
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
 

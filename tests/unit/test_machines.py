@@ -91,6 +91,7 @@ TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
         ("value = 132", "value = nan", "expects a number such as 132, found nan"),
         ("processors = ", "procesors = ", "compute.procesors: is not in the schema"),
         ("bf16 = ", "bf61 = ", "compute.matrix.bf61"),
+        ("rate = { bf16", "rate = { bf61", "efficiency.matmul.rate.bf61"),
         ('kind = "switch"', 'kind = "bus"', "network.0.kind"),
         ("ranks = 8", "ranks = 8.5", "network.0.ranks"),
         ("ranks = 8", "ranks = 1", "network.0.ranks"),
