@@ -258,7 +258,7 @@ def test_changes() -> None:
         ("network.nvlink.ranks", 0, "cannot be 0"),
         ("network.nvlink.oversubscription", "x", "expects a number, found 'x'"),
         ("network.nvlink.oversubscription", 0.5, "expects greater than or equal to 1"),
-        ("network.nvlink.ranks", "7.5", "give a whole number"),
+        ("network.nvlink.ranks", "7.5", "cannot be 7.5"),
         ("network.latency", inf, "cannot be inf"),
         ("compute.processors", 1e20, "cannot be 1e+20"),
         ("efficiency.sustained.products", 0, "expects greater than 0"),
