@@ -150,7 +150,7 @@ def test_kineto_has_what_analyze_counts(tried_job: Tried, tmp_path: Path) -> Non
 
 def test_overlap_is_that_of_the_replay(tmp_path: Path) -> None:
     """Of the time in which something communicates, that in which something computes too; what HTA
-    calls `comp_comm_overlap`, and 25.88% and 54.5% in docs/consumers.md."""
+    calls `comp_comm_overlap`, and 25.88% and 54.50% in docs/consumers.md."""
     text = "llama3-8b --pp 2 --tp 2 --dp 2 --zero 1 --microbatches 4 --set L=4,S=2048"
     words = text.split()
     folder = compiled(tmp_path, "kineto", words, machine=("--machine", "h100-sxm"))
