@@ -119,7 +119,7 @@ def _plain(c: Columns, dtype: str) -> NDArray[np.bool_]:
     """Without a window, with a cache of the type of the operands, of a library's kernels: those in
     Triton stand in where libraries have none, for a head of 192 or 512 elements."""
     windows = c.get("window_size", np.zeros_like(c["isl"]))
-    library = np.strings.find(c["kernel_source"].astype(str), "triton") < 0
+    library = np.char.find(c["kernel_source"].astype(str), "triton") < 0
     found: NDArray[np.bool_] = (windows == 0) & (c["kv_cache_dtype"] == c[dtype]) & library
     return found
 
