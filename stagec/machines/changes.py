@@ -93,7 +93,8 @@ def _is_number(node: object) -> bool:
 
 
 def _levels(node: object) -> dict[str, Any]:
-    return {part.name: part for part in listed(node) if isinstance(part, BaseModel)}  # type: ignore[attr-defined]
+    """The levels of a network by name; a list of texts has none."""
+    return {part.name: part for part in listed(node) if hasattr(part, "name")}
 
 
 @cache

@@ -26,8 +26,8 @@ def levers(
 ) -> Iterator[Lever]:
     """Twice each rate, no latency, no launch gaps, and communication that is all hidden. Nobody has
     measured such machines: what was `measured` changes by the ratio of the models."""
-    how: dict[str, Any] = {"overlap": overlap}
-    how["measured"] = None if measured is None else measured.of(machine)
+    known = None if measured is None else measured.of(machine)
+    how: dict[str, Any] = {"overlap": overlap, "measured": known}
     for name, changed in _changed(machine):
         yield Lever(name, step_time(issued, changed, **how))
     hidden = step_time(issued, machine, communicates=False, **how)

@@ -17,6 +17,8 @@ from stagec.program.nodes import Node
 
 #: Clocks count picoseconds: so many in a second.
 PICOSECONDS: Final = 10**12
+#: Up to here times and what is added to them are surely whole numbers of numpy.
+MOST: Final = 2**62
 #: The stream of computations.
 COMPUTE: Final = "compute"
 #: The stream of all collectives and sends, where they share one.

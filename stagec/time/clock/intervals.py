@@ -19,12 +19,10 @@ from stagec.support.diagnostics import error
 from stagec.time.clock.pieces import Cause, Entry
 from stagec.time.clock.replay import ClassReplay
 from stagec.time.clock.shapes import Shape, ShapeNode
-from stagec.time.streams import BUBBLE, PICOSECONDS, Part, Stream
+from stagec.time.streams import BUBBLE, MOST, PICOSECONDS, Part, Stream
 
 #: Stands for no microbatch.
 NONE = -1
-#: Up to here times and what is added to them are surely whole numbers of numpy.
-_MOST = 2**62
 
 
 class NodeTimes(NamedTuple):
@@ -86,7 +84,7 @@ def occurrences(runs: Sequence[Run], each: ClassReplay) -> Iterator[tuple[int, s
 def node_times(runs: Sequence[Run], each: ClassReplay) -> NodeTimes:
     """When the nodes of one rank of a class run, that issues these runs. Raises `DiagnosticError`
     for more picoseconds than numpy counts."""
-    if each.end > _MOST:
+    if each.end > MOST:
         days = each.end / PICOSECONDS / 86400
         raise error(
             f"a step of {days:,.0f} days is too long to show node by node",

@@ -22,12 +22,10 @@ import numpy as np
 from stagec.program.nodes import Ints
 from stagec.time.clock.segments import PieceWaits, Segment, Waits
 from stagec.time.clock.shapes import Shape
-from stagec.time.streams import Cost
+from stagec.time.streams import MOST, Cost
 
 #: The numbers of the nodes of a shape: nodes that do the same have the same one.
 NodeNumbers = Callable[[Shape], Sequence[int]]
-#: Up to here sums are surely whole numbers of numpy.
-_MOST = 2**62
 
 
 class NumberedCosts(Protocol):
@@ -84,7 +82,7 @@ class PathWeights(NamedTuple):
             each += known[key]
         most = max((c.time + c.launch for c in each), default=0) * len(self.nodes)
         # whole numbers of Python are of any size, but slower
-        kind: type[np.int64] = np.int64 if most <= _MOST else cast(Any, object)
+        kind: type[np.int64] = np.int64 if most <= MOST else cast(Any, object)
         times: Ints = np.array([(c.time, c.launch) for c in each], dtype=kind).reshape(-1, 2)
         sums: Ints = np.concatenate([[0], np.cumsum(times.sum(axis=1)[self.nodes])])
         moments: Ints = np.zeros(self.moments, dtype=kind)
