@@ -179,12 +179,11 @@ class _Inserter:
         except NoPlanError as e:
             message = f"'{op.name}' needs %{value.name} placed otherwise: {e}"
             raise error(message, op.loc, remedy=MAKE_PARTS) from None
-        phase = "gradient" if op.has(FinalGradient) else op.phase
-        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc), phase=phase)
+        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
         home = value.region if op.parent is None else op.parent
         keeps = self._save_gathered or is_parameter(value)
         for step in steps:
-            shared = phase if step.op == "stg.all_gather" and not keeps else ""
+            shared = op.phase if step.op == "stg.all_gather" and not keeps else ""
             found = self._found(value, step, shared, home)
             if found is None:
                 found = self._cache[(value, step, shared, home)] = _emit(builder, value, step)

@@ -116,6 +116,23 @@ def in_flight(timeline: ScheduleEvents) -> tuple[Fraction, ...]:
 # -- the table ---------------------------------------------------------------------------------
 
 
+def test_every_schedule_has_a_row() -> None:
+    assert TABLE.keys() == SCHEDULES.keys()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("costs", [Costs(2, 5, 2), Costs(3, 4, 1, 6)], ids=str)
+def test_what_a_schedule_says_of_itself_holds(name: str, costs: Costs) -> None:
+    """At all small sizes that it accepts, those that the table is silent on too."""
+    schedule = SCHEDULES[name]
+    sizes = [s for s in product(range(1, 5), range(1, 10), range(1, 4)) if allowed(schedule, s)]
+    assert sizes
+    for each in sizes:
+        timeline, own = run(name, each, costs), schedule.closed_form(*each, costs)
+        assert own.bubble in (None, schedule.bubble(timeline)), each
+        assert own.in_flight in (None, in_flight(timeline)), each
+
+
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("name", TABLE)
 def test_replay_equals_the_closed_forms(name: str, stages: int) -> None:
