@@ -454,7 +454,7 @@ def plain_trace(
     parts = [encode_metadata(SCHEMA_VERSION)]
     for node in program.nodes:
         group = str(groups.of_rank(node.group, rank)) if node.group else ""
-        found = TraceWriter(mesh, groups.ranks, durations).trace_node(node, group)
+        found = TraceWriter(mesh, groups.ranks, durations).trace_node(node, group, node)
         record = encode_node(found)
         if node.over:
             towards = node.by if node.kind == "send" else -node.by

@@ -69,6 +69,7 @@ def sound() -> tuple[Ranks, Groups]:
 
 
 def write(directory: Path, ranks: Mapping[int, Iterable[TraceNode]], groups: object) -> Path:
+    directory.mkdir(exist_ok=True)
     for rank, nodes in ranks.items():
         data = encode_metadata("1") + b"".join(map(encode_node, nodes))
         (directory / f"job.{rank}.et").write_bytes(data)

@@ -91,7 +91,7 @@ def _lower(module: Module, func: Operation, costs: _Costs) -> None:
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module, costs).function(func.body, graph.make_region())
-    func.erase()
+    module.root.body.ops.remove(func)  # whole: nodes know which op they come from, and its operands
 
 
 def _served(func: Operation) -> dict[str, RawAttr]:

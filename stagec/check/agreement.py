@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from stagec.check.files import GroupsFile, group_id
+from stagec.check.files import ALL_RANKS_ID, GroupsFile, group_id
 from stagec.check.findings import CheckReport
 from stagec.check.program import CollectiveCall, MessageEnd
 from stagec.check.ranks import RankTrace
 from stagec.formats.chakra.show import collective_label
+from stagec.support.words import counted
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class CheckedJob:
     @cached_property
     def members(self) -> Mapping[int, tuple[int, ...]]:
         """The members of each group by group id."""
-        return {} if self.groups is None else self.groups.members
+        listed = {} if self.groups is None else dict(self.groups.members)
+        if ALL_RANKS_ID in self.group_slots:
+            listed[ALL_RANKS_ID] = tuple(sorted(self.ranks))
+        return listed
 
     @cached_property
     def member_sets(self) -> Mapping[int, frozenset[int]]:
@@ -61,6 +65,7 @@ class CheckedJob:
 def check_job(job: CheckedJob, report: CheckReport) -> None:
     """Everything that takes more than one rank to see, short of deadlock."""
     _check_groups_file(job, report)
+    _check_named(job, report)
     for trace in job.traces.values():
         _check_rank_groups(job, trace, report)
         _check_rank_peers(job, trace, report)
@@ -70,18 +75,35 @@ def check_job(job: CheckedJob, report: CheckReport) -> None:
 def check_rank(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
     """What can be seen of one rank without the traces of others: its groups, as far as the groups
     file says who is in them, and messages to itself."""
+    _check_named(job, report)
     _check_rank_groups(job, trace, report)
     _check_self_messages(trace, report)
 
 
+def _check_named(job: CheckedJob, report: CheckReport) -> None:
+    """Collectives name their groups, or simulators take all ranks."""
+    slots = job.group_slots.get(ALL_RANKS_ID, {})
+    if not slots:
+        return
+    calls = [job.traces[rank].analysis.collectives.get(slot, ()) for rank, slot in slots.items()]
+    first = job.traces[next(iter(slots))]
+    node = first.analysis.program.nodes[calls[0][0].index]
+    message = (
+        f"{counted(sum(map(len, calls)), 'collective')} of {counted(len(slots), 'rank')} name no "
+        f"group (pg_name), first {node.label}: simulators take all ranks"
+    )
+    remedy = "write pg_name, and a groups file NAME.json, if they are over some ranks only"
+    report.warning(first.path, "no-group", message, remedy)
+
+
 def _check_groups_file(job: CheckedJob, report: CheckReport) -> None:
     if job.groups is None:
-        if job.group_slots:
+        if job.group_slots.keys() - {ALL_RANKS_ID}:
             message = "expected a groups file, found none though ranks issue collectives"
             report.error(job.directory, "no-groups-file", message, "write NAME.json")
         return
     path = job.groups.path
-    for number, ranks in job.members.items():
+    for number, ranks in job.groups.members.items():
         if len(ranks) < 2:
             message = f"expected group {number} to have two members or more, found {len(ranks)}"
             remedy = "drop the group and its collectives; a group of one hangs the simulator"

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from stagec.check.agreement import CheckedJob
 from stagec.check.archive import read_archive
-from stagec.check.files import group_id, job_of, read_groups
+from stagec.check.files import ALL_RANKS, group_id, job_of, read_groups
 from stagec.check.findings import CheckReport
 from stagec.check.program import Analysis, TraceProgram
 from stagec.check.ranks import LINKS, RankReader, RankTrace
@@ -433,7 +433,7 @@ def _group(job: CheckedJob, trace: RankTrace, slot: int) -> tuple[int, ...] | st
 
 def _ranks(group: tuple[int, ...] | str) -> str:
     if isinstance(group, str):
-        return f"group {group!r}"
+        return "all ranks" if group == ALL_RANKS else f"group {group!r}"
     shown = ", ".join(map(str, group[:_SHOWN]))
     return f"ranks {shown}" + (f", ... ({len(group)})" if len(group) > _SHOWN else "")
 

@@ -32,8 +32,16 @@ class GroupsFile:
     members: Mapping[int, tuple[int, ...]]
 
 
+#: The group of a collective that names none, which simulators take for all ranks: a text that no
+#: `pg_name` is taken for, and its id.
+ALL_RANKS, ALL_RANKS_ID = "\0", 0
+
+
 def group_id(text: str) -> int | None:
-    """A communicator's id: the decimal of an integer > 0, without sign or leading zeros."""
+    """A communicator's id: the decimal of an integer > 0, without sign or leading zeros; 0 for
+    `ALL_RANKS`."""
+    if text == ALL_RANKS:
+        return ALL_RANKS_ID
     return int(text) if _GROUP_ID.fullmatch(text) else None
 
 

@@ -9,6 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
+
+from stagec.check.nodes import Severity
+
+Verdict: TypeAlias = Literal["well-formed", "incomplete", "broken"]
 
 FINDINGS_PER_CODE = 20
 """How many findings of one code a report spells out."""
@@ -40,12 +45,14 @@ class CheckReport:
 
     `ranks` counts trace files; `nodes`, `collectives` and `sends` count nodes over all ranks;
     `groups` counts the communicator groups of the groups file. `eager_only` says why a job that is
-    free of deadlock is so only if sends do not wait for their receives. `alone` is not empty for a
+    free of deadlock is so only if sends do not wait for their receives. `gaps` are what a recorded
+    trace lacks to be simulated. `alone` is not empty for a
     trace without those of the other ranks: it says what was not checked. `omitted` says per code
-    how many findings beyond `FINDINGS_PER_CODE` were left out of `errors` and `warnings`.
+    how many findings beyond `FINDINGS_PER_CODE` were left out of these lists.
     """
 
     errors: list[Finding] = field(default_factory=list[Finding])
+    gaps: list[Finding] = field(default_factory=list[Finding])
     warnings: list[Finding] = field(default_factory=list[Finding])
     omitted: Counter[str] = field(default_factory=Counter[str])
     ranks: int = 0
@@ -58,22 +65,35 @@ class CheckReport:
     _seen: Counter[str] = field(default_factory=Counter[str], repr=False)
 
     def ok(self) -> bool:
-        """Whether nothing is wrong; warnings do not count."""
-        return not self.errors
+        """Whether nothing is wrong or missing; warnings do not count."""
+        return not self.errors and not self.gaps
+
+    @property
+    def verdict(self) -> Verdict:
+        """`broken` where something contradicts, `incomplete` where something is missing."""
+        if self.errors:
+            return "broken"
+        return "incomplete" if self.gaps else "well-formed"
 
     def error(
         self, path: Path, code: str, message: str, remedy: str, *, node: int | None = None
     ) -> None:
         """Add an error, or count it where its code has been reported often enough."""
-        self._add(self.errors, Finding(path, node, code, message, remedy))
+        self.add(Severity.ERROR, Finding(path, node, code, message, remedy))
 
     def warning(
         self, path: Path, code: str, message: str, remedy: str, *, node: int | None = None
     ) -> None:
         """Add a warning, or count it where its code has been reported often enough."""
-        self._add(self.warnings, Finding(path, node, code, message, remedy))
+        self.add(Severity.WARNING, Finding(path, node, code, message, remedy))
 
-    def _add(self, findings: list[Finding], finding: Finding) -> None:
+    def add(self, severity: Severity, finding: Finding) -> None:
+        """Add a finding, or count it where its code has been reported often enough."""
+        findings = {
+            Severity.ERROR: self.errors,
+            Severity.GAP: self.gaps,
+            Severity.WARNING: self.warnings,
+        }[severity]
         self._seen[finding.code] += 1
         if self._seen[finding.code] > FINDINGS_PER_CODE:
             self.omitted[finding.code] += 1

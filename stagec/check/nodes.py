@@ -7,9 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 
 from stagec.formats.chakra.nodes import ATTR_TYPES, CollKind, NodeKind, TraceNode
+
+
+class Severity(Enum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """The trace contradicts itself, the traces of other ranks, or the schema: it is broken."""
+
+    GAP = "gap"
+    """A recorded trace lacks what a simulator needs: it cannot be simulated as it is."""
+
+    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +33,7 @@ class NodeProblem:
     code: str
     message: str
     remedy: str
-    is_error: bool = True
+    severity: Severity = Severity.ERROR
 
 
 _REQUIRED: Mapping[int, tuple[str, ...]] = MappingProxyType(
@@ -28,7 +41,7 @@ _REQUIRED: Mapping[int, tuple[str, ...]] = MappingProxyType(
         NodeKind.MEM_LOAD: ("is_cpu_op", "tensor_size"),
         NodeKind.MEM_STORE: ("is_cpu_op", "tensor_size"),
         NodeKind.COMP: ("is_cpu_op", "num_ops", "tensor_size"),
-        NodeKind.COLL: ("is_cpu_op", "comm_type", "comm_size", "pg_name"),
+        NodeKind.COLL: ("is_cpu_op", "comm_type", "comm_size"),
         NodeKind.SEND: ("is_cpu_op", "comm_size", "comm_tag", "comm_dst"),
         NodeKind.RECV: ("is_cpu_op", "comm_size", "comm_tag", "comm_src"),
     }
@@ -59,6 +72,8 @@ def node_problems(node: TraceNode) -> Iterator[NodeProblem]:
         yield NodeProblem(node.id, "unknown-kind", message, "write the kind of the Chakra schema")
     for name in _REQUIRED.get(node.kind, ()):
         yield from _attribute_problems(node, name)
+    if "pg_name" in node.attr_types and node.kind == NodeKind.COLL:
+        yield from _attribute_problems(node, "pg_name")
     if node.kind == NodeKind.COLL and node.attr_types.get("comm_type") == "int64":
         yield from _collective_problems(node)
 

@@ -7,12 +7,12 @@ occurrence ("slots"), so that ranks which differ in nothing else have the same p
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from stagec.check.nodes import NodeProblem, node_problems
+from stagec.check.nodes import NodeProblem, Severity, node_problems
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode
 
 
@@ -87,10 +87,31 @@ def analyse(program: TraceProgram) -> Analysis:
         channels = (*sends.values(), *receives.values())
         problems += _unordered_messages(program, deps, order, channels)
     found = (*graph_problems, *problems)
+    if is_recorded(nodes):
+        found = tuple(replace(p, severity=Severity.GAP) if p.code in _GAPS else p for p in found)
     return Analysis(program, deps, sound, found, collectives, sends, receives, unordered)
 
 
 _UNSOUND = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})
+#: What recorders leave out, or write otherwise than simulators need it: nodes of which others are
+#: children, costs of what ran, the waits of a host operation for the kernels that it launched.
+_GAPS = frozenset(
+    {
+        "missing-dependency",
+        "missing-attribute",
+        "dependency-cycle",
+        "no-start",
+        "metadata-node",
+        "unsupported-collective",
+    }
+)
+
+
+def is_recorded(nodes: Iterable[TraceNode]) -> bool:
+    """Whether a trace was recorded from a run: it has operations of the host, which no simulator
+    needs, beside the kernels that they launch."""
+    ran = (NodeKind.COMP, NodeKind.COLL)
+    return any(node.kind in ran and node.attrs.get("is_cpu_op") is True for node in nodes)
 
 
 def issue_order(nodes: Sequence[TraceNode], deps: Sequence[tuple[int, ...]]) -> list[int]:
@@ -242,7 +263,7 @@ def _unordered(program: TraceProgram, code: str, pair: tuple[int, int], what: st
     remedy = f"add a control dependency of node {second.id} on node {first.id}"
     if code == "unordered-messages":
         remedy += ", or give them different tags"
-    return NodeProblem(second.id, code, message, remedy, is_error=False)
+    return NodeProblem(second.id, code, message, remedy, Severity.WARNING)
 
 
 def first_unordered(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagec.check.files import ALL_RANKS
 from stagec.check.program import Analysis, TraceProgram, analyse
 from stagec.formats.chakra.files import read_records, split_records
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, decode_node
@@ -113,6 +114,8 @@ def _link(node: TraceNode) -> AttrValue | None:
     if name is None:
         return None
     value = node.attrs.get(name)
+    if value is None and name == "pg_name":
+        return ALL_RANKS
     return value if isinstance(value, str if name == "pg_name" else int) else None
 
 

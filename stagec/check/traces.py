@@ -143,9 +143,10 @@ def _report_programs(traces: Iterable[RankTrace], report: CheckReport) -> None:
     for first, *others in by_class.values():
         also = f" (likewise {len(others)} more ranks with this program)" if others else ""
         for problem in first.analysis.problems:
-            add = report.error if problem.is_error else report.warning
-            message = problem.message + also
-            add(first.path, problem.code, message, problem.remedy, node=problem.node)
+            finding = Finding(
+                first.path, problem.node, problem.code, problem.message + also, problem.remedy
+            )
+            report.add(problem.severity, finding)
 
 
 def _check_limits(job: CheckedJob, report: CheckReport) -> None:

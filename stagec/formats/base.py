@@ -55,13 +55,15 @@ class Layout:
 
     Of a job of several pods it is the layout of one, whose ranks begin with `start`; `far` are the
     ranks of another pod that each of its ranks exchanges values with, by the name of that pod and
-    the number of the message.
+    the number of the message. `sizes` are the numbers of the symbols of the model, none of an
+    archive.
     """
 
     mesh: Mapping[str, int]
     groups: Groups
     start: int = 0
     far: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def peer(self, rank: int, over: str, by: int) -> int:
         """The rank that is `by` places further along an axis, round the ring; or the one of another
@@ -222,7 +224,7 @@ class Format:
         default: object = getattr(self, field_)
         try:
             if isinstance(default, bool):
-                return {"": True, "true": True, "false": False}[text]
+                return {"": True, "true": True, "yes": True, "false": False, "no": False}[text]
             return type(default)(text) if isinstance(default, int | float) else text
         except (KeyError, ValueError):
             kinds = {"bool": "true or false", "int": "an integer", "float": "a number"}

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from stagec.formats.base import Estimate, JobFormat, Layout, TraceJob
-from stagec.formats.torch_comm import NCCL, elements_of
+from stagec.formats.torch_comm import EIGHT_BITS, NCCL, TENSORS, elements_of
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 from stagec.time.measured.torch_ops import SIZES
@@ -32,19 +32,6 @@ from stagec.time.measured.torch_ops import SIZES
 _SCHEMA = "1.1.0-chakra.0.0.4"
 #: About how many bytes a communication takes, and its wait.
 _BYTES = 2700
-#: The types of tensors by those of messages.
-_TENSORS = {
-    "BFloat16": "c10::BFloat16",
-    "Half": "c10::Half",
-    "Float": "float",
-    "Double": "double",
-    "Char": "signed char",
-    "Byte": "unsigned char",
-    "Short": "short int",
-    "Int": "int",
-    "Long": "long int",
-    "Bool": "bool",
-}
 
 
 @dataclass(frozen=True)
@@ -226,13 +213,13 @@ class _Class:
     def _issued(self, node: Node, group: _Group, request: list[Any]) -> dict[str, Any]:
         """A collective, or an end of a message."""
         dtype, into, out = elements_of(node, self._layout.mesh)
-        if dtype not in _TENSORS:  # of 8 bits, which comm_replay does not know
+        if dtype in EIGHT_BITS:  # which comm_replay does not know
             dtype = "Byte"
         kind, split = NCCL.get(node.kind, (node.kind, ""))[0], list[int]()
         if node.kind == "all_to_all":
             split = [into // group.size] * group.size
             into = out = sum(split)
-        width, kind_of = SIZES[dtype], f"GenericList[Tensor({_TENSORS[dtype]})]"
+        width, kind_of = SIZES[dtype], f"GenericList[Tensor({TENSORS[dtype]})]"
         tensors: list[dict[str, list[Any]]] = [
             {"values": [[[0, 0, 0, n, width, "cpu"]]], "shapes": [[[n]]], "types": [kind_of]}
             for n in (into, out)

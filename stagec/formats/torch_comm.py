@@ -34,6 +34,23 @@ TYPES: Mapping[str, str] = {
     "i64": "Long",
     "bool": "Bool",
 }
+#: The types of tensors, by the element types of PyTorch.
+TENSORS: Mapping[str, str] = {
+    "BFloat16": "c10::BFloat16",
+    "Half": "c10::Half",
+    "Float": "float",
+    "Double": "double",
+    "Float8_e4m3fn": "c10::Float8_e4m3fn",
+    "Float8_e5m2": "c10::Float8_e5m2",
+    "Char": "signed char",
+    "Byte": "unsigned char",
+    "Short": "short int",
+    "Int": "int",
+    "Long": "long int",
+    "Bool": "bool",
+}
+#: Element types that `comm_replay` does not know.
+EIGHT_BITS = frozenset(("Float8_e4m3fn", "Float8_e5m2"))
 
 
 class Elements(NamedTuple):

@@ -218,7 +218,7 @@ class Archive:
     def as_format(self, format_: Format, machine: Machine | None) -> Archive:
         """The same job for files of another format. Raises `DiagnosticError` if this one is not
         Chakra's, which alone can be read."""
-        if format_ is self.format or (format_.name == self.format.name and machine is None):
+        if format_ is self.format or (format_ == self.format and machine is None):
             return self
         if not isinstance(self.format, ChakraFormat):
             raise error(

@@ -68,7 +68,8 @@ class Job:
     @property
     def layout(self) -> Layout:
         """Who talks to whom."""
-        return Layout(self.mesh, self.groups)
+        sizes = {} if self.module is None else self.module.env
+        return Layout(self.mesh, self.groups, sizes=sizes)
 
     def layout_of(self, number: int) -> Layout:
         """That of the ranks of a class: the same for all."""

@@ -90,7 +90,7 @@ class PodsJob:
         found: list[Layout] = []
         for pod in self.pods:
             far = {n: [r + self.starts[n] for r in ranks] for n, ranks in pod.far.items()}
-            found.append(Layout(pod.job.mesh, pod.job.groups, far=far))
+            found.append(replace(pod.job.layout, far=far))
         return dict(zip(self.starts, one_behind_the_other(found), strict=True))
 
     @property
@@ -157,7 +157,7 @@ def one_behind_the_other(pods: Sequence[Layout]) -> list[Layout]:
     start = first = 0
     for each in pods:
         groups = each.groups.moved(start, first, total)
-        found.append(Layout(each.mesh, groups, start, each.far))
+        found.append(replace(each, groups=groups, start=start))
         start, first = start + each.groups.ranks, first + len(each.groups.ids)
     return found
 

@@ -22,6 +22,7 @@ from stagec.formats.chakra.nodes import (
     AttrValue,
     CollKind,
     NodeKind,
+    NodeOperands,
     TraceError,
     TraceNode,
     encode_metadata,
@@ -67,6 +68,8 @@ RECV = TraceNode(
     NodeKind.RECV,
     attrs={"is_cpu_op": False, "comm_size": 64, "comm_tag": 9, "comm_src": 5, "comm_dst": 0},
 )
+#: Attributes of --tensor-names and of chakra{io=yes}.
+_OPTIONAL = ("inputs", "outputs", "stream", "dtype")
 NODES = (COMP, COLL, SEND, RECV)
 
 
@@ -202,7 +205,7 @@ def test_attributes_have_the_types_that_readers_ask_for() -> None:
         found |= {a.name: a.WhichOneof("value") for a in public.Node.FromString(record).attr}
     assert found == expected
     assert {name: kind.removesuffix("_val") for name, kind in expected.items()} == {
-        **{n: t for n, t in ATTR_TYPES.items() if t != "string_list"},  # of --tensor-names
+        **{n: t for n, t in ATTR_TYPES.items() if n not in _OPTIONAL},
         "stage": "int64",
         "op": "string",
     }
@@ -290,7 +293,13 @@ def test_reads_a_trace_of_another_tool(tmp_path: Path) -> None:
     records = prefixed(metadata.SerializeToString()), prefixed(body)
     (seen,) = read_trace(write(tmp_path / "a.0.et", *records))
     assert seen == TraceNode(
-        7, "aten::mm", 4, attrs={"rf_id": 3}, duration_micros=4, start_micros=3
+        7,
+        "aten::mm",
+        4,
+        attrs={"rf_id": 3},
+        duration_micros=4,
+        start_micros=3,
+        inputs=NodeOperands(values="[1]"),
     )
 
 

@@ -246,10 +246,52 @@ def test_missing_attribute(tmp_path: Path, number: int, name: str) -> None:
     assert name in finding.message
 
 
-@pytest.mark.parametrize(("number", "name"), [(11, "pg_name"), (12, "comm_dst")])
-def test_missing_link(tmp_path: Path, number: int, name: str) -> None:
-    report = check(tmp_path, edited(0, number, without_attr(name)), sound()[1])
+def test_a_message_without_a_peer(tmp_path: Path) -> None:
+    report = check(tmp_path, edited(0, 12, without_attr("comm_dst")), sound()[1])
     assert "missing-attribute" in codes(report.errors)
+
+
+def test_collectives_without_a_group_are_over_all_ranks(tmp_path: Path) -> None:
+    """As simulators take them: all ranks issue the same ones, and no groups file is needed."""
+    everywhere = without_attr("pg_name")(coll(1, "1"))
+    report = check(tmp_path / "all", {0: [everywhere], 1: [everywhere]}, None)
+    assert report.verdict == "well-formed"
+    only(report.warnings, "no-group")
+    assert (report.collectives, report.groups) == (2, 1)
+    report = check(tmp_path / "one", {0: [everywhere], 1: [comp(1)]}, None)
+    only(report.errors, "collective-mismatch")
+    assert report.verdict == "broken"
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("missing-attribute", without_attr("num_ops")),
+        ("missing-dependency", partial(replace, data_deps=(99,))),
+        ("no-start", partial(replace, ctrl_deps=(2,))),
+        ("dependency-cycle", partial(replace, ctrl_deps=(2,))),
+    ],
+)
+def test_what_a_recorded_trace_lacks_does_not_break_it(
+    tmp_path: Path, code: str, change: Callable[[TraceNode], TraceNode]
+) -> None:
+    """A trace is recorded if it has operations of the host; one that is not is broken."""
+    host = with_attr("is_cpu_op", True)
+    kernel = replace(comp(2), ctrl_deps=(1,))
+    report = check(tmp_path / "recorded", {0: [change(host(comp(1))), kernel]}, None)
+    assert (report.verdict, report.ok()) == ("incomplete", False)
+    assert not report.errors
+    assert code in codes(report.gaps)
+    report = check(tmp_path / "written", {0: [change(comp(1)), kernel]}, None)
+    assert report.verdict == "broken"
+    assert code in codes(report.errors)
+
+
+def test_a_recorded_trace_that_contradicts_itself_is_broken(tmp_path: Path) -> None:
+    host = with_attr("is_cpu_op", True)(without_attr("num_ops")(comp(1)))
+    report = check(tmp_path, {0: [host, host]}, None)
+    assert report.verdict == "broken"
+    assert "duplicate-id" in codes(report.errors)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,20 +29,24 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
     """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of
     deadlock. The trace of one rank is checked as far as it goes without the others.
 
-    Reads traces of other tools too, and archives. Exit code 1 if anything is wrong.
+    Reads traces of other tools too, and archives. Exit code 1 if anything is wrong. A recorded
+    trace that lacks what a simulator needs is not broken: it cannot be simulated as it is.
     """
     report = _report(directory)
-    failed = bool(report.errors) or (strict and bool(report.warnings))
+    failed = not report.ok() or (strict and bool(report.warnings))
     if as_json:
         write_output(json.dumps(_as_json(report, failed), indent=1) + "\n", None)
         return int(failed)
     for severity, findings in (("error", report.errors), ("warning", report.warnings)):
         for finding in findings:
             tell(f"{severity}: {finding}")
+    _tell_gaps(report)
     if report.eager_only is not None and not failed:
         tell(f"note: {report.eager_only}")
+    gaps = {finding.code for finding in report.gaps}
     for code, count in report.omitted.items():
-        tell(f"... and {count} more of '{code}'")
+        if code not in gaps:
+            tell(f"... and {count} more of '{code}'")
     if report.alone and not failed:
         tell("note: not checked without the other ranks:")
         for text in report.alone:
@@ -50,15 +55,35 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
         f"{directory}: {_verdict(report, failed)}: {counted(report.ranks, 'rank')}, "
         f"{counted(report.nodes, 'node')}, {counted(report.collectives, 'collective')} over "
         f"{counted(report.groups, 'group')}, {counted(report.sends, 'message')}; "
-        f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}\n"
+        f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}"
+        f"{_gaps_text(report)}\n"
     )
     return int(failed)
 
 
 def _verdict(report: CheckReport, failed: bool) -> str:
+    if report.verdict == "incomplete":
+        return "recorded, cannot be simulated as it is"
     if failed:
         return "not well-formed"
     return "well-formed" if report.alone else f"well-formed, free of deadlock{_sends(report)}"
+
+
+def _tell_gaps(report: CheckReport) -> None:
+    """What a recorded trace lacks: how many of each kind, and the first of them."""
+    for code, count in _gap_counts(report).items():
+        first = next(finding for finding in report.gaps if finding.code == code)
+        tell(f"missing for a simulator: {count:,} x {code}, first {first}")
+
+
+def _gap_counts(report: CheckReport) -> dict[str, int]:
+    counts = Counter(finding.code for finding in report.gaps)
+    return {code: count + report.omitted.get(code, 0) for code, count in counts.items()}
+
+
+def _gaps_text(report: CheckReport) -> str:
+    missing = sum(_gap_counts(report).values())
+    return f", {missing:,} missing for a simulator" if missing else ""
 
 
 def _sends(report: CheckReport) -> str:
@@ -109,6 +134,7 @@ def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:
     return {
         "schema": 1,
         "ok": not failed,
+        "verdict": report.verdict,
         "ranks": report.ranks,
         "nodes": report.nodes,
         "collectives": report.collectives,
@@ -117,6 +143,7 @@ def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:
         "not_checked": list(report.alone),
         "rendezvous": not failed and report.eager_only is None,
         "errors": rows(report.errors),
+        "gaps": rows(report.gaps),
         "warnings": rows(report.warnings),
         "omitted": dict(report.omitted),
     }

@@ -27,6 +27,7 @@ from stagec.formats.chakra.nodes import (
     encode_node,
     varint,
 )
+from stagec.formats.chakra.operands import Operands
 from stagec.formats.chakra.tensors import TensorLists
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program, marker_of
@@ -49,9 +50,20 @@ class TraceWriter:
     ranks: int
     durations: Durations | None = None
     tensors: TensorLists | None = None
+    operands: Operands | None = None
 
-    def trace_node(self, node: Node, group: str) -> TraceNode:
-        """A node as consumers want it. No FLOPs or bytes are written as 1: consumers stall on 0."""
+    def trace_node(self, node: Node, group: str, prototype: Node) -> TraceNode:
+        """A node of a prototype as consumers want it, with what profilers say of operands where
+        that is asked for."""
+        found = self._trace_node(node, group)
+        if self.operands is None:
+            return found
+        inputs, outputs = self.operands.sides(prototype)
+        attrs = {**self.operands.attributes(prototype), **found.attrs}  # the group or peer is last
+        return replace(found, attrs=attrs, inputs=inputs, outputs=outputs)
+
+    def _trace_node(self, node: Node, group: str) -> TraceNode:
+        """No FLOPs or bytes are written as 1: consumers stall on 0."""
         attrs: dict[str, AttrValue] = {"is_cpu_op": False}
         memory = {"alloc_bytes": node.alloc, "free_bytes": node.free}
         attrs |= {name: size for name, size in memory.items() if size}
@@ -108,10 +120,12 @@ class Encoder(PatchedEncoder):
         layout: Layout,
         durations: Durations | None = None,
         tensors: TensorLists | None = None,
+        operands: Operands | None = None,
     ) -> None:
         super().__init__(format_, layout, program.groups)
         self._program = program
-        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, durations, tensors)
+        ranks = layout.groups.ranks
+        self._writer = TraceWriter(layout.mesh, ranks, durations, tensors, operands)
 
     def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
         return _serialise(self._program, self._writer, widths)
@@ -124,11 +138,7 @@ def micros(seconds: float) -> int:
 
 def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes, int]) -> Variant:
     metadata = np.frombuffer(encode_metadata(SCHEMA_VERSION), dtype=np.uint8)
-    alike = (
-        _same_layout(program, timed=writer.durations is not None)
-        if writer.tensors is None
-        else _alone(program)
-    )
+    alike = _same_layout(program, writer) if writer.tensors is None else _alone(program)
     kinds = list(alike)
     records = [
         _serialise_like(
@@ -168,8 +178,9 @@ def _alone(program: Program) -> Iterator[Ints]:
     return iter(np.arange(len(program), dtype=np.int64).reshape(-1, 1))
 
 
-def _same_layout(program: Program, *, timed: bool) -> Iterator[Ints]:
-    """The nodes (from 0) of each layout; kernels matter where they are `timed`."""
+def _same_layout(program: Program, writer: TraceWriter) -> Iterator[Ints]:
+    """The nodes (from 0) of each layout; kernels matter where they are timed, operands where they
+    are written."""
     count = len(program)
     numbers = np.diff(program.starts)
     inner = np.arange(len(program.edges)) - np.repeat(program.starts[:-1], numbers)
@@ -177,7 +188,7 @@ def _same_layout(program: Program, *, timed: bool) -> Iterator[Ints]:
     weights = (_varint_width(program.edges) - 1) << shift
     total = np.concatenate([[0], np.cumsum(weights)])
     edges = total[program.starts[1:]] - total[program.starts[:-1]]
-    alike = _alike(program.prototypes, timed=timed)[program.prototype]
+    alike = _alike(program.prototypes, writer)[program.prototype]
     marked = alike[:, 2] >= 0
     digits = np.where(marked, decimal_width(program.microbatch), 0)
     single = np.where(numbers > _MOST_EDGES, np.arange(1, count + 1), 0)
@@ -195,13 +206,19 @@ def _same_layout(program: Program, *, timed: bool) -> Iterator[Ints]:
     yield from np.split(order, np.flatnonzero(differs)[1:])
 
 
-def _alike(prototypes: Sequence[Node], *, timed: bool) -> Ints:
+def _alike(prototypes: Sequence[Node], writer: TraceWriter) -> Ints:
     """For each prototype: a number for all of it but its name, the length of that without the
     number of a microbatch, and where that number is in it, or -1."""
     known: dict[tuple[object, ...], int] = {}
+    timed, operands = writer.durations is not None, writer.operands
     rows: list[tuple[int, int, int]] = []
     for n in prototypes:
-        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to, timed and n.kernels)
+        facts: tuple[object, ...] = (
+            *(n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to),
+            timed and n.kernels,
+        )
+        if operands is not None:
+            facts += (operands.sides(n), *operands.attributes(n).values())
         mark = marker_of(n.name)
         at = len(n.name.partition(mark)[0].encode()) if mark else -1
         rows.append((known.setdefault(facts, len(known)), len(n.name.encode()) - len(mark), at))
@@ -253,7 +270,7 @@ def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group:
     )
     if program.events is not None:
         node.alloc, node.free = int(program.events.alloc[one]), int(program.events.free[one])
-    record = _encoded(writer.trace_node(node, group))
+    record = _encoded(writer.trace_node(node, group, prototype))
     block = np.tile(np.frombuffer(record, dtype=np.uint8), (len(members), 1))
     if len(members) == 1:
         return block

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from stagec.formats.base import Durations, Format, Layout
+from stagec.formats.base import Durations, Format, Layout, TraceJob
 from stagec.formats.chakra.encode import Encoder, fixed_varint
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import varint
+from stagec.formats.chakra.operands import Operands
 from stagec.formats.chakra.tensors import tensors_of
 from stagec.program.groups import Groups
 from stagec.program.nodes import Program
+from stagec.support.diagnostics import error
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,12 @@ class ChakraFormat(Format):
     """Chakra execution traces: protobuf records, one file a rank, and a file of groups.
 
     With `tensor_names` each node of a program with memory events has the tensors that it reads and
-    writes, see `tensors_of`.
+    writes, see `tensors_of`. With `io` each node has the shapes and element types of its operands
+    and results, its element type and its stream.
     """
 
     tensor_names: bool = False
+    io: bool = False
     name: ClassVar[str] = "chakra"
     suffix: ClassVar[str] = "et"
     patched: ClassVar[bool] = True
@@ -32,7 +36,15 @@ class ChakraFormat(Format):
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
         tensors = tensors_of(program) if self.tensor_names else None
-        return Encoder(self, program, layout, durations, tensors)
+        operands = Operands.of(program, layout) if self.io else None
+        return Encoder(self, program, layout, durations, tensors, operands)
+
+    def check(self, job: TraceJob) -> None:
+        if self.io and not job.models:
+            raise error(
+                "operands (io) are not in archives, nor in traces that were read",
+                remedy="compile the job with --format 'chakra{io=yes}'",
+            )
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         if not self.tensor_names or program.events is None:

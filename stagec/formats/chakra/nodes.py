@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from stagec.formats.chakra.et_def_pb2 import AttributeProto, GlobalMetadata, Node
+from stagec.formats.chakra.et_def_pb2 import AttributeProto, GlobalMetadata, IOInfo, Node
 
 AttrValue = int | float | str | bool | bytes | tuple[int | float | str | bool | bytes, ...]
 
@@ -37,6 +37,8 @@ ATTR_TYPES: Mapping[str, str] = MappingProxyType(
         "comm_tag": "int32",
         "comm_src": "int32",
         "comm_dst": "int32",
+        "stream": "int64",
+        "dtype": "string",
         "inputs": "string_list",
         "outputs": "string_list",
     }
@@ -100,6 +102,16 @@ class TraceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeOperands:
+    """What profilers say of operands, or of results: lists as texts, `[[4, 8]]` of shapes and
+    `['Tensor(float)']` of types."""
+
+    values: str = ""
+    shapes: str = ""
+    types: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TraceNode:
     """One node of one rank.
 
@@ -117,6 +129,8 @@ class TraceNode:
     duration_micros: int = 0
     attr_types: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
     start_micros: int = 0
+    inputs: NodeOperands | None = None
+    outputs: NodeOperands | None = None
 
     @property
     def label(self) -> str:
@@ -144,6 +158,9 @@ def record_of(node: TraceNode) -> bytes:
     message = Node(id=node.id, name=node.name, duration_micros=node.duration_micros)
     if node.start_micros:
         message.start_time_micros = node.start_micros
+    for side, operands in ((message.inputs, node.inputs), (message.outputs, node.outputs)):
+        if operands is not None:
+            side.values, side.shapes, side.types = operands.values, operands.shapes, operands.types
     message.type = node.kind  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
     message.ctrl_deps.extend(node.ctrl_deps)
     message.data_deps.extend(node.data_deps)
@@ -188,7 +205,13 @@ def decode_node(path: Path, offset: int, record: bytes) -> TraceNode:
         duration_micros=message.duration_micros,
         attr_types=types,
         start_micros=message.start_time_micros,
+        inputs=_operands(message.inputs) if message.HasField("inputs") else None,
+        outputs=_operands(message.outputs) if message.HasField("outputs") else None,
     )
+
+
+def _operands(side: IOInfo) -> NodeOperands:
+    return NodeOperands(side.values, side.shapes, side.types)
 
 
 def verify_metadata(path: Path, offset: int, record: bytes) -> None:
