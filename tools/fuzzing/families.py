@@ -7,6 +7,7 @@ exception.
 
 from __future__ import annotations
 
+from tools.fuzzing.answers import ANSWERS
 from tools.fuzzing.base import Family, FaultError
 from tools.fuzzing.jobs import JOBS
 from tools.fuzzing.lines import LINES
@@ -15,4 +16,4 @@ from tools.fuzzing.texts import TEXTS
 
 __all__ = ["FAMILIES", "Family", "FaultError"]
 
-FAMILIES = {family.name: family for family in (*TEXTS, *LINES, *JOBS, *RECORDS)}
+FAMILIES = {family.name: family for family in (*TEXTS, *LINES, *JOBS, *RECORDS, *ANSWERS)}

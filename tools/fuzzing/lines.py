@@ -11,10 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import cast
+from unittest.mock import patch
 
 import click
 
 from stagec.driver.cli import COMMANDS, cli
+from stagec.driver.output.common import DEBUG
 from tools.fuzzing.base import MODEL, Family, FaultError, in_process, job
 
 STRATEGY = "stg.strategy @s[mesh = @pod] {\n  stg.split[B, over = dp]\n}\n"
@@ -112,7 +114,7 @@ _ODD_WORDS = (
     "layer",
 )
 #: Options that reach out of this process, or take long by design.
-_LEFT_OUT = frozenset({"--scheduler", "--jobs", "--sweep", "--limit"})
+LEFT_OUT = frozenset({"--scheduler", "--jobs", "--sweep", "--limit"})
 _INPUTS = {"tiny.stg": MODEL, "s.stg": STRATEGY}
 
 
@@ -132,7 +134,7 @@ def _options(command: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
         (name, () if option.is_flag else _values(option.type))
         for option in options
         for name in option.opts
-        if name not in _LEFT_OUT
+        if name not in LEFT_OUT
     )
 
 
@@ -146,7 +148,7 @@ def _values(kind: click.ParamType[object]) -> tuple[str, ...]:
     return _ODD_WORDS
 
 
-def _mutate_line(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
+def mutate_line(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
     """Mostly options with values of their type, so that the command runs."""
     words = os.fsdecode(seed).split("\n")
     options = dict(_options(words[0]))
@@ -177,7 +179,7 @@ def _run_line(data: bytes, folder: Path) -> None:
     """Exit code 0, 1 or 2, no traceback, and after a failure nothing half-written."""
     job()
     words = os.fsdecode(data).split("\n")
-    if words[0] not in COMMANDS or words[0] == "test" or not _LEFT_OUT.isdisjoint(words):
+    if words[0] not in COMMANDS or words[0] == "test" or not LEFT_OUT.isdisjoint(words):
         return
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
@@ -186,21 +188,33 @@ def _run_line(data: bytes, folder: Path) -> None:
         (work / name).write_text(text)
     shutil.copytree(job().folder, work / "job")
     shutil.copy(job().archive, work / "job.stagec")
+    run_words(words, work)
+
+
+def run_words(words: Sequence[str], work: Path) -> tuple[int, str]:
+    """Run a command in a folder: exit code and stdout. Raises `FaultError` for another exit code
+    than 0, 1 or 2, for a failure without a word, and for what is half-written."""
     before = {p.name for p in work.iterdir()}
     with chdir(work):
         code, out, err = in_process(words)
-    if code not in (0, 1, 2):
-        raise FaultError(f"exit code {code}: {_kind_of_bug(err)}")
-    if "Traceback" in err or (code and not out + err):
-        raise FaultError("a traceback" if "Traceback" in err else f"exit code {code} in silence")
+        if code not in (0, 1, 2):
+            raise FaultError(f"exit code {code}: {_bug(words, err)}")
     left = sorted(p.name for p in work.iterdir() if p.name not in before)
     if any(name.startswith(".") for name in left):
         raise FaultError(f"half-written: {left}")
+    if "Traceback" in err or (code and not out + err):
+        raise FaultError("a traceback" if "Traceback" in err else f"exit code {code} in silence")
+    return code, out
 
 
-def _kind_of_bug(err: str) -> str:
+def _bug(words: Sequence[str], err: str) -> str:
+    """What kind of exception ends a line, and the function that raises it: run once more, where a
+    bug has a traceback."""
     found = re.search(r"internal error: (\w+)", err)
-    return found[1] if found else "?"
+    with patch.dict(os.environ, {DEBUG: "1"}):
+        _, _, again = in_process(words)
+    places = re.findall(r'File ".*/(\w+\.py)", line \d+, in (\w+)', again)
+    return f"{found[1] if found else '?'} in {':'.join(places[-1]) if places else '?'}"
 
 
-LINES = (Family("command-lines", _lines, _mutate_line, _run_line),)
+LINES = (Family("command-lines", _lines, mutate_line, _run_line),)

@@ -329,3 +329,31 @@ def _change(chance: Random, holder: Any, key: Any, others: Sequence[Any]) -> Non
             holder.append(deepcopy(value))
         case _:
             holder[key] = deepcopy(chance.choice(_ODD_JSON))  # those are not to change
+
+
+def tame_json(chance: Random, data: bytes) -> bytes:
+    """JSON of which one to three values become others of their type, or are left out, so that what
+    is behind its reader is reached."""
+    root: list[Any] = [json.loads(data)]
+    for _ in range(chance.randint(1, 3)):
+        plain = [(h, k) for h, k in _places(root) if not _keys(h[k])]
+        if not plain:
+            break
+        holder, key = chance.choice(plain)
+        alike = [h[k] for h, k in plain if type(h[k]) is type(holder[key])]
+        if chance.random() < 0.2 and holder is not root:
+            del holder[key]
+        else:
+            holder[key] = _alike(chance, holder[key], alike)
+    return json.dumps(root[0], indent=1).encode("utf-8", "surrogatepass")
+
+
+def _alike(chance: Random, value: Any, others: Sequence[Any]) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            changed = (value + 1, value - 1, value * 2, value // 2, 1, 0)
+            return chance.choice((*changed, chance.choice(others)))
+        case _:
+            return chance.choice(others)
