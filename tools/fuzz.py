@@ -35,8 +35,8 @@ _PROGRESS = 20.0
 _TRIALS = 3000
 
 
-class TakesLongError(Exception):
-    """An input took more processor time than it may."""
+class TakesLongError(BaseException):
+    """An input took more processor time than it may; nothing but the fuzzer is to catch it."""
 
 
 def made(family: Family, seed: int, number: int) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from stagec.importers.family import ModelFamily, known_families
-from stagec.importers.reading.config import Config
+from stagec.importers.reading.config import Config, Ignored
 from stagec.importers.reading.json_text import JsonText, Object
 from stagec.importers.writing.text import ModelText
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean
 
@@ -35,16 +35,18 @@ def import_model(
     ignored: Collection[str] = (),
     *,
     images: bool = False,
+    remarks: list[Diagnostic] | None = None,
 ) -> ModelText:
     """The text of a configuration file, with `images` that of a step that takes images too. Keys
-    named in `ignored` are taken as left out.
+    named in `ignored` are taken as left out; with a list of `remarks` so are those that are not
+    known, and the list says so.
 
     Raises `DiagnosticError` for what is no configuration, for a family that is not known, and for
     keys that are wrong or that change the computation and are not known.
     """
     text = JsonText(source)
     members = text.read()
-    config = Config(text, members, ignored=ignored)
+    config = Config(text, members, ignored=Ignored(ignored, remarks))
     known = known_families(families)
     family = _family_of(config, text, members, known)
     read = family.read_images if images else family.read

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 #: Longest text, in bytes; dumps of the largest models are an order below.
 MAX_BYTES = 1 << 20
+#: The longest configuration of a model, which may list each module of a quantized one.
+MAX_CONFIGURATION = 1 << 24
 #: Deepest nesting of brackets.
 MAX_DEPTH = 128
 #: Most operations in a text.

@@ -1,30 +1,30 @@
-"""Reads texts: UTF-8, no longer than `MAX_BYTES`."""
+"""Reads texts: UTF-8, no longer than `MAX_BYTES` unless it is said."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.support.limits import MAX_BYTES
+from stagec.support.limits import MAX_BYTES, MAX_CONFIGURATION
 from stagec.support.source import FileLoc, Source
 
 
-def read_text(path: str) -> Source:
+def read_text(path: str, most: int = MAX_BYTES) -> Source:
     """The text of a file. Raises `DiagnosticError` for what is no text, or longer than
-    `MAX_BYTES`, and `OSError`."""
+    `most` bytes, and `OSError`."""
     file = Path(path)
     if file.is_dir():
         raise error(f"{path} is a folder, expected a file", remedy="give one .stg file")
-    if file.stat().st_size > MAX_BYTES:
-        raise _too_long(path)
+    if file.stat().st_size > most:
+        raise _too_long(path, most)
     with file.open("rb") as stream:
-        return decoded(path, stream.read(MAX_BYTES + 1))
+        return decoded(path, stream.read(most + 1), most)
 
 
-def decoded(name: str, data: bytes) -> Source:
+def decoded(name: str, data: bytes, most: int = MAX_BYTES) -> Source:
     """The text of these bytes. Raises `DiagnosticError` for what is no text, or too long."""
-    if len(data) > MAX_BYTES:
-        raise _too_long(name)
+    if len(data) > most:
+        raise _too_long(name, most)
     if b"\0" in data:
         where = _place(name, data, data.index(b"\0"))
         raise error("a NUL byte: this is not a text", where, remedy="give a text file")
@@ -43,8 +43,9 @@ def _place(name: str, data: bytes, at: int) -> FileLoc:
     return FileLoc(name, before.count(b"\n") + 1, at - before.rfind(b"\n"))
 
 
-def _too_long(name: str) -> DiagnosticError:
-    return error(
-        f"{name} is longer than {MAX_BYTES >> 20} MiB",
-        remedy="state repeated layers once, in a stg.repeat",
-    )
+def _too_long(name: str, most: int) -> DiagnosticError:
+    remedies = {
+        MAX_BYTES: "state repeated layers once, in a stg.repeat",
+        MAX_CONFIGURATION: "give a model's config.json, which has some kilobytes",
+    }
+    return error(f"{name} is longer than {most >> 20} MiB", remedy=remedies.get(most))

@@ -84,7 +84,7 @@ def test_what_is_no_configuration_is_told(text: str, message: str) -> None:
         ("rope_theta", float("nan"), "is NaN or Infinity, expected a number"),
         ("rope_theta", float("inf"), "is NaN or Infinity, expected a number"),
         ("rope_theta", "1e4", "is '1e4', expected a number"),
-        ("rope_theta", 1e30, "expected a number up to 281474976710656"),
+        ("rope_theta", 1e300, "expected a number up to 281474976710656"),
         ("rope_theta", 0.5, "expected a positive whole number"),
         ("rope_theta", -100, "expected a positive whole number"),
         ("rope_scaling", "yarn", "is 'yarn', expected an object"),
@@ -129,6 +129,46 @@ def test_a_key_with_null_is_a_key_left_out() -> None:
     assert models[0] == models[1]
 
 
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+)
+def test_null_is_no_size_of_a_model(key: str) -> None:
+    (diagnostic,) = problem(json.dumps(small("llama", **{key: None}))).diagnostics
+    assert diagnostic.message == f"'{key}' is null, expected an integer"
+    assert "leave the key out" in (diagnostic.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "message"),
+    [
+        ("t5", {"is_gated_act": True}, "'is_gated_act' is true, which 'feed_forward_proj'"),
+        ("t5", {"is_gated_act": False, "feed_forward_proj": "gated-gelu"}, "is 'gated-gelu'"),
+        ("llama", {"use_qk_norm": True}, "'use_qk_norm' is true, which its family does not do"),
+        ("qwen3", {"use_qk_norm": False}, "'use_qk_norm' is false, which its family does not do"),
+        ("mamba2", {"intermediate_size": 48}, "which is not expand * hidden_size: expected 64"),
+        ("grok-1", {"widening_factor": 8}, "'widening_factor' means a width of 170, not 16"),
+        ("llama", {"a": 1e308}, "'a' is not known, and may change the computation: 1.00000e+308"),
+        ("llama", {"shared_expert_intermediate_size": 8}, "is not known, and may change"),
+    ],
+)
+def test_a_key_that_contradicts_the_others_is_told(
+    model_type: str, keys: dict[str, Any], message: str
+) -> None:
+    (diagnostic,) = problem(json.dumps(small(model_type, **keys))).diagnostics
+    assert message in diagnostic.message
+
+
+def test_keys_that_are_not_known_are_left_out_when_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small("llama", first_key=1, rope_scaling=None, second_key=[])))
+    found = stagec("import", path, "--ignore-unknown")
+    assert found.code == 0
+    assert found.err.count("remark: the key ") == 2
+    assert "'first_key' is not known, and is taken as left out: 1" in found.err
+    path.write_text(json.dumps(small("llama")))
+    assert stagec("import", path, "--ignore-unknown").out == found.out
+
+
 # -- files
 
 
@@ -138,7 +178,16 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(100 << 20)
     found = stagec("import", path)
     assert found.code == 1
-    assert "is longer than 1 MiB" in found.err
+    assert "is longer than 16 MiB" in found.err
+
+
+def test_a_list_of_all_quantized_modules_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    modules = [f"model.layers.{i}.self_attn.q_proj" for i in range(40_000)]
+    quantized = {"modules_to_not_convert": modules}
+    path.write_text(json.dumps(small("llama", quantization_config=quantized)))
+    assert path.stat().st_size > 1 << 20
+    assert stagec("import", path).code == 0
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe{\x00}\x00", b"\x00" * 20, b'{"model_type": "\xe9"}'])

@@ -21,17 +21,26 @@ from stagec.driver.request.configurations import import_configuration
     metavar="NAME",
     help="Take a key as left out; one inside of another is written as text_config.NAME.",
 )
+@click.option(
+    "--ignore-unknown",
+    "unknown",
+    is_flag=True,
+    help="Take every key that is not known as left out, with a remark for each.",
+)
 @click.option("--images", is_flag=True, help="A step that takes images beside words.")
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
     config: str,
     output: str | None,
     ignored: Collection[str],
+    *,
     images: bool,
+    unknown: bool,
     plugin: tuple[Path, ...],
 ) -> None:
     """Write the STG text of a model from CONFIG, a config.json or a folder that holds one.
 
     A key that changes the computation and is not understood is an error. Nothing is downloaded.
     """
-    write_output(import_configuration(config, ignored, plugin, images=images).text, output)
+    source = import_configuration(config, ignored, plugin, images=images, unknown=unknown)
+    write_output(source.text, output)

@@ -189,14 +189,14 @@ def _bug(problem: Exception) -> int:
 # -- reading and writing ---------------------------------------------------------------------------
 
 
-def read_source(path: str) -> Source:
+def read_source(path: str, most: int = MAX_BYTES) -> Source:
     """The text of a file, or of stdin for '-'; diagnostics can show its lines.
 
-    Raises `DiagnosticError` for what is no text, or longer than `MAX_BYTES`.
+    Raises `DiagnosticError` for what is no text, or longer than `most` bytes.
     """
     if path == "-":
-        return remember(decoded(STDIN, sys.stdin.buffer.read(MAX_BYTES + 1)))
-    return remember(read_text(path))
+        return remember(decoded(STDIN, sys.stdin.buffer.read(most + 1), most))
+    return remember(read_text(path, most))
 
 
 def read_part(path: str, what: str, remedy: str) -> Source:

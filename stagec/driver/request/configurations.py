@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from stagec.driver.output.common import read_source
-from stagec.support.diagnostics import error
-from stagec.support.limits import MAX_BYTES
+from stagec.driver.output.common import read_source, report
+from stagec.support.diagnostics import Diagnostic, error
+from stagec.support.limits import MAX_CONFIGURATION
 from stagec.support.source import Source
 
 CONFIG = "config.json"
@@ -33,26 +33,31 @@ def import_configuration(
     plugins: Iterable[Path] = (),
     *,
     images: bool = False,
+    unknown: bool = False,
 ) -> Source:
     """The STG text that a configuration becomes, with a name for diagnostics; '-' is stdin. Keys
-    in `ignored` are taken as left out; with `images` its step takes images too. Raises
+    in `ignored` are taken as left out, and with `unknown` those that are not known, with a remark;
+    with `images` its step takes images too. Raises
     `DiagnosticError`."""
     from stagec.importers.importing import import_model  # forty files that other models do not need
     from stagec.importers.registry import BUILT_IN, families_of, knows
 
-    source = read_source(path if path == "-" else _file(path))
+    source = read_source(path if path == "-" else _file(path), MAX_CONFIGURATION)
     families = list(BUILT_IN)
     plugins = list(plugins)
     if plugins or not knows(source):
         from stagec.pipeline.plugins import load_plugins  # takes longer than all the rest
 
         families = families_of(load_plugins(plugins).registry.extras)
-    model = import_model(source, families, ignored, images=images)
+    remarks: list[Diagnostic] | None = [] if unknown else None
+    model = import_model(source, families, ignored, images=images, remarks=remarks)
+    for remark in remarks or ():
+        report(remark)
     return Source(f"<import {source.name}>", model.text())
 
 
 def _file(path: str) -> str:
-    """The configuration that a path means, if it is not too long to be one."""
+    """The configuration that a path means."""
     file = Path(path)
     if file.is_dir():
         file = file / CONFIG
@@ -64,9 +69,4 @@ def _file(path: str) -> str:
                 if others
                 else "give a model's config.json, or a folder that holds one",
             )
-    if file.stat().st_size > MAX_BYTES:
-        raise error(
-            f"{file} is longer than {MAX_BYTES >> 20} MiB",
-            remedy="give a model's config.json, which has some kilobytes",
-        )
     return str(file)

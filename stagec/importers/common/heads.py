@@ -25,7 +25,7 @@ def read_head(config: Config, text: ModelText) -> None:
             f"is {names[0]!r:.60}, whose head is not modelled: expected one of {known}",
         )
     text.head = "class" if head == _SEQUENCE else "classes"
-    text.symbol("N_classes", config.labels(2), "num_labels")
+    text.symbol("N_classes", config.labels(), "num_labels")
 
 
 def heads_of(config: Config) -> frozenset[str]:

@@ -31,6 +31,7 @@ from stagec.importers.writing.text import ModelText
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")
 _INNER = ("moe_intermediate_size",)
+_QK_NORMS = ("use_qk_norm", "qk_norm", "qk_layernorm")
 #: A block and what its kind of layers is called, if not all layers have it.
 Named = tuple[str, Block]
 
@@ -89,6 +90,8 @@ class Kin:
             self.inner = self.same_of(inner[0], default=times)
             self.text.symbol("F", self.inner, inner[0])
         else:
+            if sizes.inner > 0:
+                config.expect_value(inner[0])
             self.inner = read_size(config, self.text, "F", *inner, default=times)
         read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
         self._base = sizes.base
@@ -224,20 +227,29 @@ class Kin:
         scale = self.config.ratio(*keys, default=default)
         return [f"scale = {scale}"] if scale != 1 else []
 
-    def groups(self) -> list[str]:
-        """`n_group` and `topk_group`, as static parameters of the router; declares N and N_top."""
+    def groups(self, top: int | None = None, symbol: str = "N") -> list[str]:
+        """`n_group` and `topk_group`, as static parameters of the router; declares N, or another
+        symbol, and N_top. Without the second key it is `top`, or all."""
         groups = self.config.size("n_group", "num_expert_group", default=1)
-        top = self.config.size("topk_group", default=groups)
+        top = self.config.size("topk_group", default=min(top or groups, groups))
         experts = self.text.symbols["E"].value or 1
         if experts % groups or top > groups:
             raise self.config.refuse("n_group", f"is {groups}: {experts} experts, {top} groups")
         if top == groups:
             return []
-        self.text.symbol("N", groups, "n_group")
+        self.text.symbol(symbol, groups, "n_group")
         self.text.symbol("N_top", top, "topk_group")
-        self.text.assume("E % N == 0")
-        self.text.assume("N >= N_top")
-        return ["groups = N", "top_groups = N_top"]
+        self.text.assume(f"E % {symbol} == 0")
+        self.text.assume(f"{symbol} >= N_top")
+        return [f"groups = {symbol}", "top_groups = N_top"]
+
+    def beside(self, mixture: Experts, key: str, *, default: int) -> Experts:
+        """Experts with a shared block of this width that has a gate, and is left out where it has
+        none; declares F_shared."""
+        if not self.config.count(key, default=default):
+            return mixture
+        self.size("F_shared", key, default=default)
+        return replace(mixture, shared=FeedForward(mixture.activation), shared_gate=True)
 
     def shared(self, number: int, key: str) -> FeedForward:
         """Shared experts, as one block; declares F_shared."""
@@ -283,6 +295,9 @@ class Kin:
     ) -> ModelText:
         """The text, with a mixer and a feed-forward block for each layer; `norm` and `post` stand
         before and behind each of them. What they make is multiplied by `scale`."""
+        attention = [mixer for _, mixer in mixers if isinstance(mixer, Attention)]
+        if attention:
+            self.config.restates(any(a.qk_norm for a in attention), *_QK_NORMS)
         columns = (mixers, blocks)
         varied = [len(set(column)) > 1 for column in columns]
         kinds: dict[str, Layer] = {}

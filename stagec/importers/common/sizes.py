@@ -74,7 +74,7 @@ def read_heads(
     dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
 ) -> None:
     """Declare D, H, G and K; the arguments are the values of keys left out. G is not asked for
-    unless `read_groups`."""
+    unless `read_groups`; heads whose size is null share the width."""
     d = read_size(config, text, "D", *_WIDTH, default=width)
     h = read_size(config, text, "H", *_HEADS, default=heads)
     if read_groups:
@@ -84,7 +84,7 @@ def read_heads(
     else:
         text.symbol("G", groups or h, "heads of keys and values")
     text.assume("H % G == 0")
-    if dim or config.has(*dim_keys):
+    if config.has(*dim_keys) or (dim and not config.names(*dim_keys)):
         read_size(config, text, "K", *dim_keys, default=dim)
         return
     if d % h:

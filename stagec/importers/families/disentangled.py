@@ -156,13 +156,13 @@ def _finish(config: Config, text: ModelText, body: Body, attention: str, near: s
     args = f"%tokens: i32[B, S], {types}%labels: i32[B, S]"
     heads = heads_of(config)
     if "SequenceClassification" in heads:
-        text.symbol("N_c", config.labels(2), "num_labels")
+        text.symbol("N_c", config.labels(), "num_labels")
         c = body.let("c", f"stg.take[at = 0]({y})")
         pooled = body.let("g", ACTIVATIONS["gelu"].format(linear(body, "g0", c, "pooler", "D, D")))
         classify(body, linear(body, "z", pooled, "classifier", "D, N_c"))
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     if "TokenClassification" in heads:
-        text.symbol("N_c", config.labels(2), "num_labels")
+        text.symbol("N_c", config.labels(), "num_labels")
         classify_each(body, y, "w_classifier", "b_classifier", "N_c")
         return text.train(args, body)
     if is_bare(config):

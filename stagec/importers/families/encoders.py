@@ -151,7 +151,7 @@ def _bert_head(
     if "Model" in heads:
         return train_vectors(text, body, y, args, pooler=pooler)
     if heads & {*_CLASSES}:
-        text.symbol("N_classes", config.labels(2), "num_labels")
+        text.symbol("N_classes", config.labels(), "num_labels")
     if "TokenClassification" in heads:
         classify_each(body, y, "w_classifier", "b_classifier", "N_classes")
         return text.train(args, body)
@@ -281,11 +281,11 @@ def _t5(config: Config, title: str, *, own_bias: bool = False, sparse: bool = Fa
     read_size(config, text, "N", "relative_attention_num_buckets", default=32)
     most = config.size("relative_attention_max_distance", default=128)
     config.only("is_encoder_decoder", True)
-    config.skip("is_gated_act")
     forward = ("relu", "gated-gelu", "gated-silu", "gelu", "silu")
     act = config.word("feed_forward_proj", among=forward, default="relu")
     config.skip("dense_act_fn")
     gated = act.startswith("gated-")
+    config.only("is_gated_act", gated, why=f"'feed_forward_proj' contradicts: it is {act!r}")
     kind = act.removeprefix("gated-").replace("gelu", "gelu_new" if gated else "gelu")
     mlp = FeedForward(kind, gated=gated)
     tied = config.flag("tie_word_embeddings", default=True)

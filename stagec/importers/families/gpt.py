@@ -189,9 +189,27 @@ def read_gptj(config: Config) -> ModelText:
 
 def read_phi(config: Config) -> ModelText:
     """Phi-1 and Phi-2 (arXiv 2309.05463): both blocks read one norm; biases everywhere."""
-    kin = Kin(config, "Phi", Sizes(2048, 8192, 24, 32, 51200, 2048))
     config.only("qk_layernorm", False)
-    mixer = Attention(qkv_bias=True, out_bias=True, rope=kin.rope(partial=Fraction(1, 2)))
+    kin = Kin(config, "Phi", Sizes(2048, 8192, 24, 32, 51200, 2048))
+    return _phi(kin, kin.rope(partial=Fraction(1, 2)))
+
+
+def read_phi_msft(config: Config) -> ModelText:
+    """The same, by the keys that the releases of Phi-1.5 and Phi-2 had at first; rows of the table
+    of words are added up to a multiple."""
+    kin = Kin(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
+    config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
+    words, times = (
+        kin.text.symbols["V"].value or 1,
+        config.size("pad_vocab_size_multiple", default=64),
+    )
+    kin.text.replace("V", -(-words // times) * times, "vocab_size")
+    rotated = min(config.size("rotary_dim", default=32), kin.dim)
+    return _phi(kin, kin.partly(kin.rope(), rotated, "rotary_dim"))
+
+
+def _phi(kin: Kin, rope: Rope) -> ModelText:
+    mixer = Attention(qkv_bias=True, out_bias=True, rope=rope)
     block = FeedForward(kin.activation("gelu_new"), gated=False, bias=True)
     return _parallel(kin, mixer, block, Decoder(LAYER, tied=kin.tied(), head_bias=True))
 
@@ -325,6 +343,7 @@ FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("GPT-NeoX", ("gpt_neox",), read_gpt_neox, "parallel blocks, partial rotation"),
     ModelFamily("GPT-J", ("gptj", "codegen"), read_gptj, "parallel blocks under one norm"),
     ModelFamily("Phi", ("phi",), read_phi, "parallel blocks under one norm, biases"),
+    ModelFamily("Phi of releases", ("phi-msft",), read_phi_msft, "Phi by keys of GPT-2"),
     ModelFamily(
         "Falcon",
         ("falcon", "RefinedWeb", "RefinedWebModel"),

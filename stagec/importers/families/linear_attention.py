@@ -55,13 +55,13 @@ def _skip_predictions(config: Config) -> None:
 def _shared_mixture(kin: Kin, *, count: int, top: int, normalize: bool) -> Experts:
     """Experts with a shared block that has a gate."""
     mixture = kin.experts(count=count, top=top, inner=512, normalize=normalize)
-    kin.size("F_shared", "shared_expert_intermediate_size", default=512)
-    return replace(mixture, shared=FeedForward(mixture.activation), shared_gate=True)
+    return kin.beside(mixture, "shared_expert_intermediate_size", default=512)
 
 
 def _with_delta_nets(kin: Kin, blocks: Sequence[Named]) -> ModelText:
     """The text, with delta nets in three layers of four and gated attention in the fourth."""
     config, text = kin.config, kin.text
+    config.only("output_gate_type", "swish", "silu")
     values = kin.size("H_m", "linear_num_value_heads", default=32)
     keys = kin.size("G_m", "linear_num_key_heads", default=16)
     if values % keys:

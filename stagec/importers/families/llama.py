@@ -129,7 +129,7 @@ def read_internlm2(config: Config) -> ModelText:
 
 def read_internlm3(config: Config) -> ModelText:
     """InternLM3: biases of queries, keys and values by a key of their own."""
-    kin = Kin(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768))
+    kin = Kin(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
     biased = kin.flag("bias")
     mixer = Attention(rope=kin.rope(), qkv_bias=kin.flag("qkv_bias"), out_bias=biased)
     block = FeedForward(kin.activation(), bias=biased)
@@ -181,21 +181,21 @@ def read_exaone4(config: Config) -> ModelText:
 
 def read_glm(config: Config) -> ModelText:
     """GLM-4 (arXiv 2406.12793): half of each head is rotated; biases of queries, keys, values."""
-    return _glm(config, "GLM", sandwich=False)
+    return _glm(config, "GLM", dim=128, sandwich=False)
 
 
 def read_glm4(config: Config) -> ModelText:
     """GLM-4-0414: GLM with norms behind the blocks too."""
-    return _glm(config, "GLM-4", sandwich=True)
+    return _glm(config, "GLM-4", dim=128, sandwich=True)
 
 
 def read_glm4v_text(config: Config) -> ModelText:
-    """The text model of GLM-4.1V: GLM-4-0414."""
-    return _glm(config, "GLM-4.1V", sandwich=True)
+    """The text model of GLM-4.1V: GLM-4-0414, whose heads share the width."""
+    return _glm(config, "GLM-4.1V", dim=None, sandwich=True)
 
 
-def _glm(config: Config, title: str, *, sandwich: bool) -> ModelText:
-    sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=128)
+def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> ModelText:
+    sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=dim)
     kin = Kin(config, title, sizes)
     mixer = Attention(
         qkv_bias=kin.flag("attention_bias", True),

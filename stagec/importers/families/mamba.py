@@ -49,6 +49,8 @@ def read_mamba_2(config: Config) -> ModelText:
     text, count = begin_scans(config, "Mamba-2", 4096, 64, 32768)
     block = read_mamba2(config, text, PLAIN, heads=128, groups=8)
     config.only("rms_norm", True)
+    inner = config.size("expand", default=2) * (text.symbols["D"].value or 1)
+    config.only("intermediate_size", inner, why="is not expand * hidden_size")
     config.skip("d_inner", "ssm_cfg")
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=False))
     return stacked(text, [[("", "ssm", block)]] * count, decoder)
@@ -243,7 +245,7 @@ def _nemotron_experts(kin: Kin, act: str) -> Block:
     config = kin.config
     mixture = kin.experts(count=8, top=2, inner=7688, activation=act)
     normalize = ["normalize"] if kin.flag("norm_topk_prob", True) else []
-    route = ("scores = sigmoid", *normalize, *kin.weights(), *kin.groups())
+    route = ("scores = sigmoid", *normalize, *kin.weights(), *kin.groups(1, "N_groups"))
     shared = None
     if config.count("n_shared_experts", default=1):
         kin.size("F_shared", "moe_shared_expert_intermediate_size", default=7688)

@@ -50,11 +50,9 @@ def read_phimoe(config: Config) -> ModelText:
 def read_qwen2_moe(config: Config) -> ModelText:
     """Qwen1.5-MoE and Qwen2-MoE: a shared block with a gate beside the experts."""
     kin = Kin(config, "Qwen2-MoE", Sizes(2048, 5632, 24, 16, 151936, 32768))
-    shared = FeedForward(kin.activation())
-    kin.size("F_shared", "shared_expert_intermediate_size", default=5632)
     normalize = kin.flag("norm_topk_prob")
     mixture = kin.experts(count=60, top=4, inner=1408, normalize=normalize)
-    mixture = replace(mixture, shared=shared, shared_gate=True)
+    mixture = kin.beside(mixture, "shared_expert_intermediate_size", default=5632)
     mixer = Attention(qkv_bias=kin.flag("qkv_bias", True), rope=kin.rope())
     blocks = _sparse(kin, mixture)
     return kin.stack(kin.late_windows(mixer), blocks, Decoder(tied=kin.tied()))
@@ -163,7 +161,7 @@ def _granite(kin: Kin, blocks: Sequence[Named]) -> ModelText:
 
 def read_glm4_moe(config: Config) -> ModelText:
     """GLM-4.5 (arXiv 2508.06471): dense layers first, then experts as DeepSeek-V3 has them."""
-    kin = Kin(config, "GLM-4.5", Sizes(4096, 10944, 46, 96, 151552, 131072, groups=8, dim=128))
+    kin = Kin(config, "GLM-4.5", Sizes(4096, 10944, 46, 96, 151552, 131072, groups=8))
     mixture = kin.sigmoid_experts(count=128, top=8, inner=1408, shared=1)
     mixer = Attention(
         qkv_bias=kin.flag("attention_bias"),
@@ -268,7 +266,12 @@ def read_hunyuan_moe(config: Config) -> ModelText:
 
 def read_grok(config: Config) -> ModelText:
     """Grok-1: GELU experts, norms before and behind, bounded scores, scaled embeddings."""
-    kin = Kin(config, "Grok-1", Sizes(6144, 32768, 64, 48, 131072, 8192, groups=8))
+    sizes = Sizes(6144, 32768, 64, 48, 131072, 8192, groups=8)
+    kin = Kin(config, "Grok-1", sizes, dim_keys=("head_dim", "key_size"))
+    if config.has("widening_factor"):
+        wide = config.size("widening_factor") * kin.width * 2 // 3
+        if -(-wide // 8) * 8 != kin.inner:
+            raise config.refuse("widening_factor", f"means a width of {wide}, not {kin.inner}")
     cap = config.ratio("max_attn_value", "attn_logit_softcapping", default=30)
     scale = config.ratio("attn_output_multiplier", default=0)
     rsqrt = f", rsqrt = {round(1 / scale**2)}" if scale > 0 else ""

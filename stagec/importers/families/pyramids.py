@@ -73,7 +73,7 @@ def finish(
     """Append the head on the vectors `c` [B, width]: classes, or the vectors themselves."""
     if is_bare(config):
         return text.train(f"{args}, {vectors(text, body, c, width)}", body)
-    text.symbol("N", config.labels(1000), "num_labels")
+    text.symbol("N", config.labels(), "num_labels")
     classify(body, linear(body, "z", c, "classifier", f"{width}, N"))
     return text.train(f"{args}, %labels: i32[B]", body)
 

@@ -37,7 +37,7 @@ def read_ministral3(config: Config) -> ModelText:
 
 def read_jais2(config: Config) -> ModelText:
     """Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
-    kin = Kin(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, dim=128, base=500000))
+    kin = Kin(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
     biased = kin.flag("attention_bias", True)
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
     block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias", True))

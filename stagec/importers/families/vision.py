@@ -96,7 +96,7 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     if is_bare(config):
         pooled = body.let("z", f"stg.tanh({linear(body, 'z0', c, 'pooler', 'D, D')})")
         return text.train(f"{IMAGES}, {vectors(text, body, pooled)}", body)
-    text.symbol("N", config.labels(1000), "num_labels")
+    text.symbol("N", config.labels(), "num_labels")
     z = linear(body, "z", c, "classifier", "D, N")
     if "ImageClassificationWithTeacher" in heads_of(config):
         d = linear(body, "zd", body.let("d", f"stg.take[at = 1]({n})"), "distillation", "D, N")
@@ -150,7 +150,7 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     if is_bare(config):
         text.train(f"{args}, {vectors(text, body, c)}", body)
     else:
-        text.symbol("M", config.labels(1000), "num_labels")
+        text.symbol("M", config.labels(), "num_labels")
         classify(body, linear(body, "z", c, "classifier", "D, M"))
         text.train(f"{args}, %labels: i32[B]", body)
     if not config.flag("use_mask_token", default=False):
@@ -239,7 +239,7 @@ def _dino_head(
     n = LAYER.write(body, "n", y, "norm")
     c = body.let("c", f"stg.take[at = 0]({n})")
     if any(name.endswith("ForImageClassification") for name in config.strings("architectures")):
-        text.symbol("N", config.labels(1000), "num_labels")
+        text.symbol("N", config.labels(), "num_labels")
         start = 1 + registers
         steps = [
             f"stg.slice[dim = 1, start = {start}, size = X*X]({{}})",

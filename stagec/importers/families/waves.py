@@ -219,7 +219,7 @@ def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
     heads = heads_of(config)
     if "SequenceClassification" in heads:
         read_size(config, text, "E", "classifier_proj_size", default=256)
-        text.symbol("N", config.labels(2), "num_labels")
+        text.symbol("N", config.labels(), "num_labels")
         steps = [
             f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_projector", "D, E")})',
             f'stg.add["bse,e->bse"]({{}}, {body.param("b_projector", "E")})',

@@ -7,11 +7,13 @@ has asked for, so that no key that changes the computation is overlooked.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import TypeVar
 
 from stagec.importers.reading.json_text import Json, JsonText, Member, Object
-from stagec.importers.reading.keys import OFF, has_no_effect
+from stagec.importers.reading.keys import OFF, SIZES, has_no_effect
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
@@ -25,12 +27,22 @@ MAX_NUMBER = 1 << 48
 MAX_LAYERS = 4096
 
 
+@dataclass(frozen=True)
+class Ignored:
+    """Keys that are taken as left out: those with these names and, where there is a list for what
+    is then said of them, all that no reader asks for."""
+
+    keys: Collection[str] = ()
+    unknown: list[Diagnostic] | None = None
+
+
 class Config:
     """One object of a configuration file; `where` is its key, with a dot, or empty. `among` is what
     is to stand among the words of a language model that is read from it.
 
     Every reader takes several names of a key, as configurations have them, and reads the first one
-    that is there. `null` is as good as a key that is left out. A reader without a default raises
+    that is there. `null` is as good as a key that is left out, but not in the place of a size that
+    every model has. A reader without a default raises
     `DiagnosticError` where no key is there; all raise it for a value of another kind.
     """
 
@@ -40,15 +52,16 @@ class Config:
         members: Object,
         where: str = "",
         at: int = 0,
-        ignored: Collection[str] = (),
+        ignored: Ignored | None = None,
     ) -> None:
-        self._text, self._where, self._at, self._ignored = text, where, at, ignored
+        self._text, self._where, self._at = text, where, at
+        self._ignored = ignored or Ignored()
         self._members = {k: m for k, m in members.items() if not self._is_ignored(k)}
         self._asked: set[str] = set()
         self.among: object = None
 
     def _is_ignored(self, key: str) -> bool:
-        return key in self._ignored or self._where + key in self._ignored
+        return key in self._ignored.keys or self._where + key in self._ignored.keys
 
     @property
     def asked(self) -> frozenset[str]:
@@ -129,11 +142,19 @@ class Config:
     def _integer(self, keys: Sequence[str], default: int | None, least: int, most: int) -> int:
         found = self._find(keys)
         if found is None:
+            for key in SIZES.intersection(keys):
+                self.expect_value(key)
             return self._default(keys, default)
         value = found[1].value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.wrong(found[0], f"an integer from {least} to {most:,}")
         return value
+
+    def expect_value(self, key: str) -> None:
+        """Refuse null for a size whose class has no model without a value."""
+        if key in self._members and self._members[key].value is None:
+            remedy = f"give '{key}' a value, or leave the key out for the default of its class"
+            raise self.wrong(key, "an integer", remedy)
 
     def every(self, *keys: str, default: int) -> int:
         """How often something comes: an integer, or a word of letters such as LLLG, whose last one
@@ -245,12 +266,13 @@ class Config:
             raise self.wrong(keys[0], "a list of strings")
         return tuple(value for value in values if isinstance(value, str))
 
-    def labels(self, default: int) -> int:
-        """How many classes there are, by `id2label` or `num_labels`."""
+    def labels(self) -> int:
+        """How many classes there are, by `id2label` or `num_labels`; two where there is neither, as
+        configuration classes have it."""
         found = self._find(["id2label"])
         if found is not None and isinstance(found[1].value, dict) and found[1].value:
             return len(found[1].value)
-        return self.size("num_labels", default=default)
+        return self.size("num_labels", default=2)
 
     def _list(self, keys: Sequence[str], length: int | None) -> list[Json]:
         found = self._find(keys)
@@ -308,6 +330,12 @@ class Config:
             remedy=self._ignore(key),
         )
 
+    def restates(self, value: bool, *keys: str) -> None:
+        """Keys, each true or false, by which a configuration says what its family does anyway."""
+        for key in self._members.keys() - self._asked:
+            if key in keys:
+                self.only(key, value, why="its family does not do")
+
     def skip(self, *keys: str) -> None:
         """Keys of this family that do not change the computation."""
         self._find(keys)
@@ -346,12 +374,17 @@ class Config:
         )
 
     def finish(self) -> None:
-        """Refuse the keys that nobody has asked for and that may change the computation."""
+        """Refuse the keys that nobody has asked for and that may change the computation, or remark
+        on them where they are taken as left out."""
         problems = DiagnosticList()
         for key, member in self._members.items():
             known = key in self._asked or has_no_effect(key)
-            if not known and not _is_off(key, member.value):
+            if known or _is_off(key, member.value):
+                continue
+            if self._ignored.unknown is None:
                 problems.add(self._unknown(key, member))
+            else:
+                self._ignored.unknown.append(self._left_out(key, member))
         problems.check()
 
     def _unknown(self, key: str, member: Member) -> Diagnostic:
@@ -363,6 +396,10 @@ class Config:
             self.place(key),
             remedy=f"{near} If {ignore}" if near else f"if {ignore}",
         )
+
+    def _left_out(self, key: str, member: Member) -> Diagnostic:
+        message = f"the key '{self._where}{key}' is not known, and is taken as left out: "
+        return Diagnostic(message + _shown(member.value), self.place(key), "remark")
 
     def _ignore(self, key: str) -> str:
         name = f"{self._where}{key}"
@@ -381,6 +418,8 @@ def _same(left: object, right: object) -> bool:
 
 def _shown(value: Json) -> str:
     """A value in a message, shortened."""
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
+        return f"{Decimal(value):.6g}"
     if isinstance(value, Fraction):
         return f"{float(value):g}"
     if isinstance(value, bool) or value is None:

@@ -18,8 +18,8 @@ from stagec.support.source import FileLoc, Source
 
 #: Deepest nesting; published configurations have five levels.
 MAX_DEPTH = 32
-#: Most digits of a number, and of its exponent's value.
-_MAX_DIGITS = 40
+#: Most digits of a number, and the largest power of ten in a number: that of the least double.
+_MAX_DIGITS, _MAX_POWER = 40, 324
 _SPACE = re.compile(r"[ \t\r\n]*")
 _REMEDY = "give a model's config.json, whole and unchanged"
 
@@ -176,7 +176,7 @@ def _integer(text: str) -> int:
 def _fraction(text: str) -> int | Fraction:
     """The exact value of a decimal: an integer where it is one."""
     value = Decimal(text)
-    if len(text) > _MAX_DIGITS or abs(value.adjusted()) > _MAX_DIGITS:
+    if len(text) > _MAX_DIGITS or abs(value.adjusted()) > _MAX_POWER:
         raise _LongNumberError
     exact = Fraction(value)
     return exact.numerator if exact.denominator == 1 else exact

@@ -8,7 +8,7 @@ _ABOUT = (
     "custom_pipelines is_composition is_llama_config "
     "task_specific_params id2label label2id num_labels finetuning_task "
     "problem_type license_name tokenizer_class processor_class language unsloth_version "
-    "unsloth_fixed model_name framework save_step base_model"
+    "unsloth_fixed model_name framework save_step base_model transformers.js_config"
 )
 #: Element types, devices, kernels: the strategy says how a step runs.
 _EXECUTION = (
@@ -27,7 +27,8 @@ _EXECUTION = (
 #: Tokens: which number means what.
 _TOKENS = (
     "bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids pad_token "
-    "add_bos_token add_eos_token prefix tokenizer_name padding_idx"
+    "add_bos_token add_eos_token prefix tokenizer_name padding_idx predict_special_tokens "
+    "image_seq_length"
 )
 #: Regularisation: dropout is left out of imported texts (docs/models.md).
 _DROPOUT = "drop_path_rate token_dropout"
@@ -56,12 +57,14 @@ _TRAINING = (
 )
 #: How text is generated.
 _GENERATION = (
-    "temperature top_p do_sample max_length min_length repetition_penalty length_penalty "
+    "temperature top_k top_p min_p do_sample max_length max_new_tokens min_new_tokens min_length "
+    "repetition_penalty length_penalty "
     "num_beams num_beam_groups num_return_sequences early_stopping diversity_penalty "
     "encoder_no_repeat_ngram_size no_repeat_ngram_size exponential_decay_length_penalty "
     "remove_invalid_values return_dict_in_generate typical_p output_scores generation_config "
     "num_logits_to_keep top_k_tokens cache_implementation tf_legacy_loss use_return_dict "
-    "tie_weights_"
+    "tie_weights_ renormalize_logits constraints force_words_ids sequence_bias low_memory max_time "
+    "stop_strings penalty_alpha guidance_scale epsilon_cutoff eta_cutoff encoder_repetition_penalty"
 )
 
 #: Features that are off, or as all families have them that do not ask for the key.
@@ -89,6 +92,9 @@ OFF: dict[str, tuple[object, ...]] = {
     "parallel_attn": (False,),
     "position_embedding_type": ("rope", "rotary", "rotary_embedding"),
     "prefix_lm": (False,),
+    "moe_shared_expert_intermediate_size": (0,),
+    "n_shared_experts": (0,),
+    "n_special": (0,),
     "norm_before_gate": (True,),
     "qk_layernorm": (False,),
     "qk_norm": (False,),
@@ -97,6 +103,8 @@ OFF: dict[str, tuple[object, ...]] = {
     "rotary_scaling_factor": (1,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "scale_attn_weights": (True,),
+    "shared_expert_intermediate_size": (0,),
+    "shared_intermediate_size": (0,),
     "sliding_window": (0, -1),
     "tie_encoder_decoder": (False,),
     "use_bias": (False,),
@@ -108,6 +116,14 @@ OFF: dict[str, tuple[object, ...]] = {
     "use_qkv_bias": (False,),
     "use_sliding_window": (False,),
 }
+
+#: Sizes that every class of models needs: none of transformers' classes for these families takes
+#: null for them.
+_SIZES = (
+    "hidden_size n_embd d_model num_hidden_layers n_layer n_layers num_layers "
+    "num_attention_heads n_head n_heads vocab_size"
+)
+SIZES = frozenset(_SIZES.split())
 
 NO_EFFECT = frozenset(
     " ".join((_ABOUT, _EXECUTION, _TOKENS, _DROPOUT, _TRAINING, _GENERATION)).split()

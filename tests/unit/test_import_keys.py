@@ -1,0 +1,108 @@
+"""Keys that are left out, that say what a family does anyway, or that change nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stagec.importers.importing import import_model
+from stagec.importers.registry import BUILT_IN
+from stagec.importers.writing.text import ModelText
+from stagec.ir_spec.phases import Phase
+from stagec.support.source import Source
+from tests.configurations import small
+from tests.support import parse, run_passes
+
+
+def imported(config: dict[str, Any]) -> ModelText:
+    """The text of a configuration."""
+    return import_model(Source("config.json", json.dumps(config)), BUILT_IN)
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "jais2", "llama", "qwen2", "glm4v"])
+def test_heads_share_the_width_where_their_size_is_left_out(model_type: str) -> None:
+    config = small(model_type)
+    sizes = imported({k: v for k, v in config.items() if k != "head_dim"}).symbols
+    values = {name: sizes[name].value or 0 for name in "DHK"}
+    assert values["K"] * values["H"] == values["D"]
+
+
+@pytest.mark.parametrize("model_type", ["glm", "glm4", "internlm3"])
+def test_heads_of_some_classes_have_a_size_of_their_own(model_type: str) -> None:
+    """These classes of transformers have 128, whatever the width; null is for the share of it."""
+    config = small(model_type)
+    left_out = imported({k: v for k, v in config.items() if k != "head_dim"}).symbols
+    assert left_out["K"].value == 128
+    null = imported({**config, "head_dim": None}).symbols
+    assert null["K"].value == config["hidden_size"] // config["num_attention_heads"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "symbol"), [("vit", "N"), ("convnext", "N"), ("swin", "N"), ("beit", "M")]
+)
+def test_classes_are_two_where_nothing_says_how_many(model_type: str, symbol: str) -> None:
+    config = small(model_type)
+    left_out = {k: v for k, v in config.items() if k not in ("num_labels", "id2label")}
+    assert imported(left_out).symbols[symbol].value == 2
+
+
+def test_groups_of_experts_stand_beside_the_states_of_scans() -> None:
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    config = small("nemotron_h", **experts, moe_shared_expert_intermediate_size=8)
+    config |= {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4}
+    plain = imported({**config, "n_group": 1}).symbols
+    text = imported({**config, "n_group": 2})
+    assert plain["N"].value == text.symbols["N"].value
+    assert (text.symbols["N_groups"].value, text.symbols["N_top"].value) == (2, 1)
+    module = run_passes(parse(text.text()), "inline,infer-shapes,verify")
+    assert module.phase == Phase.SHAPED.label
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys"),
+    [
+        ("llama", {"top_k": 50, "min_p": 0.1, "max_new_tokens": 20}),
+        ("llama", {"transformers.js_config": {"dtype": "q4"}}),
+        ("llama", {"image_seq_length": 576, "use_qk_norm": False}),
+        ("gpt2", {"n_special": 0, "predict_special_tokens": True}),
+        ("qwen3", {"use_qk_norm": True}),
+        ("qwen3_moe", {"qk_norm": True, "shared_expert_intermediate_size": 0}),
+        ("mamba2", {"intermediate_size": 64}),
+        ("mamba2", {"time_step_min": -1e308}),
+        ("t5", {"is_gated_act": False}),
+        ("qwen3_next", {"output_gate_type": "swish"}),
+        ("grok-1", {"key_size": 8, "widening_factor": 3, "intermediate_size": 64}),
+    ],
+)
+def test_a_key_that_restates_or_has_no_effect_changes_nothing(
+    model_type: str, keys: dict[str, Any]
+) -> None:
+    sizes = {"intermediate_size": 64} if "widening_factor" in keys else {}
+    with_them, without = imported(small(model_type, **keys)), imported(small(model_type, **sizes))
+    told = [{n: s.value for n, s in text.symbols.items()} for text in (with_them, without)]
+    assert told[0] == told[1]
+    assert with_them.functions == without.functions
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_moe", "qwen3_next"])
+def test_a_shared_block_without_a_width_is_left_out(model_type: str) -> None:
+    text = imported(small(model_type, shared_expert_intermediate_size=0)).text()
+    assert "F_shared" not in text
+    assert "F_shared" in imported(small(model_type)).text()
+
+
+def test_phi_by_the_keys_of_its_first_releases() -> None:
+    """The same model as by the keys that it has now; rows of the table are whole multiples."""
+    old = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_head_kv": None, "n_inner": None}
+    old |= {"n_positions": 32, "rotary_dim": 4, "vocab_size": 65, "flash_attn": False}
+    new = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    new |= {"intermediate_size": 128, "max_position_embeddings": 32, "vocab_size": 128}
+    texts = [
+        imported({"model_type": "phi-msft", "rope_theta": 100, **old}),
+        imported({"model_type": "phi", "rope_theta": 100, "partial_rotary_factor": 0.5, **new}),
+    ]
+    assert texts[0].functions == texts[1].functions
+    told = [{n: s.value for n, s in text.symbols.items()} for text in texts]
+    assert told[0] == told[1]
