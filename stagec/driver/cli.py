@@ -6,12 +6,17 @@ A command's module is imported only when it runs, so that help and usage errors 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from stagec import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: section of the help -> name -> (module that holds `command`, or its whole name; one line of help)
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -54,6 +59,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 COMMANDS = {name: about for section in SECTIONS.values() for name, about in section.items()}
 
 
+#: `bash_source`, `zsh_source` or `fish_source` prints the script that a shell reads.
+COMPLETE = "_STAGEC_COMPLETE"
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands by a table and imports one when it is called."""
 
@@ -67,6 +76,14 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{COMMANDS[cmd_name][0]}.command is not a click command")
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        lines = {name: line for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)}
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=line) for name, line in lines.items()]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -110,7 +127,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry() -> None:
-    """The console script."""
+    """The console script. With `_STAGEC_COMPLETE` it prints what a shell completes."""
+    if COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(cli, {}, "stagec", COMPLETE, os.environ[COMPLETE]))
     from stagec.driver.output.streams import flush_streams, prepare_streams
     from stagec.support.garbage import leave_garbage, seldom_collected
 

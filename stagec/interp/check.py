@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import numpy as np
 
 from stagec.interp.data import random_inputs, tiny_sizes
 from stagec.interp.machine import DisagreementError
 from stagec.interp.pipeline import is_staged, run_named
+from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.traits import Repeats
-from stagec.ir.types import CACHED
+from stagec.ir.types import CACHED, TensorType
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
@@ -20,6 +22,8 @@ from stagec.text.build import parse_module
 from stagec.text.printer import print_module
 
 _TOLERANCE = 1e-7
+#: Numbers of the largest tensor that a check computes; its products take some seconds.
+_MOST_NUMBERS = 1 << 20
 _LOCKSTEP = ("partitioned", "planned")
 
 
@@ -58,6 +62,7 @@ class NumericCheck:
         if not is_staged(module) and not _same_arguments(module, before):
             return
         sizes = tiny_sizes(module, 2, _stages(module, before) | self._fixed)
+        _expect_small(module, sizes)
         inputs = random_inputs(before.functions[0].body.args, sizes, self._seed)
         if not is_staged(module):
             fresh = [a for a in module.main.body.args if a.name not in inputs]
@@ -65,6 +70,27 @@ class NumericCheck:
         expected = _run(before, sizes, inputs, f"before pass '{name}'")
         _compare(name, module, expected, _run(module, sizes, inputs, f"after pass '{name}'"))
         self.checked.append(name)
+
+
+def _expect_small(module: Module, sizes: Mapping[str, int]) -> None:
+    """Refuse a program whose numbers are many although its symbols are small: literal sizes stay
+    what they are. Raises `DiagnosticError` at the largest value."""
+    env = dict.fromkeys(module.mesh.axes if module.mesh else (), 1) | dict(sizes)
+    worst, where = 0, module.root.loc
+    for func in module.functions:
+        values = [(a, func.loc) for a in func.body.args]
+        values += [(r, op.loc) for op in func.body.walk() for r in op.results]
+        for value, loc in values:
+            if isinstance(value.type, TensorType):
+                count = prod(evaluate(d.size, env) for d in value.type.dims)
+                worst, where = max((worst, where), (count, loc), key=lambda found: found[0])
+    if worst > _MOST_NUMBERS:
+        raise error(
+            f"--check-numerics would compute a tensor of {worst:,} numbers, of at most "
+            f"{_MOST_NUMBERS:,}: its sizes are literal, and only symbols become small",
+            where,
+            remedy="name the sizes, as in stg.symbols[D = 4096], and write D where 4096 stands",
+        )
 
 
 def _runs(module: Module) -> bool:

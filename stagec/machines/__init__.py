@@ -45,6 +45,11 @@ def machines() -> Mapping[str, Machine]:
     return {name: read_machine(name, text) for name, text in _texts().items()}
 
 
+def machine_names() -> tuple[str, ...]:
+    """The names of the machines, of which none is read."""
+    return tuple(_texts())
+
+
 def find_machine(name: str) -> Machine | None:
     """The machine of a name or an alias, in upper or lower case; None if there is none."""
     wanted = name.lower()

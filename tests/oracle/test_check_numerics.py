@@ -123,3 +123,21 @@ def test_opt_sees_a_wrong_collective(tmp_path: Path, plugin: Path) -> None:
     assert ran.code == 1
     assert "drop-reductions" in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_literal_sizes_that_do_not_become_small_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "big.stg"
+    path.write_text(
+        "stg.module @big {\n"
+        "  stg.func @step(%x: f32[4, 100000], %w: f32[100000, 100000 | param]) -> f32[] {\n"
+        '    %l = stg.einsum["bd,de->"](%x, %w)\n'
+        "    stg.return(%l)\n"
+        "  }\n"
+        "}\n"
+    )
+    found = stagec("opt", path, "-p", "infer-shapes,canonicalize", "--check-numerics")
+    assert found.code == 1
+    assert (
+        "big.stg:2:3: error: --check-numerics would compute a tensor of 10,000,000,0" in found.err
+    )
+    assert "name the sizes" in found.err

@@ -27,6 +27,14 @@ SHORT = {
     "folders": 100,
     "traces": 40,
     "records": 600,
+    "time": 15,
+    "search": 20,
+    "serve": 20,
+    "import": 150,
+    "fit": 15,
+    "measure": 30,
+    "simulate": 40,
+    "convert": 40,
 }
 
 

@@ -23,6 +23,7 @@ from stagec.driver.job.written import (
     write_formats,
     write_one_archive,
 )
+from stagec.driver.request import completion
 from stagec.driver.request.emission import emission_options
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measured_options, measurements
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
 @click.option(
     "--machine",
     metavar="NAME|FILE",
+    shell_complete=completion.machines,
     help="Write durations of computations on this machine, see 'stagec machines'.",
 )
 @measured_options

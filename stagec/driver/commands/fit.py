@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from stagec.driver.output.common import write_output
+from stagec.driver.request import completion
 from stagec.driver.request.emission import progress_on_terminal
 from stagec.driver.request.machine import machine_of
 from stagec.support.diagnostics import error
@@ -38,6 +39,7 @@ _STDOUT = "-"
     "--machine",
     "base",
     metavar="NAME|FILE",
+    shell_complete=completion.machines,
     required=True,
     help="The machine whose constants are the base: one that 'stagec machines' lists, or a file.",
 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.output.common import write_output
+from stagec.driver.request import completion
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import tell_unfitted
@@ -36,7 +37,7 @@ _PLACES = {"batch": Section.DATA, "pareto": None, "as_csv": None}
 #: The remedy where an interrupt leaves nothing to tell.
 _LESS = "let it run, or give a smaller space"
 _OPTIONS = (
-    click.argument("model", required=False, default=""),
+    click.argument("model", required=False, default="", shell_complete=completion.models),
     SIZES,
     click.option(
         "--batch",
@@ -54,6 +55,7 @@ _OPTIONS = (
     click.option(
         "--machine",
         type=Machines(),
+        shell_complete=completion.machines,
         help="The machine that the job runs on: a name that 'stagec machines' lists, or a file; "
         "several: which is best.",
     ),
@@ -61,6 +63,7 @@ _OPTIONS = (
     click.option(
         "--seed-from",
         metavar="PRESET",
+        shell_complete=completion.presets,
         help="Start from a published run: its model and sizes, and degrees next to its own.",
     ),
     *(knob_option(flag) for flag in KNOBS.values()),

@@ -139,7 +139,7 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
     _check_files(folder, binary, name, ranks)
     with TemporaryDirectory(prefix="stagec-simulate-") as place:
         where = Path(place)
-        system = json.loads((folder / "system.json").read_bytes())
+        system = _read_object(folder / "system.json")
         system["trace-enabled"] = int(not totals)
         (where / "system.json").write_text(json.dumps(system))
         (where / "logging.toml").write_text(_NO_NODES if totals else _LOGGING)
@@ -156,28 +156,45 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
 def _mfu(about: Mapping[str, Any], seconds: float) -> float | None:
     """FLOPs of the model by what the devices could do meanwhile, if they are known."""
     flops, peak = about.get("model_flops"), about.get("peak_flops")
-    if not isinstance(flops, int) or not isinstance(peak, int | float) or not seconds * peak:
+    if not isinstance(flops, int) or not isinstance(peak, int | float):
         return None
-    return flops / (seconds * int(about["ranks"]) * peak)
+    could = seconds * int(about["ranks"]) * peak
+    return flops / could if could > 0 else None
 
 
 def _about(folder: Path) -> dict[str, Any]:
     """What `stagec.json` says. Raises `DiagnosticError` for a folder without it."""
     from stagec.formats.astra_sim.files import ABOUT
 
-    path = folder / ABOUT
+    given = _read_object(folder / ABOUT)
+    ranks, groups = given.get("ranks"), given.get("groups")
+    sound = isinstance(given.get("name"), str) and type(ranks) is int and ranks > 0
+    if not sound or not isinstance(groups, dict) or not all(map(_is_range, groups.values())):
+        raise _no_job(folder / ABOUT)
+    return given
+
+
+def _is_range(given: object) -> bool:
+    """Whether the numbers of an axis' groups are given as the first and the last one."""
+    return isinstance(given, list) and [type(each) for each in given] == [int, int]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a job. Raises `DiagnosticError` for what is none."""
     try:
         found: object = json.loads(path.read_bytes())
     except (OSError, ValueError):
         found = None
-    given = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    sound = isinstance(given.get("name"), str) and isinstance(given.get("ranks"), int)
-    if not sound or not isinstance(given.get("groups"), dict):
-        raise error(
-            f"'{folder}' has no readable '{ABOUT}', so it is no job for ASTRA-sim",
-            remedy="write one: stagec compile MODEL --format astra-sim --machine h100-sxm -o DIR",
-        )
-    return given
+    if not isinstance(found, dict):
+        raise _no_job(path)
+    return cast("dict[str, Any]", found)
+
+
+def _no_job(path: Path) -> DiagnosticError:
+    return error(
+        f"'{path.parent}' has no readable '{path.name}', so it is no job for ASTRA-sim",
+        remedy="write one: stagec compile MODEL --format astra-sim --machine h100-sxm -o DIR",
+    )
 
 
 def _check_files(folder: Path, binary: Path, name: str, ranks: int) -> None:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from stagec.driver.output.common import remember, report
+from stagec.driver.request import completion
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,6 +42,12 @@ class MachineType(click.ParamType["Machine"]):
     ) -> Machine:
         """The machine."""
         return machine_of(str(value))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Names of machines, and files."""
+        return completion.machines(ctx, param, incomplete)
 
 
 def machine_option(text: str, required: bool = False) -> Callable[[F], F]:

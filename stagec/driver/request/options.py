@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from stagec.driver.request import completion
 from stagec.driver.request.draft import DRAFT_OPTION, DraftText
 from stagec.driver.request.flags import FLAGS, option
 from stagec.driver.request.serving import OPTIONS
@@ -91,12 +92,13 @@ SIZES = click.option(
     help="Sizes of symbols; B is the global batch in sequences.",
 )
 _OPTIONS = (
-    click.argument("model", required=False, default=""),
+    click.argument("model", required=False, default="", shell_complete=completion.models),
     click.argument("strategy", required=False),
     click.option(
         "--preset",
         default="",
         metavar="NAME",
+        shell_complete=completion.presets,
         help="A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
     ),
     SIZES,

@@ -161,15 +161,18 @@ def _granite(kin: Kin, blocks: Sequence[Named]) -> ModelText:
 
 def read_glm4_moe(config: Config) -> ModelText:
     """GLM-4.5 (arXiv 2508.06471): dense layers first, then experts as DeepSeek-V3 has them."""
-    kin = Kin(config, "GLM-4.5", Sizes(4096, 10944, 46, 96, 151552, 131072, groups=8))
+    # its class has no size of a head, and rounds down where heads do not divide the width
+    dim = config.size("hidden_size", default=4096) // config.size("num_attention_heads", default=96)
+    sizes = Sizes(4096, 10944, 46, 96, 151552, 131072, groups=8, dim=dim)
+    kin = Kin(config, "GLM-4.5", sizes)
     mixture = kin.sigmoid_experts(count=128, top=8, inner=1408, shared=1)
+    dense = config.count("first_k_dense_replace", default=1)
+    blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
     mixer = Attention(
         qkv_bias=kin.flag("attention_bias"),
         qk_norm=RMS if kin.flag("use_qk_norm") else None,
         rope=kin.rope(partial=Fraction(1, 2)),
     )
-    dense = config.count("first_k_dense_replace", default=1)
-    blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 
 

@@ -1,0 +1,63 @@
+"""What a shell completes: names of models, machines, presets and passes, and files beside them.
+
+Each list is read only when a shell asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+Completer: TypeAlias = "Callable[[click.Context, click.Parameter, str], list[CompletionItem]]"
+
+
+def _models() -> Iterable[str]:
+    from stagec.models import library
+
+    return library()
+
+
+def _presets() -> Iterable[str]:
+    from stagec.models import presets
+
+    return presets()
+
+
+def _machines() -> Iterable[str]:
+    from stagec.machines import machine_names
+
+    return machine_names()
+
+
+def _passes() -> Iterable[str]:
+    from stagec.pipeline.plugins import load_plugins
+
+    found = load_plugins(())
+    return sorted({*found.passes, *found.pipelines})
+
+
+def _complete(
+    names: Callable[[], Iterable[str]],
+    files: bool,
+    _: click.Context | None,
+    __: click.Parameter | None,
+    incomplete: str,
+) -> list[CompletionItem]:
+    """The names that go on as the last one of a list does, and files."""
+    from click.shell_completion import CompletionItem
+
+    before, comma, last = incomplete.rpartition(",")
+    found = [CompletionItem(before + comma + n) for n in names() if n.startswith(last)]
+    return [*found, CompletionItem(incomplete, type="file")] if files else found
+
+
+models = partial(_complete, _models, True)
+machines = partial(_complete, _machines, True)
+presets = partial(_complete, _presets, False)
+passes = partial(_complete, _passes, False)
