@@ -19,7 +19,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Chooses
-from stagec.ir.types import Load
+from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.structure import ratio
@@ -190,6 +190,7 @@ class Dispatch(OpDef):
             numbered="s",
             sizes={"e": count, "c": k * capacity / count},
             loads={"c": load} if (load := _load(op)) else {},
+            routed={} if "capacity" in op.attrs else {"c": Routed(count, k)},
         )
 
     def verify(self, op: Operation) -> Iterator[str]:

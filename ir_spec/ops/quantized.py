@@ -15,6 +15,7 @@ from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
+from stagec.ir.routed import expert_weights
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.base import SPEC, work
@@ -104,8 +105,9 @@ class ScaledEinsum(OpDef):
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
         rule = self.rule(op)
-        product = replace(rule, operands=rule.operands[:2])
-        return matrix_product(product, n, op.operands[0].tensor.dtype)
+        product, weights = replace(rule, operands=rule.operands[:2]), expert_weights(op, rule)
+        sizes = n if weights is None else weights.occupied(n)
+        return matrix_product(product, sizes, op.operands[0].tensor.dtype)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         shapes, (out,) = parse_rule(op.text("spec"))

@@ -69,19 +69,21 @@ class RecordExpertRows(Pass):
 def record_expert_rows(module: Module) -> None:
     """Add a `stg.rows` for each load in a partitioned module, and number the repeats by layers.
 
-    A remark says so if all ranks hold all experts.
+    A remark says so if all ranks hold all experts: loads only say then how many of them are read.
     """
     strategy = read_strategy(module)
     rows: dict[Load, dict[str, RawAttr]] = {}
     for value, load in _loaded(module):
         axes = next(d.axes for d in value.tensor.dims if d.size.symbol_name == load.of)
-        rows.setdefault(load, {"over": axes, "even": _even_rows(value.tensor)})
+        if load not in rows or (axes and not rows[load]["over"]):
+            rows[load] = {"over": axes, "even": _even_rows(value.tensor)}
         repeat = value.region.owner
         if repeat.has(Repeats):
             repeat.attrs.setdefault("first", (const(0),))
-    if not rows:
+    if not any(attrs["over"] for attrs in rows.values()):
         module.diagnostics.remark(
-            "every rank holds all experts, so their loads change nothing", strategy.loads[0].loc
+            "every rank holds all experts, so their loads only say how many of them a step reads",
+            strategy.loads[0].loc,
         )
     place = module.main.position()
     b = Builder(module.registry, module.root.body, place, loc=made_by(PASS, strategy.loc))
@@ -97,8 +99,9 @@ def _even_rows(type_: TensorType) -> Expr:
 
 
 def _loaded(module: Module) -> Iterator[tuple[Value, Load]]:
-    """Values of one layer whose local sizes depend on a load."""
+    """Values of one layer that have the rows of experts with loads, and the experts."""
     for op in module.main.body.walk():
         for value in op.results if op.region is None else ():
-            if isinstance(value.type, TensorType):
-                yield from ((value, load) for load in value.type.loads)
+            dims = value.type.dims if isinstance(value.type, TensorType) else ()
+            names = {d.size.symbol_name for d in dims}
+            yield from ((value, d.load) for d in dims if d.load and d.load.of in names)

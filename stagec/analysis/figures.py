@@ -198,7 +198,7 @@ class _Graph:
         found: list[tuple[int, int]] = []
         for coords in self._coordinates(values):
             inner = {index_name(a): coords[a] for a in self._indices}
-            loads = self._means.values(coords) if inner else dict[str, Fraction]()
+            loads = self._means.values(coords)
             env: Env = {**values, **inner, **loads}
             found.append((evaluate(self._flops, env), self._sent(env)))
         return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.count import lowered_graphs, weighted
@@ -92,7 +91,7 @@ def op_bounds(
         ops = list(_ops(module, graph, means, symbolic=symbolic))
         coords = next(iter(class_coordinates(module, graph)))
         inner = {index_name(a): i for a, i in coords.items() if a != graph.text("over")}
-        loads = means.values(coords) if inner else dict[str, Fraction]()
+        loads = means.values(coords)
         env: Env = {**module.env, **inner, **loads}
         found += [op.shown(str if symbolic else in_env(env, module), machine) for op in ops]
     return found

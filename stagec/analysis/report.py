@@ -4,7 +4,6 @@ expressions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
 from typing import Any
 
 from stagec.analysis.count import (
@@ -86,10 +85,10 @@ def _classes(
     planned: Show = _text if symbolic else in_env(planned_env(module), module)
     for coords in class_coordinates(module, graph):
         inner = {index_name(a): i for a, i in coords.items() if a != axis}
-        loads = means.values(coords) if inner else dict[str, Fraction]()
+        loads = means.values(coords)
         env: Env = {**module.env, **inner, **loads}
         show: Show = _text if symbolic else in_env(env, module)
-        if inner or not alike:
+        if inner or loads or not alike:
             alike = _class(counts, show, symbolic)
         stage = coords.get(axis, 0)
         rest = [f"{a}{i}" for a, i in coords.items() if a != axis]

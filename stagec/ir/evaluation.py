@@ -17,12 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from math import ceil, floor
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 from stagec.ir.buckets import count_buckets
 
 BUCKETS = "buckets"
+REACHED = "reached"
+#: Bits behind the point of a share that is reached.
+_SHARE = 256
 Number: TypeAlias = int | Fraction
 Function: TypeAlias = Callable[[Mapping[str, Any]], Number]
 
@@ -47,15 +51,30 @@ def function_of(node: Any) -> Function:
 
 
 def compute(function: str, values: Sequence[Number]) -> Number:
-    """`max`, `min`, `ceildiv` or `mod` of numbers."""
+    """`max`, `min`, `ceildiv`, `reached` or `mod` of numbers."""
     if function == "max":
         return max(values)
     if function == "min":
         return min(values)
+    if function == REACHED:
+        return reached(*values)
     a, b = values
     if function == "ceildiv":
         return -(-a // b)
     return a % b
+
+
+@lru_cache(maxsize=1 << 12)
+def reached(whole: Number, parts: Number, k: Number, draws: Number) -> int:
+    """What is spread alike over `parts`, of those that are reached in the mean if each of so many
+    draws reaches k of them: `whole * (1 - (1 - k/parts) ^ draws)`, to the nearest whole number. A
+    part of a draw counts as one. In integers throughout, so all machines find the same."""
+    missed, one = Fraction(max(parts - k, 0)) / Fraction(parts), 1 << _SHARE
+    factor, left, n = one * missed.numerator // missed.denominator, one, ceil(draws)
+    while n > 0 and left:
+        left = left * factor >> _SHARE if n & 1 else left
+        factor, n = factor * factor >> _SHARE, n >> 1
+    return floor(Fraction(whole) * Fraction(one - left, one) + Fraction(1, 2))
 
 
 def _buckets(node: Any) -> Function:

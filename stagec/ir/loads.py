@@ -38,6 +38,7 @@ class Loads:
             if op.definition.declares == "expert_loads"
         }
         self._parts = cache(self._parts_of_layer)
+        self._used = cache(self._used_of_layer)
         self._fullest = cache(self._fullest_of_layer)
 
     def __bool__(self) -> bool:
@@ -51,7 +52,7 @@ class Loads:
 
     def axes(self, symbols: Collection[str]) -> tuple[str, ...]:
         """The axes whose coordinates the values of these symbols depend on."""
-        used = [op.names("over") for load, op in self._rows.items() if load.names[0] in symbols]
+        used = [op.names("over") for load, op in self._rows.items() if {*load.names} & {*symbols}]
         return tuple(dict.fromkeys(a for axes in used for a in axes))
 
     def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
@@ -64,8 +65,8 @@ class Loads:
             index = 0
             for axis in op.names("over"):
                 index = index * self._env[axis] + coords[axis]
-            here = self._parts(load, layer)[index]
-            found |= zip(load.names, (here, self._fullest(load, layer)), strict=True)
+            here, used = self._parts(load, layer)[index], self._used(load, layer)[index]
+            found |= zip(load.names, (here, self._fullest(load, layer), used), strict=True)
         return found
 
     def most(self) -> dict[str, Fraction]:
@@ -77,19 +78,42 @@ class Loads:
         for load in self._rows:
             inside = {max(0, n - load.first) for n in layers} | {max(layers, default=0) + 1}
             most = max(self._fullest(load, n) for n in inside)
-            found |= dict.fromkeys(load.names, most)
+            found |= zip(load.names, (most, most, Fraction(1)), strict=True)
         return found
 
     def _parts_of_layer(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The load of each part of the experts over the mean one, in whole rows."""
-        op = self._rows[load]
-        parts = prod(self._env[a] for a in op.names("over"))
+        found = self._dealt(load, layer)
+        if found is None:
+            return (Fraction(1),) * self._count(load)
+        total = self._total(load)
+        return tuple(Fraction(rows * self._count(load), total) for _, rows in found)
+
+    def _used_of_layer(self, load: Load, layer: int) -> tuple[Fraction, ...]:
+        """The share of the experts of each part that get rows: whole ones, as their loads say, or
+        even ones in a layer without loads."""
+        found, parts = self._dealt(load, layer), self._count(load)
+        if found is None:
+            return (min(Fraction(1), Fraction(self._total(load), self._env[load.of])),) * parts
+        taken = (_apportioned(rows, each) if rows else [0] for each, rows in found)
+        return tuple(Fraction(sum(n > 0 for n in rows), len(rows)) for rows in taken)
+
+    def _dealt(self, load: Load, layer: int) -> list[tuple[Sequence[int], int]] | None:
+        """The loads of the experts of each part, and its rows; None in a layer without loads."""
         loads = self._loads.get(load.first + layer, self._loads.get(None))
         if loads is None:
-            return (Fraction(1),) * parts
-        even, each = evaluate(op.expr("even"), self._env), len(loads) // parts
-        shares = [sum(loads[i * each : (i + 1) * each]) for i in range(parts)]
-        return tuple(Fraction(n, even) for n in _apportioned(even * parts, shares))
+            return None
+        each = len(loads) // self._count(load)
+        parts = [loads[i : i + each] for i in range(0, len(loads), each)]
+        rows = _apportioned(self._total(load), [sum(part) for part in parts])
+        return list(zip(parts, rows, strict=True))
+
+    def _count(self, load: Load) -> int:
+        return prod(self._env[a] for a in self._rows[load].names("over"))
+
+    def _total(self, load: Load) -> int:
+        """The rows of all parts."""
+        return evaluate(self._rows[load].expr("even") * self._count(load), self._env)
 
     def _fullest_of_layer(self, load: Load, layer: int) -> Fraction:
         return max(self._parts(load, layer))

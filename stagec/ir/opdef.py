@@ -14,9 +14,10 @@ from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.param import Arity, Param
+from stagec.ir.routed import expert_weights
 from stagec.ir.rule import Rule, Shape, shape_text
 from stagec.ir.traits import Declares, InPlace, OpenParams, Stays, Trait
-from stagec.ir.types import Dim, Load, TensorType, Type
+from stagec.ir.types import Dim, Load, Routed, TensorType, Type
 from stagec.support.diagnostics import error, note
 from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
@@ -114,9 +115,9 @@ class OpDef:
                 op.loc,
                 remedy="use letters of the operands only",
             )
-        dtypes, loads = self.dtypes(op), factor_loads(op, rule)
+        dtypes, loads, routed = self.dtypes(op), factor_loads(op, rule), factor_routed(op, rule)
         return [
-            TensorType(dtype, _result_dims(op, shape, sizes, loads))
+            TensorType(dtype, _result_dims(op, shape, sizes, loads, routed))
             for dtype, shape in zip(dtypes, rule.results, strict=True)
         ]
 
@@ -149,19 +150,27 @@ class OpDef:
 
     def bytes_touched(self, op: Operation) -> Expr:
         """Bytes read and written once each on one rank; by default all operands and all results,
-        an operand that the op gathers itself as it is then."""
-        rule = self.rule(op)
-        gathered = {g.operand: g.whole(op) for g in own_gathers(op, rule)} if rule else {}
-        read = [gathered.get(i, v.tensor.local_bytes) for i, v in enumerate(op.operands)]
+        an operand that the op gathers itself as it is then, and of weights of experts those that
+        get tokens (`stagec.ir.routed`)."""
+        rule, known = self.rule(op), dict[int, Expr]()
+        if rule is not None:
+            known = {g.operand: g.whole(op) for g in own_gathers(op, rule)}
+            if (weights := expert_weights(op, rule)) is not None:
+                n = factor_sizes(op, rule, local=True)
+                known |= {i: weights.read(op.operands[i].tensor, n) for i in weights.operands}
+        read = [known.get(i, v.tensor.local_bytes) for i, v in enumerate(op.operands)]
         return total([*read, *(v.tensor.local_bytes for v in op.results)])
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
         """The matrix product or attention that its kernel computes; None for a kernel that is
-        bound by memory. By default a matrix product, if it has FLOPs of one and its rule is one."""
+        bound by memory. By default a matrix product, if it has FLOPs of one and its rule is one; of
+        experts those that get tokens."""
         rule = self.rule(op)
         if rule is None or self.matmul_flops(op, n) == ZERO:
             return None
-        return matrix_product(rule, n, op.operands[0].tensor.dtype)
+        weights = expert_weights(op, rule)
+        sizes = n if weights is None else weights.occupied(n)
+        return matrix_product(rule, sizes, op.operands[0].tensor.dtype)
 
     def active(self, op: Operation) -> Expr | None:
         """In a repeat: the number of its first iterations in which a rank runs the op. None: in
@@ -371,11 +380,35 @@ def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
     return found
 
 
+def factor_routed(op: Operation, rule: Rule) -> dict[str, Routed]:
+    """The factors whose rows a router deals, from the rule and the operand types. Where a dimension
+    has several factors, it is those that no operand has alone and without."""
+    dims = [
+        (group, d.routed)
+        for value, shape in zip(op.operands, rule.operands, strict=True)
+        for group, d in zip(shape, value.tensor.dims, strict=True)
+    ]
+    plain = {group[0] for group, routed in dims if len(group) == 1 and routed is None}
+    found = dict(rule.routed)
+    for group, routed in dims:
+        if routed is not None:
+            found |= {f: routed for f in group if f not in plain}
+    return found
+
+
 def _result_dims(
-    op: Operation, shape: Shape, sizes: Sizes, loads: Mapping[str, Load]
+    op: Operation,
+    shape: Shape,
+    sizes: Sizes,
+    loads: Mapping[str, Load],
+    routed: Mapping[str, Routed],
 ) -> tuple[Dim, ...]:
     dims = [
-        Dim(product(sizes[f] for f in g), load=next((loads[f] for f in g if f in loads), None))
+        Dim(
+            product(sizes[f] for f in g),
+            load=next((loads[f] for f in g if f in loads), None),
+            routed=next((routed[f] for f in g if f in routed), None),
+        )
         for g in shape
     ]
     loaded = [d.load for d in dims if d.load is not None]

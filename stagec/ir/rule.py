@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from stagec.ir.expr import Expr
-from stagec.ir.types import Load
+from stagec.ir.types import Load, Routed
 
 _LONGEST = 400
 Group: TypeAlias = tuple[str, ...]
@@ -38,7 +38,8 @@ class Rule:
     A dimension joined of a `numbered` factor and others holds rows that an op counts within its
     part of the factor: all ops of these rows need the same split of it.
     `reduction` is the kind of partial value that a split contracted factor leaves. `sizes` gives
-    factors that appear in no operand, `loads` those whose rows differ between ranks.
+    factors that appear in no operand, `loads` those whose rows differ between ranks, `routed` those
+    whose rows a router deals.
     """
 
     operands: tuple[Shape, ...]
@@ -54,6 +55,7 @@ class Rule:
     reduction: str = "sum"
     sizes: Mapping[str, Expr] = field(default_factory=dict[str, Expr], hash=False)
     loads: Mapping[str, Load] = field(default_factory=dict[str, Load], hash=False)
+    routed: Mapping[str, Routed] = field(default_factory=dict[str, Routed], hash=False)
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -95,6 +97,7 @@ def make_rule(
     reduction: str = "sum",
     sizes: Mapping[str, Expr] | None = None,
     loads: Mapping[str, Load] | None = None,
+    routed: Mapping[str, Routed] | None = None,
 ) -> Rule:
     """A rule from its text, `operand,operand->result,result`.
 
@@ -102,7 +105,9 @@ def make_rule(
     """
     factors = (whole, exchanged, special, summed, gathered, numbered)
     found = _stated(text, factors, tuple(linear), tuple(each), reduction)
-    return replace(found, sizes=sizes or {}, loads=loads or {}) if sizes or loads else found
+    if not (sizes or loads or routed):
+        return found
+    return replace(found, sizes=sizes or {}, loads=loads or {}, routed=routed or {})
 
 
 @lru_cache(maxsize=4096)

@@ -72,11 +72,12 @@ class Load:
     first: int = 0
 
     @property
-    def names(self) -> tuple[str, str]:
+    def names(self) -> tuple[str, str, str]:
         """The names of its symbols: the load of a rank's part in one layer (`E_load`, in later
-        repeats `E_load58`), and the largest one of all parts in that layer."""
+        repeats `E_load58`), the largest one of all parts in that layer, and the share of the
+        rank's experts that get rows."""
         name = f"{self.of}_load{self.first or ''}"
-        return name, f"{name}_most"
+        return name, f"{name}_most", f"{name}_used"
 
     @property
     def symbol(self) -> Expr:
@@ -88,18 +89,34 @@ class Load:
         """The largest load of all parts."""
         return symbol(self.names[1])
 
+    @property
+    def used(self) -> Expr:
+        """The share of a rank's part that has rows at all."""
+        return symbol(self.names[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The rows of a dimension are those that a router gives to each part of another one: each token
+    goes to `k` of the `of` parts (experts). Few tokens do not reach all of them."""
+
+    of: Expr
+    k: Expr
+
 
 @dataclass(frozen=True, slots=True)
 class Dim:
     """One dimension: its global size, and the axes that split it, major first.
 
-    `size` is that under even load; `load` says that it differs between ranks.
+    `size` is that under even load; `load` says that it differs between ranks, `routed` that a
+    router deals its rows.
     """
 
     size: Expr
     split: tuple[AxisUse, ...] = ()
     open: bool = False
     load: Load | None = None
+    routed: Routed | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -264,7 +281,8 @@ class TensorType:
 
     def unplaced(self) -> TensorType:
         """Shape and dtype alone."""
-        return TensorType(self.dtype, tuple(Dim(d.size, load=d.load) for d in self.dims))
+        dims = tuple(Dim(d.size, load=d.load, routed=d.routed) for d in self.dims)
+        return TensorType(self.dtype, dims)
 
     def with_splits(
         self, splits: Iterable[tuple[str, ...]], partial: Partial | None = None
@@ -290,8 +308,7 @@ class TensorType:
 
     def substitute(self, env: Mapping[str, Expr]) -> TensorType:
         """Sizes with symbols replaced (axis names stay)."""
-        dims = tuple(replace(d, size=substitute(d.size, env)) for d in self.dims)
-        return replace(self, dims=dims)
+        return replace(self, dims=tuple(_substituted(d, env) for d in self.dims))
 
     def __str__(self) -> str:
         clauses: list[str] = []
@@ -300,6 +317,7 @@ class TensorType:
         if self.placed and not self.partial and not any(d.split for d in self.dims):
             clauses.append("rep")
         clauses += [_load_clause(i, d.load) for i, d in enumerate(self.dims) if d.load]
+        clauses += [_routed_clause(i, d.routed) for i, d in enumerate(self.dims) if d.routed]
         if self.role:
             clauses.append(self.role)
         if self.part:
@@ -312,9 +330,18 @@ class TensorType:
         return f"{self.dtype}[{', '.join(map(str, self.dims))}{bar}]".replace("[ |", "[|")
 
 
+def _substituted(d: Dim, env: Mapping[str, Expr]) -> Dim:
+    routed = d.routed and Routed(substitute(d.routed.of, env), substitute(d.routed.k, env))
+    return replace(d, size=substitute(d.size, env), routed=routed)
+
+
 def _load_clause(index: int, load: Load) -> str:
     first = f", first={load.first}" if load.first else ""
     return f"load({load.of}={index}{first})"
+
+
+def _routed_clause(index: int, routed: Routed) -> str:
+    return f"routed({routed.of}={index}, {routed.k})"
 
 
 @dataclass(frozen=True, slots=True)

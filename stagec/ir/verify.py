@@ -193,6 +193,8 @@ class _Checker:
     def _symbols_of_type(self, type_: TensorType, loc: Loc) -> None:
         for dim in type_.dims:
             self._declared_symbols(dim.size.symbols, loc)
+            if dim.routed is not None:
+                self._declared_symbols(dim.routed.of.symbols | dim.routed.k.symbols, loc)
             if dim.load is not None:
                 self._declared_symbols(frozenset({dim.load.of}), loc)
         for axis in type_.axes:

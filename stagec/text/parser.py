@@ -42,6 +42,7 @@ from stagec.ir.types import (
     Load,
     OpaqueType,
     Partial,
+    Routed,
     TensorType,
     Type,
 )
@@ -302,10 +303,14 @@ class _Builder(Transformer):
         dims = tuple(p for p in parts if isinstance(p, Dim))
         fields: dict[str, Any] = {"placed": any(d.split for d in dims)}
         for token, coords in (p for p in parts if isinstance(p, tuple)):
+            if str(token) == "routed":
+                dims = _routed(dims, token, coords)
+                continue
+            names = _names(token, coords)
             if str(token) == "load":
-                dims = _loaded(dims, token, coords)
+                dims = _loaded(dims, token, names)
             else:
-                _clause(fields, token, coords)
+                _clause(fields, token, names)
         return TensorType(str(dtype), dims, **fields)
 
     def plain(self, size):
@@ -335,7 +340,7 @@ class _Builder(Transformer):
         return name, [c for c in coords if c is not None]
 
     def coord(self, name, value):
-        return str(name), _integer(value) if value else None
+        return name, _integer(value) if value else None
 
     def add(self, a, b):
         return self._checked(_expr(a) + _expr(b))
@@ -404,6 +409,12 @@ class _Builder(Transformer):
             raise _SyntaxLimitError(f"unknown function '{name}'", name, remedy)
         if name == "ceildiv" and (len(arguments) != 2 or arguments[1] == 0):
             raise _SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
+        if name == "reached" and (len(arguments) != 4 or arguments[1] == 0):
+            raise _SyntaxLimitError(
+                "reached expects a size, a positive number of parts, how many of them a draw "
+                "reaches, and the number of draws",
+                name,
+            )
         if name == BUCKETS:
             return self._checked(ex.buckets(_expr(arguments[0]), map(_row, arguments[1:])), name)
         return self._checked(ex.call(str(name), [_expr(a) for a in arguments]), name)
@@ -443,6 +454,34 @@ def _integer(token: Token) -> int:
     return int(token)
 
 
+def _names(token: Token, coords: list[tuple[Any, int | None]]) -> list[tuple[str, int | None]]:
+    """What a clause says, where it says it of names."""
+    found: list[tuple[str, int | None]] = []
+    for name, number in coords:
+        text = name.symbol_name if isinstance(name, Expr) else str(name)
+        if text is None:
+            raise _SyntaxLimitError(f"'{token}' expects names, found {name}", token)
+        found.append((text, number))
+    return found
+
+
+def _routed(
+    dims: tuple[Dim, ...], token: Token, coords: list[tuple[Any, int | None]]
+) -> tuple[Dim, ...]:
+    """The dimensions with rows that a router deals: `routed(E=2, T)` is that of dimension 2 to E
+    parts, of which each token goes to T."""
+    sizes = [c for c, _ in coords if isinstance(c, Expr)]
+    index = coords[0][1] if len(sizes) == len(coords) == 2 and coords[1][1] is None else None
+    if index is None or index >= len(dims) or any(s == 0 for s in sizes):
+        raise _SyntaxLimitError(
+            "expects the parts, the dimension of their rows, and the parts that a token goes to",
+            token,
+            "write routed(E=2, T)",
+        )
+    dealt = replace(dims[index], routed=Routed(*sizes))
+    return (*dims[:index], dealt, *dims[index + 1 :])
+
+
 def _loaded(
     dims: tuple[Dim, ...], token: Token, coords: list[tuple[str, int | None]]
 ) -> tuple[Dim, ...]:
@@ -477,11 +516,11 @@ def _clause(fields: dict[str, Any], token: Token, coords: list[tuple[str, int | 
         fields["stage"] = (coords[0][0], coords[0][1])
         return
     elif name != "rep":
-        known = ("sum", "max", "rep", "mem", "on", "load", "part", *ROLES)
+        known = ("sum", "max", "rep", "mem", "on", "load", "routed", "part", *ROLES)
         raise _SyntaxLimitError(
             f"unknown clause '{name}' in a type",
             token,
             did_you_mean(name, known)
-            or "use sum(axis), max(axis), rep, param, state, mem(..), on(..), load(..)",
+            or "use sum(axis), max(axis), rep, param, state, mem(..), on(..), load(..), routed(..)",
         )
     fields["placed"] = True
