@@ -169,6 +169,9 @@ class Dispatch(OpDef):
     each rank fills its own part, and what takes rows out again needs the same split of the tokens;
     the all_to_all is the change to where the experts are. With weights each copy is multiplied by
     its own: the gradient of `stg.combine`.
+
+    Without a capacity the type says that a router deals the rows, `routed(E=2, T)`: products read
+    weights of those experts that get tokens. With one, buffers are padded and all experts are read.
     """
 
     name = "stg.dispatch"
@@ -298,7 +301,7 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
     _, tokens, k = experts.tensor.shape
     factor = rows * count / (tokens * k)
     attrs: dict[str, RawAttr] = {"count": count}
-    if factor != 1:
+    if factor != 1 or y.tensor.dims[2].routed is None:
         attrs["capacity"] = factor
     load = y.tensor.dims[2].load
     return attrs | ({"load_from": load.first} if load is not None else {})

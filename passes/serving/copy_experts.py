@@ -40,7 +40,7 @@ class CopyExperts(Pass):
         stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E | frozen]) {
           %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E]
           %g, %e = stg.route[k = T](%l) : (f32[B, S, T], i32[B, S, T])
-          %xs = stg.dispatch[count = E](%x, %e) : bf16[E, B, S*T/E, D]
+          %xs = stg.dispatch[count = E](%x, %e) : bf16[E, B, S*T/E, D | routed(E=2, T)]
           stg.return(%xs)
         }
     After:
@@ -51,7 +51,7 @@ class CopyExperts(Pass):
         stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E - 32 | frozen]) {
           %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E - 32]
           %g, %e = stg.route[k = T, copies = 32](%l) : (f32[B, S, T], i32[B, S, T])
-          %xs = stg.dispatch[count = E](%x, %e) : bf16[E, B, S*T/E, D]
+          %xs = stg.dispatch[count = E](%x, %e) : bf16[E, B, S*T/E, D | routed(E=2, T)]
           stg.return(%xs)
         }
     """

@@ -35,6 +35,8 @@ SPACES: tuple[tuple[str, dict[str, int], int, Given], ...] = (
     ("llama3-8b", {"L": 4}, 8, {**DECODE, "batch": (32,), "cp": (1, 2), "objective": "memory"}),
     ("mamba2-2.7b", {"L": 4}, 4, {**DECODE, "batch": (16,)}),
     ("qwen3-30b-a3b", {"L": 2}, 4, {**MIXED, "step": "decode=15x64,prefill=1x49+79"}),
+    # fewer tokens than it takes to reach all experts
+    ("qwen3-30b-a3b", {"L": 4}, 8, {**DECODE, "batch": (8,), "ep": (1, 4, 8)}),
 )
 CASES = [
     pytest.param(i, id=f"{s[0]}-{s[3]['serve']}-{i}", marks=EXHAUSTIVE if i > 2 else ())
