@@ -28,8 +28,8 @@ class WeightFormat:
 
     A block has `rows` elements along a contracted dimension (None: all of them) and `columns` along
     another one. `scale` is the element type of its scale, `zero` that of its zero point, if it has
-    one. Products multiply in `compute`, the activations cast to it; empty: in the type of the
-    activations, and the kernel turns weights into that type.
+    one. Products take activations in `compute`, to which they are cast, on devices whose units
+    multiply `units`; empty: activations as they are, and the kernel turns weights into their type.
     """
 
     dtype: str
@@ -38,20 +38,28 @@ class WeightFormat:
     scale: str
     zero: str = ""
     compute: str = ""
+    units: str = ""
 
 
 #: The formats by their names; docs/serving.md has the bytes of each. Sources: `fp8`, DeepGEMM and
 #: arXiv 2412.19437, section 3.3.2; `int8`, one scale for each output channel (arXiv 2208.07339);
 #: `int4`, AWQ with groups of 128 (arXiv 2306.00978); `mxfp4`, OCP Microscaling 1.0; `nvfp4`,
-#: groups of 16 with f8e4m3 scales.
+#: groups of 16 with f8e4m3 scales. docs/decisions/125-what-activations-are-multiplied-in.md says
+#: what engines do with each.
 FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {
-        "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3s"),
+        "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3s", units="f8e4m3"),
         "int8": WeightFormat("i8", None, 1, "bf16"),
         "int4": WeightFormat("i4", 128, 1, "bf16", zero="i4"),
-        "mxfp4": WeightFormat("f4e2m1", 32, 1, "u8"),
-        "nvfp4": WeightFormat("f4e2m1", 16, 1, "f8e4m3"),
+        "mxfp4": WeightFormat("f4e2m1", 32, 1, "u8", compute="f8e4m3s", units="f4e2m1"),
+        "nvfp4": WeightFormat("f4e2m1", 16, 1, "f8e4m3", compute="f4e2m1s", units="f4e2m1"),
     }
+)
+
+
+#: What activations may be cast to, whatever the format: `stg.weights[activations = ...]`.
+ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {"bf16": "", "fp8": "f8e4m3s", "fp4": "f4e2m1s", "int8": "i8"}
 )
 
 
@@ -90,8 +98,11 @@ class ScaledEinsum(OpDef):
         for shape in shapes[2:]:
             if lost := sorted({f for group in shape for f in group} - have):
                 yield f"factor '{lost[0]}' of the scales is not one of the weight"
-        for dtype in (op.operands[0].tensor.dtype, op.text("to", "f32")):
-            if dtype not in FLOATS:
+        for dtype, known in (
+            (op.operands[0].tensor.dtype, FLOATS | {"i8"}),
+            (op.text("to", "f32"), FLOATS),
+        ):
+            if dtype not in known:
                 yield f"expects a floating-point type, found {dtype}"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
@@ -149,6 +160,10 @@ def _apart(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:
 # -- what a strategy says --------------------------------------------------------------------------
 
 
+#: Activations are in what the format has them in.
+AUTO = "auto"
+
+
 @dataclass(frozen=True)
 class WeightsRule(Record):
     """The format of the weights of the blocks."""
@@ -162,6 +177,20 @@ class WeightsRule(Record):
         flag=Flag(
             "weight_dtype",
             "How the weights of the blocks are stored while serving.",
+            numerics=True,
+        ),
+    )
+    activations: str = parameter(
+        "name",
+        "what products take activations in: auto (as the format has it), bf16 (as they are), fp8, "
+        "fp4 or int8",
+        default=AUTO,
+        choices=(AUTO, *ACTIVATIONS),
+        flag=Flag(
+            "activation_dtype",
+            "What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with "
+            "nvfp4, else, or where the machine has no units for that, as they are).",
+            needs=("weight_dtype",),
             numerics=True,
         ),
     )
@@ -191,8 +220,11 @@ class WeightsOp(Statement):
     | `mxfp4` | f4e2m1   | 32 rows     | a scale of 8 bits        | n/2 + n/32     |
     | `nvfp4` | f4e2m1   | 16 rows     | an f8e4m3 scale          | n/2 + n/16     |
 
-    With `fp8` the products have activations of f8e4m3s, with an f32 scale for each 128 elements
-    (DeepGEMM), else those of the model. The one f32 that nvfp4 has for a tensor is not counted.
+    Unless `activations` says otherwise, products take them in f8e4m3s with `fp8` and `mxfp4` (an
+    f32 scale for each 128 elements, as DeepGEMM, or one of 8 bits for each 32: as many bytes), in
+    f4e2m1s with `nvfp4` (a scale of 8 bits for each 16), else as they are: the kernel turns
+    weights into their type (W4A16, W8A16). The one f32 that nvfp4 has for a tensor is not counted,
+    nor those of rows in int8.
     """
 
     name, record = "stg.weights", WeightsRule

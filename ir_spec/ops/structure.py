@@ -137,9 +137,11 @@ class RowsOp(Declaration):
 
     `of` is the dimension whose parts have loads, such as E, `over` the axes that split it, major
     first. Rank i of these has `even` times the load of part i in the iteration that runs, which
-    lowered sizes call `E_load`; `E_load_most` is the largest of all parts. With `first` = 58 it is
-    of the repeats whose layers are counted from 58, and the symbols are `E_load58` and
-    `E_load58_most`. Collective insertion makes it where a strategy has `stg.expert_load`.
+    lowered sizes call `E_load`; `E_load_most` is the largest of all parts, `E_load_used` the share
+    of the experts of part i that get rows. With `first` = 58 it is of the repeats whose layers are
+    counted from 58, and the symbols are `E_load58`, `E_load58_most` and `E_load58_used`. Without
+    axes in `over` all ranks hold all parts. Collective insertion makes it where a strategy has
+    `stg.expert_load`.
     """
 
     name = "stg.rows"

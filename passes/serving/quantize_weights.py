@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -27,8 +28,15 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import is_chosen_by, replace_op, slice_into, uses_inside
 from stagec.ir.rule import Group, Shape, parse_rule, shape_text
 from stagec.ir.traits import Recasts
+from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum
-from stagec.ir_spec.ops.quantized import FORMATS, WeightFormat, WeightsRule
+from stagec.ir_spec.ops.quantized import (
+    ACTIVATIONS,
+    AUTO,
+    FORMATS,
+    WeightFormat,
+    WeightsRule,
+)
 
 PASS = "quantize-weights"
 #: Blocks get no smaller than this part of what the format has.
@@ -86,7 +94,15 @@ class QuantizeWeights(Pass):
 
     def run(self, module: Module) -> None:
         rule = read_strategy(module).one(WeightsRule)
-        format_ = FORMATS[self.format or rule.format]
+        name = self.format or rule.format
+        format_ = FORMATS[name]
+        if rule.activations != AUTO:
+            format_ = replace(format_, compute=ACTIVATIONS[rule.activations])
+        if not format_.compute:
+            module.diagnostics.remark(
+                f"products turn weights of {name} into the type of the activations and compute at "
+                f"its rate (W{8 * DTYPE_BYTES[format_.dtype]}A16)"
+            )
         quantize_weights(module, format_, self.block or rule.block)
 
 
@@ -179,7 +195,10 @@ class _Weight:
         there = next(casts, None)
         if there is not None:
             return there.result
-        return build.value("stg.cast", [x], {"to": self._format.compute}, hint=f"{x.name}_f8")
+        to = self._format.compute
+        bits = re.match(r"[a-z]\d+", to)
+        hint = f"{x.name}_{bits.group() if bits else to}"
+        return build.value("stg.cast", [x], {"to": to}, hint=hint)
 
 
 class _Blocks:

@@ -13,7 +13,8 @@ from functools import lru_cache
 
 from stagec.ir.expr import Expr, call, const, product, substitute, symbol
 
-#: Bytes of one element; two elements of four bits share a byte, and 128 of `f8e4m3s` an f32 scale.
+#: Bytes of one element; two elements of four bits share a byte, 128 of `f8e4m3s` an f32 scale, and
+#: 16 of `f4e2m1s` a scale of 8 bits.
 DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "f64": 8,
     "f32": 4,
@@ -23,6 +24,7 @@ DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "f8e4m3s": Fraction(33, 32),
     "f8e5m2": 1,
     "f4e2m1": Fraction(1, 2),
+    "f4e2m1s": Fraction(9, 16),
     "i64": 8,
     "i32": 4,
     "i16": 2,
@@ -32,10 +34,10 @@ DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "i1": 1,
 }
 #: What products compute in, of elements that have scales.
-WITHOUT_SCALES: Mapping[str, str] = {"f8e4m3s": "f8e4m3"}
+WITHOUT_SCALES: Mapping[str, str] = {"f8e4m3s": "f8e4m3", "f4e2m1s": "f4e2m1"}
 EIGHT_BITS = frozenset({"f8e4m3", "f8e4m3s", "f8e5m2"})
 #: What is computed in.
-FLOATS = frozenset({"f64", "f32", "bf16", "f16"}) | EIGHT_BITS
+FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f4e2m1s"}) | EIGHT_BITS
 ROLES = ("param", "frozen", "scale", "state", "cache", "recurrent")
 #: The roles of what steps of serving keep of sequences: rows of tokens, and state of fixed size.
 CACHED = frozenset({"cache", "recurrent"})

@@ -50,6 +50,7 @@ BY_KIND: Mapping[str, object] = {
 BESIDE: Mapping[str, Mapping[str, object]] = {
     "fp8_scaling": {"fp8": "hybrid"},
     "weight_block": {"weight_dtype": "int4"},
+    "activation_dtype": {"weight_dtype": "nvfp4"},
     "reshard_after_forward": {"zero": 3},
     "fsdp_prefetch": {"zero": 3},
     "overlap_param_gather": {"zero": 1},

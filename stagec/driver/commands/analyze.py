@@ -21,6 +21,7 @@ from stagec.driver.request.machine import machine_option
 from stagec.driver.request.options import job_options, take_options
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.driver.request.sections import LongCommand
+from stagec.driver.request.units import on_machine
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.pipeline.instrument import STATED, Hooks
@@ -70,7 +71,7 @@ def command(**given: Any) -> int:
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     limit, machine, symbolic = given["limit"], given["machine"], given["symbolic"]
-    builder = JobBuilder(options, symbolic=symbolic)
+    builder = JobBuilder(on_machine(options, machine), symbolic=symbolic)
     _check(builder, given)
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])

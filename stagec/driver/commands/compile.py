@@ -31,6 +31,7 @@ from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import rate_options, rated_machine
 from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.steps import has_steps, steps_options
+from stagec.driver.request.units import on_machine
 from stagec.formats.registry import BUILTIN
 from stagec.support.diagnostics import error
 
@@ -114,6 +115,8 @@ def command(**given: Any) -> int:
         stagec compile llama3-8b -o traces --tp 8 --dp 8 --sp --zero 3
     """
     options = take_options(given)
+    if given["machine"] is not None:
+        options = on_machine(options, machine_of(given["machine"]))
     writes = not options.print_strategy
     _check_outputs(given["output"], given["archive"], given, writes=writes)
     if has_pods(options):

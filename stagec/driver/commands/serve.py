@@ -28,6 +28,7 @@ from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.times import TimeType
+from stagec.driver.request.units import on_machine
 from stagec.driver.sweep.page import page_of
 from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.driver.time.table import seconds_text
@@ -121,7 +122,7 @@ def command(**given: Any) -> int:
     """
     machine: Machine = given.pop("machine")
     output = given["output_tokens"]
-    asked = take_options(given)
+    asked = on_machine(take_options(given), machine)
     accepted = take_accepted(asked, given)
     options, apart = _options(asked), asked.serve == DISAGGREGATED
     with reports_once():

@@ -18,6 +18,7 @@ from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
 from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.units import on_machine
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import draw, draws, time_files
@@ -79,6 +80,7 @@ def command(**given: Any) -> int:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     machine = given["machine"]
     tell_unfitted([machine])
+    options = on_machine(options, machine)
     if options.serve == DISAGGREGATED:
         from stagec.driver.time.pods import time_pods
 

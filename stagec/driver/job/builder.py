@@ -22,6 +22,7 @@ from stagec.driver.request.experts import check_experts, folded_axes
 from stagec.driver.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.request.options import JobOptions, request
 from stagec.driver.request.serving import Serving, beyond, read_serving, refuse_training
+from stagec.driver.request.units import remark_of, settled
 from stagec.importers.library import model_source
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
@@ -55,7 +56,9 @@ class JobBuilder:
         self._preset = find_preset(options) if options.preset else None
         if self._preset is not None:
             options = _of_preset(options, self._preset)
-        self.options, self._symbolic = complete(options), symbolic
+        if (told := remark_of(options)) is not None:
+            report(told)
+        self.options, self._symbolic = complete(settled(options)), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
         self.from_texts = False  # whether a text says how to parallelize, and not flags

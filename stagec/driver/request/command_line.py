@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from stagec.driver.request.flags import SHORTHANDS, words
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import STEP
+from stagec.driver.request.units import settled
 from stagec.ir_spec.ops.axes import AXES
 
 #: The options of a step of serving.
@@ -15,6 +16,7 @@ _SERVING = ("serve", *STEP, "draft", "page", "kv_dtype", "prefill", "decode")
 
 def job_words(options: JobOptions) -> Iterator[str]:
     """The model and the options of a job whose ranks are written down."""
+    options = settled(options)
     yield from filter(None, (options.model, options.strategy))
     default = JobOptions("")
     for name in ("preset", *_SERVING, *AXES, *SHORTHANDS, "pipeline"):

@@ -49,6 +49,7 @@ class _Job:
     keep: str = ""  # the part of the model that a pod has, where --part names others
     rest: str = MAIN  # what the part is called that no --part names
     draft: DraftText | None = None
+    units: frozenset[str] | None = None  # types that the machine multiplies, if that is known
     page: int = 1
     kv_dtype: str | None = None
     pipeline: str | None = None

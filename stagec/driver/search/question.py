@@ -14,6 +14,7 @@ from stagec.driver.output.common import kept_reports, read_part, reports_once
 from stagec.driver.request.limit import AT_HAND, Limit
 from stagec.driver.request.machine import captured, machine_of
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.units import on_machine
 from stagec.driver.search.probes import LAYERS
 from stagec.driver.search.run import Question
 from stagec.driver.search.serving import (
@@ -126,7 +127,8 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     for (machine, ranks), (base, sizes) in product(places, steps):
         found.append(
             Question(
-                *(base, sizes, layers, _space(given, sizes, layers.total, ranks, machine)),
+                *(on_machine(base, machine), sizes, layers),
+                _space(given, sizes, layers.total, ranks, machine),
                 *(captured(machine) if serves else machine, ranks),
                 given["limit"] or Limit(AT_HAND, 0),
                 objective,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.driver.output.common import kept_reports
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.units import on_machine
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def refused(problem: DiagnosticError) -> SweepRow:
 def _summary(case: Case) -> SweepRow:
     from stagec.driver.job.figures import CompiledJob
 
-    job = CompiledJob.of(case.options)
+    job = CompiledJob.of(on_machine(case.options, case.machine))
     found = job.figures()
     counts = {
         "model": job.name,

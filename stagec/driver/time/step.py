@@ -15,6 +15,7 @@ from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.sizes import SizesType
+from stagec.driver.request.units import on_machine
 from stagec.support.diagnostics import NotAnIntegerError, error
 from stagec.support.garbage import seldom_collected
 from stagec.support.suggest import did_you_mean
@@ -53,7 +54,7 @@ def time_step(
     on = machine_of(machine) if isinstance(machine, str) else machine
     with seldom_collected(), kept_reports() as told:
         try:
-            found = CompiledJob.of(options).time(on, overlap=overlap, levers=levers)
+            found = CompiledJob.of(on_machine(options, on)).time(on, overlap=overlap, levers=levers)
         except NotAnIntegerError as problem:
             raise error(str(problem), remedy="choose sizes that divide") from None
         except OSError as problem:
