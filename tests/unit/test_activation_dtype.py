@@ -80,8 +80,8 @@ def test_fewer_bits_take_less_time_where_there_are_units() -> None:
 
 def test_it_says_where_activations_stay_as_they_are() -> None:
     """And the command of the job says it too, whoever runs it without the machine."""
-    words = ("--serve", "decode", "--set", "L=1", "--batch", "1", "--context", "64")
-    words += ("--weight-dtype", "nvfp4")
+    few = ("--weight-dtype", "nvfp4")
+    words = ("--serve", "decode", "--set", "L=1", "--batch", "1", "--context", "64", *few)
     told = {m: stagec("time", LLAMA, *words, "--machine", m).err for m in ("h100-sxm", "b200")}
     assert "no units for products of f4e2m1" in told["h100-sxm"]
     assert "(W4A16)" in told["h100-sxm"]
