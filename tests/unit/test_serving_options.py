@@ -4,6 +4,7 @@ steps, and that caches are held once."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,40 @@ def test_passes_after_it_keep_what_a_step_computes(flags: str) -> None:
     for job in (DECODE, PREFILL):
         ran = stagec("analyze", job[0], *job[3:], *tiny, *flags.split())
         assert ran.code == 0, ran.err
+
+
+MOE = ("mixtral-8x7b", "--set", "L=1,D=64,M=64,V=64,H=8,G=4,K=8,theta=100")
+AT_DECODE = ("--serve", "decode", "--batch", "48", "--context", "31")
+AT_MIXED = ("--serve", "mixed", "--step", "decode=4x8")
+AT_PREFILL = ("--serve", "prefill", "--batch", "48", "--prompt", "32")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(
+            (*at, *"--tp 4 --dp 2 --ep 8 --etp 1".split())
+            for at in (AT_DECODE, AT_MIXED, AT_PREFILL)
+        ),
+        (*AT_DECODE, *"--dp 12 --ep 12".split()),
+        (*AT_DECODE, *"--dp 12 --ep 12 --redundant-experts 2".split()),
+        (*AT_DECODE, *"--dp 12 --ep 8".split()),
+        (*AT_DECODE, *"--dp 48 --ep 48".split()),
+        ("--dp", "12", "--ep", "12"),
+    ],
+    ids=" ".join,
+)
+def test_the_remedy_for_experts_makes_a_job(flags: tuple[str, ...]) -> None:
+    """Each flag that the remedy names, with each number that it offers, ends the error."""
+    refused = stagec("analyze", *MOE, *flags)
+    assert refused.code == 1
+    remedy = refused.err.partition("help: ")[2]
+    offered = [
+        (option, number)
+        for option, numbers in re.findall(r"(?:add|give|choose) (--[a-z-]+)([^-\n]*)", remedy)
+        for number in re.findall(r"[0-9]+", numbers) or [""]
+    ]
+    assert offered
+    for option, number in offered:
+        ran = stagec("analyze", *MOE, *flags, option, *filter(None, [number]))
+        assert ran.code == 0, (option, number, ran.err)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 
+from stagec.driver.request.combine import divisors, nearest
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.ir_spec.ops.axes import EXPERTS
@@ -21,7 +22,7 @@ def folded_axes(options: JobOptions, axes: Iterable[str]) -> dict[str, int]:
     return sizes
 
 
-def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
+def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> None:
     """Raise `DiagnosticError` for expert-parallel flags that cannot be, with the nearest choice."""
     about = [flag for flag in FLAGS.values() if EXPERTS in flag.needs]
     given = [flag for flag in about if not flag.is_default(getattr(options, flag.name))]
@@ -37,27 +38,38 @@ def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
             remedy="leave --etp out (all of tp), or choose --etp 1",
         )
     if options.etp == 1 and tp != 1 and not (options.sp or options.dp_attention):
-        split = "--dp-attention" if options.serve == "decode" else "--sp"
+        split = "--dp-attention" if options.serve else "--sp"
         raise error(
             f"--etp 1 with tp = {tp or 'open'}: whole experts need the tokens split over tp",
             remedy=f"add {split}, or leave --etp out",
         )
     if options.mesh is None:
-        _check_sizes(options)
+        _check_sizes(options, symbols.get(EXPERTS))
 
 
-def _check_sizes(options: JobOptions) -> None:
+def _check_sizes(options: JobOptions, experts: int | None) -> None:
+    """Experts fold into data-parallel ranks, and divide over those that they fold into, with the
+    copies of them that a server has."""
     axis = _data_axis(options)
     ranks, unit = getattr(options, axis), options.tp if _whole(options) else 1
+    count = experts + options.redundant_experts if experts is not None else 0
+    fits = [n * unit for n in divisors(ranks) if count % (n * unit) == 0]
+    choices = f"choose --ep among {nearest(options.ep, fits)}"
+    flag = axis.replace("_", "-")
     if ranks * unit % options.ep or options.ep % unit:
-        fits = [n * unit for n in range(1, ranks + 1) if ranks % n == 0]
-        near = sorted(sorted(fits, key=lambda n: abs(n - options.ep))[:3])
-        flag = axis.replace("_", "-")
         whole = f", a multiple of --tp {unit}," if unit > 1 else ""
         raise error(
             f"--ep {options.ep}{whole} has to divide --{flag} {ranks}"
             + (f" times {unit}: experts fold into these ranks" if unit > 1 else ""),
-            remedy=f"choose --ep among {', '.join(map(str, near))}, or another --{flag}",
+            remedy=f"{choices}, or another --{flag}",
+        )
+    if experts is not None and count % options.ep:
+        copies = options.redundant_experts + -count % options.ep
+        shown = f"E = {experts}" + (f" + {count - experts} copies" if count > experts else "")
+        held = f"give --redundant-experts {copies}, or "
+        raise error(
+            f"{shown} does not divide over --ep {options.ep}",
+            remedy=(held if options.serve and copies <= experts else "") + choices,
         )
 
 
