@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagec.serving.policy import BatchingPolicy, LiveRequest, ServerLimits, ServerState, StepPlan
 from stagec.serving.requests import Request, seconds_text
-from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.serving.step import SequenceClass, Step, padded, step_of
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: Nanoseconds that a step takes: 1 or more, of all steps or of each.
@@ -25,7 +25,8 @@ class Stretch:
     many more tokens cached as it added before.
 
     They run from `start` to `end`, in nanoseconds. The first of them uses tokens that the `after`
-    last step before it sampled: 1 for the step right before, 0 for none.
+    last step before it sampled: 1 for the step right before, 0 for none. `groups` are the steps of
+    the groups that have work; `step` is that of all of them (`padded`).
     """
 
     step: Step
@@ -33,6 +34,7 @@ class Stretch:
     start: int
     end: int
     after: int
+    groups: tuple[Step, ...] = ()
 
     @property
     def steps(self) -> Iterator[Step]:
@@ -61,8 +63,32 @@ class _Flight:
     ready: int
 
 
+@dataclass(slots=True)
+class _Group:
+    """The requests of a group of ranks, and the free blocks of its cache (None: no bound)."""
+
+    free: int | None
+    running: list[LiveRequest] = field(default_factory=list[LiveRequest])
+    waiting: deque[LiveRequest] = field(default_factory=deque[LiveRequest])
+
+    def wait(self, live: LiveRequest, *, first: bool = False) -> None:
+        """Let a request wait, behind all others or before them."""
+        live.runs = False
+        if first:
+            self.waiting.appendleft(live)
+        else:
+            self.waiting.append(live)
+
+    def give(self, blocks: int) -> None:
+        """Take so many blocks from what is free."""
+        self.free = None if self.free is None else self.free - blocks
+
+
 class Engine:
     """Serves requests step by step.
+
+    Requests are dealt to `groups` of ranks round robin, in order of arrival. Each group has
+    `limits` of its own, and all of them step together, since they wait for each other.
 
     `duration` says how long a step takes. With `depth` pipeline stages as many steps are under way
     at once: a step begins each `duration`, and its tokens are there `depth` of them later, as in
@@ -76,35 +102,34 @@ class Engine:
         limits: ServerLimits,
         duration: Duration,
         depth: int = 1,
+        groups: int = 1,
     ) -> None:
         _check(requests, limits)
         self._policy, self._limits, self._duration, self._depth = policy, limits, duration, depth
         self._coming = deque(LiveRequest(r, i) for i, r in enumerate(requests, 1))
-        self._waiting: deque[LiveRequest] = deque()
-        self._running: list[LiveRequest] = []
+        self._groups = [_Group(limits.blocks) for _ in range(groups)]
         self._flights: deque[_Flight] = deque()
-        self._free, self._now, self._steps = limits.blocks, 0, 0
+        self._now = self._steps = 0
         self._taken: int | None = None
         self.served: list[Served] = []
 
     @property
     def unserved(self) -> int:
         """Requests that are not done."""
-        return len(self._coming) + len(self._waiting) + len(self._running)
+        return len(self._coming) + sum(len(g.waiting) + len(g.running) for g in self._groups)
 
     def stretches(self, most: int) -> Iterator[Stretch]:
         """The steps until all requests are done, or so many of them. Raises `DiagnosticError` if
         the policy never serves a request, or asks for what cannot be."""
         while self._steps < most:
             while self._coming and self._coming[0].request.arrival <= self._now:
-                self._wait(self._coming.popleft(), self._waiting.append)
-            plan = self._policy.plan(
-                ServerState(self._running, self._waiting, self._limits, self._free)
-            )
-            _sound(self._policy, plan)
-            self._preempt(plan)
-            if plan.work:
-                yield self._run(plan, most)
+                live = self._coming.popleft()
+                self._group_of(live).wait(live)
+            plans = [(group, self._plan(group)) for group in self._groups]
+            working = [(group, plan) for group, plan in plans if plan.work]
+            if working:
+                again = not any(plan.preempted for _, plan in plans)
+                yield self._run(working, most if again else self._steps + 1)
             elif self._flights:
                 self._land()
             elif self._coming:
@@ -114,29 +139,36 @@ class Engine:
             else:
                 return
 
-    def _wait(self, live: LiveRequest, put: Callable[[LiveRequest], None]) -> None:
-        live.runs = False
-        put(live)
+    def _group_of(self, live: LiveRequest) -> _Group:
+        return self._groups[(live.number - 1) % len(self._groups)]
 
-    def _preempt(self, plan: StepPlan) -> None:
+    def _plan(self, group: _Group) -> StepPlan:
+        """What a group does next; sequences whose cache is given up wait."""
+        state = ServerState(group.running, group.waiting, self._limits, group.free)
+        plan = self._policy.plan(state)
+        _sound(self._policy, plan)
         for live in plan.preempted:
-            if not live.runs:
+            if not live.runs or self._group_of(live) is not group:
                 raise self._wrong(live, "gives up the cache of", "which does not run")
-            self._running.remove(live)
-            self._give(-self._limits.blocks_for(live.cached))
+            group.running.remove(live)
+            group.give(-self._limits.blocks_for(live.cached))
             live.cached, live.preempted = 0, live.preempted + 1
-            self._wait(live, self._waiting.appendleft)
+            group.wait(live, first=True)
+        return plan
 
-    def _run(self, plan: StepPlan, most: int) -> Stretch:
+    def _run(self, plans: Sequence[tuple[_Group, StepPlan]], most: int) -> Stretch:
         """Run a step as often as nothing happens in between."""
-        step = self._take(plan)
+        steps = tuple(self._take(group, plan) for group, plan in plans)
+        step = padded(steps)
         start, after = self._now, self._steps - self._taken if self._taken is not None else 0
-        count = self._pass_time(step, self._repeats(plan, step, most))
-        sampled = [live for live, tokens in plan.work if tokens == live.left]
-        for live, tokens in plan.work:
-            more = tokens + count - 1
-            self._give(self._grown(live, more))
-            live.cached += more
+        repeats = (self._repeats(*each, s, most) for each, s in zip(plans, steps, strict=True))
+        count = self._pass_time(step, min(repeats))
+        sampled = [live for _, plan in plans for live, tokens in plan.work if tokens == live.left]
+        for group, plan in plans:
+            for live, tokens in plan.work:
+                more = tokens + count - 1
+                group.give(self._grown(live, more))
+                live.cached += more
         for live in sampled:
             live.generated += count - 1
             live.pending = True
@@ -145,7 +177,7 @@ class Engine:
         self._flights.append(_Flight(self._steps - 1, sampled, ready))
         if len(self._flights) == self._depth:
             self._land()
-        return Stretch(step, count, start, self._now, after)
+        return Stretch(step, count, start, self._now, after, steps)
 
     def _pass_time(self, step: Step, count: int) -> int:
         """Let the time of so many steps pass, but of none after the next arrival; how many."""
@@ -164,27 +196,27 @@ class Engine:
                 return i + 1
         return count
 
-    def _take(self, plan: StepPlan) -> Step:
+    def _take(self, group: _Group, plan: StepPlan) -> Step:
         """Let in what waits, and the classes of a step. Raises `DiagnosticError` for a plan that
         cannot be."""
         tokens = needed = 0
         seen: set[LiveRequest] = set()
         for live, add in plan.work:
-            if live in seen or live.runs is None:
+            if live in seen or live.runs is None or self._group_of(live) is not group:
                 raise self._wrong(live, "asks for", "twice in a step, or before or after its time")
             if not 1 <= add <= live.left:
                 raise self._wrong(live, f"adds {add} tokens to", f"which can add {live.left}")
             if not live.runs:
-                self._waiting.remove(live)
-                self._running.append(live)
+                group.waiting.remove(live)
+                group.running.append(live)
                 live.runs = True
             seen.add(live)
             tokens, needed = tokens + add, needed + self._grown(live, add)
         limits = self._limits
         over = (
             (tokens, limits.tokens, "tokens"),
-            (len(self._running), limits.sequences, "sequences"),
-            (needed, needed if self._free is None else self._free, "blocks of the cache"),
+            (len(group.running), limits.sequences, "sequences"),
+            (needed, needed if group.free is None else group.free, "blocks of the cache"),
         )
         for found, bound, what in over:
             if found > bound:
@@ -195,29 +227,26 @@ class Engine:
                 )
         return step_of(SequenceClass(n, live.cached, int(n == live.left)) for live, n in plan.work)
 
-    def _repeats(self, plan: StepPlan, step: Step, most: int) -> int:
-        """How often the step can run before a sequence ends or blocks are needed."""
+    def _repeats(self, group: _Group, plan: StepPlan, step: Step, most: int) -> int:
+        """How often a group can run the step before a sequence ends or blocks are needed."""
         decode = all(c.kind == "decode" for c in step.classes)
-        if not (decode and self._policy.steady and self._depth == 1) or plan.preempted:
+        if not (decode and self._policy.steady and self._depth == 1):
             return 1
         live = [each for each, _ in plan.work]
         longest = min(each.request.output - each.generated for each in live)
         longest = min(longest, most - self._steps)
-        if self._free is None:
+        if group.free is None:
             return longest
         least = 1
         while least < longest:  # the largest count whose blocks are there
             middle = (least + longest + 1) // 2
-            fits = sum(self._grown(each, middle) for each in live) <= self._free
+            fits = sum(self._grown(each, middle) for each in live) <= group.free
             least, longest = (middle, longest) if fits else (least, middle - 1)
         return least
 
     def _grown(self, live: LiveRequest, tokens: int) -> int:
         blocks = self._limits.blocks_for
         return blocks(live.cached + tokens) - blocks(live.cached)
-
-    def _give(self, blocks: int) -> None:
-        self._free = None if self._free is None else self._free - blocks
 
     def _land(self) -> None:
         """The tokens of the oldest step under way are there."""
@@ -230,9 +259,10 @@ class Engine:
                 self._end(live, live.first, flight.ready)
 
     def _end(self, live: LiveRequest, first: int, last: int) -> None:
-        (self._running if live.runs else self._waiting).remove(live)
+        group = self._group_of(live)
+        (group.running if live.runs else group.waiting).remove(live)
         live.runs = None
-        self._give(-self._limits.blocks_for(live.cached))
+        group.give(-self._limits.blocks_for(live.cached))
         self.served.append(Served(live.request, live.number, first, last, live.preempted))
 
     def _wrong(self, live: LiveRequest, does: str, why: str) -> DiagnosticError:
@@ -243,7 +273,7 @@ class Engine:
         )
 
     def _starved(self) -> DiagnosticError:
-        live = [*self._waiting, *self._running][0]
+        live = next(live for g in self._groups for live in (*g.waiting, *g.running))
         return error(
             f"the batching policy '{self._policy.name}' never serves request {live.number}, which "
             f"waits since {seconds_text(live.request.arrival)}: {self.unserved} are left, and the "

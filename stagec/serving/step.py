@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from stagec.support.diagnostics import error
 
@@ -141,6 +142,20 @@ def step_of(classes: Iterable[SequenceClass]) -> Step:
     for each in classes:
         counts[each.new, each.cached, each.sampled] += each.count
     return Step(tuple(SequenceClass(*key, n) for key, n in sorted(counts.items())))
+
+
+def padded(steps: Sequence[Step]) -> Step:
+    """The step of groups of ranks that wait for each other: of their sequences, those with most
+    tokens first, the n-th adds, has cached and samples as many tokens as the most of the n-th ones
+    of all groups. No group has more than this; what it has less is padding."""
+    if len(set(steps)) == 1:
+        return steps[0]
+    ordered = ([c for c in reversed(s.classes) for _ in range(c.count)] for s in steps)
+    rows = (list(filter(None, row)) for row in zip_longest(*ordered))
+    return step_of(
+        SequenceClass(*(max(getattr(c, n) for c in row) for n in ("new", "cached", "sampled")))
+        for row in rows
+    )
 
 
 def parse_step(text: str) -> Step:

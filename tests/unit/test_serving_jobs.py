@@ -4,6 +4,7 @@ caches and tokens from the steps before."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +13,17 @@ from typing import Any
 
 import pytest
 
+from stagec.driver.job.admission import largest_step, room_of
 from stagec.driver.job.step_modules import StepModules
+from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
 from stagec.program.nodes import Node, Program
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
+from stagec.serving.engine import Engine
+from stagec.serving.policy import ServerLimits, find_policy
+from stagec.serving.requests import Request
 from stagec.serving.step import parse_step
+from stagec.support.diagnostics import DiagnosticError
 from tests.support import LLAMA, MIXTRAL, stagec, tiny_options
 
 #: Steps of three structures; those of one structure differ in all sizes.
@@ -136,7 +143,8 @@ def test_traces_are_whole(tmp_path: Path) -> None:
     checked = stagec("check", folder)
     assert (checked.code, "0 errors, 0 warnings" in checked.out) == (0, True), checked
     serving = json.loads((folder / "manifest.json").read_text())["serving"]
-    order = [number for number, count in serving["steps"] for _ in range(count)]
+    (runs,) = serving["steps"]
+    order = [number for number, count in runs for _ in range(count)]
     steps = [parse_step(serving["compositions"][number]) for number in order]
     assert sum(s.tokens for s in steps) == (5 + 3 - 1) + (9 + 2 - 1) + (2 + 4 - 1)
     assert sum(s.sampled for s in steps) == 3 + 2 + 4
@@ -174,6 +182,70 @@ def test_figures_of_a_mixed_step(pp: int) -> None:
     serving = json.loads(done.out)["serving"]
     assert serving["cache_bytes_per_token"] == token
     assert serving["cache_bytes"] == token * (3 * 8 + 4 + 2 * 11)
+
+
+SHARED = [
+    ("llama3-8b", "--set L=1,D=64,F=64,V=64,H=4,G=4,K=8 --dp 2 --pp 1", 2),
+    ("mixtral-8x7b", "--set L=1,D=64,M=64,V=64,H=4,G=4,K=8 --dp 4 --ep 2", 2),
+    ("mixtral-8x7b", "--set L=1,D=64,M=64,V=64,H=4,G=4,K=8 --dp 2 --ep 2", 1),
+]
+
+
+@pytest.mark.parametrize(("model", "flags", "replicas"), SHARED, ids=[f for _, f, _ in SHARED])
+def test_groups_share_the_requests(model: str, flags: str, replicas: int, tmp_path: Path) -> None:
+    """Each request is served once; ranks that no collective joins have steps of their own, and the
+    job is still sound."""
+    folder, requests = tmp_path / "job", tmp_path / "r.csv"
+    asked = [(0, 5, 3), (0, 9, 2), (0.005, 2, 4), (0.01, 7, 6), (0.02, 3, 1)]
+    rows = "\n".join(",".join(map(str, row)) for row in asked)
+    requests.write_text(f"arrival,prompt,output\n{rows}\n")
+    line = f"compile {model} {flags} --serve mixed --chunk 8 -o {folder}"
+    done = stagec(*line.split(), "--requests", requests)
+    assert done.code == 0, done.err
+    serving = json.loads((folder / "manifest.json").read_text())["serving"]
+    assert len(serving["steps"]) == replicas
+    told = done.out.partition("Tokens: ")[2].splitlines()[0].replace(",", "")
+    tokens = sum(int(n) for n in re.findall(r"(\d+) of [a-z]+(?! )", told.partition(";")[0]))
+    assert tokens == sum(prompt + output - 1 for _, prompt, output in asked)
+    assert f"{sum(output for _, _, output in asked)} sampled" in told
+    assert (serving["served"], serving["sharing"]) == (len(asked), "round robin")
+    checked = stagec("check", folder)
+    assert (checked.code, "0 errors, 0 warnings" in checked.out) == (0, True), checked
+
+
+def test_a_server_admits_what_the_machine_has_room_for() -> None:
+    """By hand: 2 (K and V) x 2 bytes x G x K x L a token, split over tp; another block is too
+    much. No step of the requests is larger than the machine."""
+    job = job_of(LLAMA, tp=2)
+    modules, machine = StepModules(job), machine_of("h100-sxm")
+    requests = [Request(0, 40, 30) for _ in range(12)]
+    largest = largest_step(requests, 64, 8)
+    assert (largest.tokens, largest.sequences) == (8 + 40, 9)
+    full = modules.compiled(largest).figures()
+    taken = full.peak - full.memory["caches"]
+    block = 16 * 4 * (job.sizes["G"] or 0) * (job.sizes["K"] or 0) * (job.sizes["L"] or 0) // 2
+    reserve = machine.memory.capacity.value - machine.left(1)
+    small = machine.changed({"memory.capacity": taken + 11 * block + block // 2 + reserve})
+    room = room_of(modules, small, largest, 16)
+    assert (room.taken, room.blocks) == (taken, 11)
+    engine = Engine(requests, find_policy("fcfs"), ServerLimits(64, 8, room.blocks), 1000)
+    steps = {step for each in engine.stretches(1000) for step in each.steps}
+    assert len(engine.served) == len(requests)
+    assert max(s.sequences for s in steps) > 1
+    assert all(modules.compiled(step).figures().peak <= room.room for step in steps)
+    none = machine.changed({"memory.capacity": taken - 1 + reserve})
+    with pytest.raises(DiagnosticError, match=r"does not fit, by 1 B"):
+        room_of(modules, none, largest, 16)
+
+
+def test_weights_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
+    requests = "poisson:rate=9,count=2,prompt=9,output=2"
+    line = f"compile llama3-70b --serve mixed --machine h100-sxm --dry-run --requests {requests}"
+    refused = stagec(*line.split())
+    assert refused.code == 1
+    assert "the server does not fit, by " in refused.err
+    assert "--cache-blocks all" in refused.err
+    assert stagec(*line.split(), "--cache-blocks", "all").code == 0
 
 
 PLUGIN = """

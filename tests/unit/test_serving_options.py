@@ -154,13 +154,13 @@ AT_PREFILL = ("--serve", "prefill", "--batch", "48", "--prompt", "32")
     "flags",
     [
         *(
-            (*at, *"--tp 4 --dp 2 --ep 8 --etp 1".split())
+            (*at, *["--tp", "4", "--dp", "2", "--ep", "8", "--etp", "1"])
             for at in (AT_DECODE, AT_MIXED, AT_PREFILL)
         ),
-        (*AT_DECODE, *"--dp 12 --ep 12".split()),
-        (*AT_DECODE, *"--dp 12 --ep 12 --redundant-experts 2".split()),
-        (*AT_DECODE, *"--dp 12 --ep 8".split()),
-        (*AT_DECODE, *"--dp 48 --ep 48".split()),
+        (*AT_DECODE, *["--dp", "12", "--ep", "12"]),
+        (*AT_DECODE, *["--dp", "12", "--ep", "12", "--redundant-experts", "2"]),
+        (*AT_DECODE, *["--dp", "12", "--ep", "8"]),
+        (*AT_DECODE, *["--dp", "48", "--ep", "48"]),
         ("--dp", "12", "--ep", "12"),
     ],
     ids=" ".join,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
@@ -140,6 +141,48 @@ def test_steps_are_those_of_a_server_that_counts_tokens(
     expected = _SlowServer(requests, limits).steps()
     assert [_counter(s) for s in steps] == expected
     assert len(engine.served) == len(requests)
+
+
+@given(
+    gaps=st.lists(_REQUEST, min_size=1, max_size=8),
+    tokens=st.integers(1, 48),
+    groups=st.integers(2, 4),
+    depth=st.integers(1, 2),
+)
+@examples(60)
+def test_groups_that_step_together_share_the_requests(
+    gaps: list[tuple[int, int, int]], tokens: int, groups: int, depth: int
+) -> None:
+    """Each request is served once, all tokens are computed once, and the step of all groups has
+    at least the sequences, tokens and pairs of each of them."""
+    arrivals = accumulate(gap for gap, _, _ in gaps)
+    requests = [Request(at, p, o) for at, (_, p, o) in zip(arrivals, gaps, strict=True)]
+    engine = Engine(requests, FCFS, ServerLimits(tokens, 3), TICK, depth, groups)
+    counted, sampled = 0, 0
+    for each in engine.stretches(1_000_000):
+        assert 1 <= len(each.groups) <= groups
+        for step in each.groups:
+            assert step.tokens <= tokens
+            for mine, all_ in ((step, each.step), (step.later(each.count - 1), [*each.steps][-1])):
+                assert mine.sequences <= all_.sequences
+                assert mine.tokens <= all_.tokens
+                assert mine.sampled <= all_.sampled
+                assert mine.pairs <= all_.pairs
+            counted += step.tokens * each.count
+            sampled += step.sampled * each.count
+    assert sorted(s.number for s in engine.served) == list(range(1, len(requests) + 1))
+    assert counted == sum(r.prompt + r.output - 1 for r in requests)
+    assert sampled == sum(r.output for r in requests)
+
+
+def test_groups_wait_for_the_slowest() -> None:
+    """Of two groups one has a prompt, the other decodes: a step takes as long as both padded."""
+    requests = [Request(0, 8, 1), Request(0, 2, 3)]
+    engine = Engine(requests, FCFS, ServerLimits(64, 4), lambda step: step.tokens, 1, 2)
+    found = [(str(s), each.end - each.start) for each in engine.stretches(9) for s in each.steps]
+    assert found[0] == ("prefill=1x8+0", 8)
+    assert [text for text, _ in found[1:]] == ["decode=1x2", "decode=1x3"]
+    assert {s.number: s.first for s in engine.served} == {1: 8, 2: 8}
 
 
 def _counter(step: Step) -> Counter[tuple[int, int, int]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from stagec.driver.job.admission import Room, room_of
 from stagec.driver.job.provenance import provenance
 from stagec.driver.job.serve_steps import StepList, StepsAsked
 from stagec.driver.job.step_modules import StepModules
@@ -57,10 +58,7 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
     folder: Path | None = given["output"]
     if folder is not None and not given["dry_run"]:
         check_targets(formats, folder, given)
-    classes = [modules.classes(step) for step in steps.distinct]
-    groups = modules.local_groups
-    sequel = Sequel(steps.order, steps.after, [groups * s.sampled for s in steps.distinct])
-    job = _job(modules, stepped_classes(classes, sequel), given, durations)
+    job = _job(modules, _classes(modules, steps), given, durations)
     compiled = time.perf_counter() - began
     if not given["quiet"]:
         print_steps(steps, modules.compiles)
@@ -95,13 +93,28 @@ def _asked(
     depth = dict(mesh.sizes).get(axis) if mesh else None
     serving = modules.builder.serving
     positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
-    groups = module.env[strategy.batch]
-    times = None
+    groups = modules.groups
+    coupled = groups // len(modules.replicas) if given["requests"] is not None else groups
+    times = room = None
     if given["machine"] is not None and durations is not None:
-        times = StepTimes(modules, durations.machine, durations.measured, depth or 1)
-    return StepsAsked(
-        options, given, module.registry, depth or 1, positions, longest, groups, times
-    )
+        machine = durations.machine
+        times = StepTimes(modules, machine, durations.measured, depth or 1)
+        room = partial(room_of, modules, machine)
+    about = positions, longest, groups, coupled, times, room
+    return StepsAsked(options, given, module.registry, depth or 1, *about)
+
+
+def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
+    """The classes of the ranks: those of each replica have steps of their own."""
+    replicas = modules.replicas if len(steps.runs) > 1 else [{}]
+    found: list[SteppedClass] = []
+    for run, coords in zip(steps.runs, replicas, strict=True):
+        distinct = run.distinct
+        sampled = [modules.local_groups * step.sampled for step in distinct]
+        sequel = Sequel(run.order(distinct), run.after, sampled)
+        own = stepped_classes([modules.classes(step) for step in distinct], sequel)
+        found += (replace(each, coords={**each.coords, **coords}) for each in own)
+    return found
 
 
 def _job(
@@ -127,23 +140,26 @@ def print_steps(steps: StepList, compiles: int) -> None:
     from stagec.driver.output.tables import console, table
 
     out = console(sys.stdout)
-    count, distinct = len(steps.steps), len(steps.distinct)
+    count, distinct = sum(len(run.steps) for run in steps.runs), len(steps.distinct)
     about = ", ".join(f"{name} {value}" for name, value in steps.about.items())
     out.print(f"{count:,} steps, {distinct:,} distinct, {compiles} compiled ({about})")
-    shown = table("Steps", "step", "composition", "tokens", "sampled", text_columns=2)
-    for number in _shown(count):
+    replicas = len(steps.runs)
+    title = "Steps" if replicas == 1 else f"Steps of the first of {replicas} replicas"
+    shown = table(title, "step", "composition", "tokens", "sampled", text_columns=2)
+    for number in _shown(len(steps.runs[0].steps)):
         if number is None:
             shown.add_row("...", "", "", "")
             continue
-        step = steps.steps[number]
+        step = steps.runs[0].steps[number]
         shown.add_row(str(number), _text(step), f"{step.tokens:,}", f"{step.sampled:,}")
     out.print(shown)
-    kinds = Counter[str]()
-    for each in (c for step in steps.steps for c in step.classes):
-        kinds[each.kind] += each.tokens
-    tokens = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(kinds.items()))
-    sampled = sum(step.sampled for step in steps.steps)
-    out.print(f"Tokens: {tokens}; {sampled:,} sampled; each of the steps of one group of sequences")
+    tokens = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(steps.tokens.items()))
+    whose = "each of the steps of one group of sequences"
+    if steps.served:
+        whose = f"of all {steps.groups} groups of ranks" if steps.groups > 1 else "in all"
+    out.print(f"Tokens: {tokens}; {steps.sampled:,} sampled; {whose}")
+    if steps.room is not None:
+        out.print(_room(steps.room, int(str(steps.about["block"]))))
     if steps.served:
         print_times(steps, out)
 
@@ -161,7 +177,18 @@ def print_times(steps: StepList, out: Console) -> None:
     tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
     out.print(
         f"{len(steps.served):,} requests and {tokens:,} tokens of theirs in "
-        f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s of a group"
+        f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s"
+    )
+
+
+def _room(room: Room, block: int) -> str:
+    """What a rank holds beside caches, and what is left for these."""
+    from stagec.driver.output.tables import bytes_text
+
+    return (
+        f"Memory of a rank: weights and the activations of the largest step take "
+        f"{bytes_text(room.taken)} of {bytes_text(room.room)}; the rest is {room.blocks:,} blocks "
+        f"of {block} tokens of a group"
     )
 
 

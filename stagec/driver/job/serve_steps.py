@@ -6,18 +6,20 @@ rank's trace is all steps one after the other.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from stagec.driver.job.admission import Room, largest_step
 from stagec.driver.output.common import report
-from stagec.driver.request.steps import BUDGET, MAX_STEPS, SEQUENCES, TICK
+from stagec.driver.request.steps import BLOCK, BUDGET, MAX_STEPS, SEQUENCES, TICK
 from stagec.ir.serving import MIXED
 from stagec.serving.arrivals import requests_of
-from stagec.serving.engine import Duration, Engine, Served
+from stagec.serving.engine import Duration, Engine, Served, Stretch
 from stagec.serving.latency import latencies
-from stagec.serving.policy import ServerLimits, find_policy, policies_of
+from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, policies_of
 from stagec.serving.requests import Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import Diagnostic, error
@@ -28,42 +30,62 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StepList:
-    """What the steps hold. `after[i]` says how many steps before the tokens of step i were sampled;
-    `about` is what the manifest says of where they come from. `served` are the requests that are
-    done, and `end` when the last step ends, in nanoseconds."""
+class StepRun:
+    """Steps one after the other, those of ranks that step together. `after[i]` says how many steps
+    before the tokens of step i were sampled."""
 
     steps: Sequence[Step]
     after: Sequence[int]
-    about: Mapping[str, object]
-    served: Sequence[Served] = ()
-    end: int = 0
 
     @property
     def distinct(self) -> list[Step]:
         """The distinct steps, in order of first use."""
         return list(dict.fromkeys(self.steps))
 
-    @property
-    def order(self) -> list[int]:
+    def order(self, distinct: Sequence[Step]) -> list[int]:
         """Each step as the number of a distinct one."""
-        place = {step: i for i, step in enumerate(self.distinct)}
+        place = {step: i for i, step in enumerate(distinct)}
         return [place[step] for step in self.steps]
 
+
+@dataclass(frozen=True)
+class StepList:
+    """What the steps hold: those of all ranks, or of each replica of the server `runs` of its own.
+    `about` is what the manifest says of where they come from. `tokens` are those that are computed,
+    by kind, and `sampled` the others, of `groups` of ranks together, without padding. `served` are
+    the requests that are done, and `end` when the last step ends, in nanoseconds."""
+
+    runs: Sequence[StepRun]
+    about: Mapping[str, object]
+    tokens: Mapping[str, int]
+    sampled: int
+    groups: int = 1
+    served: Sequence[Served] = ()
+    end: int = 0
+    room: Room | None = None
+
+    @property
+    def distinct(self) -> list[Step]:
+        """The distinct steps, in order of first use."""
+        return list(dict.fromkeys(step for run in self.runs for step in run.steps))
+
     def manifest(self) -> dict[str, object]:
-        """What the manifest says: the distinct steps, and which of them run how often in a row."""
-        runs = [[number, len(list(same))] for number, same in groupby(self.order)]
+        """What the manifest says: the distinct steps, and which of them run how often in a row, of
+        each run."""
+        distinct = self.distinct
+        orders = (run.order(distinct) for run in self.runs)
+        runs = [[[n, len(list(same))] for n, same in groupby(order)] for order in orders]
         times = {name: spread.as_json() for name, spread in latencies(self.served).items()}
         about = {**self.about, **({"times": times} if times else {})}
-        return {**about, "compositions": [str(s) for s in self.distinct], "steps": runs}
+        return {**about, "compositions": [str(s) for s in distinct], "steps": runs}
 
 
 @dataclass(frozen=True)
 class StepsAsked:
     """What a job of steps is asked for: its options, on so many pipeline stages, of a model with so
     many positions (0: not known), whose text has sequences of `longest` tokens (0: open); `groups`
-    of ranks have requests of their own. `times` says how long a step takes on the machine, if there
-    is one."""
+    of ranks have requests of their own, as many as are `coupled` wait for each other. `times` says
+    how long a step takes on the machine, if there is one, and `room` what there is for caches."""
 
     options: JobOptions
     given: Mapping[str, Any]
@@ -72,48 +94,87 @@ class StepsAsked:
     positions: int
     longest: int
     groups: int
+    coupled: int
     times: Callable[[Step], int] | None = None
+    room: Callable[[Step, int], Room] | None = None
 
     def steps(self) -> StepList:
         """The steps. Raises `DiagnosticError`, `OSError`."""
         found = self._served() if self.given["requests"] is not None else self._repeated()
         bucket = self.given["bucket"]
-        steps = [step.rounded(bucket) for step in found.steps]
+        runs = [replace(run, steps=[s.rounded(bucket) for s in run.steps]) for run in found.runs]
         about = {**found.about, **({"bucket": bucket} if bucket > 1 else {})}
-        return replace(found, steps=steps, about=about)
+        return replace(found, runs=runs, about=about)
 
     # -- requests ----------------------------------------------------------------------------------
 
     def _served(self) -> StepList:
-        options, given = self.options, self.given
+        given = self.given
         self._refuse("step", "context", "prompt", "speculative")
         policy = find_policy(given["policy"], policies_of(self.registry.extras))
         requests = requests_of(given["requests"])
         self._check_positions(requests)
-        limits = ServerLimits(
-            options.chunk or BUDGET, options.batch or SEQUENCES, given["cache_blocks"]
-        )
-        engine = Engine(requests, policy, limits, self._duration, self.depth)
-        end = 0
-        steps: list[Step] = []
-        after: list[int] = []
-        for stretch in engine.stretches(given["steps"] or MAX_STEPS):
-            steps += stretch.steps
-            after += [stretch.after, *[1] * (stretch.count - 1)]
-            end = stretch.end
-        if engine.unserved:
-            text = f"{engine.unserved:,} of {len(requests):,} requests are not done after the steps"
+        replicas = self.groups // self.coupled
+        if len(requests) < replicas:
+            raise error(
+                f"{len(requests)} requests are dealt to {replicas} replicas of the server, of "
+                "which some get none",
+                remedy=f"serve them with at most {len(requests)} replicas: --dp",
+            )
+        limits, room = self._limits(requests)
+        found = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
+        engines = [engine for engine, _ in found]
+        if unserved := sum(engine.unserved for engine in engines):
+            text = f"{unserved:,} of {len(requests):,} requests are not done after the steps"
             report(Diagnostic(text, severity="remark"))
+        served = [
+            replace(each, number=1 + r + replicas * (each.number - 1))
+            for r, engine in enumerate(engines)
+            for each in engine.served
+        ]
+        shared = {"groups": self.groups, "sharing": "round robin"} if self.groups > 1 else {}
         about = {
             "requests": len(requests),
-            "served": len(engine.served),
+            "served": len(served),
             "policy": policy.name,
             "tokens": limits.tokens,
             "sequences": limits.sequences,
             **({} if limits.blocks is None else {"blocks": limits.blocks, "block": limits.block}),
+            **shared,
             **self._clock,
         }
-        return StepList(steps, after, about, engine.served, end)
+        runs = [
+            StepRun(
+                [step for each in stretches for step in each.steps],
+                [n for each in stretches for n in (each.after, *[1] * (each.count - 1))],
+            )
+            for _, stretches in found
+        ]
+        tokens, sampled = Counter[str](), 0
+        for each in (each for _, stretches in found for each in stretches):
+            for step in each.groups:
+                sampled += step.sampled * each.count
+                for c in step.classes:
+                    tokens[c.kind] += c.tokens * each.count
+        end = max(stretches[-1].end for _, stretches in found)
+        return StepList(runs, about, tokens, sampled, self.groups, served, end, room)
+
+    def _run(
+        self, requests: Sequence[Request], policy: BatchingPolicy, limits: ServerLimits
+    ) -> tuple[Engine, Sequence[Stretch]]:
+        """What groups of ranks do that step together."""
+        engine = Engine(requests, policy, limits, self._duration, self.depth, self.coupled)
+        return engine, list(engine.stretches(self.given["steps"] or MAX_STEPS))
+
+    def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
+        """What a group takes at once, and what the machine has room for."""
+        options, blocks = self.options, self.given["cache_blocks"]
+        tokens, sequences = options.chunk or BUDGET, options.batch or SEQUENCES
+        block = options.page if options.page > 1 else BLOCK
+        if blocks is not None or self.room is None:
+            return ServerLimits(tokens, sequences, blocks or None, block), None
+        room = self.room(largest_step(requests, tokens, sequences), block)
+        return ServerLimits(tokens, sequences, room.blocks, block), room
 
     @property
     def _duration(self) -> Duration:
@@ -172,7 +233,11 @@ class StepsAsked:
             parts = _parts(first, self.depth)
         steps = [part.later(i) for i in range(count) for part in parts]
         after = [min(i, len(parts)) if i >= len(parts) else 0 for i in range(len(steps))]
-        return StepList(steps, after, {"first": str(first)})
+        tokens = Counter[str]()
+        for each in (c for step in steps for c in step.classes):
+            tokens[each.kind] += each.tokens
+        sampled = sum(step.sampled for step in steps)
+        return StepList([StepRun(steps, after)], {"first": str(first)}, tokens, sampled)
 
     def _first(self) -> Step:
         from stagec.driver.request.serving import mixed_step

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import product
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.driver.job.builder import JobBuilder
@@ -55,9 +57,32 @@ class StepModules:
     def local_groups(self) -> int:
         """The groups of sequences on a rank: those that are not split over ranks."""
         module = self.builder.module
-        strategy = read_strategy(module)
-        over = [a for r in strategy.splits if strategy.batch in r.dims for a in r.over]
-        return module.env[strategy.batch] // evaluate(axis_size(over), module.env)
+        return self.groups // evaluate(axis_size(self._axes), module.env)
+
+    @property
+    def groups(self) -> int:
+        """The groups of ranks that have sequences of their own."""
+        module = self.builder.module
+        return module.env[read_strategy(module).batch]
+
+    @property
+    def _axes(self) -> list[str]:
+        """The axes over which sequences are split."""
+        strategy = read_strategy(self.builder.module)
+        return [a for r in strategy.splits if strategy.batch in r.dims for a in r.over]
+
+    @cached_property
+    def replicas(self) -> Sequence[Mapping[str, int]]:
+        """The coordinates of each replica of the server: ranks that no collective or message joins
+        with those of another one. Groups of one replica wait for each other. Raises
+        `DiagnosticError`."""
+        env, own = self.builder.module.env, list(self._axes)
+        for each in self.classes(_ANY) if evaluate(axis_size(own), env) > 1 else ():
+            met = {a for group in each.groups for a in group.axes}
+            met |= {axis for _, axis, _ in each.ways} | each.coords.keys()
+            own = [a for a in own if a not in met]
+        coords = product(*(range(env[a]) for a in own))
+        return [dict(zip(own, each, strict=True)) for each in coords]
 
     def compiled(self, step: Step) -> CompiledJob:
         """A step, compiled once for all that are decided alike. Raises `DiagnosticError`."""

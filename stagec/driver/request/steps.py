@@ -20,11 +20,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: What a server takes by default: vLLM v1's budget of tokens of a step on cards of 70 GiB and more,
 #: and sequences at once (vllm/engine/arg_utils.py).
 BUDGET, SEQUENCES = 8192, 256
+#: Tokens of a block of its cache (vLLM's default on GPUs).
+BLOCK = 16
 #: Nanoseconds of a step where nothing says how long it takes.
 TICK = 10**7
 #: Most steps of a job.
 MAX_STEPS = 1_000_000
 _COUNT = click.IntRange(min=1)
+
+
+class Blocks(click.ParamType[int]):
+    """A number of blocks, or `all`: 0, as many as are needed."""
+
+    name = "N|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        return 0 if str(value) == "all" else _COUNT.convert(value, param, ctx)
 
 
 class Milliseconds(click.ParamType[int]):
@@ -56,7 +68,7 @@ _OPTIONS = (
         metavar="FILE|poisson:...",
         help="With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
         "arrivals, prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,"
-        "seed=7. Each group of ranks that has requests of its own gets these.",
+        "seed=7. Groups of ranks that have requests of their own get them round robin.",
     ),
     click.option(
         "--policy",
@@ -67,9 +79,10 @@ _OPTIONS = (
     ),
     click.option(
         "--cache-blocks",
-        type=_COUNT,
-        metavar="N",
-        help="Blocks of 16 tokens that the cache of a group has (default: as many as are needed).",
+        type=Blocks(),
+        metavar="N|all",
+        help=f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all "
+        "that are needed (default: as many as the --machine has room for, else all).",
     ),
     click.option(
         "--bucket",
