@@ -33,8 +33,10 @@ from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGrad
 from stagec.passes.serving.absorb_latent import AbsorbLatent
 from stagec.passes.serving.copy_experts import CopyExperts
 from stagec.passes.serving.draft_words import DraftWords
+from stagec.passes.serving.gather_logits import GatherLogits
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
+from stagec.passes.serving.sample_tokens import SampleTokens
 from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.serving.verify_drafts import VerifyDrafts
 from stagec.passes.shapes.bind import Bind
@@ -63,6 +65,8 @@ PLUGIN = Plugin(
         AbsorbLatent,
         DraftWords,
         VerifyDrafts,
+        SampleTokens,
+        GatherLogits,
         NormalizeStrategy,
         AddLora,
         SetElementTypes,
@@ -121,8 +125,8 @@ PLUGIN = Plugin(
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
-        "serve": "inline,infer-shapes,to-serving,absorb-latent,serve-step",
-        "serve-step": "apply-strategy,partition,stages,units,plan,fuse-kernels,lower-to-trace",
+        "serve": "inline,infer-shapes,to-serving,absorb-latent,sample-tokens,serve-step",
+        "serve-step": "apply-strategy,gather-logits,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

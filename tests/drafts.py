@@ -147,5 +147,11 @@ def step_of(
     small = {n: v for n, v in draft.sizes.items() if n not in (tokens_of(draft), "B")}
     text = DraftText(draft.model, small, flags)
     return target.changed(
-        serve="decode", sizes=sizes, batch=BATCH, context=past, speculative=drafts, draft=text
+        serve="decode",
+        sizes=sizes,
+        batch=BATCH,
+        context=past,
+        speculative=drafts,
+        draft=text,
+        sampling="none",
     )

@@ -197,7 +197,7 @@ def assert_hands_over(job: JobOptions, prefill: str, decode: str, *, prompt: int
     assert batch is not None
     sizes = {n: v for n, v in job.sizes.items() if n not in (tokens, "B")}
     asked = job.changed(serve="disaggregated", sizes=sizes, batch=batch, prompt=prompt)
-    asked = asked.changed(prefill=prefill, decode=decode, speculative=new - 1)
+    asked = asked.changed(prefill=prefill, decode=decode, speculative=new - 1, sampling="none")
     plans = {p: Planned(print_module, _PASS) for p in PODS}
     found = lower_pods(asked, {p: [plan] for p, plan in plans.items()})
     registry = found.modules[PREFILL].registry

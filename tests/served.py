@@ -34,6 +34,7 @@ def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Modul
     sizes = {n: v for n, v in job.sizes.items() if n not in (tokens_of(job), "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
     step = job.changed(serve=mode, sizes=sizes, batch=job.sizes["B"], context=past, **counts)
+    step = step.changed(sampling="none")  # what it returns are logits
     return module_until(step, "to-serving"), module_until(step, "plan-memory")
 
 

@@ -68,4 +68,4 @@ def assert_parts_hand_over(
 
 def _served(job: JobOptions, prompt: int, options: Mapping[str, Any]) -> JobOptions:
     sizes = {n: v for n, v in job.sizes.items() if n not in (tokens_of(job), "B")}
-    return job.changed(sizes=sizes, batch=job.sizes["B"], prompt=prompt, **options)
+    return job.changed(sizes=sizes, batch=job.sizes["B"], prompt=prompt, sampling="none", **options)

@@ -39,7 +39,9 @@ def module_of(job: JobOptions, step: Step, groups: int, *, apart: bool = False) 
     """A partitioned mixed step of so many groups; or, `apart`, the plain step of its only class,
     whose sequences are those of all groups."""
     sizes = {n: v for n, v in job.sizes.items() if n not in ("S", "B")}
-    builder = JobBuilder(job.changed(serve="mixed", sizes={**sizes, "B": groups}, step=str(step)))
+    builder = JobBuilder(
+        job.changed(serve="mixed", sizes={**sizes, "B": groups}, step=str(step), sampling="none")
+    )
     text = re.sub("longest=[0-9]+", f"longest={POSITIONS}", builder.pipeline_text())
     if apart:
         (only,) = step.classes

@@ -107,7 +107,7 @@ def test_steps_take_caches_and_tokens_from_those_before(options: dict[str, Any])
                 (maker,) = earlier
                 assert step[maker.id] == step[node.id] - job.pp
                 assert maker.kind == ("recv" if job.pp > 1 else maker.kind)
-                assert job.pp > 1 or maker.name.endswith("logits")
+                assert job.pp > 1 or maker.name.endswith("logits_sampled")
             else:
                 assert not earlier
 

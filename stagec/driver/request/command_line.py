@@ -11,7 +11,7 @@ from stagec.driver.request.units import settled
 from stagec.ir_spec.ops.axes import AXES
 
 #: The options of a step of serving.
-_SERVING = ("serve", *STEP, "draft", "page", "kv_dtype", "prefill", "decode")
+_SERVING = ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode")
 
 
 def job_words(options: JobOptions) -> Iterator[str]:

@@ -52,6 +52,7 @@ class _Job:
     units: frozenset[str] | None = None  # types that the machine multiplies, if that is known
     page: int = 1
     kv_dtype: str | None = None
+    sampling: str = "gather"
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()

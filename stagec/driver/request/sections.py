@@ -30,7 +30,17 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
     Section.RANKS: ("ranks", "mesh", "microbatch_size"),
     Section.SERVING: (
         *("serve", "batch", "prompt", "context", "chunk", "speculative", "draft", "step"),
-        *("prefill", "decode", "page", "kv_dtype", "accepted", "acceptance", "ttft", "tpot"),
+        *(
+            "prefill",
+            "decode",
+            "page",
+            "kv_dtype",
+            "sampling",
+            "accepted",
+            "acceptance",
+            "ttft",
+            "tpot",
+        ),
     ),
     Section.REQUESTS: ("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
     Section.PASSES: (

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: Element types of caches, as servers call them.
 KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 _COUNT = click.IntRange(min=1)
+#: How tokens are chosen, that of engines first.
+SAMPLING = ("gather", "local", "none")
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
     "batch": click.option(
@@ -80,6 +82,14 @@ CACHES = {
         type=click.Choice(tuple(KV_TYPES)),
         help="Of --serve: the element type of cached keys and values (default: as they are made).",
     ),
+    "sampling": click.option(
+        "--sampling",
+        type=click.Choice(SAMPLING),
+        default=SAMPLING[0],
+        help="Of --serve: how tokens are chosen by logits that are split over the vocabulary: the "
+        "logits are gathered, as engines do it (default), or the maxima of ranks (local); none "
+        "returns logits.",
+    ),
 }
 OPTIONS = (
     click.option(
@@ -126,6 +136,7 @@ class Serving:
     positions: int = 0
     page: int = 1
     kv_dtype: str = ""
+    sampling: str = SAMPLING[0]
     step: Step | None = None
     speculation: str = ""
     steps: int = 1
@@ -186,7 +197,10 @@ class Serving:
         if self.step is not None:  # in the classes that decode, or verify drafts
             few = max((c.new for c in self.step.classes if c.new == c.sampled), default=0)
             absorb = f"absorb-latent{{queries={few}}}," if few else ""
-        return f"inline,infer-shapes,to-serving{{{options}}},{absorb}{self.speculation}serve-step"
+        made = f"inline,infer-shapes,to-serving{{{options}}},{absorb}{self.speculation}"
+        sample = "" if self.sampling == "none" else "sample-tokens,"
+        local = "" if self.sampling == "gather" else ",-gather-logits"
+        return f"{made}{sample}serve-step{local}"
 
 
 def read_serving(
@@ -218,7 +232,7 @@ def read_serving(
         new, past, batch = step.tokens, 0, None
     dtype = KV_TYPES.get(options.kv_dtype or "", "")
     known = _positions(module, sequence) or positions or 0
-    sizes, kept = (new, past, batch, longest, known), (options.page, dtype)
+    sizes, kept = (new, past, batch, longest, known), (options.page, dtype, options.sampling)
     steps = (options.speculative or 1) if options.keep == DRAFT else 1
     return Serving(mode, sequence, *sizes, *kept, step, _speculation(options), steps)
 
@@ -234,7 +248,8 @@ def _speculation(options: JobOptions) -> str:
 def _given(options: JobOptions) -> Mapping[str, bool]:
     """By the name of each option that only a step of serving has: whether it is given."""
     given = {name: getattr(options, name) is not None for name in (*STEP, *PODS, "draft")}
-    return given | {"page": options.page > 1, "kv-dtype": options.kv_dtype is not None}
+    given |= {"page": options.page > 1, "kv-dtype": options.kv_dtype is not None}
+    return given | {"sampling": options.sampling != SAMPLING[0]}
 
 
 def _positions(module: Module, sequence: str) -> int | None:

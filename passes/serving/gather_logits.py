@@ -1,0 +1,78 @@
+"""gather-logits: logits that are split over the vocabulary are gathered before a token is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
+from stagec.ir.traits import Recasts
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.placer import Placer
+
+
+@dataclass(frozen=True)
+class GatherLogits(Pass):
+    """Pin logits whole in the vocabulary where a token is chosen by them, in the element type of
+    the head: engines gather them so and sample in f32 (vLLM's `LogitsProcessor`, SGLang's).
+
+    Without it each rank chooses among its own part of the vocabulary, and a maximum of each rank is
+    gathered (`stg.argmax`).
+
+    Before:
+        stg.mesh @pod[tp]
+        stg.assume[V % tp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[V, over = tp]
+        }
+        stg.func @f(%x: bf16[B, S, D | rep], %u: bf16[D, V@tp | frozen]) {
+          %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
+          %logits = stg.cast[f32](%z) : f32[B, S, V]
+          %token = stg.argmax(%logits) : i32[B, S]
+          stg.return(%token)
+        }
+    After:
+        stg.mesh @pod[tp]
+        stg.assume[V % tp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[V, over = tp]
+        }
+        stg.func @f(%x: bf16[B, S, D | rep], %u: bf16[D, V@tp | frozen]) {
+          %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
+          %z_whole = stg.sharding_constraint(%z) : bf16[B, S, V | rep]
+          %logits = stg.cast[f32](%z_whole) : f32[B, S, V]
+          %token = stg.argmax(%logits) : i32[B, S]
+          stg.return(%token)
+        }
+    """
+
+    name = "gather-logits"
+    needs = Phase.PLACED
+
+    def applies(self, module: Module) -> bool:
+        return any(op.name == "stg.argmax" for op in module.main.body.walk())
+
+    def run(self, module: Module) -> None:
+        gather_logits(module)
+
+
+def gather_logits(module: Module) -> None:
+    """Pin the logits of all tokens that the main function chooses, in place."""
+    strategy = read_strategy(module)
+    assumptions = Assumptions(module, GatherLogits.name, strategy.loc)
+    placer = Placer(module, strategy, assumptions)
+    for op in [op for op in module.main.body.walk() if op.name == "stg.argmax"]:
+        _gather(module, placer, op)
+    assumptions.check()
+
+
+def _gather(module: Module, placer: Placer, chooses: Operation) -> None:
+    user, value = chooses, chooses.operands[0]
+    while (made := value.producer) is not None and made.has(Recasts) and len(value.uses) == 1:
+        user, value = made, made.operands[0]
+    name = value.tensor.shape[-1].symbol_name
+    if name is None:
+        return
+    b = Builder.before(module.registry, user, loc=made_by(GatherLogits.name, value.loc))
+    whole = placer.moved(value.tensor, name, ())
+    pinned = b.value("stg.sharding_constraint", [value], type=whole, hint=f"{value.name}_whole")
+    user.set_operand(0, pinned)
