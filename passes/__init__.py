@@ -32,6 +32,7 @@ from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.serving.absorb_latent import AbsorbLatent
 from stagec.passes.serving.copy_experts import CopyExperts
+from stagec.passes.serving.draft_ahead import DraftAhead
 from stagec.passes.serving.draft_words import DraftWords
 from stagec.passes.serving.gather_logits import GatherLogits
 from stagec.passes.serving.hand_over import HandOver
@@ -65,6 +66,7 @@ PLUGIN = Plugin(
         AbsorbLatent,
         DraftWords,
         VerifyDrafts,
+        DraftAhead,
         SampleTokens,
         GatherLogits,
         NormalizeStrategy,
@@ -126,7 +128,8 @@ PLUGIN = Plugin(
         "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
         "serve": "inline,infer-shapes,to-serving,absorb-latent,sample-tokens,serve-step",
-        "serve-step": "apply-strategy,gather-logits,partition,stages,units,plan,fuse-kernels,lower-to-trace",
+        "serve-step": "apply-strategy,gather-logits,partition,stages,units,plan,fuse-kernels,"
+        "lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

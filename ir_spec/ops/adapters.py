@@ -51,7 +51,10 @@ class LoraOp(Statement):
 
     name, record = "stg.lora", LoraRule
     section = Section.PARTS
-    training = "servers add trained adapters to the weights"
+    training = (
+        "a server that has one adapter adds it to the weights, and steps in which sequences have "
+        "adapters of their own are not compiled yet"
+    )
     example = "stg.lora[targets = (wq, wv), rank = 16]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""gather-logits: logits that are split over the vocabulary are gathered before a token is chosen."""
+"""gather-logits: logits split over the vocabulary are gathered before a token is chosen."""
 
 from __future__ import annotations
 

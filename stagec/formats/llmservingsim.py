@@ -60,7 +60,8 @@ class _Rows:
         if kind is None:
             raise error(
                 f"LLMServingSim has no {node.kind} in its rows: '{node.name}'",
-                remedy="choose a strategy whose ranks reduce and exchange only: --tp, --ep",
+                remedy="choose a strategy whose ranks reduce and exchange only: --tp, --ep; and "
+                "give --sampling none, which gathers no logits",
             )
         if len(self.rows) == first or self.rows[-1].comm != _NONE:
             self.rows.append(_Row(_plain(node)))

@@ -25,7 +25,7 @@ from stagec.text.printer import print_module
 PLAN = "plan-memory"
 #: The last of these that runs leaves the step as its text states it, without a strategy: with
 #: types, and of a server what a step computes.
-STATED = ("infer-shapes", "to-serving", "absorb-latent", "draft-words")
+STATED = ("infer-shapes", "to-serving", "absorb-latent", "draft-words", "draft-ahead")
 
 
 class Instrument(Protocol):

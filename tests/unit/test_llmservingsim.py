@@ -11,7 +11,19 @@ import pytest
 
 from tests.support import Outcome, stagec
 
-STEP = ("llama3-8b", "--set", "L=4", "--serve", "decode", "--batch", "8", "--context", "100")
+STEP = (
+    "llama3-8b",
+    "--set",
+    "L=4",
+    "--serve",
+    "decode",
+    "--batch",
+    "8",
+    "--context",
+    "100",
+    "--sampling",
+    "none",
+)
 H100 = ("--machine", "h100-sxm")
 
 
@@ -75,7 +87,17 @@ def test_rows_take_what_nodes_take(tmp_path: Path) -> None:
         ((*STEP, "--tp", "2", "--dp-attention"), "has no reduce_scatter in its rows"),
         (
             (
-                *("qwen3-30b-a3b", "--set", "L=2", "--serve", "decode", "--batch", "16"),
+                *(
+                    "qwen3-30b-a3b",
+                    "--set",
+                    "L=2",
+                    "--serve",
+                    "decode",
+                    "--sampling",
+                    "none",
+                    "--batch",
+                    "16",
+                ),
                 *("--context", "9", "--dp", "2", "--ep", "2", "--tp", "2"),
             ),
             "over several axes",

@@ -238,9 +238,11 @@ def read_serving(
 
 
 def _speculation(options: JobOptions) -> str:
-    """The passes of a pod where a draft model has one of its own."""
+    """The passes that make drafts, in the pod of a draft model or in the model itself, or that
+    verify those of another pod."""
     if options.draft is None:
-        return ""
+        drafts = options.speculative if options.serve == DECODE else None
+        return f"draft-ahead{{count={drafts}}}," if drafts else ""
     drafts = options.keep == DRAFT
     return f"draft-words{{count={options.speculative}}}," if drafts else "verify-drafts,"
 
