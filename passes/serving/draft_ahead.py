@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
+    Expr,
     Module,
     Operation,
     Pass,
@@ -22,7 +23,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.copies import Copier
 from stagec.ir.drafts import CHOSEN, DRAFTS, MOST_DRAFTS, most_likely, state
-from stagec.ir.expr import ONE, Expr
+from stagec.ir.expr import ONE
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.serving import PAST
 

@@ -106,7 +106,8 @@ def _asked(
 
 def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
     """The classes of the ranks: those of each replica have steps of their own."""
-    replicas = modules.replicas if len(steps.runs) > 1 else [{}]
+    alone: Sequence[Mapping[str, int]] = [{}]
+    replicas = modules.replicas if len(steps.runs) > 1 else alone
     found: list[SteppedClass] = []
     for run, coords in zip(steps.runs, replicas, strict=True):
         distinct = run.distinct
