@@ -12,8 +12,9 @@ from stagec.ir.decisions import Decisions
 from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
+from stagec.ir_spec.phases import phase_named
 from stagec.pipeline.blame import plugin_of
-from stagec.pipeline.instrument import PLAN, STATED, Hooks, Instrument
+from stagec.pipeline.instrument import PLAN, STATED, Hooks, Instrument, Verification
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
@@ -44,6 +45,18 @@ class _Watch(Hooks):
             self.plans = MemoryMoments(module, self.decisions)
         elif pass_.name in STATED:
             self.flops, self.tokens = model_flops(module), step_tokens(module)
+
+
+class _TextVerification(Verification):
+    """Verifies what the text states: before the first pass, and once its values have types."""
+
+    _typed = False
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        phase = phase_named(module.phase)
+        if not self._typed and phase is not None and phase.row.typed:
+            self._typed = True
+            super().after_pass(pass_, module)
 
 
 #: Programs that are kept of one compile: they hold the nodes of all classes.
@@ -131,11 +144,10 @@ class Compiled:
         self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
     ) -> None:
         watch = _Watch()
-        # of our own passes both ends are verified, of a plug-in's what each has made
+        # of our own passes the text and the end are verified, of a plug-in's what each has made
         own = not any(plugin_of(type(p).__module__) for p in pipeline.passes)
-        if own:
-            verify_module(module)
-        PassManager(pipeline, [watch, *around], verify=not own).run(module)
+        text = [_TextVerification()] if own else []
+        PassManager(pipeline, [watch, *text, *around], verify=not own).run(module)
         if own:
             verify_module(module)
         self.decisions = watch.decisions
