@@ -17,6 +17,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
+from stagec.ir.serving import MODES
 from stagec.ir.traits import (
     Accumulates,
     Declares,
@@ -50,6 +51,7 @@ class ModuleOp(Declaration):
     params = (
         Param("phase", "name", "how far the module is compiled"),
         Param("positions", "int", "positions that the model was trained for; serving more warns"),
+        Param("serving", "name", "which step of serving the module is", choices=MODES),
     )
     example = "stg.module @m[phase = parsed] {\n}"
 

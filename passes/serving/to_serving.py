@@ -109,6 +109,7 @@ def to_serving(module: Module, given: ToServing) -> None:
             "a mixed step has classes of sequences, and no other step has",
             remedy='write to-serving{mode=mixed, classes=("decode=64x4096", "prefill=1x2048+0")}',
         )
+    module.serving = mode
     plain = given.context == 0 or mode == MIXED
     past = ZERO if plain else _declare(module, PAST, given.context)
     body = module.main.body

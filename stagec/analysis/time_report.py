@@ -127,17 +127,20 @@ def time_report(
     model_flops: Expr | None,
     tokens: Expr | None,
     overlap: bool = True,
+    graphs: bool = True,
     levers: bool | None = None,
     measured: Measurements | None = None,
 ) -> TimeReport:
     """The report of what was issued, on a machine. `model_flops` and `tokens` are those of a step
     of all ranks, in symbols and axes that have these `values`; tokens with a size that is open are
-    not known. Without `overlap` all collectives are blocking. `levers` says whether to try what
+    not known. Without `overlap` all collectives are blocking, without `graphs` hosts issue steps of
+    serving op by op. `levers` says whether to try what
     would help; None: if the step has few pieces. Raises `DiagnosticError`."""
-    step = step_time(issued, machine, overlap=overlap, measured=measured)
+    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
+    step = step_time(issued, machine, **how)
     if levers is None:
         levers = sum(len(each.plan) for each in step.classes.plans) <= _MANY
-    tried = all_levers(issued, machine, overlap=overlap, measured=measured) if levers else ()
+    tried = all_levers(issued, machine, **how) if levers else ()
     members = [each for job in issued.jobs for each in job.members]
     seconds, ranks = step.seconds, sum(map(len, members))
     needed = None if model_flops is None else evaluate(model_flops, values)

@@ -69,6 +69,15 @@ class Module:
         """The positions that the model was trained for, None if the text does not say."""
         return self.root.integer("positions") if "positions" in self.root.attrs else None
 
+    @property
+    def serving(self) -> str:
+        """Which step of serving it is, empty of a step of training."""
+        return self.root.text("serving")
+
+    @serving.setter
+    def serving(self, mode: str) -> None:
+        self.root.attrs["serving"] = mode
+
     def declaring(self, *what: str) -> list[Operation]:
         """The operations directly in the module that declare one of these (`Declares.what`)."""
         return [op for op in self.root.body.ops if op.definition.declares in what]

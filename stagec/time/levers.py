@@ -22,12 +22,13 @@ def levers(
     machine: Machine,
     *,
     overlap: bool = True,
+    graphs: bool = True,
     measured: Measurements | None = None,
 ) -> Iterator[Lever]:
     """Twice each rate, no latency, no launch gaps, and communication that is all hidden. Nobody has
     measured such machines: what was `measured` changes by the ratio of the models."""
     known = None if measured is None else measured.of(machine)
-    how: dict[str, Any] = {"overlap": overlap, "measured": known}
+    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": known}
     for name, changed in _changed(machine):
         yield Lever(name, step_time(issued, changed, **how))
     hidden = step_time(issued, machine, communicates=False, **how)

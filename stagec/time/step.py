@@ -49,7 +49,7 @@ class _Programs:
             self.used = [(each.groups, each.ways) for each in self.classes]
         finally:
             module.decisions = before
-        self.by_layers = bool(module.loads)
+        self.by_layers, self.serves = bool(module.loads), bool(module.serving)
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
         self.number: dict[Node, int] = {}
@@ -208,6 +208,11 @@ class Issued:
         return self._programs.size
 
     @property
+    def serves(self) -> bool:
+        """Whether it is a step of serving."""
+        return self._programs.serves
+
+    @property
     def classes(self) -> Sequence[RankClass]:
         """The classes of ranks."""
         return self._programs.classes
@@ -331,6 +336,7 @@ def step_time(
     *,
     overlap: bool = True,
     communicates: bool = True,
+    graphs: bool = True,
     measured: Measurements | None = None,
     pods: Mapping[str, Level] = MappingProxyType({}),
 ) -> StepTime:
@@ -341,6 +347,8 @@ def step_time(
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
+    Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
+    not hold devices up. Without them it issues those as it does steps of training.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -361,8 +369,12 @@ def step_time(
     found = Replayed(plans, costs, slowdown, numbered=[of for _, of in costs])
     ways = sum((table.ways for table in tables), Counter[int]())
     devices, issue = StepTime(found.end, found, ways), picoseconds(efficiency.host.issue)
-    checks = [_checks(job, machine) if communicates else () for job in issued.jobs]
-    spent = [HostTimes(issue, each) for each in checks]
+    spent = [
+        HostTimes(0)
+        if graphs and job.serves
+        else HostTimes(issue, _checks(job, machine) if communicates else ())
+        for job in issued.jobs
+    ]
     if efficiency.kernels == "roofline" or not any(map(any, spent)):
         return devices
     hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)

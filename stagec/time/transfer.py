@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stagec.ir.serving import DECODE
 from stagec.machines import Level, Machine
@@ -41,6 +42,7 @@ def transfer_time(
     alone: StepTime,
     *,
     overlap: bool = True,
+    graphs: bool = True,
     measured: Measurements | None = None,
 ) -> TransferTime:
     """The caches that the first pod sends to that which decodes in its step, which is `alone` if
@@ -53,7 +55,8 @@ def transfer_time(
         total += len(members) * sum(size * count for size, count in sizes.items())
         busy = sum(n * message_seconds(machine, size, level) for size, n in sizes.items())
         longest = max(longest, busy)
-    sending = step_time(issued, machine, overlap=overlap, measured=measured, pods={DECODE: level})
+    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
+    sending = step_time(issued, machine, pods={DECODE: level}, **how)
     exposed = max(0, sending.picoseconds - alone.picoseconds) / PICOSECONDS
     return TransferTime(total, messages, level.name, longest, exposed)
 

@@ -21,7 +21,7 @@ from stagec.driver.job.pods import handing_over, one_group
 from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.accepted import accepted_options, take_accepted
-from stagec.driver.request.machine import captured, machine_option
+from stagec.driver.request.machine import machine_option
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.ranges import is_range, values_of
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
@@ -163,6 +163,13 @@ def command(**given: Any) -> int:
 
 def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     """The options of both steps. Raises `DiagnosticError`."""
+    if options.preset and options.serve is not None:
+        name = options.preset
+        raise error(
+            f"--preset {name} is one step of {options.serve}: 'stagec time' has it",
+            remedy=f"write its strategy into a file, 'stagec presets {name} > {name}.stg', and give "
+            "model and file",
+        )
     if options.serve not in (None, DISAGGREGATED):
         raise error(
             f"--serve {options.serve} is one step: 'stagec time' has it",
@@ -199,7 +206,7 @@ def _step(options: JobOptions, machine: Machine) -> tuple[CompiledJob, TimeRepor
     from stagec.driver.job.figures import CompiledJob
 
     job = CompiledJob.of(options)
-    return job, job.time(captured(machine))
+    return job, job.time(machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +236,7 @@ def _sending(
         job, found = _step(handing_over(options, text), machine)
     level = level_between_pods(machine, [found.ranks, target.ranks])
     issued = job.compiled.issued(job.values)
-    return found, transfer_time(issued, captured(machine), level, found.step)
+    return found, transfer_time(issued, machine, level, found.step)
 
 
 def _ranks(module: Module) -> int:

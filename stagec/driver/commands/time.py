@@ -12,7 +12,7 @@ import click
 from stagec.driver.output.common import write_output
 from stagec.driver.request.accepted import accepted_options, take_accepted
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import captured, machine_option, tell_unfitted
+from stagec.driver.request.machine import machine_option, tell_unfitted
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
@@ -89,8 +89,9 @@ def command(**given: Any) -> int:
         return time_parts(options, given, accepted)
     timed = time_job(
         options,
-        captured(machine) if options.serve and given["graphs"] else machine,
+        machine,
         overlap=given["overlap"],
+        graphs=given["graphs"],
         levers=given["levers"],
         measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
         memory=draws(given),
@@ -122,7 +123,10 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
     swept = [s.value for s in settings if s.name == "machine"] or [given["machine"]]
     tell_unfitted(cast("list[Machine]", swept))
     files = tuple(path.resolve() for path in given["measured"])
-    case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
+    case = Case(
+        *(options, given["machine"], given["overlap"], files, given["kernels_from"]),
+        graphs=given["graphs"],
+    )
     return sweep(case, given, TIME)
 
 

@@ -21,6 +21,7 @@ from stagec.driver.request.configurations import (
 from stagec.driver.request.experts import check_experts, folded_axes
 from stagec.driver.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.request.options import JobOptions, request
+from stagec.driver.request.preset import find_preset, with_step
 from stagec.driver.request.serving import Serving, beyond, read_serving, refuse_training
 from stagec.driver.request.units import remark_of, settled
 from stagec.importers.library import model_source
@@ -31,7 +32,7 @@ from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS
 from stagec.ir_spec.ops.copies import CopiesRule
 from stagec.ir_spec.ops.parts import MAIN
-from stagec.models import Preset, library, presets
+from stagec.models import library
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
@@ -55,7 +56,7 @@ class JobBuilder:
     def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
         self._preset = find_preset(options) if options.preset else None
         if self._preset is not None:
-            options = _of_preset(options, self._preset)
+            options = with_step(options).changed(model=options.model or self._preset.model)
         if (told := remark_of(options)) is not None:
             report(told)
         self.options, self._symbolic = complete(settled(options)), symbolic
@@ -350,28 +351,6 @@ def mesh_axes(options: JobOptions) -> dict[str, int | None]:
     if options.mesh is not None:
         return dict(options.mesh)
     return {a: n for a, n in folded_axes(options, AXES).items() if n > 1}
-
-
-def _of_preset(options: JobOptions, preset: Preset) -> JobOptions:
-    """The options with the model of a preset and the step that it serves, where none are given."""
-    step = {n: v for n, v in preset.step.items() if n not in options.explicit}
-    return options.changed(model=options.model or preset.model, **step)
-
-
-def find_preset(options: JobOptions) -> Preset:
-    """The preset that options name. Raises `DiagnosticError`."""
-    known = presets()
-    if options.preset not in known:
-        raise error(
-            f"no preset '{options.preset}'",
-            remedy=did_you_mean(options.preset, known) or f"choose among {', '.join(known)}",
-        )
-    if options.strategy is not None:
-        raise error(
-            f"--preset {options.preset} and {options.strategy} both give the strategy",
-            remedy="give one of them ('stagec presets NAME' prints the preset's text)",
-        )
-    return known[options.preset]
 
 
 def set_symbols(module: Module, values: Mapping[str, int]) -> None:

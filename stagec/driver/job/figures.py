@@ -59,6 +59,7 @@ class CompiledJob:
         machine: Machine,
         *,
         overlap: bool = True,
+        graphs: bool = True,
         levers: bool = False,
         measured: Measurements | None = None,
     ) -> TimeReport:
@@ -73,6 +74,7 @@ class CompiledJob:
             model_flops=self.compiled.model_flops,
             tokens=self.compiled.tokens,
             overlap=overlap,
+            graphs=graphs,
             levers=levers,
             measured=measured,
         )

@@ -31,6 +31,7 @@ _OF_TRACES: Mapping[str, object] = {
     "bucket": 1,
     "tick": None,
     "machine": None,
+    "graphs": True,
     "kernels_from": None,
     "peak_tflops": None,
     "memory_gbps": None,

@@ -7,7 +7,6 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from stagec.driver.job.step_modules import StepModules
-from stagec.driver.request.machine import captured
 from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
 
@@ -35,7 +34,7 @@ class StepTimes:
         found = self._known.get(step)
         if found is None:
             job = self.modules.compiled(step)
-            seconds = job.time(captured(self.machine), measured=self.measured)
+            seconds = job.time(self.machine, measured=self.measured)
             found = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
             self._known[step] = found
         return found

@@ -75,9 +75,3 @@ def tell_unfitted(machines: Iterable[Machine]) -> None:
                 f"('stagec machines {machine.name}')"
             )
             report(Diagnostic(told, UNKNOWN, "remark"))
-
-
-def captured(machine: Machine) -> Machine:
-    """The machine for steps of serving, which engines capture as graphs: a host launches each as a
-    whole, and does not hold devices up."""
-    return machine.changed({"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0})

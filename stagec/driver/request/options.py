@@ -12,6 +12,7 @@ import click
 from stagec.driver.request import completion
 from stagec.driver.request.draft import DRAFT_OPTION, DraftText
 from stagec.driver.request.flags import FLAGS, option
+from stagec.driver.request.preset import with_step
 from stagec.driver.request.serving import OPTIONS
 from stagec.driver.request.sizes import SizesType
 from stagec.ir_spec.ops.parts import MAIN
@@ -160,9 +161,10 @@ def job_options(function: F) -> F:
 
 
 def take_options(given: dict[str, Any]) -> JobOptions:
-    """Move the shared options out of what click gave, with the names of those that were given."""
+    """Move the shared options out of what click gave, with the names of those that were given, by
+    a preset too. Raises `DiagnosticError` for a preset that there is not."""
     context = click.get_current_context()
     written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     explicit = frozenset(n for n in given if context.get_parameter_source(n) in written)
     taken = {f.name: given.pop(f.name) for f in fields(JobOptions) if f.name in given}
-    return JobOptions(**taken, explicit=explicit)
+    return with_step(JobOptions(**taken, explicit=explicit))

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.builder import JobBuilder, find_preset
+from stagec.driver.job.builder import JobBuilder
 from stagec.driver.output.common import kept_reports, read_part, reports_once
 from stagec.driver.request.limit import AT_HAND, Limit
-from stagec.driver.request.machine import captured, machine_of
+from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.preset import find_preset
 from stagec.driver.request.units import on_machine
 from stagec.driver.search.probes import LAYERS
 from stagec.driver.search.run import Question
@@ -129,7 +130,7 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
             Question(
                 *(on_machine(base, machine), sizes, layers),
                 _space(given, sizes, layers.total, ranks, machine),
-                *(captured(machine) if serves else machine, ranks),
+                *(machine, ranks),
                 given["limit"] or Limit(AT_HAND, 0),
                 objective,
                 given["top"],

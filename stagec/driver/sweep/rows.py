@@ -24,7 +24,7 @@ _one_at_a_time = threading.Lock()
 @dataclass(frozen=True, slots=True)
 class Case:
     """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
-    collectives are blocking. Files and a package may have measured times, those of `device`: the
+    collectives are blocking, without `graphs` hosts issue steps of serving op by op. Files and a package may have measured times, those of `device`: the
     machine before its figures were changed, if they were."""
 
     options: JobOptions
@@ -33,6 +33,7 @@ class Case:
     measured: tuple[Path, ...] = ()
     kernels_from: str | None = None
     device: Machine | None = None
+    graphs: bool = True
 
 
 def row(case: Case) -> SweepRow:
@@ -77,7 +78,8 @@ def _summary(case: Case) -> SweepRow:
     measured = measurements(case.measured, case.kernels_from, case.machine)
     if measured is not None:
         measured = measured.of(case.device or case.machine)
-    timed = job.time(case.machine, overlap=case.overlap, measured=measured)
+    how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
+    timed = job.time(case.machine, **how)
     tell_unused(timed, measured)
     return counts | {"time": time_row(timed)}
 

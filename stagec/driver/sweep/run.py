@@ -183,6 +183,11 @@ def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) 
     for name in conflicts(axes):
         flag = name.replace("_", "-")
         raise error(f"--sweep {flag} is given twice", remedy=f"one --sweep {flag}=VALUE,...")
+    if options.preset and any("preset" in axis.sets for axis in axes):
+        raise error(
+            "--preset and --sweep preset both name a published run",
+            remedy=f"leave out --preset {options.preset}",
+        )
     alone = [n for n in _ALONE if _is_given(given.get(n)) or getattr(options, n, None)]
     if alone:
         flag = alone[0].replace("_", "-")

@@ -14,7 +14,6 @@ from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import write_output
 from stagec.driver.output.tables import console
 from stagec.driver.request.accepted import Accepted
-from stagec.driver.request.machine import captured
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions
 from stagec.driver.time.files import draws
@@ -43,7 +42,7 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
             "pictures and traces of time are of one pod, and the job has several",
             remedy="leave them out",
         )
-    machine = captured(given["machine"]) if options.serve and given["graphs"] else given["machine"]
+    machine, how = given["machine"], {"overlap": given["overlap"], "graphs": given["graphs"]}
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
     names = pod_names(options)
     first, tokens = names[0], Planned(step_tokens, *STATED)
@@ -60,12 +59,12 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
         machine,
         flops=_sum({pod: (each.found, pods.modules[pod]) for pod, each in flops.items()}),
         tokens=tokens.found,
-        overlap=given["overlap"],
+        **how,
         levers=given["levers"],
         measured=measured,
     )
     alone = {
-        pod: step_time(each, machine, overlap=given["overlap"], measured=measured).seconds
+        pod: step_time(each, machine, **how, measured=measured).seconds
         for pod, each in issued.items()
     }
     text = StringIO()

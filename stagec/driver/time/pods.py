@@ -13,7 +13,6 @@ from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console
 from stagec.driver.request.accepted import Accepted
-from stagec.driver.request.machine import captured
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
@@ -102,9 +101,8 @@ def pods_time(
     from stagec.time.step import Issued, IssuedStep
     from stagec.time.transfer import transfer_time
 
-    on = captured(machine) if given["graphs"] else machine
     measured = measurements(given["measured"], given["kernels_from"], machine)
-    how: dict[str, Any] = {"overlap": given["overlap"], "measured": measured}
+    how: dict[str, Any] = {n: given[n] for n in ("overlap", "graphs")} | {"measured": measured}
     flops = {pod: Planned(model_flops, *STATED) for pod in PODS}
     tokens = {pod: Planned(step_tokens, *STATED) for pod in PODS}
     pods = lower_pods(options, {pod: [flops[pod], tokens[pod]] for pod in PODS})
@@ -117,7 +115,7 @@ def pods_time(
             pods.name,
             pods.modules[pod],
             issued[pod],
-            on,
+            machine,
             flops=flops[pod].found,
             tokens=tokens[pod].found,
             levers=given["levers"],
@@ -127,7 +125,7 @@ def pods_time(
     }
     ranks = [sum(map(len, job.members)) for job in each.values()]
     level = level_between_pods(machine, ranks)
-    sent = transfer_time(issued[PREFILL], on, level, alone[PREFILL].step, **how)
+    sent = transfer_time(issued[PREFILL], machine, level, alone[PREFILL].step, **how)
     return PodsTime(alone, sent, accepted)
 
 

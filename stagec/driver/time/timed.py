@@ -46,6 +46,7 @@ def time_job(
     machine: Machine,
     *,
     overlap: bool = True,
+    graphs: bool = True,
     levers: bool | None = None,
     measured: Measurements | None = None,
     memory: bool = False,
@@ -72,6 +73,7 @@ def time_job(
         flops=flops.found,
         tokens=tokens.found,
         overlap=overlap,
+        graphs=graphs,
         levers=levers,
         measured=measured,
     )
@@ -88,6 +90,7 @@ def report_of(
     flops: ModelFlops | None,
     tokens: Expr | None,
     overlap: bool = True,
+    graphs: bool = True,
     levers: bool | None = None,
     measured: Measurements | None = None,
 ) -> TimeReport:
@@ -104,6 +107,7 @@ def report_of(
         model_flops=None if flops is None else step_flops(flops, module.graphs),
         tokens=tokens,
         overlap=overlap,
+        graphs=graphs,
         levers=levers,
         measured=measured,
     )
