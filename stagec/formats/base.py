@@ -130,12 +130,14 @@ class ModelJob:
     """What a compiled job has and an archive has not: the lowered module, with its sizes and
     schedules, and the rank classes in the order of `TraceJob.members`. `flops` are those of a step
     by the model's text, of all ranks, if the format `wants_flops` and they are known. `measured`
-    are times that win over models; `pod` is the name of the pod, if there are several."""
+    are times that win over models, `graphs` says whether hosts launch steps of serving as a whole;
+    `pod` is the name of the pod, if there are several."""
 
     module: Module
     classes: Sequence[RankClass]
     flops: int | None = None
     measured: Measurements | None = None
+    graphs: bool = True
     pod: str = ""
 
 

@@ -44,6 +44,7 @@ class Job:
     module: Module | None = None
     flops: int | None = None
     measured: Measurements | None = None
+    graphs: bool = True
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -80,7 +81,7 @@ class Job:
         """What it was compiled from."""
         if self.module is None:
             return None
-        return ModelJob(self.module, self.classes, self.flops, self.measured)
+        return ModelJob(self.module, self.classes, self.flops, self.measured, self.graphs)
 
     @property
     def models(self) -> Sequence[ModelJob]:

@@ -271,11 +271,13 @@ class Issued:
 @dataclass(frozen=True)
 class StepTime:
     """The time of a step: `picoseconds`, the replays of all classes, and how many kernels and
-    collectives were matched, interpolated and modelled (`stagec.time.measured.tables`)."""
+    collectives were matched, interpolated and modelled (`stagec.time.measured.tables`). Where
+    hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices."""
 
     picoseconds: int
     classes: Replayed
     ways: Mapping[int, int]
+    devices: Replayed
 
     @property
     def seconds(self) -> float:
@@ -368,7 +370,8 @@ def step_time(
     plans = issued.plans(overlap=overlap, one_stream=one_stream)
     found = Replayed(plans, costs, slowdown, numbered=[of for _, of in costs])
     ways = sum((table.ways for table in tables), Counter[int]())
-    devices, issue = StepTime(found.end, found, ways), picoseconds(efficiency.host.issue)
+    devices = StepTime(found.end, found, ways, found)
+    issue = picoseconds(efficiency.host.issue)
     spent = [
         HostTimes(0)
         if graphs and job.serves
@@ -380,7 +383,7 @@ def step_time(
     hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)
     if hosts is None or hosts.end <= found.end:
         return devices
-    return StepTime(hosts.end, hosts, ways)
+    return StepTime(hosts.end, hosts, ways, found)
 
 
 def _costs(job: Issued, table: CostTable) -> Iterator[tuple[Hashable, NodesOf[Cost]]]:

@@ -25,7 +25,7 @@ from stagec.driver.job.written import (
 )
 from stagec.driver.request import completion
 from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import machine_of
+from stagec.driver.request.machine import graphs_option, machine_of
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import rate_options, rated_machine
@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     shell_complete=completion.machines,
     help="Write durations of computations on this machine, see 'stagec machines'.",
 )
+@graphs_option
 @measured_options
 @rate_options("the machine is a roofline")
 def command(**given: Any) -> int:
@@ -258,4 +259,5 @@ def _job(
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None
-    return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
+    job = make_job(builder.module, name, *how, format_, machine)
+    return replace(job, measured=measured, graphs=given["graphs"])

@@ -98,7 +98,8 @@ def _asked(
     times = room = None
     if given["machine"] is not None and durations is not None:
         machine = durations.machine
-        times = StepTimes(modules, machine, durations.measured, depth or 1)
+        how = machine, durations.measured, depth or 1
+        times = StepTimes(modules, *how, graphs=given["graphs"])
         room = partial(room_of, modules, machine)
     about = positions, longest, groups, coupled, times, room
     return StepsAsked(options, given, module.registry, depth or 1, *about)

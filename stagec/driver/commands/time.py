@@ -12,7 +12,7 @@ import click
 from stagec.driver.output.common import write_output
 from stagec.driver.request.accepted import accepted_options, take_accepted
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import machine_option, tell_unfitted
+from stagec.driver.request.machine import graphs_option, machine_option, tell_unfitted
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
@@ -45,11 +45,7 @@ if TYPE_CHECKING:
     default=None,
     help="Whether to try what would help. By default for steps of few actions.",
 )
-@click.option(
-    "--graphs/--no-graphs",
-    default=True,
-    help="Of --serve: whether steps are captured as graphs, as engines do, or launched op by op.",
-)
+@graphs_option
 @accepted_options
 @sweep_options
 @time_files

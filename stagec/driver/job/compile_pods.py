@@ -153,7 +153,8 @@ def _job(
         annotate = plans[pod].needed("--memory-events").annotate if plans else None
         how = durations, given["names"], given["granularity"], annotate
         job = make_job(module, name, *how, machine=machine)
-        each.append(Pod(pod, replace(job, measured=measured), pods.far[pod]))
+        job = replace(job, measured=measured, graphs=given["graphs"])
+        each.append(Pod(pod, job, pods.far[pod]))
     return PodsJob(name, each)
 
 

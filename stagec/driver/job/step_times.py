@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepTimes:
-    """Nanoseconds of the steps of a job, whose launches are captured in graphs. Engines compute the
+    """Nanoseconds of the steps of a job, whose launches are captured as `graphs` or not. Engines compute the
     attention of all sequences in one kernel, so those that add equally many tokens are one class
     (`Step.together`). On pipeline stages it is how often a step begins: the stages are taken to be
     alike."""
@@ -26,6 +26,7 @@ class StepTimes:
     machine: Machine
     measured: Measurements | None
     depth: int
+    graphs: bool = True
     _known: dict[Step, int] = field(default_factory=dict[Step, int])
 
     def __call__(self, step: Step) -> int:
@@ -34,7 +35,7 @@ class StepTimes:
         found = self._known.get(step)
         if found is None:
             job = self.modules.compiled(step)
-            seconds = job.time(self.machine, measured=self.measured)
+            seconds = job.time(self.machine, graphs=self.graphs, measured=self.measured)
             found = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
             self._known[step] = found
         return found

@@ -55,6 +55,16 @@ def machine_option(text: str, required: bool = False) -> Callable[[F], F]:
     return click.option("--machine", type=MachineType(), required=required, help=text)
 
 
+def graphs_option(function: F) -> F:
+    """Give a command `--graphs`."""
+    return click.option(
+        "--graphs/--no-graphs",
+        default=True,
+        help="Of --serve: whether steps are captured as graphs, as engines do, or launched op by "
+        "op.",
+    )(function)
+
+
 #: Constants without which a machine does products, attention and copies as no device does in a
 #: step: at the rate of its best kernels.
 _OF_STEPS = ("matmul", "attention", "memory", "sustained")

@@ -98,9 +98,10 @@ def _first_ranks(timed: Timed) -> dict[int, int]:
     """The first rank of each class, as far as a viewer takes them."""
     from stagec.formats.timeline import ranks
 
-    about = timed.step.classes, timed.step.picoseconds, ranks.MOST_NODES
+    devices = timed.step.devices
+    about = devices, devices.end, ranks.MOST_NODES
     found = ranks.first_ranks(timed.issued.members, *about)
-    classes = len(timed.step.classes)
+    classes = len(devices)
     if len(found) < classes:
         text = (
             f"the trace has {len(found)} of {classes} rank classes, the busiest: more than "
@@ -123,7 +124,7 @@ def _given_ranks(timed: Timed, text: str) -> dict[int, int]:
             f"--perfetto-ranks {text}: there is no rank {missing[0]}",
             remedy=f"the ranks are 0 to {len(of) - 1}",
         )
-    counts = ranks.count_nodes(timed.step.classes)
+    counts = ranks.count_nodes(timed.step.devices)
     nodes = sum(counts[of[rank]] for rank in wanted)
     if nodes > ranks.MOST_NODES:
         raise ranks.too_many(f"--perfetto-ranks {text}", nodes, len(wanted))

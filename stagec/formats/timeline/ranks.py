@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stagec.formats.base import Estimate, JobFormat, Layout, ModelJob, Need, TraceJob
 from stagec.ir.serving import DECODE
@@ -85,10 +85,11 @@ def streams_in(times: NodeTimes) -> list[Stream]:
 class Replay:
     """A replayed step of a job, or of one of its pods: its classes, who its ranks talk to, the
     number of its first class, when it starts, in picoseconds, and what the names of its classes
-    begin with. `end` is that of the step."""
+    begin with. `span` is the time of devices, `end` that of the step, which hosts may hold up."""
 
     issued: Issued
     classes: Sequence[ClassReplay]
+    span: int
     end: int
     layout: Layout
     first: int = 0
@@ -98,7 +99,8 @@ class Replay:
     @classmethod
     def of(cls, issued: Issued, step: StepTime) -> Replay:
         """That of a job of one mesh."""
-        return cls(issued, step.classes, step.picoseconds, Layout(issued.mesh, issued.groups))
+        times = step.devices, step.devices.end, step.picoseconds
+        return cls(issued, *times, Layout(issued.mesh, issued.groups))
 
 
 def replayed_timeline(
@@ -118,6 +120,7 @@ def replayed_timeline(
         each = of(number)
         place = number - each.first
         found = node_times(each.issued.runs[place], each.classes[place])
+        found = found.spread(each.span, each.end)
         return found._replace(start=found.start + each.start, end=found.end + each.start)
 
     @lru_cache(maxsize=2)
@@ -197,7 +200,7 @@ def replays_of(job: TraceJob) -> list[Replay]:
     models, machine = job.models, job.machine
     if not models or machine is None:
         raise error("a timeline needs a model and a machine", remedy="compile it with --machine")
-    asked = machine, *(part for model in models for part in (model.module, model.measured))
+    asked = machine, *(p for m in models for p in (m.module, m.measured, m.graphs))
     before = _last.get("")
     if before is None or [*map(id, before[0])] != [*map(id, asked)]:
         before = _last[""] = asked, _replayed(job, models, machine)
@@ -219,18 +222,18 @@ def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> li
         ranks = [each.groups.ranks for each in issued.values()]
         levels[DECODE] = level_between_pods(machine, ranks)
     together = IssuedPods(ahead, far) if len(ahead) > 1 else next(iter(ahead.values()))
-    measured = models[0].measured
-    step = step_time(together, machine, measured=measured, pods=levels)
+    how: dict[str, Any] = {"measured": models[0].measured, "graphs": models[0].graphs}
+    step = step_time(together, machine, pods=levels, **how)
     found: list[Replay] = []
     for pod, each in issued.items():
         begins, mine, at = 0, step, first[pod]
         if pod == DECODE:
-            begins, mine = step.picoseconds, step_time(each, machine, measured=measured)
+            begins, mine = step.picoseconds, step_time(each, machine, **how)
             at = 0
-        classes = mine.classes[at : at + len(each.classes)]
+        classes = mine.devices[at : at + len(each.classes)]
         name = f"{pod}/" if len(issued) > 1 else ""
         about = layouts[pod], first[pod], begins, name
-        found.append(Replay(each, classes, mine.picoseconds, *about))
+        found.append(Replay(each, classes, mine.devices.end, mine.picoseconds, *about))
     return found
 
 
@@ -258,9 +261,8 @@ class TimelineFormat(JobFormat):
     def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate:
         chosen, nodes, why = self._chosen(job, ranks)
         text = f"{len(chosen)} of {job.layout.groups.ranks} ranks{why}, {nodes:,} nodes"
-        classes = [each for replay in replays_of(job) for each in replay.classes]
-        if not any(cost.time for each in classes for p in each.pieces for cost in p.costs):
-            text += "; hosts hold up the step, so launches take its time and kernels none"
+        if any(each.span < each.end for each in replays_of(job)):
+            text += "; hosts hold up the step, and the gaps between kernels are theirs"
         return Estimate(nodes * self.node_bytes, text)
 
     def timeline(self, job: TraceJob, ranks: Ints | None) -> Timeline:
@@ -294,7 +296,7 @@ class TimelineFormat(JobFormat):
             for each in replays:
                 room = MOST_NODES // len(replays) if self.one_file else None
                 members = job.members[each.first :]
-                found = first_ranks(members, each.classes, each.end, room)
+                found = first_ranks(members, each.classes, each.span, room)
                 chosen |= {rank: each.first + number for rank, number in found.items()}
             why = ", the first of each class (--only-ranks names others)"
             if len(chosen) < len(job.members):

@@ -39,6 +39,15 @@ class NodeTimes(NamedTuple):
     end: Ints
     launch: Ints
 
+    def spread(self, span: int, step: int) -> NodeTimes:
+        """The nodes over a step that hosts hold up, where devices would take `span`: each ends as
+        late in proportion, and takes as long as it does. That keeps all orders, since the time
+        between two ends only grows, and all that end together still do."""
+        if span >= step:
+            return self
+        end = (self.end.astype(object) * step // span).astype(np.int64)  # more than 64 bits
+        return self._replace(start=end - (self.end - self.start), end=end)
+
     def rows(self) -> Iterator[NodeRow]:
         """The nodes one by one."""
         columns = self[1:]
