@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stagec.api import time_step
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
+from stagec.machines import load_machine
 from stagec.models import library, presets
 from tests.support import EXHAUSTIVE, LONG, analyse, stagec
 
@@ -63,6 +66,42 @@ def test_a_preset_that_serves(name: str) -> None:
         longer = served(name, "--context", "1500")
         for a, b in zip(found["classes"], longer["classes"], strict=True):
             assert a["collectives"] == b["collectives"]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_hosts_do_not_hold_up_a_preset_that_serves(name: str) -> None:
+    """Its step is captured as a graph, so it takes what it takes on a machine with free hosts."""
+    machine = load_machine("h800")
+    free = machine.changed({"efficiency.host.issue": 0.0})
+    steps = [time_step(machine=on, preset=name).step_seconds for on in (machine, free)]
+    assert steps[0] == steps[1]
+
+
+def test_a_preset_is_its_model_text_and_step() -> None:
+    """Wherever steps are asked for: alone, in a sweep, and step after step."""
+    step = ("--serve", "decode", "--batch", "64", "--context", "4000")
+    on = ("--machine", "h800", "--no-levers", "--json")
+    told = json.loads(stagec("time", "--preset", "gemma-3-decode", *on).out)
+    assert told == json.loads(stagec("time", "gemma-3-4b", "--tp", "2", *step, *on).out)
+    assert told["serving"] == {"mode": "decode", "tpot_seconds": told["step_seconds"]}
+    (row,) = json.loads(stagec("time", "--sweep", "preset=gemma-3-decode", *on[:2], "--json").out)
+    assert row["time"]["step_seconds"] == told["step_seconds"]
+    slow = json.loads(stagec("time", "--preset", "gemma-3-decode", *on, "--no-graphs").out)
+    assert slow["step_seconds"] > 5 * told["step_seconds"]
+    steps = stagec("compile", "--preset", "gemma-3-decode", "--steps", "2", "--dry-run")
+    assert "decode=64x4001" in steps.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("serve", "--prompt", "64", "--machine", "h800"), "is one step of decode"),
+        (("time", "--sweep", "preset=deepseek-v3", "--machine", "h800"), "both name a published"),
+    ],
+)
+def test_where_a_preset_does_not_fit(words: Sequence[str], told: str) -> None:
+    done = stagec(words[0], "--preset", "gemma-3-decode", *words[1:])
+    assert (done.code, told in done.err) == (1, True), done.err
 
 
 def served(name: str, *more: str) -> dict[str, Any]:
