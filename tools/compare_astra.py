@@ -31,6 +31,7 @@ _LLAMA = ["llama3-8b", "--set", "L=4,S=2048"]
 _STAGES = ["llama3-8b", "--set", "L=16,S=2048", "--pp", "4", "--microbatches", "8", "--schedule"]
 _EXPERTS = ["mixtral-8x7b", "--set", "L=4,S=2048"]
 _TINY = ["llama3-8b", "--set", "L=4,D=256,H=8,G=4,K=32,F=512,V=512,S=128,B=16"]
+_DECODE = ["llama3-8b", "--set", "L=8", "--serve", "decode", "--batch", "32", "--context", "1024"]
 #: Jobs by name: the arguments of `stagec compile`.
 JOBS: Mapping[str, Sequence[str]] = {
     "one device": _LLAMA,
@@ -74,6 +75,8 @@ JOBS: Mapping[str, Sequence[str]] = {
     ],
     "1F1B, tied": ["gpt-1.7b", "--set", "L=8,S=1024", "--pp", "8", "--microbatches", "16"],
     "1F1B, TP, SP, DDP": [*_STAGES, "1f1b", "--tp", "4", "--dp", "4", "--sp"],
+    "decode, TP": [*_DECODE, "--tp", "8"],
+    "decode, 4 stages, TP": [*_DECODE, "--pp", "4", "--tp", "2", "--microbatches", "4"],
 }
 
 
@@ -118,7 +121,8 @@ def simulated_ns(binary: Path, folder: Path, ranks: int, machine: Machine) -> in
         ranks = 2
     dims = dimensions({"ranks": ranks}, machine)
     peak, memory = machine.compute.matrix["bf16"].value, machine.memory.bandwidth.value
-    about: Mapping[str, object] = {"name": "job", "ranks": ranks, "groups": {}}
+    waits = machine.efficiency.rendezvous is not None
+    about: Mapping[str, object] = {"name": "job", "ranks": ranks, "groups": {}, "rendezvous": waits}
     (folder / files.ABOUT).write_bytes(files.text(about))
     system = files.system(dims, peak, memory, roofline=True, tensors=False)
     (folder / files.SYSTEM).write_bytes(files.text(system))

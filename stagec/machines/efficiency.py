@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from stagec.machines.figures import Seconds, Share, Text
+from stagec.machines.figures import Bytes, Seconds, Share, Text
 from stagec.machines.kernel_efficiency import (
     AttentionEfficiency,
     MatmulEfficiency,
@@ -92,6 +92,18 @@ class Host(Text):
     fitted: str = ""
 
 
+class Rendezvous(Text):
+    """Messages that wait for their receiver, instead of being kept somewhere until it takes them.
+
+    `above`: those of more bytes wait. `handshake`: the bytes of the message by which the receiver
+    says that it is there, over the same links the other way (0: it takes their latency alone). What
+    collectives wait for is in the constants of their protocols.
+    """
+
+    above: Bytes
+    handshake: Bytes = 0
+
+
 class Efficiency(Text):
     """Constants by kind of work.
 
@@ -101,7 +113,7 @@ class Efficiency(Text):
     `collectives` are the algorithms that the communication library has, `network` the constants of
     each level of the network, by its name. `streams` says how a device communicates: on one stream
     for `each` communicator and neighbour, as frameworks do, or on `one` for all collectives and
-    sends, in the order of issue.
+    sends, in the order of issue. Without `rendezvous` senders never wait for receivers.
     """
 
     kernels: Literal["tiles", "roofline"] = "tiles"
@@ -113,6 +125,7 @@ class Efficiency(Text):
     interference: Interference = Interference()
     collectives: tuple[Algorithm, ...]
     streams: Literal["each", "one"] = "each"
+    rendezvous: Rendezvous | None = None
     network: dict[str, NetworkEfficiency]
 
     @field_validator("collectives")

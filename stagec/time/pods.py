@@ -57,11 +57,13 @@ class IssuedPods:
         """The level of the network that joins the pods. Raises `DiagnosticError`."""
         return dict.fromkeys(self.pods, level_between_pods(machine, self.ranks))
 
-    def plans(self, *, overlap: bool, one_stream: bool = False) -> Plans:
+    def plans(
+        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
+    ) -> Plans:
         """The plans of all classes, whose numbers follow each other."""
         found = Plans()
         for pod, each in self.pods.items():
-            plans = each.plans(overlap=overlap, one_stream=one_stream)
+            plans = each.plans(overlap=overlap, one_stream=one_stream, eager=eager)
             for local, plan in enumerate(plans):
                 found.append(_moved(plan, pod, self._first[pod], self._senders[pod, local]))
         return found

@@ -57,7 +57,7 @@ class _Programs:
         self.size = sum(map(len, runs))
         self._runs: list[list[Run]] | None = runs
         self._sample(runs)
-        self._plans: dict[tuple[bool, bool], Plans] = {}
+        self._plans: dict[tuple[bool, bool, frozenset[int]], Plans] = {}
         self._asked = False
         self._replayed: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
@@ -111,12 +111,24 @@ class _Programs:
             found = self._numbers[shape] = [self.number[step.node] for step in shape.steps]
         return found
 
-    def plans(self, mesh: Mapping[str, int], *, overlap: bool, one_stream: bool) -> Plans:
-        key = overlap, one_stream
+    def plans(
+        self,
+        mesh: Mapping[str, int],
+        *,
+        overlap: bool,
+        one_stream: bool,
+        waiting: frozenset[int] = frozenset(),
+    ) -> Plans:
+        """The plans, where samples with the numbers `waiting` are messages that wait for their
+        receivers. What waits has no paths."""
+        key = overlap, one_stream, waiting
         if key not in self._plans:
             watched = Watched(mesh, self.decisions)
-            plans = joined(self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream)
-            self._plans[key] = Plans(plans, self.numbers)
+            how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
+            if waiting:
+                how["waits"] = lambda node: self.number[node] in waiting
+            plans = joined(self.classes, self.runs, watched, **how)
+            self._plans[key] = Plans(plans, None if waiting else self.numbers)
         return self._plans[key]
 
     def late_hosts(
@@ -229,9 +241,18 @@ class Issued:
         some numbers it is `known`."""
         return NodesOf(self._programs.numbers, self.samples, of, known)
 
-    def plans(self, *, overlap: bool, one_stream: bool = False) -> Plans:
-        """The plans of all classes."""
-        return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
+    def plans(
+        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
+    ) -> Plans:
+        """The plans of all classes, where messages of more than `eager` bytes wait for their
+        receivers; None: none does."""
+        waiting = frozenset(
+            i
+            for i, node in enumerate(self.samples if eager is not None else ())
+            if node.kind == "send" and node.size > (eager or 0)
+        )
+        how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
+        return self._programs.plans(self.mesh, **how, waiting=waiting)
 
     def late_hosts(
         self,
@@ -316,8 +337,11 @@ class IssuedStep(Protocol):
         """The levels of the network to pods that are among the jobs."""
         ...
 
-    def plans(self, *, overlap: bool, one_stream: bool = False) -> Plans:
-        """The plans of all classes."""
+    def plans(
+        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
+    ) -> Plans:
+        """The plans of all classes, where messages of more than `eager` bytes wait for their
+        receivers; None: none does."""
         ...
 
     def late_hosts(
@@ -367,7 +391,9 @@ def step_time(
     efficiency = machine.efficiency
     slowdown = round(efficiency.interference.computations * 1024)
     one_stream = efficiency.streams == "one"
-    plans = issued.plans(overlap=overlap, one_stream=one_stream)
+    waiting = efficiency.rendezvous
+    eager = waiting.above if waiting is not None and communicates else None
+    plans = issued.plans(overlap=overlap, one_stream=one_stream, eager=eager)
     found = Replayed(plans, costs, slowdown, numbered=[of for _, of in costs])
     ways = sum((table.ways for table in tables), Counter[int]())
     devices = StepTime(found.end, found, ways, found)

@@ -43,10 +43,12 @@ KERNEL_PARTS: Final[Mapping[str, Part]] = {
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Picoseconds of a node: of its kernel, call or transfer, and of the gap before it, in which
-    it is launched."""
+    it is launched. A message with a `handshake` waits for its receiver, which it hears of so much
+    later."""
 
     time: int
     launch: int = 0
+    handshake: int | None = None
 
 
 def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) -> tuple[Stream, ...]:

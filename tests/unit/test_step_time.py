@@ -101,8 +101,10 @@ def replayed(
     *,
     overlap: bool = True,
     one_stream: bool = False,
+    eager: float = inf,
 ) -> tuple[int, list[ClassReplay]]:
-    """The replay of a job with the costs of each class."""
+    """The replay of a job with the costs of each class; messages of more than `eager` bytes wait for
+    their receivers."""
     known: dict[tuple[int, Shape], Piece] = {}
 
     def pieces(number: int) -> Callable[[Shape], Piece]:
@@ -113,7 +115,9 @@ def replayed(
 
         return piece
 
-    plans = joined(issued.classes, issued.runs, issued.mesh, overlap=overlap, one_stream=one_stream)
+    how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
+    how["waits"] = lambda node: node.size > eager
+    plans = joined(issued.classes, issued.runs, issued.mesh, **how)
     classes = [ClassReplay(i, plan, pieces(i)) for i, plan in enumerate(plans)]
     return replay(classes, slowdown), classes
 
@@ -156,10 +160,12 @@ def compare(
     *,
     overlap: bool,
     one_stream: bool = False,
+    eager: float = inf,
 ) -> tuple[int, list[ClassReplay]]:
     """Replay a job, and compare when each node of each class ends."""
-    step, classes = replayed(issued, costs, slowdown, overlap=overlap, one_stream=one_stream)
-    times = clocked(issued, costs, slowdown, overlap=overlap, one_stream=one_stream)
+    how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
+    step, classes = replayed(issued, costs, slowdown, **how, eager=eager)
+    times = clocked(issued, costs, slowdown, **how)
     assert step == max(end for _, end in times.values())
     for each, ranks in zip(classes, issued.members, strict=True):
         mine = [b + e for b, ends in zip(each.bases, each.ends, strict=True) for e in ends]

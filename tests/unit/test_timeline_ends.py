@@ -140,7 +140,7 @@ def test_steps_that_follow_each_other_take_what_they_take_alone(hosts: str, tmp_
     """On one device, whoever launches: what traces say is the time of devices."""
     words = llama("--serve", "decode", "--batch", "4", *MACHINE)
     done = stagec(
-        *("compile", *words, "--context", "8", "--steps", "3", hosts, "--quiet", "-o", tmp_path)
+        "compile", *words, "--context", "8", "--steps", "3", hosts, "--quiet", "-o", tmp_path
     )
     assert done.code == 0, done.err
     nodes = list(read_trace(tmp_path / "llama3-8b.0.et"))

@@ -132,6 +132,7 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
 def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
     """Run ASTRA-sim on a folder. Raises `DiagnosticError` for a folder that is none, and for ranks
     that do not end."""
+    from stagec.formats.astra_sim.files import RENDEZVOUS
     from stagec.formats.astra_sim.log import peaks, rank_ends
 
     about = _about(folder)
@@ -144,6 +145,7 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
         (where / "system.json").write_text(json.dumps(system))
         (where / "logging.toml").write_text(_NO_NODES if totals else _LOGGING)
         words = _words(folder.resolve(), binary, name, where)
+        words += [RENDEZVOUS] * bool(about.get("rendezvous"))
         text = _run(words, where, ranks)
         ends = rank_ends(text)
         slowest = max(ends.values(), key=lambda each: (each.end, -each.rank))

@@ -11,6 +11,8 @@ from stagec.formats.astra_sim.topology import Dimension
 
 #: The file that says of a folder what 'stagec simulate' has to know.
 ABOUT = "stagec.json"
+#: What tells the simulator that messages wait for their receivers.
+RENDEZVOUS = "--rendezvous-protocol=true"
 SYSTEM, NETWORK, MEMORY = "system.json", "network.yml", "memory.json"
 _RINGS = ("all-reduce", "all-gather", "reduce-scatter")
 
@@ -47,10 +49,12 @@ def logical_topology(dims: list[Dimension]) -> dict[str, Any]:
     return {"logical-dims": [str(d.ranks) for d in dims]}
 
 
-def script(name: str, ranks: int) -> str:
+def script(name: str, ranks: int, *, rendezvous: bool) -> str:
     """`run.sh`: run the simulator, and count the ranks that end, since it exits with 0 when some
     wait for ever."""
-    return _SCRIPT.replace("@NAME@", name).replace("@RANKS@", str(ranks))
+    more = f"  {RENDEZVOUS} \\\n" if rendezvous else ""
+    text = _SCRIPT.replace("@NAME@", name).replace("@RANKS@", str(ranks))
+    return text.replace("@MORE@", more)
 
 
 def text(found: Mapping[str, Any]) -> bytes:
@@ -81,7 +85,7 @@ ulimit -n $((ranks + 256)) 2>/dev/null || [ "$(ulimit -n)" = unlimited ] \\
   --system-configuration="$here/system.json" \\
   --network-configuration="$here/network.yml" \\
   --remote-memory-configuration="$here/memory.json" \\
-  "$@" >"${LOG:=astra-sim.log}" 2>&1
+@MORE@  "$@" >"${LOG:=astra-sim.log}" 2>&1
 status=$?
 ended=$(grep -c 'sys\\[[0-9]*\\] finished' "$LOG")
 last=$(sed -n 's/.*finished, \\([0-9]*\\) cycles.*/\\1/p' "$LOG" | sort -n | tail -n 1)

@@ -90,7 +90,7 @@ class AstraSimFormat(ChakraFormat):
         mesh = job.layout.mesh
         dims, ranks = dimensions(mesh, machine), prod(mesh.values())
         peak = _peak(job, machine)
-        about = {
+        about: dict[str, object] = {
             "name": job.name,
             "ranks": ranks,
             "machine": machine.name,
@@ -102,6 +102,8 @@ class AstraSimFormat(ChakraFormat):
                 for axes, first in job.layout.groups.first.items()
             },
         }
+        waits = machine.efficiency.rendezvous is not None
+        about |= {"rendezvous": True} if waits else {}
         bandwidth = machine.memory.bandwidth.value
         system = files.system(
             dims, peak, bandwidth, roofline=not self.durations, tensors=self.tensor_names
@@ -111,7 +113,7 @@ class AstraSimFormat(ChakraFormat):
             files.NETWORK: network_text(dims).encode(),
             files.MEMORY: files.text(files.memory()),
             "logical_topology.json": files.text(files.logical_topology(dims)),
-            "run.sh": files.script(job.name, ranks).encode(),
+            "run.sh": files.script(job.name, ranks, rendezvous=waits).encode(),
             files.ABOUT: files.text(about),
         }
 

@@ -2,7 +2,8 @@
 
 A node starts when all that it depends on is done and its streams are free; streams take nodes in
 the order of issue. A collective starts on all members together, when the last one is there. A
-message is sent when it is ready, and received when it has arrived and the receiver is ready. What
+message is sent when it is ready, and received when it has arrived and the receiver is ready; if it
+waits for its receiver, it is sent when the sender has heard that the receiver is ready. What
 comes from another pod is there for all ranks of a class when it is there for the last of them. A
 computation is slower while collectives that were issued before it run beside it.
 
@@ -69,6 +70,7 @@ class _Clock:
         self._waits: dict[Hashable, set[Hashable]] = {}
         self._members: dict[Hashable, list[Key]] = {}
         self._messages: set[Hashable] = set()
+        self._heard: dict[Hashable, int] = {}
         self._beside: dict[Hashable, list[Hashable]] = {}
 
     def times(self) -> dict[Key, tuple[int, int]]:
@@ -123,15 +125,22 @@ class _Clock:
     def _message(self, key: Key, node: Node, waits: set[Hashable]) -> None:
         rank, way = key[0], (node.over, node.by)
         far = crosses_pods(node.op)
+        ranks = self._alike(rank) if far else [rank]
+        handshake = self._ranks[rank].costs[key[1]].handshake
         if node.kind == "recv":
-            ranks = self._alike(rank) if far else [rank]
+            # that a receiver is ready is a thing of its own: the sender waits for it
+            ready = "ready", self._peers[rank, *way] if far else way, rank, node.tag
+            self._waits[ready] = set(waits)
+            self._heard[ready] = handshake or 0
             senders = ((self._peers[r, *way], r) for r in ranks) if far else ((way, rank),)
             waits.update(("message", *pair, node.tag) for pair in senders)
         else:
-            peer = self._peers[rank, *way]
-            message = "message", rank if far else way, peer, node.tag
+            message = "message", rank if far else way, self._peers[rank, *way], node.tag
             self._messages.add(message)
             self._waits.setdefault(message, set()).add(key)
+            if handshake is not None:
+                to = ((r if far else way, self._peers[r, *way]) for r in ranks)
+                waits.update(("ready", *pair, node.tag) for pair in to if pair[1] >= 0)
 
     def _alike(self, rank: int) -> Sequence[int]:
         """The ranks of the same class."""
@@ -150,6 +159,8 @@ class _Clock:
             return start + max(self._ranks[r].costs[i].time for r, i in self._members[thing])
         if thing in self._messages:
             return start
+        if thing in self._heard:
+            return start + self._heard[thing]
         rank, i = cast("Key", thing)
         node, cost = self._ranks[rank].program.nodes[i], self._ranks[rank].costs[i]
         if node.is_collective or node.kind == "recv":  # ends with the call, or with the message

@@ -4,14 +4,15 @@ its collectives join."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.ir.expr import evaluate
 from stagec.program.classes import RankClass
 from stagec.program.groups import Channel, GroupAxes
+from stagec.program.nodes import Node
 from stagec.program.runs import Run
-from stagec.time.clock.plan import ClassPlanner, PlannedPiece
+from stagec.time.clock.plan import ClassPlanner, PlannedPiece, never
 from stagec.time.clock.shapes import Shape
 
 Coords = Mapping[str, int]
@@ -42,10 +43,12 @@ def joined(
     *,
     overlap: bool = True,
     one_stream: bool = False,
+    waits: Callable[[Node], bool] = never,
 ) -> list[Joined]:
-    """The plans of classes that issue these runs."""
+    """The plans of classes that issue these runs; `waits` tells the messages that wait for their
+    receivers."""
     coords = [each.coords for each in classes]
-    planner = ClassPlanner(overlap=overlap, one_stream=one_stream)
+    planner = ClassPlanner(overlap=overlap, one_stream=one_stream, waits=waits)
     found: list[Joined] = []
     for each, mine in zip(classes, runs, strict=True):
         groups = {g: tuple(members(each.coords, coords, g, mesh)) for g in each.groups}

@@ -55,6 +55,16 @@ class Receive(NamedTuple):
     sources: tuple[Where, ...]
 
 
+class Send(NamedTuple):
+    """A class sends a message that waits for its receives, each of a class on a stream."""
+
+    owner: int
+    piece: int
+    inputs: tuple[tuple[int, int], ...]
+    stream: int
+    receives: tuple[Receive, ...]
+
+
 class Call(NamedTuple):
     """A class comes to a collective that joins classes, when `after` is free, which goes `on` a
     stream. The `last` to come brings all of the call, in the order in which they came: owner, piece
@@ -76,7 +86,7 @@ class Proceed(NamedTuple):
     part: Part
 
 
-Step = RunPiece | Receive | Call | Proceed
+Step = RunPiece | Receive | Send | Call | Proceed
 
 
 class ReplayOrder(NamedTuple):
@@ -93,15 +103,20 @@ def order_of(plans: Sequence[Joined]) -> ReplayOrder:
 
 
 class _Class:
-    """A class, and how far it is. `called` is the last collective that joins classes on the stream
-    that all calls share."""
+    """A class, and how far it is. `held` has by stream what joins classes and was last there: a
+    collective on the stream that all calls share, or a message that waits for its receiver."""
 
     def __init__(self, number: int, joined: Joined) -> None:
         self.number, self.plan, self.joined = number, joined.plan, joined
         self.done = [False] * len(joined.plan)
         self.position = 0
-        self.called = -1
+        self.held: dict[Stream, int] = {}
         self.streams: dict[Stream, int] = {}
+        self.receives = {
+            each.shape.channel: each.shape.streams[0]
+            for each in joined.plan
+            if each.shape.joins and each.shape.node.kind == "recv"
+        }
         self.met: dict[Shape, Met] = {}
 
     def stream(self, stream: Stream) -> int:
@@ -129,12 +144,31 @@ class _Ordering:
         self._sent: dict[tuple[int, Channel], list[Where]] = {}
         self._calls: dict[Hashable, list[tuple[int, int, int]]] = {}
         self._count: Counter[tuple[int, GroupAxes]] = Counter()
-        self._received: Counter[tuple[int, Channel]] = Counter()
         self._posted: dict[tuple[int, Stream], deque[tuple[int, Channel, int]]] = {}
         self._called: dict[tuple[int, int], Hashable] = {}
+        self._sends: Counter[tuple[int, Channel]] = Counter()
+        self._offered: dict[tuple[int, Stream], deque[tuple[int, tuple[int, Channel], int]]] = {}
+        self._receivers: dict[tuple[int, Channel], list[tuple[int, Channel]]] = {}
+        for number, joined in enumerate(plans):
+            self._post(number, joined)
+            for channel, senders in joined.senders.items():
+                for sender in senders:
+                    self._receivers.setdefault(sender, []).append((number, channel))
+
+    def _post(self, owner: int, joined: Joined) -> None:
+        """The receives of a class, by stream and in order: each is posted when what it waits for
+        has happened, wherever the class is."""
+        received: Counter[Channel] = Counter()
+        for piece, (shape, _) in enumerate(joined.plan):
+            if shape.joins and shape.node.kind == "recv":
+                queue = self._posted.setdefault((owner, shape.streams[0]), deque())
+                queue.append((piece, shape.channel, received[shape.channel]))
+                received[shape.channel] += 1
 
     def run(self) -> ReplayOrder:
-        while self._ready:
+        while self._ready or self._meet():
+            if not self._ready:
+                continue
             mine = self._ready.popleft()
             while mine.position < len(mine.plan) and self._place(mine):
                 mine.position += 1
@@ -156,11 +190,9 @@ class _Ordering:
             return self._run(mine, number, shape)
         if not shape.node.is_message:
             return self._call(mine, number, shape)
-        channel = shape.channel
-        queue = self._posted.setdefault((mine.number, shape.streams[0]), deque())
-        queue.append((number, channel, self._received[mine.number, channel]))
-        self._received[mine.number, channel] += 1
-        return True
+        if shape.node.kind == "send":
+            return self._offer(mine, number, (mine.number, shape.channel), shape.streams[0])
+        return True  # what is received is posted from the start
 
     def _are_there(self, mine: _Class, number: int) -> bool:
         """Whether the inputs of a piece have happened; what can happen now does."""
@@ -170,15 +202,71 @@ class _Ordering:
         )
 
     def _run(self, mine: _Class, number: int, shape: Shape) -> bool:
-        if not self._are_there(mine, number) or (SHARED in shape.streams and self._is_held(mine)):
+        if not self._are_there(mine, number) or self._is_held(mine, shape.streams):
             return False
         inputs = mine.plan[number].inputs
         self._steps.append(RunPiece(mine.number, number, inputs, mine.meets(shape)))
         mine.done[number] = True
         for place, channel in shape.sends:
             key = mine.number, channel
-            self._sent.setdefault(key, []).append((mine.number, number, place))
-            self._wake(key)
+            self._sends[key] += 1
+            self._is_sent(key, (mine.number, number, place))
+        return True
+
+    def _is_sent(self, key: tuple[int, Channel], at: Where) -> None:
+        self._sent.setdefault(key, []).append(at)
+        self._wake(key)
+
+    # -- messages that wait for their receivers ----------------------------------------------------
+
+    def _offer(
+        self, mine: _Class, piece: int, key: tuple[int, Channel], stream: Stream
+    ) -> bool:
+        """A message is to be sent, behind those of its stream that wait too."""
+        queue = self._offered.setdefault((mine.number, stream), deque())
+        if not queue and self._is_held(mine, (stream,)):
+            return False
+        queue.append((piece, key, self._sends[key]))
+        self._sends[key] += 1
+        self._called[mine.number, piece] = mine.number, piece
+        mine.held[stream] = piece
+        return True
+
+    def _meet(self) -> bool:
+        """Send what waits for receivers that are there; False if nothing does. All classes have
+        come as far as they can without it."""
+        found = False
+        for (number, stream), queue in self._offered.items():
+            while queue and self._meets(self._classes[number], stream, *queue[0]):
+                queue.popleft()
+                found = True
+        return found
+
+    def _meets(
+        self, mine: _Class, stream: Stream, piece: int, key: tuple[int, Channel], number: int
+    ) -> bool:
+        """Send a message if it can be and all who receive it are there."""
+        if not self._are_there(mine, piece):
+            return False
+        receives: list[Receive] = []
+        for owner, channel in self._receivers.get(key, ()):
+            other = self._classes[owner]
+            on = other.receives[channel]
+            queue = self._posted.get((owner, on))
+            if queue and queue[0][1:] != (channel, number):
+                self._receive(other, queue[-1][0], on)
+            if not queue or queue[0][1:] != (channel, number):
+                return False
+            place = queue[0][0]
+            if not self._are_there(other, place):
+                return False
+            receives.append(Receive(owner, place, other.plan[place].inputs, other.stream(on), ()))
+        inputs = mine.plan[piece].inputs
+        step = Send(mine.number, piece, inputs, mine.stream(stream), tuple(receives))
+        self._steps.append(step)
+        mine.done[piece] = True
+        self._wake((mine.number, piece))
+        self._is_sent(key, (mine.number, piece, 0))
         return True
 
     # -- what joins classes ------------------------------------------------------------------------
@@ -186,7 +274,7 @@ class _Ordering:
     def _happens(self, mine: _Class, wanted: int) -> bool:
         """Whether what joins classes can be known now: it is then."""
         shape = mine.plan[wanted].shape
-        if shape.node.is_message:
+        if shape.node.kind == "recv":
             return self._receive(mine, wanted, shape.streams[0])
         self._wait(self._called[mine.number, wanted], mine)
         return False
@@ -225,7 +313,7 @@ class _Ordering:
         step = shape.steps[0]
         group, shared = step.node.group, step.streams[-1] == SHARED
         if (mine.number, piece) not in self._called:
-            if not self._are_there(mine, piece) or (shared and self._is_held(mine)):
+            if not self._are_there(mine, piece) or self._is_held(mine, step.streams[-1:]):
                 return False
             self._comes(mine, piece, group, step.streams, shared=shared)
         if not step.computes:
@@ -249,7 +337,8 @@ class _Ordering:
         key = group, members, self._count[mine.number, group]
         self._count[mine.number, group] += 1
         self._called[mine.number, piece] = key
-        mine.called = piece if shared else -1
+        if shared:
+            mine.held[SHARED] = piece
         there = self._calls.setdefault(key, [])
         on = mine.stream(streams[-1])
         there.append((mine.number, piece, on))
@@ -261,12 +350,14 @@ class _Ordering:
         if last:
             self._wake(key)
 
-    def _is_held(self, mine: _Class) -> bool:
-        """Whether the last collective on the shared stream has not happened yet."""
-        if mine.called < 0 or mine.done[mine.called]:
-            return False
-        self._wait(self._called[mine.number, mine.called], mine)
-        return True
+    def _is_held(self, mine: _Class, streams: Sequence[Stream]) -> bool:
+        """Whether what joins classes and was last on one of these streams has not happened yet."""
+        for stream in streams if mine.held else ():
+            piece = mine.held.get(stream, -1)
+            if piece >= 0 and not mine.done[piece]:
+                self._wait(self._called[mine.number, piece], mine)
+                return True
+        return False
 
     def _wait(self, key: Hashable, mine: _Class) -> None:
         waiting = self._waiting.setdefault(key, [])

@@ -4,7 +4,7 @@ the places of its inputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,6 +24,11 @@ At = tuple[int, int]
 Groups = frozenset[GroupAxes]
 #: A node, what stands for it among the things that are waited for, and those that it waits for.
 _Item = tuple[Node, int, Sequence[int]]
+
+
+def never(_: Node) -> bool:
+    """What no message does: waiting for its receiver."""
+    return False
 
 
 class PlannedPiece(NamedTuple):
@@ -55,10 +60,13 @@ class _Cut:
 
 
 class ClassPlanner:
-    """Plans classes; what they have in common is prepared once. It does not ask what nodes cost."""
+    """Plans classes; what they have in common is prepared once. It does not ask what nodes cost,
+    but which messages wait for their receivers."""
 
-    def __init__(self, *, overlap: bool, one_stream: bool = False) -> None:
-        self._overlap, self._one_stream = overlap, one_stream
+    def __init__(
+        self, *, overlap: bool, one_stream: bool = False, waits: Callable[[Node], bool] = never
+    ) -> None:
+        self._overlap, self._one_stream, self._waits = overlap, one_stream, waits
         self._cuts: dict[tuple[Groups, RunKind], list[_Cut]] = {}
 
     def plan(self, runs: Sequence[Run], alone: Groups) -> list[PlannedPiece]:
@@ -76,7 +84,7 @@ class ClassPlanner:
     def _cut(self, kind: RunKind, alone: Groups) -> Iterator[_Cut]:
         place = kind.place
         items = [(n, place(n), [place(d) for d in (*n.deps, *n.after)]) for n in kind.nodes]
-        joining = [i for i, node in enumerate(kind.nodes) if joins_classes(node, alone)]
+        joining = [i for i, node in enumerate(kind.nodes) if self.joins_classes(node, alone)]
         bounds = sorted({0, len(items), *joining, *(i + 1 for i in joining)})
         for first, last in pairwise(bounds):
             yield self.part(items[first:last], first, joins=first in joining)
@@ -119,6 +127,13 @@ class ClassPlanner:
         overlap = self._overlap or joins
         return streams_of(node, overlap=overlap, one_stream=self._one_stream)
 
+    def joins_classes(self, node: Node, alone: Groups) -> bool:
+        """Whether a node waits for other classes: a message that comes, or that waits for its
+        receiver, or a collective of several."""
+        if node.is_message:
+            return node.kind == "recv" or self._waits(node)
+        return node.is_collective and node.group not in alone
+
     def shape(self, cut: _Cut, used: tuple[int, ...]) -> Shape:
         """The shape of a part that waits for these of its inputs."""
         found = cut.shapes.get(used)
@@ -128,13 +143,6 @@ class ClassPlanner:
             found = make_shape(cut.nodes, cut.streams, cut.inner, inputs, joins=cut.joins)
             cut.shapes[used] = found
         return found
-
-
-def joins_classes(node: Node, alone: Groups) -> bool:
-    """Whether a node waits for other classes: a message that comes, or a collective of several."""
-    if node.is_message:
-        return node.kind == "recv"
-    return node.is_collective and node.group not in alone
 
 
 class _ClassPlan:
@@ -163,7 +171,7 @@ class _ClassPlan:
         for run in self._runs:
             kind = run.kind
             only = times[kind] == 1
-            if only and not any(joins_classes(node, self._alone) for node in kind.nodes):
+            if only and not any(self._joins(node) for node in kind.nodes):
                 items = list(_items(run))
                 waits = [handle for _, _, handles in items for handle in handles]
                 if once and self._joined[waits].any():
@@ -178,6 +186,9 @@ class _ClassPlan:
                 yield self._of_run(cut, run)
         if once:
             yield self._together(once)
+
+    def _joins(self, node: Node) -> bool:
+        return self._planner.joins_classes(node, self._alone)
 
     def _together(self, items: Sequence[_Item]) -> PlannedPiece:
         cut = self._planner.part(items)

@@ -18,6 +18,7 @@ from stagec.time.clock.order import (
     Receive,
     ReplayOrder,
     RunPiece,
+    Send,
     Where,
     order_of,
 )
@@ -157,7 +158,8 @@ class ClassReplay:
                 before, message = self.causes[piece], shape.node.is_message
                 own = 0
                 if not (message and self._from_itself(shape)):
-                    took = self.pieces[piece].costs[place].time if message else self.ends[piece][0]
+                    received = message and shape.node.kind == "recv"
+                    took = self.pieces[piece].costs[place].time if received else self.ends[piece][0]
                     own = min(amount, took)
                     yield shape.steps[place].part, own
                     amount -= own
@@ -186,7 +188,8 @@ class ClassReplay:
         return self.sources.get(piece, {}).get(cause.stream)
 
     def _from_itself(self, shape: Shape) -> bool:
-        return self.joined.senders.get(shape.channel) == [(self.number, shape.channel)]
+        here = self.joined.senders.get(shape.channel) == [(self.number, shape.channel)]
+        return here and shape.node.kind == "recv"
 
 
 def replay(
@@ -208,6 +211,8 @@ def replay(
             case Receive():
                 sent = [At(classes[owner], piece, place) for owner, piece, place in step.sources]
                 _receive(mine, step, [(at.end, at) for at in sent])
+            case Send():
+                _send(classes, step)
             case Call():
                 waiting[step.owner, step.piece] = _latest(mine, step.inputs, step.after)
                 if step.last:
@@ -296,6 +301,22 @@ def _receive(mine: ClassReplay, step: Receive, sources: Iterable[_Ready]) -> Non
     mine.bases[step.piece], mine.ends[step.piece] = ready, (0,)
     mine.causes[step.piece] = cause
     mine.free[step.stream], mine.last[step.stream] = ready, (step.piece, 0)
+
+
+def _send(classes: Sequence[ClassReplay], step: Send) -> None:
+    """Send a message when it is ready and its sender has heard of all receivers."""
+    mine, piece = classes[step.owner], step.piece
+    start, cause = _latest(mine, step.inputs, (step.stream,))
+    for each in step.receives:
+        other = classes[each.owner]
+        ready, by = _latest(other, each.inputs, (each.stream,))
+        ready += other.pieces[each.piece].costs[0].handshake or 0
+        if ready > start:
+            start, cause = ready, by
+    end = mine.pieces[piece].costs[0].time
+    mine.bases[piece], mine.ends[piece] = start, (end,)
+    mine.causes[piece] = cause
+    mine.free[step.stream], mine.last[step.stream] = start + end, (piece, 0)
 
 
 def _start(

@@ -177,9 +177,7 @@ class CostTable:
                 return Cost(0)
             key: Hashable = "message", node.size, level.name
             if key not in self._known:
-                self._known[key] = Cost(
-                    picoseconds(message_seconds(self._machine, node.size, level))
-                )
+                self._known[key] = self._message(node.size, level)
             return self._known[key]
         number = far.groups[node.group]
         beside = self._overlap and not node.blocking
@@ -190,6 +188,14 @@ class CostTable:
             factor = self._machine.efficiency.interference.collectives if beside else 1.0
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
+
+    def _message(self, size: int, level: Level) -> Cost:
+        time = picoseconds(message_seconds(self._machine, size, level))
+        waiting = self._machine.efficiency.rendezvous
+        if waiting is None or size <= waiting.above:
+            return Cost(time)
+        there = picoseconds(message_seconds(self._machine, waiting.handshake, level))
+        return Cost(time, handshake=there)
 
     def _collective(self, kind: str, size: int, over: Sequence[Span]) -> float:
         measured = self._measured.collective(kind, size, over, self._machine)
