@@ -93,9 +93,7 @@ class Unit:
 
 Seconds = Annotated[float, BeforeValidator(_floating("time")), Unit("time")]
 #: A number of bytes that no document gives, such as a threshold.
-Bytes = Annotated[
-    int, BeforeValidator(lambda v: math.floor(quantity("bytes", v))), Unit("bytes")
-]
+Bytes = Annotated[int, BeforeValidator(lambda v: math.floor(quantity("bytes", v))), Unit("bytes")]
 #: Element types whose products machines state.
 DataType = Literal["f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "f4e2m1", "i8"]
 #: A share of a peak: more than 0, at most 1.

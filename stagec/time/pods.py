@@ -57,9 +57,7 @@ class IssuedPods:
         """The level of the network that joins the pods. Raises `DiagnosticError`."""
         return dict.fromkeys(self.pods, level_between_pods(machine, self.ranks))
 
-    def plans(
-        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
-    ) -> Plans:
+    def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
         """The plans of all classes, whose numbers follow each other."""
         found = Plans()
         for pod, each in self.pods.items():

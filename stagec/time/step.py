@@ -241,9 +241,7 @@ class Issued:
         some numbers it is `known`."""
         return NodesOf(self._programs.numbers, self.samples, of, known)
 
-    def plans(
-        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
-    ) -> Plans:
+    def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
         """The plans of all classes, where messages of more than `eager` bytes wait for their
         receivers; None: none does."""
         waiting = frozenset(
@@ -337,9 +335,7 @@ class IssuedStep(Protocol):
         """The levels of the network to pods that are among the jobs."""
         ...
 
-    def plans(
-        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
-    ) -> Plans:
+    def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
         """The plans of all classes, where messages of more than `eager` bytes wait for their
         receivers; None: none does."""
         ...

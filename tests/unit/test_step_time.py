@@ -94,6 +94,14 @@ def arbitrary(node: Node) -> Cost:
     return Cost(1 + code % 97, 3) if node.is_computation else Cost(code % 211)
 
 
+def heard(eager: float, node: Node) -> Cost:
+    """An arbitrary cost; of a message of more than `eager` bytes with one for its handshake."""
+    cost = arbitrary(node)
+    if not node.is_message or node.size <= eager:
+        return cost
+    return replace(cost, handshake=7 + node.size % 83)
+
+
 def replayed(
     issued: Issued,
     costs: Mapping[int, Costs],
@@ -103,8 +111,8 @@ def replayed(
     one_stream: bool = False,
     eager: float = inf,
 ) -> tuple[int, list[ClassReplay]]:
-    """The replay of a job with the costs of each class; messages of more than `eager` bytes wait for
-    their receivers."""
+    """The replay of a job with the costs of each class; messages of more than `eager` bytes wait
+    for their receivers."""
     known: dict[tuple[int, Shape], Piece] = {}
 
     def pieces(number: int) -> Callable[[Shape], Piece]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from graphlib import CycleError
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from stagec.ir.expr import evaluate
 from stagec.machines import load_machine
 from stagec.program.groups import Groups, crosses_pods, neighbours
 from stagec.program.nodes import Ints, Program
+from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock.definition import RankWork, clock
 from stagec.time.clock.pieces import Piece
 from stagec.time.clock.replay import ClassReplay, replay
@@ -28,7 +31,7 @@ from tests.drafts import step_of
 from tests.oracle.test_parts import ENDS, path
 from tests.parts import part_text
 from tests.support import EXHAUSTIVE, LLAMA, stagec, tiny_options
-from tests.unit.test_step_time import arbitrary
+from tests.unit.test_step_time import heard
 
 Times = dict[tuple[int, int], tuple[int, int]]
 #: Strategies of the parts and of main: what meets one rank, and what meets several.
@@ -60,21 +63,27 @@ def issued_pods(name: str, part: str, options: Mapping[str, Any]) -> IssuedPods:
 
 
 def replayed(
-    issued: IssuedPods, slowdown: int, *, overlap: bool, one_stream: bool
+    issued: IssuedPods, slowdown: int, *, overlap: bool, one_stream: bool, eager: int | None = None
 ) -> tuple[int, list[ClassReplay]]:
     known: dict[Shape, Piece] = {}
 
     def piece(shape: Shape) -> Piece:
         if shape not in known:
-            known[shape] = Piece(shape, [arbitrary(step.node) for step in shape.steps])
+            known[shape] = Piece(shape, [heard(_least(eager), s.node) for s in shape.steps])
         return known[shape]
 
-    plans = issued.plans(overlap=overlap, one_stream=one_stream)
+    plans = issued.plans(overlap=overlap, one_stream=one_stream, eager=eager)
     classes = [ClassReplay(i, plan, piece) for i, plan in enumerate(plans)]
     return replay(classes, slowdown), classes
 
 
-def clocked(issued: IssuedPods, slowdown: int, *, overlap: bool, one_stream: bool) -> Times:
+def _least(eager: int | None) -> float:
+    return inf if eager is None else eager
+
+
+def clocked(
+    issued: IssuedPods, slowdown: int, *, overlap: bool, one_stream: bool, eager: int | None = None
+) -> Times:
     """The same node by node, of all ranks of all pods."""
     counts = [sum(map(len, each.members)) for each in issued.jobs]
     starts = dict(zip(issued.pods, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
@@ -90,7 +99,7 @@ def clocked(issued: IssuedPods, slowdown: int, *, overlap: bool, one_stream: boo
         of = {int(r): i for i, ranks in enumerate(each.members) for r in ranks}
         for rank in range(count):
             program = programs[of[rank]]
-            costs = [arbitrary(node) for node in program.nodes]
+            costs = [heard(_least(eager), node) for node in program.nodes]
             works.append(RankWork(program, costs, number + of[rank], pod))
             peers |= _met(issued, pod, starts, rank, program)
         everyone: Ints = np.arange(count, dtype=np.int64)
@@ -114,11 +123,13 @@ def _met(
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "overlap", "one_stream"),
+    ("slowdown", "overlap", "one_stream", "eager"),
     [
-        (0, True, False),
-        pytest.param(300, True, False, marks=EXHAUSTIVE),
-        pytest.param(0, False, True, marks=EXHAUSTIVE),
+        (0, True, False, None),
+        (0, True, False, 0),
+        pytest.param(300, True, False, None, marks=EXHAUSTIVE),
+        pytest.param(0, False, True, None, marks=EXHAUSTIVE),
+        pytest.param(0, True, True, 0, marks=EXHAUSTIVE),
     ],
 )
 @pytest.mark.parametrize(
@@ -129,13 +140,24 @@ def _met(
     ],
 )
 def test_the_replay_of_pods_is_the_clock(
-    case: tuple[str, str, Mapping[str, Any]], slowdown: int, *, overlap: bool, one_stream: bool
+    case: tuple[str, str, Mapping[str, Any]],
+    slowdown: int,
+    *,
+    overlap: bool,
+    one_stream: bool,
+    eager: int | None,
 ) -> None:
     """Every node of a rank of each class ends at the same picosecond, and what each class spends
-    adds up to the step."""
+    adds up to the step. With messages that wait for receivers both may stand still."""
     issued = issued_pods(*case)
-    how = {"overlap": overlap, "one_stream": one_stream}
-    step, classes = replayed(issued, slowdown, **how)
+    how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream, "eager": eager}
+    try:
+        step, classes = replayed(issued, slowdown, **how)
+    except DiagnosticError:
+        with pytest.raises(CycleError):
+            clocked(issued, slowdown, **how)
+        assert eager is not None
+        return
     times = clocked(issued, slowdown, **how)
     assert step == max(end for _, end in times.values())
     start = number = 0

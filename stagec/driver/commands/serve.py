@@ -167,8 +167,8 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
         name = options.preset
         raise error(
             f"--preset {name} is one step of {options.serve}: 'stagec time' has it",
-            remedy=f"write its strategy into a file, 'stagec presets {name} > {name}.stg', and give "
-            "model and file",
+            remedy=f"write its strategy into a file, 'stagec presets {name} > {name}.stg', and "
+            "give model and file",
         )
     if options.serve not in (None, DISAGGREGATED):
         raise error(

@@ -24,8 +24,9 @@ _one_at_a_time = threading.Lock()
 @dataclass(frozen=True, slots=True)
 class Case:
     """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
-    collectives are blocking, without `graphs` hosts issue steps of serving op by op. Files and a package may have measured times, those of `device`: the
-    machine before its figures were changed, if they were."""
+    collectives are blocking, without `graphs` hosts issue steps of serving op by op. Files
+    and a package may have measured times, those of `device`: the machine before its figures were
+    changed, if they were."""
 
     options: JobOptions
     machine: Machine | None = None

@@ -219,9 +219,7 @@ class _Ordering:
 
     # -- messages that wait for their receivers ----------------------------------------------------
 
-    def _offer(
-        self, mine: _Class, piece: int, key: tuple[int, Channel], stream: Stream
-    ) -> bool:
+    def _offer(self, mine: _Class, piece: int, key: tuple[int, Channel], stream: Stream) -> bool:
         """A message is to be sent, behind those of its stream that wait too."""
         queue = self._offered.setdefault((mine.number, stream), deque())
         if not queue and self._is_held(mine, (stream,)):
