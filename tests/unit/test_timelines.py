@@ -335,7 +335,7 @@ def test_pods_are_one_timeline(tmp_path: Path) -> None:
     sends, takes = ({e["id"]: e for e in events if e["ph"] == end} for end in "sf")
     assert sends.keys() == takes.keys()
     crossing = [i for i, e in sends.items() if e["pid"] < 8 <= takes[i]["pid"]]
-    told = json.loads(stagec("time", *words, "--no-levers", "--no-graphs", "--json").out)
+    told = json.loads(stagec("time", *words, "--no-levers", "--json").out)
     assert len(crossing) == told["handover"]["messages"] == 64
     assert all(sends[i]["ts"] < takes[i]["ts"] for i in crossing)
     runs = [e for e in events if e["ph"] == "X"]
