@@ -56,15 +56,3 @@ def reason(
     because = ", ".join(told) or "no part differs by as much as 0.2%"
     return f"{ahead}: {because}" + (f"; {what}" if what else "")
 
-
-def crossed(mesh: Mapping[str, int], levels: Mapping[str, int | None]) -> dict[str, str]:
-    """The level of the network that each axis of a mesh crosses; axes are slowest first, `levels`
-    have the ranks that each joins, the innermost first."""
-    found: dict[str, str] = {}
-    reach = 1
-    for axis in reversed(list(mesh)):
-        reach *= mesh[axis]
-        if mesh[axis] > 1:
-            names = (name for name, ranks in levels.items() if ranks is None or ranks >= reach)
-            found[axis] = next(names, "")
-    return found

@@ -74,7 +74,9 @@ def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:
     if levels := _levels(node):
         found = _each(levels, path, apply, None)
         return None if found is None else tuple(found.values())
-    return None if path or not _is_number(node) else apply(node, _form(hint))
+    if path or not (_is_number(node) or _is_open(node, hint)):
+        return None
+    return apply(0 if node is None else node, _form(hint))
 
 
 def _each(
@@ -90,6 +92,11 @@ def _each(
 
 def _is_number(node: object) -> bool:
     return isinstance(node, int | float) and not isinstance(node, bool)
+
+
+def _is_open(node: object, hint: Any) -> bool:
+    """Whether a text leaves a whole number out that it may have."""
+    return node is None and any(getattr(a, "__origin__", a) is int for a in get_args(hint))
 
 
 def _levels(node: object) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stagec.machines import changes
+from stagec.machines import changes, placement
 from stagec.machines.efficiency import Efficiency
 from stagec.machines.figures import (
     Bandwidth,
@@ -65,7 +65,8 @@ class Level(Text):
     """One level of the network; levels are told from the inside out.
 
     `ranks` are the ranks that one unit of the level joins, those of the levels inside included;
-    without it the level joins any number. `bandwidth` is what one rank can send at once over all
+    without it the level joins any number. `used` are those of them that a job uses; without it
+    that depends on the job (`stagec.machines.placement`). `bandwidth` is what one rank can send at once over all
     its links of the level, `latency` the time of one hop of a small message. `oversubscription`
     divides the bandwidth when all ranks send. `kind` says how the units inside are joined: all at
     full bandwidth (`switch`, `fat-tree`), each to its two neighbours (`ring`, half of the
@@ -75,11 +76,17 @@ class Level(Text):
 
     name: _Name
     ranks: Annotated[int, Field(strict=True, ge=2, le=2**40)] | None = None
+    used: Annotated[int, Field(strict=True, ge=1, le=2**40)] | None = None
     kind: LevelKind
     bandwidth: Bandwidth
     latency: Duration
     oversubscription: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     reductions: bool = False
+
+    @property
+    def unit(self) -> int | None:
+        """The ranks of a job in one unit of the level; None for any number."""
+        return self.used or self.ranks
 
 
 class HostLink(Text):
@@ -106,6 +113,19 @@ def check_levels(levels: Sequence[Level]) -> None:
                 f"network: level '{outer.name}' joins {outer.ranks} ranks; expects a multiple "
                 f"of the {inner.ranks} of '{inner.name}' inside it"
             )
+    below, inside = 1, 1
+    for level in levels:
+        if level.used is None:
+            below, inside = level.ranks or below, level.ranks or inside
+            continue
+        most = 0 if level.ranks is None else level.ranks // inside * below
+        if level.used > most or level.used % below:
+            whole = f", a multiple of the {below} that are used inside" if below > 1 else ""
+            raise ValueError(
+                f"network: {level.used} ranks are used of level '{level.name}'; expects "
+                + (f"at most {most}{whole}" if most else "none, for it joins any number")
+            )
+        below, inside = level.used, level.ranks or inside
 
 
 class Machine(Text):
@@ -129,6 +149,11 @@ class Machine(Text):
         if not first.intersection(*others):
             raise ValueError("efficiency.network: no protocol is the same on all levels")
         return self
+
+    def for_mesh(self, mesh: Mapping[str, int]) -> Machine:
+        """The machine as a job on this mesh uses it: each level that joins a number of ranks, and
+        states no `used`, gets that of the job."""
+        return placement.for_mesh(self, mesh)
 
     def left(self, communicators: int) -> int:
         """Bytes that a job may use which has so many communicators."""
@@ -159,7 +184,7 @@ class Machine(Text):
             try:
                 check_levels(other.network)
             except ValueError as e:
-                raise error(str(e), remedy="change the ranks of both levels") from None
+                raise error(str(e), remedy="change 'ranks' and 'used' of both levels") from None
         return other
 
     def paths(self) -> list[str]:

@@ -48,14 +48,9 @@ class IssuedPods:
         """The axes of all pods."""
         return {f"{pod}/{a}": n for pod, each in self.pods.items() for a, n in each.mesh.items()}
 
-    @property
-    def ranks(self) -> list[int]:
-        """How many ranks each pod has."""
-        return [sum(map(len, each.members)) for each in self.jobs]
-
     def between(self, machine: Machine) -> Mapping[str, Level]:
         """The level of the network that joins the pods. Raises `DiagnosticError`."""
-        return dict.fromkeys(self.pods, level_between_pods(machine, self.ranks))
+        return dict.fromkeys(self.pods, level_between_pods(machine, [e.mesh for e in self.jobs]))
 
     def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
         """The plans of all classes, whose numbers follow each other."""

@@ -423,6 +423,7 @@ def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ..
     if not any(level.check for level in levels.values()):
         return ()
     found: list[tuple[GroupAxes, int]] = []
+    machine = machine.for_mesh(issued.mesh)
     for axes, members in issued.groups.members.items():
         over = spans(machine, np.sort(members[0]))
         reached = [0, *(span.size for span in over)]

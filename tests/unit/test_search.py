@@ -35,7 +35,7 @@ from stagec.explore.bounds import Floats, Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
 from stagec.explore.layout import Layers, StepLayout, laid_out, rank_layers
 from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes, PipelineBound, pipelined
-from stagec.explore.reasons import crossed, limits, reason
+from stagec.explore.reasons import limits, reason
 from stagec.explore.space import Space
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
@@ -499,12 +499,6 @@ def test_reasons_add_up() -> None:
     assert "exposed tp all_gather over infiniband +10.0%" in told
     assert "bubble +5.0%" in told
     assert limits(best, {}) == "computation 80%, bubble 20%"
-
-
-def test_axes_cross_levels() -> None:
-    levels = {"nvlink": 8, "infiniband": None}
-    mesh = {"pp": 2, "dp": 4, "tp": 8}
-    assert crossed(mesh, levels) == {"tp": "nvlink", "dp": "infiniband", "pp": "infiniband"}
 
 
 def test_a_space_as_text(tmp_path: Path) -> None:

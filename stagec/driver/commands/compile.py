@@ -25,7 +25,7 @@ from stagec.driver.job.written import (
 )
 from stagec.driver.request import completion
 from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import graphs_option, machine_of
+from stagec.driver.request.machine import graphs_option, machine_of, used_option
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.rates import rate_options, rated_machine
@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     help="Write durations of computations on this machine, see 'stagec machines'.",
 )
 @graphs_option
+@used_option
 @measured_options
 @rate_options("the machine is a roofline")
 def command(**given: Any) -> int:

@@ -10,7 +10,7 @@ import click
 
 from stagec.driver.job.written import formats_asked, tell_written, write_formats
 from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import MachineType
+from stagec.driver.request.machine import MachineType, used_option
 from stagec.formats.registry import formats_of
 from stagec.support.diagnostics import error
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     type=MachineType(),
     help="The machine that a format such as astra-sim describes.",
 )
+@used_option
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(archive: Path, output: Path, **given: Any) -> int:
     """Write the traces of ranks from an archive of stagec compile --archive.

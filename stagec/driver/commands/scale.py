@@ -13,7 +13,7 @@ import click
 
 from stagec.driver.job.written import formats_asked, tell_written, write_formats
 from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import MachineType
+from stagec.driver.request.machine import MachineType, used_option
 from stagec.driver.request.sizes import SizesType
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option("--format", default="chakra", metavar="NAME[,NAME]", help="Formats of the files.")
 @click.option("--machine", type=MachineType(), help="The machine that a format describes.")
+@used_option
 @emission_options
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(traces: Path, output: Path, **given: Any) -> int:

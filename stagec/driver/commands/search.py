@@ -18,7 +18,7 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request import completion
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import tell_unfitted
+from stagec.driver.request.machine import tell_unfitted, used_option
 from stagec.driver.request.options import SIZES
 from stagec.driver.request.result import PAGE, RESULT
 from stagec.driver.request.sections import LongCommand
@@ -59,6 +59,7 @@ _OPTIONS = (
         help="The machine that the job runs on: a name that 'stagec machines' lists, or a file; "
         "several: which is best.",
     ),
+    used_option,
     click.option("--space", metavar="FILE", help="What varies, as a text with a stg.space."),
     click.option(
         "--seed-from",

@@ -211,15 +211,15 @@ def _step(options: JobOptions, machine: Machine) -> tuple[CompiledJob, TimeRepor
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The pod that decodes, as those see it who send it caches, and its ranks."""
+    """The pod that decodes, as those see it who send it caches, and its mesh."""
 
     text: str
-    ranks: int
+    mesh: Mapping[str, int]
 
     @classmethod
     def of(cls, options: JobOptions) -> _Target:
         """The pod of these options. Raises `DiagnosticError`."""
-        return cls(one_group(options), _ranks(JobBuilder(options).module))
+        return cls(one_group(options), _mesh(JobBuilder(options).module))
 
 
 def _sending(
@@ -234,21 +234,21 @@ def _sending(
         text = Path(folder) / "decode.stg"
         text.write_text(target.text, encoding="utf-8")
         job, found = _step(handing_over(options, text), machine)
-    level = level_between_pods(machine, [found.ranks, target.ranks])
+    level = level_between_pods(machine, [found.mesh, target.mesh])
     issued = job.compiled.issued(job.values)
     return found, transfer_time(issued, machine, level, found.step)
 
 
-def _ranks(module: Module) -> int:
-    """The ranks of a mesh."""
-    return prod(n or 1 for n in module.mesh.sizes.values()) if module.mesh else 1
+def _mesh(module: Module) -> Mapping[str, int]:
+    """The axes of a mesh."""
+    return {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
 
 
 def _sequences(options: JobOptions) -> Iterator[int]:
     """Numbers of sequences of which a strategy may take the least at once: the divisors of its
     ranks times its microbatches. Raises `DiagnosticError`."""
     module = JobBuilder(options.changed(batch=None)).module
-    most = _ranks(module) * max(1, read_strategy(module).microbatches)
+    most = prod(_mesh(module).values()) * max(1, read_strategy(module).microbatches)
     yield from (n for n in range(1, most + 1) if most % n == 0)
 
 

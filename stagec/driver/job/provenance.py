@@ -14,6 +14,7 @@ from stagec import __version__
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.flags import words
+from stagec.driver.request.machine import used_text
 from stagec.driver.request.options import JobOptions
 
 #: What `compile` takes beside the options of a job and makes traces differ, with the defaults.
@@ -32,6 +33,7 @@ _OF_TRACES: Mapping[str, object] = {
     "tick": None,
     "machine": None,
     "graphs": True,
+    "used_ranks": None,
     "kernels_from": None,
     "peak_tflops": None,
     "memory_gbps": None,
@@ -84,4 +86,6 @@ def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
 
 def _shown(name: str, value: object) -> object:
     """A value as the option takes it: a tick in milliseconds."""
+    if name == "used_ranks" and isinstance(value, Mapping):
+        return used_text(value)
     return str(Decimal(value) / 10**6) if name == "tick" and isinstance(value, int) else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,8 +11,9 @@ import click
 
 from stagec.driver.output.common import remember, report
 from stagec.driver.request import completion
-from stagec.support.diagnostics import Diagnostic
+from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import UNKNOWN, Source
+from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -20,16 +22,34 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Under this name the context of a command has its `--used-ranks`.
+_USED = "stagec.used-ranks"
+_NUMBER = re.compile(r"[0-9]{1,13}")
+
 
 def machine_of(given: str) -> Machine:
-    """The machine of a name, an alias or a file. Raises `DiagnosticError` for what is none."""
+    """The machine of a name, an alias or a file, of which a command uses `--used-ranks`. Raises
+    `DiagnosticError` for what is none."""
     from stagec.machines import file_text, is_file, load_machine, read_machine
 
     if not is_file(given):
-        return load_machine(given)
+        return _with_used(load_machine(given))
     path = Path(given)
     source = remember(Source(given, file_text(path)))
-    return read_machine(path.stem, source.text, given)
+    return _with_used(read_machine(path.stem, source.text, given))
+
+
+def _with_used(machine: Machine) -> Machine:
+    """The machine with `--used-ranks` of the command that runs."""
+    context = click.get_current_context(silent=True)
+    used: Mapping[str, int] = context.meta.get(_USED) or {} if context is not None else {}
+    levels = [level.name for level in machine.network]
+    for level in (level for level in used if level not in levels):
+        raise error(
+            f"--used-ranks: machine {machine.name} has no level '{level}'",
+            remedy=did_you_mean(level, levels) or f"the levels are: {', '.join(levels)}",
+        )
+    return machine.changed({f"network.{level}.used": n for level, n in used.items()})
 
 
 class MachineType(click.ParamType["Machine"]):
@@ -51,8 +71,49 @@ class MachineType(click.ParamType["Machine"]):
 
 
 def machine_option(text: str, required: bool = False) -> Callable[[F], F]:
-    """`--machine`, with its help in this command."""
-    return click.option("--machine", type=MachineType(), required=required, help=text)
+    """`--machine`, with its help in this command, and what of it is used."""
+    option = click.option("--machine", type=MachineType(), required=required, help=text)
+    return lambda function: option(used_option(function))
+
+
+def used_option(function: F) -> F:
+    """Give a command `--used-ranks`, of all machines that it names."""
+
+    def keep(ctx: click.Context, param: click.Parameter, sizes: Mapping[str, int] | None) -> Any:
+        ctx.meta[_USED] = sizes
+        return sizes
+
+    return click.option(
+        "--used-ranks",
+        type=UsedRanks(),
+        is_eager=True,  # before machines are read
+        callback=keep,
+        help="How many of the ranks that a unit of a level of the network joins the job uses: "
+        "nvlink=64 (default: the most that its groups divide, see docs/machines.md).",
+    )(function)
+
+
+def used_text(sizes: Mapping[str, int]) -> str:
+    """`nvlink=64`, as the option takes it."""
+    return ",".join(f"{level}={number}" for level, number in sizes.items())
+
+
+class UsedRanks(click.ParamType[Mapping[str, int]]):
+    """`nvlink=64`, or several with commas."""
+
+    name = "LEVEL=N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Mapping[str, int]:
+        """The numbers of ranks, by level."""
+        found: dict[str, int] = {}
+        for part in str(value).split(","):
+            level, _, number = (text.strip() for text in part.partition("="))
+            if not level or not _NUMBER.fullmatch(number) or level in found:
+                self.fail(f"expects LEVEL=N such as nvlink=64, found '{part}'", param, ctx)
+            found[level] = int(number)
+        return found
 
 
 def graphs_option(function: F) -> F:

@@ -49,7 +49,7 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
     ),
     Section.MANY: ("sweep", "sort", "pareto", "plot", "as_csv"),
     Section.MACHINE: (
-        *("machine", "measured", "kernels_from", "peak_tflops", "memory_gbps"),
+        *("machine", "used_ranks", "measured", "kernels_from", "peak_tflops", "memory_gbps"),
         *("overlap", "graphs"),
     ),
     Section.WORKERS: ("jobs", "scheduler"),

@@ -18,9 +18,10 @@ from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.serving import without_step
 from stagec.driver.time.table import seconds_text
 from stagec.explore.branch import Found, beats
-from stagec.explore.reasons import crossed, limits, reason
+from stagec.explore.reasons import limits, reason
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.machines.placement import crossed
 
 if TYPE_CHECKING:
     from stagec.driver.request.options import JobOptions
@@ -50,9 +51,9 @@ def strategy_of(options: JobOptions) -> str:
     return shlex.join(_words(without_step(options.changed(model="", sizes={})))) or "one rank"
 
 
-def levels_of(machine: Machine) -> dict[str, int | None]:
-    """The ranks that each level of the network joins."""
-    return {level.name: level.ranks for level in machine.network}
+def levels_of(machine: Machine, mesh: Mapping[str, int]) -> dict[str, str]:
+    """The level of the network that each axis crosses."""
+    return {a: level.name for a, level in crossed(machine, mesh).items() if level is not None}
 
 
 def rows(answer: Answer, *, several: bool = False) -> list[dict[str, Any]]:
@@ -73,7 +74,7 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
         "step_seconds": seconds,
         "memory_peak": what.peak,
         "mfu": what.mfu,
-        "limits": limits(what.breakdown or {}, crossed(what.mesh, levels_of(machine))),
+        "limits": limits(what.breakdown or {}, levels_of(machine, what.mesh)),
         "reason": _reason(answer, found, several=several),
         "tokens_per_second_per_rank": tokens,
         "head_room": None if what.room is None else what.room - what.peak,
@@ -91,9 +92,8 @@ def _reason(answer: Answer, found: Found[Evaluated], *, several: bool) -> str:
     best = answer.best[0]
     if found is best:
         return _proof(answer, several=several)
-    levels = levels_of(answer.question.machine)
     mine, other = found.what, best.what
-    about = crossed(mine.mesh, levels), crossed(other.mesh, levels)
+    about = (levels_of(answer.question.machine, each.mesh) for each in (mine, other))
     why = reason(_parts(answer, mine), _parts(answer, other), *about)
     if answer.question.objective == "memory":
         why += f"; holds {bytes_text(max(0, mine.peak - other.peak))} more"
@@ -204,7 +204,7 @@ def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any
     if isinstance(found, str):
         return None
     options = answer.listed.jobs[number]
-    levels = crossed(found.mesh, levels_of(answer.question.machine))
+    levels = levels_of(answer.question.machine, found.mesh)
     return {
         "strategy": strategy_of(options),
         "command": command_of(options, number),

@@ -11,6 +11,7 @@ import click
 
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
+from stagec.driver.request.machine import used_text
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.files import new_file, write_file
@@ -60,17 +61,20 @@ def draws(given: Mapping[str, Any]) -> bool:
 def draw(timed: Timed, given: Mapping[str, Any]) -> None:
     """Write the files that are asked for. Raises `DiagnosticError`."""
     if given["html"] is not None:
-        write_file(given["html"], _page(timed, given["machine"], overlap=given["overlap"]))
+        write_file(given["html"], _page(timed, given))
     if given["perfetto"] is not None:
         write_perfetto(timed, given["perfetto"], given["perfetto_ranks"])
 
 
-def _page(timed: Timed, machine: Machine, *, overlap: bool) -> str:
+def _page(timed: Timed, given: Mapping[str, Any]) -> str:
     from stagec.analysis.time_picture import time_picture
     from stagec.driver.time.page import time_page
 
+    machine: Machine = given["machine"]
     words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
-    command = shlex.join([*words, *([] if overlap else ["--no-overlap"])])
+    if given["used_ranks"]:
+        words += ["--used-ranks", used_text(given["used_ranks"])]
+    command = shlex.join([*words, *([] if given["overlap"] else ["--no-overlap"])])
     picture = time_picture(timed.issued, timed.step, timed.plans)
     capacity = machine.memory.capacity.value
     return time_page(timed.report, picture, command, machine.title, capacity)

@@ -123,8 +123,7 @@ def pods_time(
         )
         for pod in PODS
     }
-    ranks = [sum(map(len, job.members)) for job in each.values()]
-    level = level_between_pods(machine, ranks)
+    level = level_between_pods(machine, [job.mesh for job in each.values()])
     sent = transfer_time(issued[PREFILL], machine, level, alone[PREFILL].step, **how)
     return PodsTime(alone, sent, accepted)
 

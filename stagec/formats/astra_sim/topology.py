@@ -2,7 +2,7 @@
 
 Ranks number the mesh row-major, and ASTRA-sim's dimension 0 is the fastest, so the axes of the mesh
 become dimensions innermost first, one each. An axis takes the innermost level of the machine that
-joins all its ranks:
+joins all ranks of each of its groups:
 
     mesh dp=4, tp=4, levels of 8 ranks (nvlink) and of any number (infiniband)
     tp -> 4 over nvlink;  dp -> 4 over infiniband, though pairs of its ranks share a node
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import prod
 
 from stagec.machines import Level, Machine
+from stagec.machines.placement import crossed
 from stagec.support.diagnostics import error
 
 #: ASTRA-sim's GB, analytical/common/NetworkFunction.cpp.
@@ -50,24 +51,14 @@ def dimensions(mesh: Mapping[str, int], machine: Machine) -> list[Dimension]:
             "the job has one rank, and ASTRA-sim's network has two at least",
             remedy="add --dp 2: both ranks then do the same",
         )
-    most = machine.network[-1].ranks
-    if most is not None and ranks > most:
+    levels = crossed(machine, mesh)
+    found = [_dimension(a, mesh[a], level) for a, level in levels.items() if level is not None]
+    if len(found) < len(levels):
         raise error(
-            f"the job has {ranks} ranks, and '{machine.name}' joins {most}",
+            f"the job has {ranks} ranks, and '{machine.name}' joins {machine.network[-1].unit}",
             remedy="choose a smaller mesh, or a machine with a further level",
         )
-    found: list[Dimension] = []
-    inside = 1
-    for axis, size in reversed([*mesh.items()]):
-        inside *= size
-        if size > 1:
-            found.append(_dimension(axis, size, _level(inside, machine)))
     return found
-
-
-def _level(ranks: int, machine: Machine) -> Level:
-    """The innermost level that joins so many ranks."""
-    return next(each for each in machine.network if each.ranks is None or each.ranks >= ranks)
 
 
 def _dimension(axis: str, ranks: int, level: Level) -> Dimension:

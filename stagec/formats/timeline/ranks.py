@@ -219,8 +219,7 @@ def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> li
     }
     levels: dict[str, Level] = {}
     if DECODE in issued:
-        ranks = [each.groups.ranks for each in issued.values()]
-        levels[DECODE] = level_between_pods(machine, ranks)
+        levels[DECODE] = level_between_pods(machine, [each.mesh for each in issued.values()])
     together = IssuedPods(ahead, far) if len(ahead) > 1 else next(iter(ahead.values()))
     how: dict[str, Any] = {"measured": models[0].measured, "graphs": models[0].graphs}
     step = step_time(together, machine, pods=levels, **how)

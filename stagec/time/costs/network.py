@@ -44,7 +44,8 @@ class Span:
     `size`: the members in one unit of the level.
     `share`: the part of the links of a rank that the group gets when all groups like it run.
 
-    The spans of a group hold for all machines whose levels have the same ranks and kinds: costs
+    The spans of a group hold for all machines whose levels join and use the same ranks, and are of
+    the same kinds: costs
     take the figures of the machine that they are asked for.
     """
 
@@ -64,46 +65,52 @@ class Span:
 def level_between(machine: Machine, a: int, b: int) -> Level:
     """The innermost level that joins two ranks. Raises `DiagnosticError` if there is none."""
     for level in machine.network:
-        if level.ranks is None or a // level.ranks == b // level.ranks:
+        if level.unit is None or a // level.unit == b // level.unit:
             return level
     raise _too_many(machine, max(a, b))
 
 
-def level_between_pods(machine: Machine, ranks: Sequence[int]) -> Level:
-    """The level of the network that joins pods of so many ranks, each of which begins on a node of
+def level_between_pods(machine: Machine, meshes: Iterable[Mapping[str, int]]) -> Level:
+    """The level of the network that joins pods on these meshes, each of which begins on a node of
     its own. Raises `DiagnosticError` if there is none."""
-    node, start = machine.network[0].ranks or 1, 0
-    for each in ranks[:-1]:
-        start = -(-(start + each) // node) * node
-    return level_between(machine, 0, start + ranks[-1] - 1)
+    node, start, end = machine.network[0].ranks or 1, 0, 0
+    for mesh in meshes:
+        ranks, used = prod(mesh.values()), machine.for_mesh(mesh).network[0].unit or 1
+        end = start + (ranks - 1) // used * node + (ranks - 1) % used
+        start = (end // node + 1) * node
+    for level in machine.network:
+        if level.ranks is None or end < level.ranks:
+            return level
+    raise _too_many(machine, end)
 
 
 def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
     """The levels that a group crosses, from the inside out; none for a group of one rank.
 
-    Ranks number the mesh row-major, and consecutive ranks sit together: unit u of a level of N
-    ranks holds the ranks uN to (u+1)N - 1. Raises `DiagnosticError` if the network does not join
+    Ranks number the mesh row-major, and consecutive ranks sit together: unit u of a level of which
+    N ranks are used holds the ranks uN to (u+1)N - 1. Raises `DiagnosticError` if the network does not join
     them.
     """
     inside = ranks if bool(np.all(np.diff(ranks) > 0)) else np.unique(ranks)
     members = np.ones(len(inside), dtype=np.int64)
     found: list[Span] = []
-    below = 1
+    below, places = 1, 1
     for level in machine.network:
         if len(inside) == 1:
             return tuple(found)
-        unit = inside * below // level.ranks if level.ranks is not None else np.zeros_like(inside)
+        unit = inside * below // level.unit if level.unit is not None else np.zeros_like(inside)
         first = np.flatnonzero(np.diff(unit, prepend=-1))
         held = np.diff(first, append=len(unit))
         units = int(held.max())
         size = np.add.reduceat(members, first)
         if units > 1:
-            length = level.ranks // below if level.ranks is not None else len(inside)
+            length = level.ranks // places if level.ranks is not None else len(inside)
             share = _share(level, inside[: int(np.diff(first, append=len(unit))[0])], length)
             found.append(
                 Span(level, units, int(members.min()), len(inside), int(size.max()), share)
             )
-        inside, members, below = unit[first], size, level.ranks or below
+        inside, members, below = unit[first], size, level.unit or below
+        places = level.ranks or places
     if len(inside) > 1:
         raise _too_many(machine, int(ranks.max()))
     return tuple(found)
@@ -112,7 +119,7 @@ def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
 def _too_many(machine: Machine, rank: int) -> Exception:
     last = machine.network[-1]
     return error(
-        f"machine {machine.name} joins {last.ranks} ranks, but there is a rank {rank}",
+        f"machine {machine.name} joins {last.unit} ranks, but there is a rank {rank}",
         remedy=f"give its network a level around '{last.name}', or level '{last.name}' more ranks",
     )
 

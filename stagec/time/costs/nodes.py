@@ -115,7 +115,7 @@ class CostTable:
         self._communicates, self._measured = communicates, measured or Measurements()
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
-        self._machine, self._mesh, self._overlap = machine, mesh, overlap
+        self._machine, self._mesh, self._overlap = machine.for_mesh(mesh), mesh, overlap
         device = self._measured.device
         self._device = None if device is machine else device
         self._launch = picoseconds(machine.compute.launch.value)
@@ -232,8 +232,8 @@ class CostTable:
         rows = np.sort(members, axis=1)
         alike = [rows[:, 1:] - rows[:, :-1]]
         for level in self._machine.network:
-            if level.ranks is not None:
-                units = rows // level.ranks
+            if level.unit is not None:
+                units = rows // level.unit
                 alike.append(units - units[:, :1])
         number: dict[bytes, int] = {}
         first: list[int] = []
@@ -254,7 +254,7 @@ class CostTable:
         levels = (
             level
             for level in self._machine.network
-            if level.ranks is None or bool((ranks // level.ranks == peers // level.ranks).all())
+            if level.unit is None or bool((ranks // level.unit == peers // level.unit).all())
         )
         return next(levels, None) or level_between(self._machine, int(ranks[-1]), int(peers[-1]))
 
