@@ -77,6 +77,14 @@ def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
         return {}
 
 
+def peak_bytes(module: Module) -> int | None:
+    """The most that any rank of a module with all buffers holds; None if a size is open."""
+    try:
+        return max(timeline.peak().total for _, _, timeline in timelines(module))
+    except (DiagnosticError, UnboundError):
+        return None
+
+
 def _worst(timeline: MemoryTimeline) -> dict[str, Any]:
     peak = timeline.peak()
     return {

@@ -24,10 +24,9 @@ from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.buffers import Buffer, RunOp
-from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import device_bytes
 from stagec.memory.step import MemoryRun, MicrobatchState, Planner, turns
-from stagec.memory.timeline import DEVICE, MemoryTimeline, Sized
+from stagec.memory.timeline import DEVICE, MemoryTimeline
 from stagec.program.classes import RankClass
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.program.stepper import Order
@@ -55,9 +54,8 @@ class EventPlans:
 def _plan(module: Module, func: Operation) -> _Plan:
     try:
         env = planned_env(module)
-        planner = Sized(lifetimes(func.body, env, whole=True), env)
-        static = MemoryTimeline(module, func, 0, planner).static(DEVICE)
-        return _Plan(planner, env, sum(static.values()))
+        planner = MemoryTimeline.planner(module, func, whole=True)
+        return _Plan(planner, env, sum(planner.static(DEVICE).values()))
     except UnboundError as e:
         raise module.no_value(e.names, func.loc) from None
 

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any
 
+from stagec.analysis.memory_fit import MemoryFit
 from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
+from stagec.time.cautions import cautions
 from stagec.time.clock.join import Joined
 from stagec.time.clock.shapes import Shape
 from stagec.time.costs.nodes import Measurements
@@ -68,7 +70,9 @@ class TimeReport:
     and `hfu` are model FLOPs and executed FLOPs of products and attention over what all ranks
     could do at the peak `peak_flops`. `found` counts distinct kernels and collectives by where
     their times are from: `matched` and `interpolated` in measured tables, `modelled`. None is what
-    a job does not have: tokens, or model FLOPs.
+    a job does not have: tokens, or model FLOPs. `used_ranks` has the levels of the network of which
+    the job uses fewer ranks than a unit joins. `cautions` are what to know before the time is
+    believed.
     """
 
     model: str
@@ -88,8 +92,17 @@ class TimeReport:
     breakdown: Mapping[str, float]
     levers: tuple[LeverTime, ...]
     found: Mapping[str, int]
+    used_ranks: Mapping[str, int]
+    cautions: tuple[str, ...]
     ranks_of_classes: Sequence[int] = field(repr=False)
     step: StepTime = field(repr=False, compare=False)
+    planned: Callable[[], MemoryFit | None] = field(repr=False, compare=False)
+
+    @cached_property
+    def fit(self) -> MemoryFit | None:
+        """Whether the job fits the memory of the machine: `fits`, the bytes of its `peak`, the
+        `room`, and `by` how much; None for what was not planned."""
+        return self.planned()
 
     @cached_property
     def classes(self) -> tuple[ClassTime, ...]:
@@ -107,8 +120,9 @@ class TimeReport:
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         told: dict[str, Any] = {"schema": SCHEMA}
-        hidden = ("step", "ranks_of_classes")
+        hidden = ("step", "ranks_of_classes", "planned")
         told |= {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
+        told["fit"] = None if self.fit is None else self.fit.as_json()
         told["classes"] = [asdict(each) for each in self.classes]
         told["levers"] = [asdict(each) for each in self.levers]
         told["critical_path"] = [
@@ -130,12 +144,13 @@ def time_report(
     graphs: bool = True,
     levers: bool | None = None,
     measured: Measurements | None = None,
+    fit: Callable[[], MemoryFit | None] = lambda: None,
 ) -> TimeReport:
     """The report of what was issued, on a machine. `model_flops` and `tokens` are those of a step
     of all ranks, in symbols and axes that have these `values`; tokens with a size that is open are
     not known. Without `overlap` all collectives are blocking, without `graphs` hosts issue steps of
-    serving op by op. `levers` says whether to try what
-    would help; None: if the step has few pieces. Raises `DiagnosticError`."""
+    serving op by op. `levers` says whether to try what would help; None: if the step has few
+    pieces. `fit` says whether the job fits when it is asked for. Raises `DiagnosticError`."""
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
     step = step_time(issued, machine, **how)
     if levers is None:
@@ -152,6 +167,8 @@ def time_report(
         len(mine) * _executed(each, of)
         for each, mine, of in zip(step.classes.plans, members, flops, strict=True)
     )
+    meshes = [job.mesh for job in issued.jobs]
+    used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model,
         machine.name,
@@ -170,8 +187,11 @@ def time_report(
         _seconds(step.parts(step.slowest)),
         tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
+        {level.name: level.used for level in used if level.used not in (None, level.ranks)},
+        cautions(machine, meshes),
         [len(mine) for mine in members],
         step,
+        fit,
     )
 
 

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 class Straddling(NamedTuple):
-    """Groups of an axis that cross a level in a unit of which there is room for them: each lies in
-    a block of so many ranks. `better` is a number of used ranks with which none crosses it."""
+    """Groups of an axis that cross a level a unit of which, of so many `ranks`, has room for them:
+    each lies in a `block` of so many. With `better` used ranks none crosses it."""
 
     axis: str
     block: int
-    level: Level
+    level: str
+    ranks: int
     better: int
 
 
@@ -51,13 +52,15 @@ def for_mesh(machine: Machine, mesh: Mapping[str, int]) -> Machine:
 def straddling(machine: Machine, mesh: Mapping[str, int]) -> Iterator[Straddling]:
     """For each level the innermost axis whose groups cross it without need."""
     blocks, below = _blocks(mesh), 1
+    stated = [level.used for level in machine.network if level.used is not None]
     ranks = max(blocks.values(), default=1)
     for level, used, whole in _used(machine, blocks):
         better = _most(whole, below, blocks)
-        inside = {a: b for a, b in blocks.items() if used < ranks and b <= whole}
+        free = used < ranks and not any(n % better for n in stated if n > used)
+        inside = {a: b for a, b in blocks.items() if free and b <= whole}
         for axis, block in inside.items():
             if used % block and better % block == 0:
-                yield Straddling(axis, block, level, better)
+                yield Straddling(axis, block, level.name, level.ranks or whole, better)
                 break
         below = used
 
@@ -76,7 +79,7 @@ def crossed(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level | None
 
 def _blocks(mesh: Mapping[str, int]) -> dict[str, int]:
     """The ranks of the blocks in which the groups of each axis lie, the innermost axis first."""
-    sizes = {a: n for a, n in reversed(mesh.items()) if n > 1}
+    sizes = {a: n for a, n in reversed(list(mesh.items())) if n > 1}
     return dict(zip(sizes, accumulate(sizes.values(), mul), strict=True))
 
 

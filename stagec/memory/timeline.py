@@ -7,11 +7,12 @@ each microbatch in the same state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import TypeAlias
 
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
@@ -40,6 +41,8 @@ STATIC = ("parameters", "gradients", "optimizer")
 CACHES = "caches"
 ALL = (*STATIC, CACHES, *CATEGORIES)
 DEVICE, HOST = "device", "host"
+#: The worst moment of a work, and what is held then on top of what was: by category, and in all.
+_Rise: TypeAlias = tuple[Moment, Counter[str], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,31 @@ def line_of(value: Value) -> str:
 
 
 class Sized(Planner):
-    """A planner with the bytes of what it finds; all stages that run a function share it."""
+    """A planner with the bytes of what it finds; all stages that run a function share it. `fixed`
+    are the buffers that are there from start to end, with their categories."""
 
-    def __init__(self, found: Lifetimes, env: Env) -> None:
+    def __init__(self, found: Lifetimes, env: Env, body: Region) -> None:
         super().__init__(found)
         self.env = env
         self.size = cache(self._size)
         self.held_bytes = cache(self._held_bytes)
+        self.held_total = cache(lambda state: self.held_bytes(state).total())
         self.worst_rise = cache(self._worst_rise)
+        self.static = cache(self._static)
+        gradients = sorted(classify(body).gradients, key=lambda v: v.name)
+        roles = dict.fromkeys(WEIGHTS, "parameters") | dict.fromkeys(CACHED, CACHES)
+        roles |= {"state": "optimizer"}
+        self.fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
+        self.fixed += [(g, "gradients") for g in gradients]
+
+    def _static(self, space: str) -> Mapping[str, int]:
+        """Bytes that are there from start to end, by category."""
+        found: dict[str, int] = dict.fromkeys(STATIC, 0)
+        for value, category in self.fixed:
+            if value.tensor.memory == space:
+                size = evaluate(value.tensor.local_bytes, self.env)
+                found[category] = found.get(category, 0) + size
+        return found
 
     def _size(self, buffer: Buffer) -> int:
         return evaluate(buffer.size, self.env)
@@ -112,15 +132,16 @@ class Sized(Planner):
         self.count(found, self.held(state), 1)
         return found
 
-    def _worst_rise(self, work: ActionInState) -> tuple[Moment, Counter[str]] | None:
-        """The moment of a work at which most is held on top of what was held before."""
+    def _worst_rise(self, work: ActionInState) -> _Rise | None:
+        """The moment of a work at which most is held on top of what was held before; that, by
+        category and in all."""
         best = highest([self.run(work)], self._device_size)
         if best is None:
             return None
         found: Counter[str] = Counter()
         self.count(found, best.made, 1)
         self.count(found, best.gone, -1)
-        return best, found
+        return best, found, found.total()
 
     def _device_size(self, buffer: Buffer) -> int:
         return self.size(buffer) if buffer.space == DEVICE else 0
@@ -143,29 +164,18 @@ class MemoryTimeline:
     def __init__(self, module: Module, func: Operation, stage: int, planner: Sized) -> None:
         self._env, self._planner, self._loc = planned_env(module), planner, func.loc
         self.order: RankActions = actions_of(module, func, stage)
-        body = func.body
-        gradients = sorted(classify(body).gradients, key=lambda v: v.name)
-        roles = dict.fromkeys(WEIGHTS, "parameters") | dict.fromkeys(CACHED, CACHES)
-        roles |= {"state": "optimizer"}
-        self._fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
-        self._fixed += [(g, "gradients") for g in gradients]
-        self.size = planner.size
+        self._fixed, self.size = planner.fixed, planner.size
 
     @staticmethod
     def planner(module: Module, func: Operation, *, whole: bool = False) -> Sized:
         """What all stages that run a function share; with `whole` every iteration runs by
         itself."""
         env = planned_env(module)
-        return Sized(lifetimes(func.body, env, whole=whole), env)
+        return Sized(lifetimes(func.body, env, whole=whole), env, func.body)
 
-    def static(self, space: str = DEVICE) -> dict[str, int]:
+    def static(self, space: str = DEVICE) -> Mapping[str, int]:
         """Bytes that are there from start to end, by category."""
-        found: dict[str, int] = dict.fromkeys(STATIC, 0)
-        for value, category in self._fixed:
-            if value.tensor.memory == space:
-                size = evaluate(value.tensor.local_bytes, self._env)
-                found[category] = found.get(category, 0) + size
-        return found
+        return self._planner.static(space)
 
     def fixed(self, space: str = DEVICE) -> Iterator[tuple[Value, str, int]]:
         """Buffers that are there from start to end, with their categories and bytes."""
@@ -179,29 +189,39 @@ class MemoryTimeline:
     def points(self, *, distinct: bool = False) -> Iterator[Point]:
         """The worst moment of every turn of the schedule, and every moment outside of it, in the
         order of execution; with `distinct` none of turns that hold the same as an earlier one."""
+        for _, point in self._points(distinct=distinct):
+            yield point()
+
+    def _points(self, *, distinct: bool) -> Iterator[tuple[int, Callable[[], Point]]]:
+        """The bytes of each point, and what makes it."""
         static = Counter(self.static())
         for moment, held in self._planner.along(self._planner.run(None), static):
-            yield Point("", moment.step, dict(held), (moment,))
+            yield held.total(), partial(Point, "", moment.step, dict(held), (moment,))
             if self._planner.is_scheduled(moment.step):
                 yield from self._turns(static, distinct=distinct)
 
-    def _turns(self, static: Counter[str], *, distinct: bool) -> Iterator[Point]:
+    def _turns(
+        self, static: Counter[str], *, distinct: bool
+    ) -> Iterator[tuple[int, Callable[[], Point]]]:
         around = Counter(static)
         self._planner.count(around, self._planner.around(), 1)
-        holds = self._holds if distinct else None
+        holds, always = self._holds if distinct else None, around.total()
         for doing in turns(self.order, self._planner.regions, holds=holds):
-            rises = [self._planner.worst_rise(w) for w in doing.works]
-            moments = tuple(r[0] for r in rises if r is not None)
-            if not moments:
-                continue
-            base = Counter(around)
-            for state, number in doing.states.items():
-                for category, size in self._planner.held_bytes(state).items():
-                    base[category] += number * size
-            for rise in rises:
-                base.update(rise[1] if rise is not None else {})
-            title = " with ".join(str(a) for a in doing.actions)
-            yield Point(title, moments[-1].step, dict(base), moments, doing.states)
+            rises = [r for w in doing.works if (r := self._planner.worst_rise(w)) is not None]
+            if rises:
+                held = sum(n * self._planner.held_total(s) for s, n in doing.states.items())
+                more = sum(size for *_, size in rises)
+                yield always + held + more, partial(self._turn_point, around, doing, rises)
+
+    def _turn_point(self, around: Counter[str], doing: Doing, rises: Sequence[_Rise]) -> Point:
+        base = Counter(around)
+        for state, number in doing.states.items():
+            for category, size in self._planner.held_bytes(state).items():
+                base[category] += number * size
+        for _, bytes_, _ in rises:
+            base.update(bytes_)
+        title, moments = " with ".join(map(str, doing.actions)), tuple(r[0] for r in rises)
+        return Point(title, moments[-1].step, dict(base), moments, doing.states)
 
     def _holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything."""
@@ -209,14 +229,14 @@ class MemoryTimeline:
 
     def peak(self) -> Point:
         """The point at which most is held. Raises `DiagnosticError` if nothing runs."""
-        found = max(self.points(distinct=True), key=lambda p: p.total, default=None)
+        found = max(self._points(distinct=True), key=lambda p: p[0], default=None)
         if found is None:
             raise error(
                 "no operation runs, so no moment is the worst",
                 self._loc,
                 remedy="compute something in the function",
             )
-        return found
+        return found[1]()
 
     def expression(self, point: Point) -> Expr:
         """What is held at a point in symbols; microbatches in flight are counted."""

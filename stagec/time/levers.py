@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from stagec.machines import Machine
+from stagec.machines.placement import straddling
 from stagec.time.costs.nodes import Measurements
 from stagec.time.step import IssuedStep, StepTime, step_time
 
@@ -25,14 +26,22 @@ def levers(
     graphs: bool = True,
     measured: Measurements | None = None,
 ) -> Iterator[Lever]:
-    """Twice each rate, no latency, no launch gaps, and communication that is all hidden. Nobody has
+    """Groups that do not cross a level without need, twice each rate, no latency, no launch gaps,
+    and communication that is all hidden. Nobody has
     measured such machines: what was `measured` changes by the ratio of the models."""
     known = None if measured is None else measured.of(machine)
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": known}
-    for name, changed in _changed(machine):
+    for name, changed in [*_placed(issued, machine), *_changed(machine)]:
         yield Lever(name, step_time(issued, changed, **how))
     hidden = step_time(issued, machine, communicates=False, **how)
     yield Lever("communication all hidden", hidden)
+
+
+def _placed(issued: IssuedStep, machine: Machine) -> Iterator[tuple[str, Machine]]:
+    found = (each for job in issued.jobs for each in straddling(machine, job.mesh))
+    for each in dict.fromkeys(found):
+        used = {f"network.{each.level}.used": each.better}
+        yield f"{each.better} ranks of each {each.level}", machine.changed(used)
 
 
 def _changed(machine: Machine) -> Iterator[tuple[str, Machine]]:

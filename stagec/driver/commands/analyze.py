@@ -12,6 +12,7 @@ import click
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.compile_pods import analyze_pods
+from stagec.driver.job.on_machine import on_machine
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.serving import serving_figures
@@ -76,13 +77,14 @@ def command(**given: Any) -> int:
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])
         return 0
-    from stagec.analysis.footprint import worst_moments
+    from stagec.analysis.footprint import peak_bytes, worst_moments
     from stagec.analysis.model_flops import model_flops
     from stagec.analysis.report import analysis
 
     worst, flops = Planned(worst_moments), Planned(model_flops, *STATED)
     kept = Planned(lambda m: serving_figures(m, builder, limit, machine, symbolic=symbolic))
-    watching: list[Hooks] = [worst, flops, *([kept] if builder.serving is not None else [])]
+    most = Planned(peak_bytes)
+    watching: list[Hooks] = [worst, flops, *([most] if machine is not None else []), *([kept] if builder.serving is not None else [])]
     module = builder.lower(watching=watching)
     result = analysis(
         module,
@@ -96,6 +98,8 @@ def command(**given: Any) -> int:
 
         ops = op_bounds(module, symbolic=symbolic, machine=machine)
         result["serving"] = {**kept.found, "ops": ops}
+    if machine is not None:
+        result |= on_machine(machine, result["mesh"], most.found)
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
     else:

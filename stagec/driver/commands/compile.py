@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.on_machine import on_machine
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.provenance import provenance
@@ -143,6 +144,7 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
         sys.stdout.write(builder.strategy())
         return 0
     strategy = builder.strategy()
+    from stagec.analysis.footprint import peak_bytes
     from stagec.analysis.model_flops import model_flops
     from stagec.pipeline.instrument import STATED
 
@@ -153,11 +155,15 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
     if output is not None and not given["dry_run"]:
         check_targets(formats, output, given)
     flops = Planned(model_flops, *STATED)
-    watching = [flops] if any(each.wants_flops for each in formats) else []
+    watching: list[Hooks] = [flops] if any(each.wants_flops for each in formats) else []
+    peak = Planned(peak_bytes)
+    watching += [peak] if given["machine"] is not None else []
     module, annotate = _lower(builder, watching, memory_events=events)
     from stagec.analysis.report import analysis
 
     result = analysis(module, builder.model_name)
+    if durations is not None and given["machine"] is not None:
+        result |= on_machine(durations.machine, result["mesh"], peak.found)
     compiled = time.perf_counter() - began
     written: list[Written] = []
     if not given["dry_run"]:

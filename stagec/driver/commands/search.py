@@ -18,7 +18,7 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request import completion
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import tell_unfitted, used_option
+from stagec.driver.request.machine import tell_cautions, used_option
 from stagec.driver.request.options import SIZES
 from stagec.driver.request.result import PAGE, RESULT
 from stagec.driver.request.sections import LongCommand
@@ -144,8 +144,8 @@ def command(**given: Any) -> int:
         return 0
     from stagec.driver.search.cache import cached
 
-    tell_unfitted(given["machine"])
     found = cached(given, asked, lambda: _found(asked, given))
+    tell_cautions(found["cautions"])
     if given["html"] is not None:
         from stagec.driver.search.page import write_page
 

@@ -19,9 +19,9 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pod_options import options_of_pod
 from stagec.driver.job.pods import handing_over, one_group
 from stagec.driver.output.common import kept_reports, reports_once, write_output
-from stagec.driver.output.tables import bytes_text, console, table
+from stagec.driver.output.tables import bytes_text, console, fit_text, table
 from stagec.driver.request.accepted import accepted_options, take_accepted
-from stagec.driver.request.machine import machine_option
+from stagec.driver.request.machine import machine_option, tell_cautions
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.ranges import is_range, values_of
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
@@ -39,6 +39,7 @@ from stagec.support.files import write_file
 from stagec.support.words import counted
 
 if TYPE_CHECKING:
+    from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
     from stagec.driver.job.figures import CompiledJob
     from stagec.ir.module import Module
@@ -70,17 +71,28 @@ class Batches(click.ParamType[tuple[int, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
-    """A batch: what it gives, the bytes that a rank holds, and whether these fit."""
+    """A batch: what it gives, whether what a rank holds fits, and what to know of it."""
 
     rates: ServingRates
     ranks: int
-    peak: int
-    fits: bool
+    fit: MemoryFit
+    cautions: tuple[str, ...]
+
+    @property
+    def peak(self) -> int:
+        """The bytes that a rank holds."""
+        return self.fit.peak
+
+    @property
+    def fits(self) -> bool:
+        """Whether these fit."""
+        return self.fit.fits
 
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
         found = {**asdict(self.rates), "per_user": self.rates.per_user}
-        return {**found, "memory_peak": self.peak, "fits": self.fits}
+        fit = {"memory_peak": self.peak, "fits": self.fits, "fit": self.fit.as_json()}
+        return {**found, **fit, "cautions": list(self.cautions)}
 
 
 @click.command("serve", cls=LongCommand)
@@ -149,7 +161,9 @@ def command(**given: Any) -> int:
         **({"handover": asdict(transfer)} if transfer is not None else {}),
         "points": [row.as_json() for row in rows],
         "best": best.as_json() if best is not None else None,
+        "cautions": list(dict.fromkeys(text for row in rows for text in row.cautions)),
     }
+    tell_cautions(result["cautions"])
     if given["html"] is not None:
         _draw(given["html"], result, rows)
     if given["as_json"]:
@@ -320,12 +334,11 @@ def _rows(
             if wanted:
                 raise
             continue
-        found, figures = True, job.figures()
-        fits = figures.peak <= machine.left(sum(n > 1 for n in figures.mesh.values()))
-        if not fits and not wanted:
+        found, fit = True, job.fit(machine)
+        if not fit.fits and not wanted:
             return
         engine = PodStep(batch, report.step_seconds / accepted, report.ranks)
-        yield ServedBatch(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
+        yield ServedBatch(rates(prefill, engine, output), report.ranks, fit, report.cautions)
     if not found and problem is not None:
         raise problem
 
@@ -384,7 +397,7 @@ def _print(
         r = best.rates
         out.print(
             f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s a rank, TTFT "
-            f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}",
+            f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
             markup=False,
         )
 
@@ -406,17 +419,17 @@ def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[ServedBatch]) ->
             *map(seconds_text, (r.ttft, r.tpot, r.latency)),
             f"{r.per_rank:,.1f}",
             f"{r.per_user:,.1f}",
-            bytes_text(peak),
+            fit_text(fit),
         ]
-        for r, peak in ((row.rates, row.peak) for row in rows)
+        for r, fit in ((row.rates, row.fit) for row in rows)
     ]
-    page = drawn if file.suffix == ".svg" else page_of(title, drawn, head, cells)
-    write_file(file, page)
+    page = page_of(title, drawn, head, cells, result["cautions"])
+    write_file(file, drawn if file.suffix == ".svg" else page)
 
 
 def _about(row: ServedBatch) -> str:
     r = row.rates
     return (
         f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}, "
-        f"{r.per_rank:,.1f} tokens/s a rank, {bytes_text(row.peak)}"
+        f"{r.per_rank:,.1f} tokens/s a rank, {fit_text(row.fit)}"
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from io import StringIO
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import click
 
 from stagec.driver.output.common import write_output
 from stagec.driver.request.accepted import accepted_options, take_accepted
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import graphs_option, machine_option, tell_unfitted
+from stagec.driver.request.machine import graphs_option, machine_option
 from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
@@ -25,9 +25,6 @@ from stagec.driver.time.files import draw, draws, time_files
 from stagec.driver.time.parts import time_parts
 from stagec.driver.time.timed import served, time_job
 from stagec.support.diagnostics import DiagnosticError, error
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 
 @click.command("time", cls=LongCommand)
@@ -75,7 +72,6 @@ def command(**given: Any) -> int:
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     machine = given["machine"]
-    tell_unfitted([machine])
     options = on_machine(options, machine)
     if options.serve == DISAGGREGATED:
         from stagec.driver.time.pods import time_pods
@@ -115,9 +111,6 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
 
     if given["machine"] is None and not any("machine" in axis.sets for axis in given["sweep"]):
         raise _no_machine()
-    settings = (s for axis in given["sweep"] for c in axis.choices for s in c.settings)
-    swept = [s.value for s in settings if s.name == "machine"] or [given["machine"]]
-    tell_unfitted(cast("list[Machine]", swept))
     files = tuple(path.resolve() for path in given["measured"])
     case = Case(
         *(options, given["machine"], given["overlap"], files, given["kernels_from"]),

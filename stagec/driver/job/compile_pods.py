@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import model_name
+from stagec.driver.job.on_machine import on_machine
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
 from stagec.driver.job.pods import Pods, lower_pods, strategies
@@ -46,7 +47,7 @@ def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
     if options.print_strategy:
         write_output(strategies(options), given["output"])
         return 0
-    result = _analysis(options, _lowered(options, {}))
+    result = _analysis(options, _lowered(options))
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
         return 0
@@ -58,6 +59,7 @@ def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
 
 def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durations | None) -> int:
     """`compile`: the traces of all pods as one job. Raises `DiagnosticError`."""
+    from stagec.analysis.footprint import peak_bytes
     from stagec.driver.job.written import (
         check_name,
         check_targets,
@@ -83,8 +85,13 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     check_name(name)
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
     plans = _event_plans(pod_names(options) if events else ())
-    pods = _lowered(options, plans)
+    machine = durations.machine if durations is not None and given["machine"] else None
+    peaks = {pod: Planned(peak_bytes) for pod in (pod_names(options) if machine else ())}
+    pods = _lowered(options, plans, peaks)
     result = _analysis(options, pods)
+    if machine is not None:
+        for pod, found in result["pods"].items():
+            found |= on_machine(machine, found["mesh"], peaks[pod].found)
     compiled = time.perf_counter() - began
     crossed = {"serving": result["handover"]} if "handover" in result else {}
     crossed |= {"crossings": result["crossings"]} if "crossings" in result else {}
@@ -104,8 +111,9 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     return 0
 
 
-def _lowered(options: JobOptions, plans: Mapping[str, Planned[EventPlans]]) -> Pods:
-    return lower_pods(options, {pod: [plan] for pod, plan in plans.items()})
+def _lowered(options: JobOptions, *plans: Mapping[str, Planned[Any]]) -> Pods:
+    names = {pod for each in plans for pod in each}
+    return lower_pods(options, {n: [each[n] for each in plans if n in each] for n in names})
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures
+from stagec.analysis.memory_fit import MemoryFit, memory_fit
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.instruments import instruments
 from stagec.driver.output.common import report
@@ -77,7 +78,13 @@ class CompiledJob:
             graphs=graphs,
             levers=levers,
             measured=measured,
+            fit=lambda: self.fit(machine),
         )
+
+    def fit(self, machine: Machine) -> MemoryFit:
+        """Whether it fits the memory of a machine. Raises `DiagnosticError`."""
+        found = self.figures()
+        return memory_fit(machine, found.mesh, found.peak)
 
 
 def figures(options: JobOptions) -> Figures:

@@ -8,8 +8,9 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from stagec.analysis.memory_fit import MemoryFit
 from stagec.driver.output.serving_table import print_serving
-from stagec.driver.output.tables import bytes_text, console, count_text, table
+from stagec.driver.output.tables import bytes_text, console, count_text, fit_text, table
 from stagec.support.words import counted
 
 
@@ -24,6 +25,9 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
         f"[bold]{result['model']}[/bold]: {_exact(params)} parameters{trained}, "
         f"{counted(result['ranks'], 'rank')} ({mesh})"
     )
+    if result.get("fit") is not None:
+        fit = MemoryFit(result["fit"]["peak"], result["fit"]["room"])
+        out.print(f"memory: {fit_text(fit)}", markup=False)
     if "serving" in result:
         print_serving(result["serving"], out)
     groups = _alike(result["classes"])

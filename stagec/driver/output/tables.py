@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
+
+if TYPE_CHECKING:
+    from stagec.analysis.memory_fit import MemoryFit
 
 #: Columns of a terminal below which tables of many columns leave some out.
 NARROW = 120
@@ -45,6 +48,13 @@ def expression_text(value: Any) -> str:
     if len(text) > _LONG and "max(" in text:
         return f"a max of {text.count(', ') + 1} expressions (--json prints it)"
     return text
+
+
+def fit_text(found: MemoryFit) -> str:
+    """`peak 1.33 TiB of 77.80 GiB: does not fit, by 1.25 TiB`."""
+    verdict = "fits" if found.fits else "does not fit"
+    peak, room = bytes_text(found.peak), bytes_text(found.room)
+    return f"peak {peak} of {room}: {verdict}, by {bytes_text(abs(found.by))}"
 
 
 def count_text(value: Any, unit: str = "") -> str:

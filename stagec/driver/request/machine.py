@@ -126,23 +126,7 @@ def graphs_option(function: F) -> F:
     )(function)
 
 
-#: Constants without which a machine does products, attention and copies as no device does in a
-#: step: at the rate of its best kernels.
-_OF_STEPS = ("matmul", "attention", "memory", "sustained")
-
-
-def tell_unfitted(machines: Iterable[Machine]) -> None:
-    """Remark on the machines whose constants no measurement gave: their steps come out shorter than
-    those of machines that were measured. A roofline is an assumption that its text states."""
-    for machine in {m.name: m for m in machines}.values():
-        found = machine.efficiency
-        if found.kernels == "roofline":
-            continue
-        names = [n for n in _OF_STEPS if not getattr(found, n).fitted]
-        if names:
-            told = (
-                f"{machine.name} has defaults for {', '.join(names)}, not measured values: its "
-                "steps come out too short beside those of machines that were measured "
-                f"('stagec machines {machine.name}')"
-            )
-            report(Diagnostic(told, UNKNOWN, "remark"))
+def tell_cautions(found: Iterable[str]) -> None:
+    """Remark on what to know of an answer."""
+    for text in found:
+        report(Diagnostic(text, UNKNOWN, "remark"))

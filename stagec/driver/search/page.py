@@ -61,6 +61,7 @@ def write_page(file: Path, found: Mapping[str, Any]) -> None:
         f"{found['points']:,} points, {found['legal']:,} legal, {found['evaluated']:,} evaluated, "
         f"{len(timed):,} of them fit"
     )
+    told = "".join(f"\n<p>{escape(text)}</p>" for text in found["cautions"])
     body = _BODY.format(
         about=escape(about),
         scatter=_scatter(shown),
@@ -68,7 +69,7 @@ def write_page(file: Path, found: Mapping[str, Any]) -> None:
         best="\n".join(_best(found["best"])),
         details="\n".join(_details(shown)),
     )
-    write_file(file, plain(f"search: {found['model']}", body, _STYLE))
+    write_file(file, plain(f"search: {found['model']}", body + told, _STYLE))
 
 
 def _link(number: int, point: Mapping[str, Any], mark: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
 
+from stagec.analysis.memory_fit import MemoryFit
 from stagec.driver.job.builder import model_name
 from stagec.driver.output.tables import NARROW, bytes_text, console, table
 from stagec.driver.request.command_line import job_words
@@ -22,6 +23,7 @@ from stagec.explore.reasons import limits, reason
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.machines.placement import crossed
+from stagec.time.cautions import cautions
 
 if TYPE_CHECKING:
     from stagec.driver.request.options import JobOptions
@@ -84,6 +86,8 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
         "machine": machine.name,
         "mesh": dict(what.mesh),
         "memory": dict(what.memory),
+        "fit": None if what.room is None else MemoryFit(what.peak, what.room).as_json(),
+        "cautions": list(cautions(machine, [what.mesh])),
         "breakdown": dict(what.breakdown or {}),
     }
 
@@ -93,8 +97,8 @@ def _reason(answer: Answer, found: Found[Evaluated], *, several: bool) -> str:
     if found is best:
         return _proof(answer, several=several)
     mine, other = found.what, best.what
-    about = (levels_of(answer.question.machine, each.mesh) for each in (mine, other))
-    why = reason(_parts(answer, mine), _parts(answer, other), *about)
+    levels, best_levels = (levels_of(answer.question.machine, e.mesh) for e in (mine, other))
+    why = reason(_parts(answer, mine), _parts(answer, other), levels, best_levels)
     if answer.question.objective == "memory":
         why += f"; holds {bytes_text(max(0, mine.peak - other.peak))} more"
     return why
@@ -151,6 +155,9 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     for number, row in enumerate(best, 1):
         row["command"] = row["command"].rsplit("-", 1)[0] + f"-{number}"
     found["best"] = best
+    of_machines = (text for a in answers for text in cautions(a.question.machine))
+    of_best = (text for row in best for text in row["cautions"])
+    found["cautions"] = list(dict.fromkeys([*of_machines, *of_best]))
     if len(answers) > 1:
         found["searches"] = [_search(a) for a in answers]
     points = [_point(a, n, e) for a in answers for n, e in a.known.items()]
@@ -236,12 +243,13 @@ def csv_text(found: Mapping[str, Any]) -> str:
     """The best as comma-separated values."""
     names = [
         *("strategy", "ranks", "machine", "step_seconds", "tokens_per_second_per_rank", "mfu"),
-        *("memory_peak", "head_room", "limits", "reason", "command"),
+        *("memory_peak", "head_room", "limits", "reason", "command", "cautions"),
     ]
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([row[n] for n in names] for row in found["best"])
+    for row in found["best"]:
+        writer.writerow(["; ".join(row[n]) if n == "cautions" else row[n] for n in names])
     return text.getvalue()
 
 

@@ -14,7 +14,7 @@ from stagec.driver.output.tables import bytes_text
 from stagec.driver.sweep.axes import Axis
 from stagec.driver.sweep.order import known, unbeaten
 from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
-from stagec.driver.sweep.rows import SweepRow
+from stagec.driver.sweep.rows import SweepRow, fits, notes
 from stagec.driver.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.support.diagnostics import error
 from stagec.support.files import write_file
@@ -63,26 +63,44 @@ def write_page(
         write_file(file, drawn)
         return
     heads = [*rows[0]["configuration"], *(c.title for c in columns)]
-    write_file(file, _filled(title, drawn, heads, (_line(row, columns) for row in rows)))
+    numbers: dict[str, int] = {}
+    for text in (text for row in jobs for text in notes(row)):
+        numbers.setdefault(text, len(numbers) + 1)
+    heads += [""] if numbers else []
+    lines = (_line(row, columns, numbers) for row in rows)
+    told = [f"[{number}] {text}" for text, number in numbers.items()]
+    write_file(file, _filled(title, drawn, heads, lines, told))
 
 
-def page_of(title: str, drawn: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The page with a plot and a table of these cells."""
+def page_of(
+    title: str,
+    drawn: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    cautions: Iterable[str] = (),
+) -> str:
+    """The page with a plot and a table of these cells, and what to know of them below."""
     lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return _filled(title, drawn, heads, (f"<tr>{line}</tr>" for line in lines))
+    return _filled(title, drawn, heads, (f"<tr>{line}</tr>" for line in lines), cautions)
 
 
-def _filled(title: str, drawn: str, heads: Sequence[str], rows: Iterable[str]) -> str:
+def _filled(
+    title: str, drawn: str, heads: Sequence[str], rows: Iterable[str], cautions: Iterable[str]
+) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
-    return plain(title, _BODY.format(plot=drawn, head=head, rows="\n".join(rows)), _STYLE)
+    told = "".join(f"\n<p>{escape(text)}</p>" for text in cautions)
+    body = _BODY.format(plot=drawn, head=head, rows="\n".join(rows))
+    return plain(title, body + told, _STYLE)
 
 
-def _line(row: SweepRow, columns: Sequence[SweepColumn]) -> str:
+def _line(row: SweepRow, columns: Sequence[SweepColumn], numbers: Mapping[str, int]) -> str:
     cells = [chosen_text(v) for v in row["configuration"].values()]
     if "error" in row:
         told = f'<td class="none" colspan="{len(columns)}">{escape(row["error"])}</td>'
     else:
         told = "".join(f"<td>{escape(c.text(c.value(row)))}</td>" for c in columns)
+        marks = " ".join(f"[{numbers[text]}]" for text in notes(row))
+        told += f"<td>{marks}</td>" if numbers else ""
     return f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in cells)}{told}</tr>"
 
 
@@ -92,7 +110,7 @@ def _drawn(jobs: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[S
     joined = x in swept or x == "ranks"
     about = _about(columns)
     points = [
-        PlotPoint(at, height, _series(row, x, joined), about(row), row.get("fits", True))
+        PlotPoint(at, height, _series(row, x, joined), about(row), fits(row) is not False)
         for row in jobs
         if (at := value_of(row, x, columns)) is not None
         and (height := value_of(row, y, columns)) is not None

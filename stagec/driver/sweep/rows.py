@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,19 @@ def _summary(case: Case) -> SweepRow:
     how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
     timed = job.time(case.machine, **how)
     tell_unused(timed, measured)
-    return counts | {"time": time_row(timed)}
+    fit = job.fit(case.machine).as_json()
+    return counts | {"time": time_row(timed), "fit": fit}
+
+
+def fits(row: Mapping[str, Any]) -> bool | None:
+    """Whether the job of a row fits: its limit, or its machine; None without any."""
+    found: bool | None = row.get("fits", row.get("fit", {}).get("fits"))
+    return found
+
+
+def notes(row: Mapping[str, Any]) -> list[str]:
+    """What to know of a row that is a job."""
+    return [*row["warnings"], *row.get("time", {}).get("cautions", ())]
 
 
 def time_row(found: TimeReport) -> SweepRow:
@@ -98,4 +111,5 @@ def time_row(found: TimeReport) -> SweepRow:
         "hfu": found.hfu,
         "bubble_share": found.breakdown.get("bubble", 0.0) / step,
         "exposed_share": exposed / step,
+        "cautions": list(found.cautions),
     }

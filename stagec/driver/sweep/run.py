@@ -109,7 +109,7 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     if given["limit"] is not None:
         from stagec.driver.sweep.table import FITS
 
-        columns = [*columns, FITS]
+        columns = [*(c for c in columns if c is not FITS), FITS]
     swept = [axis.name for axis in axes]
     key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
     best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from rich.markup import escape
 
 from stagec.driver.output.tables import bytes_text, console, count_text, table
+from stagec.driver.sweep.rows import fits, notes
 from stagec.driver.time.table import seconds_text
 
 SweepRow = Mapping[str, Any]
@@ -48,8 +49,8 @@ def _held(name: str) -> SweepColumn:
 
 _RANKS = SweepColumn("ranks", "ranks", lambda row: row["ranks"])
 _PEAK = SweepColumn("peak", "peak", lambda row: row["peak_bytes"], bytes_text, aliases=("memory",))
-#: That of a sweep with a limit; what fits comes first.
-FITS = SweepColumn("fits", "fits", lambda row: not row["fits"], lambda value: _YES[not value])
+#: That of a sweep with a limit or a machine; what fits comes first.
+FITS = SweepColumn("fits", "fits", lambda row: not fits(row), lambda value: _YES[not value])
 #: Those of `analyze`.
 ANALYSIS = (
     _RANKS,
@@ -101,6 +102,7 @@ TIME = (
     _timed("mfu", "MFU", "mfu", _share, more=True),
     _timed("hfu", "HFU", "hfu", _share, more=True),
     _PEAK,
+    FITS,
     _timed("bubble", "bubble", "bubble_share", _share),
     _timed("exposed", "exposed", "exposed_share", _share),
 )
@@ -123,9 +125,9 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
     how many are none, and why."""
     jobs = [row for row in rows if "error" not in row]
     columns = [c for c in columns if not rows or c.name not in rows[0]["configuration"]]
-    out, notes = console(stream, _WIDTH), dict[str, int]()
+    out, numbers = console(stream, _WIDTH), dict[str, int]()
     swept = (name.removeprefix("machine.").replace(".", "\n") for name in rows[0]["configuration"])
-    marked = any(row["warnings"] for row in jobs)
+    marked = any(map(notes, jobs))
     titles = *swept, *(c.title for c in columns), *([""] if marked else [])
     title = "Configurations; the most of any rank and step"
     if any("time" in row for row in jobs):
@@ -136,13 +138,13 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
     if marked:
         made.columns[-1].justify = "left"
     for row in jobs:
-        marks = " ".join(f"[{notes.setdefault(t, len(notes) + 1)}]" for t in row["warnings"])
+        marks = " ".join(f"[{numbers.setdefault(t, len(numbers) + 1)}]" for t in notes(row))
         chosen = (escape(chosen_text(value)) for value in row["configuration"].values())
         values = (c.text(c.value(row)) for c in columns)
         made.add_row(*chosen, *values, *([escape(marks)] if marked else []))
     if jobs:
         out.print(made)
-    for text, number in notes.items():
+    for text, number in numbers.items():
         out.print(f"[{number}] {text}", markup=False)
     if len(jobs) < len(rows):
         out.print(_refused(rows), markup=False)
@@ -178,4 +180,6 @@ def _flat(row: SweepRow) -> dict[str, object]:
     found |= {name: row[name] for name in _NUMBERS}
     found |= {f"{name}_bytes": size for name, size in row["memory"].items()}
     found |= {name: value for name, value in row.get("time", {}).items() if name not in found}
-    return found | ({"fits": _YES[row["fits"]]} if "fits" in row else {})
+    found |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}
+    fit = fits(row)
+    return found | ({} if fit is None else {"fits": _YES[fit]}) | {"cautions": "; ".join(notes(row))}

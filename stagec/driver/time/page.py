@@ -8,7 +8,7 @@ from typing import Any
 
 from stagec.analysis.time_report import TimeReport
 from stagec.driver.output.page import part, render
-from stagec.driver.output.tables import count_text
+from stagec.driver.output.tables import count_text, fit_text
 from stagec.driver.time.table import seconds_text
 from stagec.support.words import counted
 
@@ -23,7 +23,8 @@ def time_page(
     mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
     about = f"{counted(found.ranks, 'rank')}: {mesh}. "
     about += " ".join(_left_out(picture, levers=bool(found.levers)))
-    body = f'<p class="about">{escape(about)}</p><div><code>{escape(command)}</code></div>'
+    body = "".join(f'<p class="about">{escape(text)}</p>' for text in (about, *found.cautions))
+    body += f"<div><code>{escape(command)}</code></div>"
     told = found.as_json()
     data = {
         "facts": list(_facts(found)),
@@ -43,6 +44,8 @@ def _facts(found: TimeReport) -> Iterator[tuple[str, str]]:
         yield "tokens/s a rank", f"{found.tokens_per_second_per_rank:,.1f}"
     if found.mfu is not None:
         yield "MFU", f"{found.mfu:.1%}"
+    if found.fit is not None:
+        yield "memory", fit_text(found.fit)
     yield f"HFU, of {count_text(round(found.peak_flops), 'FLOP/s')}", f"{found.hfu:.1%}"
 
 

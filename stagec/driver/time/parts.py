@@ -21,7 +21,7 @@ from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import report_of, served
 from stagec.ir.expr import const, evaluate
 from stagec.ir.module import Module
-from stagec.pipeline.instrument import STATED, Hooks
+from stagec.pipeline.instrument import BUFFERS, STATED, Hooks
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted) -> int:
     """`time` of several pods: one waits for what another one sends. Raises `DiagnosticError`."""
+    from stagec.analysis.footprint import peak_bytes
     from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued, step_time
@@ -48,7 +49,10 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
     first, tokens = names[0], Planned(step_tokens, *STATED)
     models = names if options.draft is not None else names[:1]  # parts have one model
     flops = {pod: Planned(model_flops, *STATED) for pod in models}
-    watching: dict[str, list[Hooks]] = {pod: [each] for pod, each in flops.items()}
+    peaks = {pod: Planned(peak_bytes, BUFFERS) for pod in names}
+    watching: dict[str, list[Hooks]] = {pod: [each] for pod, each in peaks.items()}
+    for pod, counted in flops.items():
+        watching[pod].append(counted)
     watching[first].append(tokens)
     pods = lower_pods(options, watching)
     issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
@@ -59,6 +63,7 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
         machine,
         flops=_sum({pod: (each.found, pods.modules[pod]) for pod, each in flops.items()}),
         tokens=tokens.found,
+        peaks=[peaks[pod].found for pod in issued],
         **how,
         levers=given["levers"],
         measured=measured,

@@ -9,6 +9,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pod_options import pod_names
 from stagec.driver.job.pods import lower_pods, strategies
 from stagec.driver.output.common import reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console
@@ -20,7 +21,7 @@ from stagec.driver.time.files import draws
 from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import report_of
 from stagec.ir.serving import DECODE, PREFILL
-from stagec.pipeline.instrument import STATED
+from stagec.pipeline.instrument import BUFFERS, STATED, Hooks
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def pods_time(
     Each pod is compiled once. What it takes by itself is its step in which caches take no time on
     their way; that of prefill is one with its parts, which wait for each other.
     """
+    from stagec.analysis.footprint import peak_bytes
     from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.costs.network import level_between_pods
     from stagec.time.pods import IssuedPods
@@ -105,7 +107,11 @@ def pods_time(
     how: dict[str, Any] = {n: given[n] for n in ("overlap", "graphs")} | {"measured": measured}
     flops = {pod: Planned(model_flops, *STATED) for pod in PODS}
     tokens = {pod: Planned(step_tokens, *STATED) for pod in PODS}
-    pods = lower_pods(options, {pod: [flops[pod], tokens[pod]] for pod in PODS})
+    peaks = {pod: Planned(peak_bytes, BUFFERS) for pod in pod_names(options)}
+    watching: dict[str, list[Hooks]] = {pod: [each] for pod, each in peaks.items()}
+    for pod in PODS:
+        watching[pod] += [flops[pod], tokens[pod]]
+    pods = lower_pods(options, watching)
     each = {pod: Issued.of(module) for pod, module in pods.modules.items()}
     first = {pod: part for pod, part in each.items() if pod != DECODE}
     prefill = IssuedPods(first, pods.far) if options.part else each[PREFILL]
@@ -118,6 +124,7 @@ def pods_time(
             machine,
             flops=flops[pod].found,
             tokens=tokens[pod].found,
+            peaks=[peaks[name].found for name in (first if pod == PREFILL else [pod])],
             levers=given["levers"],
             **how,
         )

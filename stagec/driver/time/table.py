@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from stagec.driver.output.tables import console, count_text, table
+from stagec.driver.output.tables import console, count_text, fit_text, table
 from stagec.support.words import counted
 from stagec.time.streams import LAUNCH
 
@@ -42,6 +42,10 @@ def print_time(found: TimeReport, stream: TextIO) -> None:
     if found.found["modelled"] < sum(found.found.values()):
         counts = ", ".join(f"{count:,} {way}" for way, count in found.found.items())
         out.print(f"kernels and collectives: {counts}", markup=False)
+    if found.fit is not None:
+        out.print(f"memory: {fit_text(found.fit)}", markup=False)
+    for level, used in found.used_ranks.items():
+        out.print(f"the job uses {used} ranks of each {level}", markup=False)
     _print_breakdown(found, stream)
     _print_path(found, stream)
     if found.levers:

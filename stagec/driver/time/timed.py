@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
 from stagec.driver.output.streams import tell
+from stagec.driver.request.machine import tell_cautions
 from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
 from stagec.ir.serving import PREFILL
-from stagec.pipeline.instrument import PLAN, STATED
+from stagec.pipeline.instrument import BUFFERS, PLAN, STATED
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
+    from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.model_flops import ModelFlops
     from stagec.analysis.time_report import TimeReport
     from stagec.driver.request.accepted import Accepted
@@ -53,16 +56,17 @@ def time_job(
 ) -> Timed:
     """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
     Raises `DiagnosticError`."""
+    from stagec.analysis.footprint import peak_bytes
     from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.step import Issued
 
     builder = JobBuilder(options)
     flops, tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
-    plans = _event_plans() if memory else None
+    peak, plans = Planned(peak_bytes, BUFFERS), _event_plans() if memory else None
     module = (
-        builder.lower(watching=[flops, tokens], without={PLAN})
+        builder.lower(watching=[flops, tokens, peak], without={PLAN})
         if plans is None
-        else builder.lower(watching=[flops, tokens, plans])
+        else builder.lower(watching=[flops, tokens, peak, plans])
     )
     issued = Issued.of(module)
     report = report_of(
@@ -72,6 +76,7 @@ def time_job(
         machine,
         flops=flops.found,
         tokens=tokens.found,
+        peaks=[peak.found],
         overlap=overlap,
         graphs=graphs,
         levers=levers,
@@ -89,13 +94,14 @@ def report_of(
     *,
     flops: ModelFlops | None,
     tokens: Expr | None,
+    peaks: Sequence[int | None],
     overlap: bool = True,
     graphs: bool = True,
     levers: bool | None = None,
     measured: Measurements | None = None,
 ) -> TimeReport:
-    """The time of a lowered module's step, whose FLOPs and tokens were counted before. Raises
-    `DiagnosticError`."""
+    """The time of a lowered module's step, whose FLOPs, tokens and peaks of memory, one for each of
+    its jobs, were counted before. Raises `DiagnosticError`."""
     from stagec.analysis.model_flops import step_flops
     from stagec.analysis.time_report import time_report
 
@@ -110,11 +116,24 @@ def report_of(
         graphs=graphs,
         levers=levers,
         measured=measured,
+        fit=lambda: _worst_fit(issued, machine, peaks),
     )
+    tell_cautions(report.cautions)
     tell_unused(report, measured)
     if levers is None and not report.levers:
         tell("--levers tries what would help")
     return report
+
+
+def _worst_fit(
+    issued: IssuedStep, machine: Machine, peaks: Sequence[int | None]
+) -> MemoryFit | None:
+    """That of the job for which least is left; None if one was not planned."""
+    from stagec.analysis.memory_fit import memory_fit
+
+    jobs = zip(issued.jobs, peaks, strict=True)
+    fits = [memory_fit(machine, job.mesh, peak) for job, peak in jobs if peak is not None]
+    return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None
 
 
 def served(options: JobOptions, found: TimeReport, accepted: Accepted) -> dict[str, Any]:

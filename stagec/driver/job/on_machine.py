@@ -1,0 +1,23 @@
+"""What an analysis says of a job on a machine: whether it fits, and what to know of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stagec.driver.request.machine import tell_cautions
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+
+def on_machine(machine: Machine, mesh: Mapping[str, Any], peak: int | None) -> dict[str, Any]:
+    """`fit` and `cautions` of a job with such a peak, which is None while sizes are open. What to
+    know is told as well."""
+    from stagec.analysis.memory_fit import memory_fit
+    from stagec.time.cautions import cautions
+
+    fit = None if peak is None else memory_fit(machine, mesh, peak).as_json()
+    found = cautions(machine, [] if peak is None else [mesh])
+    tell_cautions(found)
+    return {"fit": fit, "cautions": list(found)}

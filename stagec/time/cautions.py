@@ -1,0 +1,42 @@
+"""What there is to know of a time before it is believed: texts that every output shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from stagec.machines import Machine
+from stagec.machines.placement import straddling
+
+#: Constants without which a machine does products, attention and copies as no device does in a
+#: step: at the rate of its best kernels.
+_OF_STEPS = ("matmul", "attention", "memory", "sustained")
+
+
+def cautions(machine: Machine, meshes: Iterable[Mapping[str, int]] = ()) -> tuple[str, ...]:
+    """Of a machine, and of jobs on these meshes there."""
+    of_jobs = (text for mesh in meshes for text in _of_groups(machine, mesh))
+    return tuple(dict.fromkeys([*_of_constants(machine), *of_jobs]))
+
+
+def _of_constants(machine: Machine) -> Iterator[str]:
+    """Steps of a machine whose constants no measurement gave come out shorter than those of
+    machines that were measured. A roofline is an assumption that its text states."""
+    found = machine.efficiency
+    names = [n for n in _OF_STEPS if not getattr(found, n).fitted]
+    if names and found.kernels != "roofline":
+        yield (
+            f"{machine.name} has defaults for {', '.join(names)}, not measured values: its "
+            "steps come out too short beside those of machines that were measured "
+            f"('stagec machines {machine.name}')"
+        )
+
+
+def _of_groups(machine: Machine, mesh: Mapping[str, int]) -> Iterator[str]:
+    """Groups that cross a level although one unit of it has room for them."""
+    for found in straddling(machine, mesh):
+        name = found.level
+        yield (
+            f"groups of {found.axis} lie in blocks of {found.block} ranks, and some of them cross "
+            f"from one {name} of {found.ranks} ranks to the next, although one has room for "
+            f"them: --used-ranks {name}={found.better} puts whole blocks into each"
+        )
