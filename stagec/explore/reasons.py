@@ -55,4 +55,3 @@ def reason(
     ahead = f"{more:+.3g} s ({more / total:+.1%})"
     because = ", ".join(told) or "no part differs by as much as 0.2%"
     return f"{ahead}: {because}" + (f"; {what}" if what else "")
-

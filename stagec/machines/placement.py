@@ -6,10 +6,10 @@ mesh dp=4, ep=64 those of ep are the ranks 0-63, 64-127, ... In racks of 72 the 
 have 8 ranks in the first rack and 56 in the next; a job that uses 64 of each has whole blocks in
 each.
 
-    level       72 ranks, mesh dp 4, ep 64      64: whole blocks of 64
-                72 ranks, mesh dp 16, tp 8      64: whole blocks of 8, and dp is shared out evenly
-                72 ranks, mesh dp 15, tp 8      72: whole blocks of 8, and dp cannot be
-                8 ranks, mesh dp 2, tp 6        8: nodes of a power of two are used whole
+    72 ranks, mesh dp 4, ep 64     64: whole blocks of 64
+    72 ranks, mesh dp 16, tp 8     64: whole blocks of 8, and dp is shared out evenly
+    72 ranks, mesh dp 5, tp 16     64: whole blocks of 16; dp cannot be shared out evenly
+    8 ranks, mesh dp 2, tp 6        8: nodes of a power of two are used whole
 """
 
 from __future__ import annotations

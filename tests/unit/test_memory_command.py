@@ -118,9 +118,9 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
     """Every command that it prints works when pasted, and shows what was told of it."""
     monkeypatch.setattr(suggestions, "BUDGET", 8)
     job = *SMALL[:3], "--dp", "2", "--tp", "2"
-    ran = stagec("memory", *job, "--limit", "12GB")
+    ran = stagec("memory", *job, "--limit", "12GB", "--advise")
     assert ran.code == 1
-    assert "stage0 needs " in ran.err
+    assert re.match(r"stage0: peak \S+ GiB of 12.00 GiB: does not fit, by ", ran.out)
     assert "most of it is " in ran.err
     told = re.findall(r"^  \[\d\]   (.*?)  +([0-9.]+ [MG]iB)  ", ran.err, re.M)
     commands = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
@@ -147,7 +147,9 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
 )
 def test_what_would_make_a_step_of_serving_fit(words: str, limit: str) -> None:
     """Steps keep their sequences: what is told works when pasted, and holds no more."""
-    ran = stagec("memory", "llama3-8b", "--set", "L=2", *words.split(), "--limit", limit)
+    ran = stagec(
+        "memory", "llama3-8b", "--set", "L=2", *words.split(), "--limit", limit, "--advise"
+    )
     assert ran.code == 1
     assert "bug" not in ran.err
     assert "combinations of up to 3 changes were compiled" in ran.err
@@ -160,7 +162,7 @@ def test_what_would_make_a_step_of_serving_fit(words: str, limit: str) -> None:
 
 def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggestions, "BUDGET", 4)
-    ran = stagec("memory", *SMALL, "--limit", "1MB")
+    ran = stagec("memory", *SMALL, "--limit", "1MB", "--advise")
     assert ran.code == 1
     assert "nothing that fits was found; least is held with --offload" in ran.err
 
@@ -168,7 +170,9 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jobs_of_the_search_are_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What looks inside the job that was asked for looks at no other one."""
     monkeypatch.setattr(suggestions, "BUDGET", 1)
-    ran = stagec("memory", *SMALL, "--time-passes", "--dump-dir", tmp_path, "--limit", "1MB")
+    ran = stagec(
+        "memory", *SMALL, "--time-passes", "--dump-dir", tmp_path, "--limit", "1MB", "--advise"
+    )
     assert ran.err.count("time per pass") == 1
     assert "nothing that fits was found" in ran.err
 
@@ -176,7 +180,7 @@ def test_jobs_of_the_search_are_silent(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_flags_do_not_change_a_text(tmp_path: Path) -> None:
     text = tmp_path / "s.stg"
     text.write_text(stagec("memory", *SMALL, "--print-strategy").out)
-    ran = stagec("memory", *SMALL[:3], text, "--limit", "1GB")
+    ran = stagec("memory", *SMALL[:3], text, "--limit", "1GB", "--advise")
     assert (ran.code, "the strategy is a text, which no flag changes" in ran.err) == (1, True)
 
 

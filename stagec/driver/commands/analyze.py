@@ -84,7 +84,12 @@ def command(**given: Any) -> int:
     worst, flops = Planned(worst_moments), Planned(model_flops, *STATED)
     kept = Planned(lambda m: serving_figures(m, builder, limit, machine, symbolic=symbolic))
     most = Planned(peak_bytes)
-    watching: list[Hooks] = [worst, flops, *([most] if machine is not None else []), *([kept] if builder.serving is not None else [])]
+    watching: list[Hooks] = [
+        worst,
+        flops,
+        *([most] if machine is not None else []),
+        *([kept] if builder.serving is not None else []),
+    ]
     module = builder.lower(watching=watching)
     result = analysis(
         module,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pod_options import has_pods
-from stagec.driver.memory.limits import beyond
+from stagec.driver.memory.limits import judge
 from stagec.driver.memory.picture import draw, picture_options
 from stagec.driver.memory.pods import memory_of_pods
 from stagec.driver.output.common import write_output
@@ -23,13 +24,18 @@ from stagec.driver.request.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.pipeline.instrument import PLAN
+from stagec.support.diagnostics import error
 
 
 @click.command("memory", cls=LongCommand)
 @job_options
 @limit_option(
-    "Exit with 1 if a rank holds more than a size, or a device such as h100 has; say what would "
-    "fit."
+    "Say whether it fits: exit with 1 if a rank holds more than a size, or a device such as h100 has."
+)
+@click.option(
+    "--advise",
+    is_flag=True,
+    help="Of --limit: look for flags with which it fits, which may take a minute.",
 )
 @click.option(
     "--fit",
@@ -56,6 +62,13 @@ def command(**given: Any) -> int:
 
         return sweep(Case(options), given, FOOTPRINT)
     check_alone(given)
+    if given["advise"] and (given["limit"] is None or has_pods(options)):
+        raise error(
+            "--advise looks for what fits a limit, of a job without pods",
+            remedy="leave it out, or add --limit h100"
+            if given["limit"] is None
+            else "leave it out",
+        )
     if has_pods(options):
         return memory_of_pods(options, given)
     builder = JobBuilder(options)
@@ -66,25 +79,29 @@ def command(**given: Any) -> int:
 
     module = builder.lower(PLAN)
     result = footprint(module, builder.model_name, given["fit"])
+    limit: Limit | None = given["limit"]
+    worst = None if limit is None else judge(result, limit, given)
     draw(builder, options, result, given)  # first: a reader of the table may close the pipe
     _print(result, given)
-    limit: Limit | None = given["limit"]
-    return 0 if limit is None or _fits(builder, result, limit) else 1
+    if limit is None or worst is None:
+        return 0
+    _tell_why(worst)
+    if given["advise"]:
+        from stagec.driver.advice.suggestions import suggest
+
+        suggest(builder, limit)
+    else:
+        tell("--advise looks for flags with which it fits")
+    return 1
 
 
-def _fits(builder: JobBuilder, result: dict[str, Any], limit: Limit) -> bool:
-    """Whether the worst class holds no more; else say what dominates, and what would fit."""
-    from stagec.driver.advice.suggestions import suggest
+def _tell_why(worst: Mapping[str, Any]) -> None:
+    """What dominates in a class that holds too much."""
     from stagec.driver.output.tables import bytes_text
 
-    worst = beyond(result, limit)
-    if worst is None:
-        return True
     category = max(worst["categories"], key=lambda c: worst["categories"][c])
     size = bytes_text(worst["categories"][category])
     tell(f"most of it is {category}: {size}; the peak is at {worst['at']}")
-    suggest(builder, limit)
-    return False
 
 
 def _print(result: dict[str, Any], given: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from stagec.driver.job.builder import model_name
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import options_of, pod_names
 from stagec.driver.job.pods import lower_pods, strategies
-from stagec.driver.memory.limits import beyond
+from stagec.driver.memory.limits import judge
 from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
@@ -41,6 +41,9 @@ def memory_of_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
     plans = {pod: plan(pod) for pod in pod_names(options)}
     pods = lower_pods(options, {pod: [each] for pod, each in plans.items()})
     found = {pod: each.needed("memory") for pod, each in plans.items()}
+    limit: Limit | None = given["limit"]
+    judged = found.items() if limit is not None else ()
+    lacking = [judge(each, limit, given, f"{pod}/") for pod, each in judged if limit is not None]
     text = StringIO()
     if given["as_json"]:
         result = {"schema": 1, "model": pods.name, "pods": found}
@@ -50,8 +53,4 @@ def memory_of_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
             text.write(f"{each['model']}\n")
             print_footprint(each, text)
     write_output(text.getvalue(), given["output"])
-    limit: Limit | None = given["limit"]
-    if limit is None:
-        return 0
-    lacking = [beyond(each, limit, f"{pod}/") for pod, each in found.items()]
     return 1 if any(lacking) else 0

@@ -25,9 +25,7 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
         f"[bold]{result['model']}[/bold]: {_exact(params)} parameters{trained}, "
         f"{counted(result['ranks'], 'rank')} ({mesh})"
     )
-    if result.get("fit") is not None:
-        fit = MemoryFit(result["fit"]["peak"], result["fit"]["room"])
-        out.print(f"memory: {fit_text(fit)}", markup=False)
+    _print_fit(result, out)
     if "serving" in result:
         print_serving(result["serving"], out)
     groups = _alike(result["classes"])
@@ -36,6 +34,13 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     for group in groups:
         _print_class(group, out)
     _print_worst([(c["name"], c["worst"]) for c in result["classes"] if c["worst"]], out)
+
+
+def _print_fit(result: dict[str, Any], out: Console) -> None:
+    """Whether it fits, if that was asked."""
+    if (found := result.get("fit")) is not None:
+        fit = MemoryFit(found["peak"], found["room"])
+        out.print(f"{found.get('class', 'memory')}: {fit_text(fit)}", markup=False)
 
 
 def _exact(number: Any) -> str:
@@ -154,8 +159,9 @@ def _copies(nodes: dict[str, Any]) -> str:
 
 
 def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
-    """A row for each rank class, and the largest buffers of the worst one."""
+    """Whether it fits, a row for each rank class, and the largest buffers of the worst one."""
     out, classes = console(stream), result["classes"]
+    _print_fit(result, out)
     used = [c for c in classes[0]["categories"] if any(e["categories"][c] for e in classes)]
     host = any(e["host"] for e in classes)
     for entry in _without_repeats(classes):

@@ -43,6 +43,7 @@ _ALONE = (
     "reproducer",
     "fit",
     "snapshot",
+    "advise",
     "stage",
     "levers",
     "perfetto",

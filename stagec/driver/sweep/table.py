@@ -182,4 +182,6 @@ def _flat(row: SweepRow) -> dict[str, object]:
     found |= {name: value for name, value in row.get("time", {}).items() if name not in found}
     found |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}
     fit = fits(row)
-    return found | ({} if fit is None else {"fits": _YES[fit]}) | {"cautions": "; ".join(notes(row))}
+    return (
+        found | ({} if fit is None else {"fits": _YES[fit]}) | {"cautions": "; ".join(notes(row))}
+    )
