@@ -66,12 +66,12 @@ class Level(Text):
 
     `ranks` are the ranks that one unit of the level joins, those of the levels inside included;
     without it the level joins any number. `used` are those of them that a job uses; without it
-    that depends on the job (`stagec.machines.placement`). `bandwidth` is what one rank can send at once over all
-    its links of the level, `latency` the time of one hop of a small message. `oversubscription`
-    divides the bandwidth when all ranks send. `kind` says how the units inside are joined: all at
-    full bandwidth (`switch`, `fat-tree`), each to its two neighbours (`ring`, half of the
-    bandwidth each), or each pair by a link of its own (`mesh`). `reductions`: switches add and
-    copy.
+    that depends on the job (`stagec.machines.placement`). `bandwidth` is what one rank can send at
+    once over all its links of the level, `latency` the time of one hop of a small message.
+    `oversubscription` divides the bandwidth when all ranks send. `kind` says how the units inside
+    are joined: all at full bandwidth (`switch`, `fat-tree`), each to its two neighbours (`ring`,
+    half of the bandwidth each), or each pair by a link of its own (`mesh`). `reductions`: switches
+    add and copy.
     """
 
     name: _Name

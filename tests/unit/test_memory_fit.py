@@ -26,7 +26,7 @@ def asked(*words: str | Path) -> Any:
 
 
 def peak(*job: str) -> int:
-    return max(c["peak"] for c in asked("memory", *job, "--json")["classes"])
+    return max(int(c["peak"]) for c in asked("memory", *job, "--json")["classes"])
 
 
 def room(machine: Machine, communicators: int) -> int:

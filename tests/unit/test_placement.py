@@ -1,193 +1,137 @@
-"""How many ranks of a unit a job uses, and where its groups then lie."""
+"""Placement: buffers that live at the same time never overlap, by a checker that knows nothing of
+the allocators; the arena is never below the bound, and for best-fit within 10% of it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from math import prod
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.formats.astra_sim.topology import dimensions
-from stagec.machines import Machine, machines, read_machine
-from stagec.machines.placement import crossed, straddling
-from stagec.support.diagnostics import DiagnosticError
-from stagec.time.cautions import cautions
-from stagec.time.costs.network import level_between_pods, spans
-from tests.support import examples, stagec
+from stagec.analysis.footprint import timelines
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
+from stagec.memory.arena import requests
+from stagec.memory.placement import MODELS, Arena, Placed, PlacementRequest, place, placing
+from tests.support import examples
 
-GB200 = machines()["gb200-nvl72"]
-EXPERTS = {"pp": 4, "ep": 64}
-#: A job of 16 ranks in blocks of 4, on racks of 6.
-RACKS = 'base = "h100-sxm"\n[[network]]\nname = "nvlink"\nranks = 6\n'
-SMALL = ("llama3-8b", "--set", "L=1,B=16", "--tp", "4", "--dp", "4")
+MIB = 2**20
 
 
-def groups(mesh: dict[str, int]) -> Iterator[tuple[str, list[int]]]:
-    """All groups of all axes, by the coordinates of their ranks."""
-    ranks = np.arange(prod(mesh.values())).reshape(*mesh.values())
-    for place, axis in enumerate(mesh):
-        for row in np.moveaxis(ranks, place, -1).reshape(-1, mesh[axis]):
-            yield axis, row.tolist()
-
-
-def racks(ranks: int) -> Machine:
-    return machines()["h100-sxm"].changed({"network.nvlink.ranks": ranks})
-
-
-@examples(60)
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), ranks=st.integers(2, 80))
-def test_groups_that_fit_into_a_unit_lie_in_one(sizes: list[int], ranks: int) -> None:
-    """Against the coordinates of all ranks; no larger number has that, but for one that leaves
-    larger groups uneven."""
-    mesh, machine = {f"a{i}": n for i, n in enumerate(sizes)}, racks(ranks)
-    used = machine.for_mesh(mesh).network[0].unit or 0
-    total = prod(sizes)
-    blocks = [prod(sizes[i:]) for i in range(len(sizes))]
-    if ranks & (ranks - 1) == 0:
-        assert machine.for_mesh(mesh) is machine
-        return
-
-    def whole(number: int) -> bool:
-        return total <= ranks or all(number % block == 0 for block in blocks if block <= ranks)
-
-    assert whole(used)
-    assert 1 <= used <= ranks
-    for block in (b for b in blocks if b <= ranks):
-        assert all(
-            len({r // used for r in range(i, i + block)}) == 1 for i in range(0, total, block)
+def checked(asked: list[PlacementRequest], model: str) -> Arena:
+    """Place, and check every buffer against all that live beside it."""
+    found, live = Arena(), dict[int, Placed]()
+    sizes = {r.number: r.size for r in asked if r.size}
+    for request, spot in placing(asked, MODELS[model](), found):
+        if not request.size:
+            assert live.pop(request.number) == spot
+            continue
+        assert spot.offset >= 0
+        assert spot.offset % 512 == 0
+        assert spot.size >= sizes[request.number]
+        for other in live.values():
+            assert (
+                spot.offset + spot.size <= other.offset or other.offset + other.size <= spot.offset
+            )
+        live[request.number] = spot
+        assert (
+            spot.offset + spot.size <= found.reserved or model == "best-fit" or not found.reserved
         )
-    larger = [n for n in range(used + 1, ranks + 1) if whole(n)]
-    even = all(block % used == 0 for block in blocks if block > ranks)
-    assert not larger or (even and 2 * used > ranks)
-    assert not list(straddling(machine, mesh))
+    assert max((p.offset + p.size for p in found.places.values()), default=0) <= found.reserved
+    assert found.bound <= found.allocated <= found.reserved
+    return found
 
 
-@examples(30)
-@given(
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    ranks=st.integers(2, 20),
-    part=st.floats(0, 1),
-)
-def test_one_mapping(sizes: list[int], ranks: int, part: float) -> None:
-    """What an axis crosses, by its name and in ASTRA-sim, is the outermost level that any of its
-    groups spans; a group is said to straddle only if it does."""
-    mesh = {f"a{i}": n for i, n in enumerate(sizes)}
-    machine = racks(ranks).changed({"network.nvlink.used": max(1, round(part * ranks))})
-    found: dict[str, str] = {}
-    for axis, members in groups(mesh):
-        over = spans(machine, np.array(members))
-        if over and found.get(axis) != "infiniband":
-            found[axis] = over[-1].level.name
-    assert {a: level.name for a, level in crossed(machine, mesh).items() if level} == found
-    if prod(sizes) > 1:
-        assert {d.axis: d.level for d in dimensions(mesh, machine)} == found
-    for each in straddling(machine, mesh):
-        assert found[each.axis] == "infiniband"
-        better = machine.changed({"network.nvlink.used": each.better})
-        over = [spans(better, np.array(r)) for a, r in groups(mesh) if a == each.axis]
-        assert {span.level.name for each in over for span in each} == {"nvlink"}
+def bound(asked: list[PlacementRequest]) -> int:
+    """The most bytes asked for at once, counted here."""
+    sizes, held, most = dict[int, int](), 0, 0
+    for request in asked:
+        if request.size:
+            sizes[request.number] = request.size
+            held += request.size
+        else:
+            held -= sizes[request.number]
+        most = max(most, held)
+    return most
 
 
-def test_racks_of_72() -> None:
-    """64 are used by groups of 64, which then cross NVLink alone."""
-    placed = GB200.for_mesh(EXPERTS)
-    assert [level.unit for level in placed.network] == [64, None]
-    for first in range(0, 256, 64):
-        assert [s.level.name for s in spans(placed, np.arange(first, first + 64))] == ["nvlink"]
-    assert GB200.for_mesh({"dp": 5, "tp": 16}).network[0].unit == 64
-    assert GB200.for_mesh({"dp": 16, "tp": 8}).network[0].unit == 64
-    assert GB200.for_mesh({"tp": 72}) is GB200
-    llama = machines()["h100-llama3"].for_mesh({"dp": 2048, "tp": 8})
-    assert [level.unit for level in llama.network] == [8, 2048, None]
+@st.composite
+def programs(draw: st.DrawFn) -> list[PlacementRequest]:
+    """Starts and ends of buffers in any order."""
+    asked: list[PlacementRequest] = []
+    live: list[int] = []
+    for number in range(draw(st.integers(1, 60))):
+        size = draw(st.sampled_from((1, 512, 700, MIB, MIB + 1, 9 * MIB, 10 * MIB, 33 * MIB)))
+        asked.append(PlacementRequest(number, size * draw(st.integers(1, 3))))
+        live.append(number)
+        while live and draw(st.sampled_from((True, False))):
+            asked.append(PlacementRequest(live.pop(draw(st.integers(0, len(live) - 1))), 0))
+    return asked
 
 
-def test_pods_take_whole_units() -> None:
-    """Pods of 128 ranks use 64 of each rack, so two of them take four racks."""
-    text = '[[network]]\nname = "nvlink"\nranks = 72\n[[network]]\nname = "pod"\nranks = {}\n'
-    levels = '[[network]]\nname = "spine"\n'
-    about = 'kind = "fat-tree"\nbandwidth = { value = "1 TB/s", source = "a" }\n'
-    about += 'latency = { value = "1 us", source = "a" }\n'
-    for ranks, name in ((4 * 72, "pod"), (3 * 72, "spine")):
-        whole = (text.format(ranks) + levels).replace("[[", about + "[[").removeprefix(
-            about
-        ) + about
-        machine = read_machine("mine", f'base = "gb200"\n{whole}')
-        assert level_between_pods(machine, [{"dp": 2, "ep": 64}] * 2).name == name
+@pytest.mark.parametrize("model", MODELS)
+@examples(80)
+@given(programs())
+def test_buffers_never_overlap(model: str, asked: list[PlacementRequest]) -> None:
+    assert checked(asked, model).bound == bound(asked)
+
+
+JOBS = {
+    "llama3-8b": JobOptions("llama3-8b", dp=8, zero=3, sizes={"L": 9}),
+    "llama3-70b": JobOptions("llama3-70b", tp=8, pp=4, sp=True, recompute="full"),
+    "gpt3-175b": JobOptions("gpt3-175b", tp=8, pp=8, sp=True, microbatches=16),
+    "mixtral-8x7b": JobOptions("mixtral-8x7b", dp=8, ep=8, zero=1, recompute="selective"),
+    "deepseek-v3": JobOptions("deepseek-v3", dp=16, ep=16, zero=1, recompute="full"),
+    "qwen3-30b-a3b": JobOptions("qwen3-30b-a3b", dp=8, ep=8, microbatches=2),
+    "gpt-22b": JobOptions("gpt-22b", tp=8, pp=4, schedule="zb-h1", microbatches=8),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_models_of_the_library(name: str) -> None:
+    module = JobBuilder(JOBS[name]).lower("plan-memory")
+    _, _, timeline = next(timelines(module))
+    asked = list(requests(timeline))
+    peak = timeline.peak().total
+    fit = place(asked, MODELS["best-fit"]())
+    assert bound(asked) == fit.bound == peak
+    assert fit.bound <= fit.reserved <= 1.1 * fit.bound
+    cached = place(asked, MODELS["caching"]())
+    assert fit.bound <= cached.allocated <= cached.reserved
+    assert cached.reserved % (2 * MIB) == 0
+
+
+def test_a_placed_step_has_no_overlap() -> None:
+    module = JobBuilder(JobOptions("llama3-8b", tp=2, pp=2, sizes={"L": 4})).lower("plan-memory")
+    _, _, timeline = next(timelines(module))
+    for model in MODELS:
+        checked(list(requests(timeline)), model)
 
 
 @pytest.mark.parametrize(
-    ("used", "told"),
+    ("size", "given", "reserved"),
     [
-        ({"nvlink": 73}, "73 ranks are used of level 'nvlink'; expects at most 72"),
-        ({"infiniband": 4}, "expects none, for it joins any number"),
+        (1, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (19 * MIB + 512, 20 * MIB, 20 * MIB),
     ],
 )
-def test_used_ranks_that_cannot_be(used: dict[str, int], told: str) -> None:
-    with pytest.raises(DiagnosticError, match=told):
-        GB200.changed({f"network.{level}.used": n for level, n in used.items()})
+def test_sizes_of_blocks_and_segments(size: int, given: int, reserved: int) -> None:
+    """Those of PyTorch: a remainder of at most 1 MiB stays with a large block."""
+    found = place([PlacementRequest(0, size)], MODELS["caching"]())
+    assert (found.allocated, found.reserved) == (given, reserved)
 
 
-def test_used_ranks_of_levels_are_whole_units() -> None:
-    llama = machines()["h100-llama3"]
-    with pytest.raises(DiagnosticError, match="a multiple of the 8 that are used inside"):
-        llama.changed({"network.pod.used": 100})
-    both = llama.changed({"network.nvlink.used": 4, "network.pod.used": 100})
-    assert [level.unit for level in both.network] == [4, 100, None]
-    with pytest.raises(DiagnosticError, match="expects at most 1536"):
-        llama.changed({"network.nvlink.used": 4, "network.pod.used": 2048})
-
-
-def test_nodes_of_a_power_of_two_are_used_whole() -> None:
-    """Groups of 6 cross nodes of 8, as ranks number them; that is told, with the flag."""
-    h100, mesh = machines()["h100-sxm"], {"dp": 4, "tp": 6}
-    assert h100.for_mesh(mesh) is h100
-    assert crossed(h100, mesh)["tp"] is h100.network[1]
-    (told,) = cautions(h100, [mesh])
-    assert "groups of tp lie in blocks of 6 ranks" in told
-    assert "--used-ranks nvlink=6 " in told
-
-
-def test_what_crosses_without_need_is_told_and_is_a_lever(tmp_path: Path) -> None:
-    """With the number that the remark names a step is as long as by default."""
-    file = tmp_path / "racks.toml"
-    file.write_text(RACKS)
-
-    def timed(*words: str) -> tuple[dict[str, Any], str]:
-        ran = stagec("time", *SMALL, "--machine", file, "--json", *words)
-        assert ran.code == 0, ran.err
-        return json.loads(ran.out), ran.err
-
-    default, err = timed("--no-levers")
-    assert (default["used_ranks"], default["cautions"]) == ({"nvlink": 4}, [])
-    across, err = timed("--levers", "--used-ranks", "nvlink=6")
-    assert across["used_ranks"] == {}
-    assert across["step_seconds"] > default["step_seconds"]
-    (told,) = across["cautions"]
-    assert f"remark: {told}" in err
-    assert "--used-ranks nvlink=4 " in told
-    levers = {each["name"]: each["step_seconds"] for each in across["levers"]}
-    assert levers["4 ranks of each nvlink"] == default["step_seconds"]
-    again, _ = timed("--no-levers", "--used-ranks", "nvlink=4")
-    assert again == default
-    ran = stagec("time", *SMALL, "--machine", file, "--sweep", "machine.network.nvlink.used=4,6",
-                 "--json", "--jobs", "1")  # fmt: skip
-    rows = [row["time"] for row in json.loads(ran.out)]
-    assert [r["step_seconds"] for r in rows] == [default["step_seconds"], across["step_seconds"]]
-    assert [r["cautions"] for r in rows] == [[], [told]]
-
-
-@pytest.mark.parametrize("given", ["nvlink", "nvlink=x", "nvlink=4,nvlink=2", "=4"])
-def test_what_is_no_number_of_used_ranks(given: str) -> None:
-    ran = stagec("time", "llama3-8b", "--machine", "h100", "--used-ranks", given)
-    assert (ran.code, "expects LEVEL=N such as nvlink=64" in ran.err) == (2, True)
-
-
-def test_used_ranks_of_no_level() -> None:
-    ran = stagec("time", "llama3-8b", "--machine", "h100", "--used-ranks", "nvlnk=4")
-    assert (ran.code, "did you mean 'nvlink'?" in ran.err) == (1, True)
+def test_freed_blocks_are_joined_and_used_again() -> None:
+    asked = [
+        PlacementRequest(0, 6 * MIB),
+        PlacementRequest(1, 6 * MIB),
+        PlacementRequest(0, 0),
+        PlacementRequest(1, 0),
+    ]
+    found = place([*asked, PlacementRequest(2, 15 * MIB)], MODELS["caching"]())
+    assert found.reserved == 20 * MIB

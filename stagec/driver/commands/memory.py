@@ -30,7 +30,8 @@ from stagec.support.diagnostics import error
 @click.command("memory", cls=LongCommand)
 @job_options
 @limit_option(
-    "Say whether it fits: exit with 1 if a rank holds more than a size, or a device such as h100 has."
+    "Say whether it fits: exit with 1 if a rank holds more than a size, or than a device such as "
+    "h100 has."
 )
 @click.option(
     "--advise",

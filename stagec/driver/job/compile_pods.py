@@ -91,7 +91,7 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     result = _analysis(options, pods)
     if machine is not None:
         for pod, found in result["pods"].items():
-            found |= on_machine(machine, found["mesh"], peaks[pod].found)
+            found.update(on_machine(machine, found["mesh"], peaks[pod].found))
     compiled = time.perf_counter() - began
     crossed = {"serving": result["handover"]} if "handover" in result else {}
     crossed |= {"crossings": result["crossings"]} if "crossings" in result else {}

@@ -88,8 +88,8 @@ def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
     """The levels that a group crosses, from the inside out; none for a group of one rank.
 
     Ranks number the mesh row-major, and consecutive ranks sit together: unit u of a level of which
-    N ranks are used holds the ranks uN to (u+1)N - 1. Raises `DiagnosticError` if the network does not join
-    them.
+    N ranks are used holds the ranks uN to (u+1)N - 1. Raises `DiagnosticError` if the network does
+    not join them.
     """
     inside = ranks if bool(np.all(np.diff(ranks) > 0)) else np.unique(ranks)
     members = np.ones(len(inside), dtype=np.int64)
