@@ -70,6 +70,8 @@ def analysis(
         "model_flops": None if flops is None else show(step_flops(flops, graphs)),
         "matmul_flops": {phase: summed(flops) for phase, flops in products.items()},
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
+        "fit": None,
+        "cautions": [],
     }
 
 

@@ -12,10 +12,10 @@ import click
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.compile_pods import analyze_pods
-from stagec.driver.job.on_machine import on_machine
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.serving import serving_figures
+from stagec.driver.job.verdict import verdict_on
 from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import AT_HAND, limit_option
 from stagec.driver.request.machine import machine_option
@@ -104,7 +104,7 @@ def command(**given: Any) -> int:
         ops = op_bounds(module, symbolic=symbolic, machine=machine)
         result["serving"] = {**kept.found, "ops": ops}
     if machine is not None:
-        result |= on_machine(machine, result["mesh"], most.found)
+        result |= verdict_on(machine, result["mesh"], most.found)
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
     else:

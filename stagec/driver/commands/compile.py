@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.on_machine import on_machine
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.provenance import provenance
+from stagec.driver.job.verdict import verdict_on
 from stagec.driver.job.written import (
     check_name,
     check_targets,
@@ -163,7 +163,7 @@ def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
 
     result = analysis(module, builder.model_name)
     if durations is not None and given["machine"] is not None:
-        result |= on_machine(durations.machine, result["mesh"], peak.found)
+        result |= verdict_on(durations.machine, result["mesh"], peak.found)
     compiled = time.perf_counter() - began
     written: list[Written] = []
     if not given["dry_run"]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import model_name
-from stagec.driver.job.on_machine import on_machine
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
 from stagec.driver.job.pods import Pods, lower_pods, strategies
+from stagec.driver.job.verdict import verdict_on
 from stagec.driver.output.common import write_output
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
@@ -91,7 +91,7 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     result = _analysis(options, pods)
     if machine is not None:
         for pod, found in result["pods"].items():
-            found.update(on_machine(machine, found["mesh"], peaks[pod].found))
+            found.update(verdict_on(machine, found["mesh"], peaks[pod].found))
     compiled = time.perf_counter() - began
     crossed = {"serving": result["handover"]} if "handover" in result else {}
     crossed |= {"crossings": result["crossings"]} if "crossings" in result else {}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 
-def on_machine(machine: Machine, mesh: Mapping[str, Any], peak: int | None) -> dict[str, Any]:
+def verdict_on(machine: Machine, mesh: Mapping[str, Any], peak: int | None) -> dict[str, Any]:
     """`fit` and `cautions` of a job with such a peak, which is None while sizes are open. What to
     know is told as well."""
     from stagec.analysis.memory_fit import memory_fit
