@@ -30,6 +30,7 @@ from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
 from stagec.sharding.numbered import RowSources
+from stagec.sharding.plans import plans
 from stagec.sharding.strategy import read_strategy
 from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing
 from stagec.support.diagnostics import error, note
@@ -199,27 +200,38 @@ class Propagation:
         An op whose result is pinned follows the pin alone, unless fewer bytes move otherwise.
         """
         pins = node.pins()
-        if not node.direct:
-            orders = node.orders(offers + pins, priority)
-            return self._least(node, orders, priority)[1] if len(orders) > 1 else offers
-        if node.exact is not None or all(node.exactly(o) for o in offers):
-            return self._least(node, node.orders(pins + offers, priority), priority)[1]
-        node.exact = True
-        exactly = self._least(node, node.orders(pins + offers, priority), priority)
-        node.exact = False
-        otherwise = self._least(node, node.orders(offers + pins, priority), priority)
-        node.exact = self._weighing.least([exactly[0], otherwise[0]]) == 0
-        return exactly[1] if node.exact else otherwise[1]
+        if not node.wanted or node.exact is not None or all(node.exactly(o) for o in offers):
+            orders = node.orders(pins + offers if node.direct else offers + pins, priority)
+            return self._least(node, orders, priority) if node.direct or len(orders) > 1 else offers
+        return self._planned(node, pins, offers, priority)
 
-    def _least(
-        self, node: ShardedOp, orders: list[list[Offer]], priority: int
-    ) -> tuple[Moved, list[Offer]]:
-        """The order in which least moves, and how much."""
+    def _least(self, node: ShardedOp, orders: list[list[Offer]], priority: int) -> list[Offer]:
+        """The order in which least moves."""
         moved = [self._moved(node, order, priority) for order in orders]
         if len(orders) > 1:
             self._weighing.note_order(orders[0])
-        best = self._weighing.least(moved)
-        return moved[best], orders[best]
+        return orders[self._weighing.least(moved)]
+
+    def _planned(
+        self, node: ShardedOp, pins: list[Offer], offers: list[Offer], priority: int
+    ) -> list[Offer]:
+        """How least moves: for the pins alone, as the operands have it, or by any plan. Of ways in
+        which as much moves, the one that shares the work among most ranks."""
+        direct = node.orders(pins + offers, priority) if node.direct else []
+        free = node.orders(offers + pins, priority)
+        open_ = [o for o in pins + offers if o.priority <= priority]
+        ways: list[tuple[bool | None, list[list[Offer]]]] = [(True, direct), (False, free)]
+        ways.append((None, plans(node, open_, self._facts)))
+        tried: list[tuple[Moved, list[Offer], bool | None]] = []
+        for exact, orders in ways:
+            node.exact = exact
+            tried += [(self._moved(node, order, priority), order, exact) for order in orders]
+        self._weighing.note_order(free[0])
+        tried.sort(key=lambda t: -t[0].axes)
+        _, best, node.exact = tried[self._weighing.least([moved for moved, *_ in tried])]
+        if node.exact is None:
+            node.decide(open_, best)
+        return best
 
     def _moved(self, node: ShardedOp, offers: list[Offer], priority: int) -> Moved:
         """Bytes that move if these offers are taken, one after the other."""

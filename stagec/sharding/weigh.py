@@ -3,7 +3,7 @@ decide between offers that exclude each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise, permutations
@@ -43,7 +43,8 @@ class ShardedOp:
 
     `wanted` are the pins behind its results, `summed` the axes that these have as partial sums. If
     a pin was `direct`, written at the result itself, `exact` says whether the op is placed for it
-    alone; None as long as that is not decided.
+    alone; None as long as that is not decided. `plan` has the axes for which it was decided which
+    factor they split: at most one.
     """
 
     def __init__(self, op: Operation, rule: Rule, sizes: dict[str, Expr]) -> None:
@@ -53,6 +54,7 @@ class ShardedOp:
         self.summed: set[str] = set()
         self.direct = False
         self.exact: bool | None = None
+        self.plan: dict[str, str | None] = {}
 
     def split(self, group: Group) -> Split:
         """What splits a dimension of these factors."""
@@ -68,6 +70,8 @@ class ShardedOp:
         summed = factor in self.rule.reduced(0) if self.summed else False
         if axis in self.summed:
             return summed
+        if axis in self.plan:
+            return self.plan[axis] == factor
         return not self.exact or self._pinned(factor, axis)
 
     def _pinned(self, factor: str, axis: str) -> bool:
@@ -84,6 +88,12 @@ class ShardedOp:
             any(self._pinned(f, u.axis) or u.axis in self.summed for f in offer.group)
             for u in offer.split
         )
+
+    def decide(self, offers: Iterable[Offer], plan: Iterable[Offer]) -> None:
+        """Let the axes of these offers split what the plan says, or nothing."""
+        self.plan = dict.fromkeys(u.axis for o in offers for u in o.split)
+        self.plan |= {u.axis: f for o in plan for f in o.group for u in o.split}
+        self.exact = all(self.exactly(o) for o in plan)
 
     def pins(self) -> list[Offer]:
         """The splits of the pins, as offers."""
@@ -128,10 +138,11 @@ Term = tuple[Expr, Fraction, Way]
 @dataclass(frozen=True, slots=True)
 class Moved:
     """Bytes that a rank sends: for the sizes at hand, and as terms for any others. No terms: there
-    is no way."""
+    is no way. `axes` is the number of axes that share the work of the op."""
 
     terms: tuple[Term, ...]
     total: Fraction
+    axes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +243,7 @@ class Weighing:
             bytes_ = share * DTYPE_BYTES[type_.dtype]
             total += self.elements(type_.elements) * bytes_ * found.cost
             terms.append((type_.elements, bytes_, found.way))
-        return Moved(tuple(terms), total)
+        return Moved(tuple(terms), total, sum(map(len, assignment.values())))
 
 
 def _given(node: ShardedOp, index: int, passing: frozenset[str]) -> TensorType:
