@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -27,12 +27,14 @@ from stagec.formats.chakra.nodes import (
     encode_node,
     varint,
 )
-from stagec.formats.chakra.operands import Operands
 from stagec.formats.chakra.tensors import TensorLists
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program, marker_of
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN
+
+if TYPE_CHECKING:
+    from stagec.formats.chakra.operands import Operands
 
 SCHEMA_VERSION = "0.0.4"
 _KINDS = {kind.label: kind for kind in CollKind}

@@ -11,7 +11,6 @@ from stagec.formats.base import Durations, Format, Layout, TraceJob
 from stagec.formats.chakra.encode import Encoder, fixed_varint
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import varint
-from stagec.formats.chakra.operands import Operands
 from stagec.formats.chakra.tensors import tensors_of
 from stagec.program.groups import Groups
 from stagec.program.nodes import Program
@@ -36,7 +35,11 @@ class ChakraFormat(Format):
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
         tensors = tensors_of(program) if self.tensor_names else None
-        operands = Operands.of(program, layout) if self.io else None
+        operands = None
+        if self.io:  # which needs what other traces do not
+            from stagec.formats.chakra.operands import Operands
+
+            operands = Operands.of(program, layout)
         return Encoder(self, program, layout, durations, tensors, operands)
 
     def check(self, job: TraceJob) -> None:
