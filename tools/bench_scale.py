@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stagec.support.processors import processors
+
 #: How often both sides are measured.
 TURNS = 3
 #: Seconds after which a host has taken back freed memory.
@@ -47,7 +49,7 @@ def scale(folder: Path, limit: int, largest: int) -> dict[str, Any]:
     """Measure all jobs of at most `largest` ranks, writing at most `limit` bytes at a time."""
     jobs = [j for j in JOBS if _ranks(j[1]) <= largest]
     return {
-        "processors": _processes(),
+        "processors": processors(),
         "written": [_beside_plain(folder, *job, limit) for job in jobs],
         "archive": measured(_archive, folder, *ARCHIVE),
     }
@@ -147,7 +149,7 @@ def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict
     target = Path(tempfile.mkdtemp(dir=folder, prefix="stagec-scale-")) / "job"
     try:
         with _timed() as times:
-            written = write_job(job, target, {}, Emission(ranks, _processes()))
+            written = write_job(job, target, {}, Emission(ranks, processors()))
     finally:
         shutil.rmtree(target.parent, ignore_errors=True)
     return {
@@ -167,11 +169,11 @@ def _plain(folder: Path, sizes: list[int]) -> dict[str, Any]:
     block = memoryview(os.urandom(1 << 20) * (max(sizes) // (1 << 20) + 1))
 
     def write(first: int) -> None:
-        for number in range(first, len(sizes), _processes()):
+        for number in range(first, len(sizes), processors()):
             (target / str(number)).write_bytes(block[: sizes[number]])
 
     fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=write, args=(first,)) for first in range(_processes())]
+    writers = [fork.Process(target=write, args=(first,)) for first in range(processors())]
     try:
         with _timed() as times:
             for writer in writers:
@@ -181,10 +183,6 @@ def _plain(folder: Path, sizes: list[int]) -> dict[str, Any]:
         return times
     finally:
         shutil.rmtree(target, ignore_errors=True)
-
-
-def _processes() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @contextmanager

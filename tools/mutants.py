@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from stagec.support.processors import processors
+
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tools" / "mutants.txt"
 LIT = Path("tests", "lit")
@@ -174,7 +176,7 @@ def main() -> int:
     parser.add_argument(
         "-k", default="", metavar="TEXT", help="only mutants with TEXT in their line"
     )
-    cores = len(os.sched_getaffinity(0))
+    cores = processors()
     parser.add_argument("-j", type=int, default=cores, metavar="N", help="mutants at once")
     given = parser.parse_args()
     mutants = [m for m in read_table(TABLE.read_text()) if given.k in f"{m} {m.file}"]

@@ -1,13 +1,11 @@
 """One writer of a folder at a time: a lock file beside the folder, which says who has it.
 
-The file is locked by the system (flock), so that the lock ends with the processes that hold it,
-however they end; what is written in it is for those who wait.
+The file is locked by the system, so that the lock ends with the processes that hold it, however
+they end; what is written in it is for those who wait.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import shlex
@@ -20,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.locks import lock_now, remove_locked
 
 #: Seconds to wait for a run on the same folder that is about to end.
 _PATIENCE = 5.0
 _STEP = 0.05
 _MOST = 4096
-#: What file systems say that have no such locks, as some of clusters: writing goes on without.
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 @contextmanager
@@ -40,11 +37,11 @@ def locked(folder: Path) -> Generator[None]:
     try:
         with suppress(OSError):  # on a full disk a lock without words is a lock
             os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(_holder()).encode(), 0)
+            os.lseek(handle, 0, os.SEEK_SET)
+            os.write(handle, json.dumps(_holder()).encode())
         yield
     finally:
-        path.unlink(missing_ok=True)
-        os.close(handle)
+        remove_locked(handle, path)
 
 
 def _taken(path: Path, folder: Path) -> int:
@@ -52,18 +49,17 @@ def _taken(path: Path, folder: Path) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise _held(os.pread(handle, _MOST, 0), folder) from None
+            is_locked = lock_now(handle)
+            if not is_locked and time.monotonic() > deadline:
+                os.lseek(handle, 0, os.SEEK_SET)
+                raise _held(os.read(handle, _MOST), folder)
+        except BaseException:
+            os.close(handle)
+            raise
+        if not is_locked:
             os.close(handle)
             time.sleep(_STEP)
             continue
-        except OSError as e:
-            if e.errno in _NO_LOCKS:
-                return handle
-            os.close(handle)
-            raise
         if _is_at(handle, path):
             return handle
         os.close(handle)  # the holder has ended meanwhile, and its file with it

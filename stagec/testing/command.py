@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import time
@@ -14,6 +13,7 @@ import click
 
 from stagec.driver.output.streams import tell
 from stagec.support.diagnostics import error
+from stagec.support.processors import processors
 from stagec.testing import golden, suite
 from stagec.testing.suite import FoundTests, Result
 
@@ -39,7 +39,7 @@ def command(
     began = time.monotonic()
     outputs = Path(tempfile.mkdtemp(prefix="stagec-test-"))
     with golden.accepting() if bless else contextlib.nullcontext():
-        results = _results(tests, outputs, jobs or len(os.sched_getaffinity(0)), verbose)
+        results = _results(tests, outputs, jobs or processors(), verbose)
     failed = sum(bool(r.problem) for r in results)
     if failed and any(path.is_file() for path in outputs.rglob("*")):
         tell(f"what the tests wrote is in {outputs}")

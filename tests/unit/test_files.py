@@ -182,7 +182,7 @@ def test_a_file_system_without_locks_is_written_to(
     def flock(handle: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("stagec.job.lock.fcntl.flock", flock)
+    monkeypatch.setattr("stagec.support.locks.fcntl.flock", flock)
     ran = stagec("compile", LLAMA, *SIZES, "-o", tmp_path / "out")
     assert ran.code == code
     assert ("error: " in ran.err) is bool(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from stagec.ir.module import BATCH
 from stagec.ir.serving import MIXED
 from stagec.job.workers import run_units
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.support.processors import processors
 
 #: Nothing that looks inside is for the jobs of a search.
 _SILENT: Mapping[str, Any] = {
@@ -59,7 +59,7 @@ def suggest(builder: JobBuilder, limit: Limit) -> None:
 @contextmanager
 def _compiler() -> Generator[Callable[[Sequence[JobOptions]], list[Figures | None]]]:
     """Compiles jobs by worker processes; on a terminal it tells how many."""
-    done, processes = 0, len(os.sched_getaffinity(0))
+    done, processes = 0, processors()
 
     def evaluate(jobs: Sequence[JobOptions], told: Callable[[int], None]) -> list[Figures | None]:
         nonlocal done

@@ -4,7 +4,6 @@ that compiles each."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from stagec.driver.search.serving import serving_options
 from stagec.driver.search.space import BATCHES, KNOBS, RANKS, Values, knob_option
 from stagec.ir_spec.ops.statement import Section
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.processors import processors
 
 if TYPE_CHECKING:
     from stagec.driver.search.jobs import Run
@@ -240,7 +240,7 @@ def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
         return
     from stagec.job.workers import crew
 
-    processes = given["jobs"] or len(os.sched_getaffinity(0))
+    processes = given["jobs"] or processors()
     with crew(work, processes, kind_of) as local:
         yield local, processes
 

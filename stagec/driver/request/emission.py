@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from stagec.support.processors import processors
 
 if TYPE_CHECKING:
     from stagec.job.archive import Archive
@@ -139,7 +140,7 @@ def _emission(given: Mapping[str, Any]) -> Generator[Emission]:
 
 
 def _processes(given: Mapping[str, Any]) -> int:
-    return given["jobs"] or len(os.sched_getaffinity(0))
+    return given["jobs"] or processors()
 
 
 @contextmanager
