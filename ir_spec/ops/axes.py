@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stagec.ir_spec.ops.statement import Flag
 
 #: Axes over which the batch is split.
@@ -39,3 +41,31 @@ FLAGS = (
     _axis("cp", "Context-parallel ranks."),
     _axis("ep", "Expert-parallel ranks, some of the data-parallel ones.", EXPERTS),
 )
+#: The order of these axes: ranks are numbered row-major, so that those along the last are
+#: neighbours.
+MESH_ORDER = Flag(
+    "mesh_order",
+    "Axes of the mesh, slowest first, in the places that they have among the others: dp,pp has "
+    "pipeline stages as neighbours (default: pp, dp, ep, cp, tp).",
+    "order",
+    "",
+    metavar="AXIS,...",
+    choices=AXES,
+)
+
+
+def ordered(axes: Iterable[str], order: str) -> list[str]:
+    """The axes of a mesh, with those that `order` names in its order: they share their places.
+
+    | axes       | order   | found      |
+    |------------|---------|------------|
+    | pp, dp, tp | dp,pp   | dp, pp, tp |
+    | pp, dp, tp | tp,pp   | tp, dp, pp |
+    | dp, tp     | dp,pp   | dp, tp     |
+    """
+    found = list(axes)
+    named = [name for name in order.split(",") if name in found]
+    places = sorted(map(found.index, named))
+    for place, name in zip(places, named, strict=True):
+        found[place] = name
+    return found

@@ -14,9 +14,10 @@ in manifests and docs/flags.md are derived from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from itertools import chain, combinations
 from math import prod
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -58,8 +59,8 @@ class Flag:
     """A flag of the command line. What is left out comes from the parameter that it gives.
 
     Kinds: `switch` (`--sp`; with the default True `--async-tp/--no-async-tp`), `int`, `choice`,
-    `text`, `names` (some of the choices, or any, with commas), `ratio`, `layers` (`7,8*14`),
-    `loads`. A default that is no value of the parameter says that the flag is off.
+    `text`, `names` (some of the choices, or any, with commas), `order` (of some of the choices),
+    `ratio`, `layers` (`7,8*14`), `loads`. A default that is no value of the parameter says that the flag is off.
     """
 
     name: str  # with _ for -
@@ -82,6 +83,28 @@ class Flag:
     def is_default(self, value: object) -> bool:
         """Whether a value is the default."""
         return bool(value == self.default)
+
+    def others(self, now: Any) -> tuple[Any, ...]:
+        """Other values than the present one: all of a switch, a choice or names that can be listed,
+        the default, half and twice of a number; of other kinds none."""
+        match self.kind:
+            case "switch":
+                values: Iterable[Any] = (not now,)
+            case "choice" | "text":
+                values = self.choices
+            case "names":
+                values = map(",".join, _subsets(self.choices))
+            case "int":
+                least, most = self.least or 0, self.most
+                near = (self.default, now // 2, now * 2 or 1)
+                values = (n for n in near if n >= least and (most is None or n <= most))
+            case _:
+                values = ()
+        return tuple(v for v in dict.fromkeys(values) if v != now)
+
+
+def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(names, n) for n in range(len(names) + 1))
 
 
 @dataclass(frozen=True, slots=True)

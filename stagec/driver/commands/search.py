@@ -161,6 +161,7 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
     from stagec.driver.search.extra import nearest, neighbours, sensitivity
     from stagec.driver.search.run import search
     from stagec.driver.search.table import as_json, least
+    from stagec.driver.search.tried import tried
 
     answers: list[Answer] = []
     with _crew(given) as (run, at_a_time), _line() as tell:
@@ -180,6 +181,7 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
             found["nearest"] = nearest(answers)
         if first is not None and not first.interrupted:
             try:
+                found["tried"] = tried(first, run)
                 found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
                 if given["sensitivity"]:
                     found["sensitivity"] = sensitivity(first, run)

@@ -29,7 +29,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS
+from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS, ordered
 from stagec.ir_spec.ops.copies import CopiesRule
 from stagec.ir_spec.ops.parts import MAIN
 from stagec.models import library
@@ -175,7 +175,12 @@ class JobBuilder:
             # the axes are those of the text: one that is given changes
             given = {a: int(getattr(self.options, a)) for a in AXES}
             return {a: n for a, n in given.items() if n > 1 or a in self.options.explicit}
-        return mesh_axes(self.options) | self._kv_parts
+        parts = self._kv_parts  # stand where tp would
+        return {
+            axis: size
+            for name, whole in mesh_axes(self.options).items()
+            for axis, size in (parts if parts and name == "tp" else {name: whole}).items()
+        }
 
     def _add_strategy(self, module: Module) -> None:
         """Put mesh and strategy in front of the functions; a strategy in the model's own text
@@ -350,7 +355,8 @@ def mesh_axes(options: JobOptions) -> dict[str, int | None]:
     whole."""
     if options.mesh is not None:
         return dict(options.mesh)
-    return {a: n for a, n in folded_axes(options, AXES).items() if n > 1}
+    axes = {a: n for a, n in folded_axes(options, AXES).items() if n > 1}
+    return {a: axes[a] for a in ordered(axes, options.mesh_order)}
 
 
 def set_symbols(module: Module, values: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ from math import prod
 from stagec.driver.request.flags import FLAGS, STATEMENTS
 from stagec.driver.request.options import JobOptions
 from stagec.ir_spec.ops.axes import AXES as ALL_AXES
-from stagec.ir_spec.ops.axes import SHARDING
+from stagec.ir_spec.ops.axes import MESH_ORDER, SHARDING
 from stagec.ir_spec.ops.statement import Flag, FlagValues, Need, Statement
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.schedule.registry import SCHEDULES
@@ -166,6 +166,10 @@ def _one_mesh(request: FlagValues) -> Iterator[Diagnostic]:
         yield _error(
             f"--mesh and {flag(sized[0])} both give the mesh", "give the axes in one of them"
         )
+    if request["mesh"] is not None and request[MESH_ORDER.name]:
+        yield _error(
+            "--mesh and --mesh-order both give the order of the axes", "leave --mesh-order out"
+        )
 
 
 def _heads(request: FlagValues) -> Iterator[Diagnostic]:
@@ -284,8 +288,16 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
         )
+    if request[MESH_ORDER.name] and in_usual_order(request.axes):
+        yield _warning("--mesh-order has no effect: the axes of the mesh have this order without")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
+
+
+def in_usual_order(axes: Iterable[str]) -> bool:
+    """Whether the axes of a mesh have the order that flags give them."""
+    places = [ALL_AXES.index(a) for a in axes if a in ALL_AXES]
+    return places == sorted(places)
 
 
 def _is_met(request: FlagValues, need: Need) -> bool:

@@ -14,7 +14,7 @@ import click
 
 from stagec.driver.request.expert_load import LoadFile
 from stagec.ir_spec.ops import BUILTIN
-from stagec.ir_spec.ops.axes import AXES, EXPERTS
+from stagec.ir_spec.ops.axes import AXES, EXPERTS, MESH_ORDER
 from stagec.ir_spec.ops.axes import FLAGS as AXIS_FLAGS
 from stagec.ir_spec.ops.statement import Flag, FlagValues, Statement
 
@@ -31,13 +31,14 @@ def _in_order() -> Iterator[Flag]:
         yield axis
         need = _GROUPS.get(axis.name)
         yield from (flag for flag in left if need is not None and flag.needs[:1] == (need,))
+    yield MESH_ORDER
     yield from (flag for flag in left if flag.needs[:1] not in [(n,) for n in _GROUPS.values()])
 
 
 FLAGS: Mapping[str, Flag] = {flag.name: flag for flag in _in_order()}
 #: Those of a job on one mesh, which sweeps and searches try with several values.
 OF_ONE_MESH = {name: flag for name, flag in FLAGS.items() if flag.kind != "parts"}
-#: The flags that write statements.
+#: The flags that write statements, or the order of the mesh.
 SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 
 
@@ -132,6 +133,18 @@ class Names(click.ParamType[str]):
         return ",".join(names)
 
 
+class Order(Names):
+    """Some of several names, each once."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The names in order, without spaces."""
+        found = super().convert(value, param, ctx)
+        names = found.split(",")
+        if len(set(names)) < len(names):
+            self.fail(f"'{value}' names an axis twice", param, ctx)
+        return found
+
+
 class Ratio(click.ParamType[Fraction]):
     """A fraction, such as `5/4` or `1.25`."""
 
@@ -194,6 +207,7 @@ _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "choice": lambda flag: click.Choice(flag.choices),
     "text": lambda flag: click.STRING,
     "names": lambda flag: Names(flag.choices),
+    "order": lambda flag: Order(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),
     "layers": lambda flag: LayersType(),
     "loads": lambda flag: LoadFile(),

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from stagec.driver.request.flags import FLAGS, STATEMENTS
-from stagec.ir_spec.ops.axes import AXES, EXPERTS
+from stagec.ir_spec.ops.axes import AXES, EXPERTS, MESH_ORDER
 from stagec.ir_spec.ops.statement import Flag, Section
 
 _ABOUT = {flag.name: statement.section for statement in STATEMENTS for flag in statement.flags}
@@ -63,7 +63,7 @@ _LEAST = re.compile(r"  \[x>=?[0-9]+\]$")
 
 def section_of(flag: Flag) -> Section:
     """Where a flag of a strategy stands."""
-    if flag.name in AXES:
+    if flag.name in (*AXES, MESH_ORDER.name):
         return Section.RANKS
     beside = [_BESIDE[need] for need in flag.needs if isinstance(need, str) and need in _BESIDE]
     return beside[0] if beside else _ABOUT[flag.name]

@@ -34,6 +34,12 @@ class Jobs:
             found = self._options[number] = self.base.changed(**given)
         return found
 
+    def has(self, options: JobOptions) -> bool:
+        """Whether these are the options of one of the jobs."""
+        row = tuple(getattr(options, name) for name in self.names)
+        given: Mapping[str, Any] = dict(zip(self.names, row, strict=True))
+        return row in set(self.rows) and self.base.changed(**given) == options
+
     @cached_property
     def codes(self) -> Ints:
         """A column for each name: the same number where the values are the same."""

@@ -120,7 +120,7 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     with reports_once() if serves else kept_reports():
         module = JobBuilder(first, symbolic=not serves).module
     known = {n: v for n, v in module.symbols.items() if v is not None}
-    layers, prices = _layers(module, known), _prices(given)
+    layers, prices, said = _layers(module, known), _prices(given), _said(given)
     found: list[Question] = []
     places: Iterator[tuple[Machine, int]] = product(given["machine"], given["ranks"])
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
@@ -129,7 +129,7 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
         found.append(
             Question(
                 *(on_machine(base, machine), sizes, layers),
-                _space(given, sizes, layers.total, ranks, machine),
+                _space(given, said, sizes, layers.total, ranks, machine),
                 *(machine, ranks),
                 given["limit"] or Limit(AT_HAND, 0),
                 objective,
@@ -140,6 +140,7 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
                 price=prices[machine.name],
                 most_seconds=most_seconds(given, base),
                 group=step_of_groups(base),
+                given=frozenset(said),
             )
         )
     return found
@@ -181,21 +182,30 @@ def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
 # -- space -----------------------------------------------------------------------------------------
 
 
+def _said(given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The values of flags that a text, a preset and flags say."""
+    said = dict(_of_text(given["space"])) if given["space"] else {}
+    said |= _of_preset(given["seed_from"]) if given["seed_from"] else {}
+    return said | {n: given[n] for n in KNOBS if given[n] is not None}
+
+
 def _space(
-    given: Mapping[str, Any], sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine
+    given: Mapping[str, Any],
+    said: Mapping[str, tuple[Any, ...]],
+    sizes: Mapping[str, int],
+    layers: int,
+    ranks: int,
+    machine: Machine,
 ) -> Space:
-    """The default with what a text and flags say instead. Raises `DiagnosticError` for one that is
-    too large."""
+    """The default with what is said instead; of a text that alone. Raises `DiagnosticError` for one
+    that is too large."""
     knobs = dict(
         serving_space(sizes, layers, ranks, machine, given["serve"]).knobs
         if given["serve"]
         else default_space(sizes, layers, ranks, machine).knobs
     )
-    said = dict(_of_text(given["space"])) if given["space"] else {}
-    if said:
+    if given["space"]:
         knobs = {}
-    said |= _of_preset(given["seed_from"]) if given["seed_from"] else {}
-    said |= {n: given[n] for n in KNOBS if given[n] is not None}
     if "microbatches" in said:
         knobs.pop(MICROBATCH, None)
         if MICROBATCH in said:

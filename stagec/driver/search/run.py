@@ -34,7 +34,8 @@ class Question:
     """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
     `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
     an hour. A step that takes more than `most_seconds` is left out; `group` is the step of each
-    group of ranks, where strategies have any number of groups."""
+    group of ranks, where strategies have any number of groups. `given` are the flags to which the
+    question gives values: the others have those of the default space."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -52,6 +53,7 @@ class Question:
     price: float | None = None
     most_seconds: float | None = None
     group: ServingStep | None = None
+    given: frozenset[str] = frozenset()
 
     @property
     def batch(self) -> int:
@@ -70,6 +72,23 @@ class Question:
         if self.group is None or self.objective == "time" or not tokens:
             return seconds
         return seconds * self.group.tokens / tokens
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether a step takes longer than it may."""
+        return self.most_seconds is not None and seconds > self.most_seconds
+
+    def objective_of(self, seconds: float, held: float) -> float:
+        """The objective, less is better, of seconds (of a group) and bytes. With ranks and batch as
+        they are, tokens of a rank follow the time."""
+        if self.objective == "memory":
+            return held
+        return self.cost(seconds) if self.objective == "cost" else seconds
+
+    def value(self, found: Evaluated) -> float | None:
+        """The objective of a job; None if it does not fit, or takes longer than it may."""
+        if found.seconds is None or self.is_late(found.seconds):
+            return None
+        return self.objective_of(self.per_group(found.seconds, found.tokens), found.peak)
 
     def cost(self, seconds: float) -> float:
         """What a step costs: rank-hours, times what one costs if that is known."""
@@ -210,14 +229,14 @@ class _Searching:
             return found
         for n in numbers:
             seconds, held = float(bounds.seconds[n]), float(bounds.held[n])
-            found[n] = self._value(held if question.objective == "memory" else seconds)
+            found[n] = question.objective_of(seconds, held)
             if held == SAME:
                 self._answer.listed.same += 1
                 found[n] = None
             elif held > (self._room(mesh_axes(self._jobs[n])) if few else most):
                 self._answer.cut["too much memory by its bound"] += 1
                 found[n] = None
-            elif self._is_late(seconds):
+            elif question.is_late(seconds):
                 self._answer.cut["beyond the limit of its time by its bound"] += 1
                 found[n] = None
         return found
@@ -257,14 +276,12 @@ class _Searching:
                 category = max(found.memory, key=lambda c: found.memory[c])
                 answer.cut[f"too much memory, most of it {category}"] += 1
                 yield number, None, found
-            elif self._is_late(found.seconds):
+            elif question.is_late(found.seconds):
                 answer.cut["beyond the limit of its time"] += 1
                 yield number, None, found
             else:
                 answer.timed += 1
-                seconds = question.per_group(found.seconds, found.tokens)
-                least = found.peak if question.objective == "memory" else seconds
-                yield number, self._value(least), found
+                yield number, question.value(found), found
 
     def _why(self, number: int) -> str:
         """Why the compiler makes no probe of a job; empty if it does."""
@@ -274,15 +291,6 @@ class _Searching:
         """Whether the compiler refuses a job: its probe for a reason for which it has refused a
         whole job."""
         return self._why(number) in self._refused
-
-    def _is_late(self, seconds: float) -> bool:
-        most = self._question.most_seconds
-        return most is not None and seconds > most
-
-    def _value(self, of: float) -> float:
-        """The objective, of seconds or bytes; less is better. With ranks and batch as they are,
-        tokens of a rank and cost follow the time."""
-        return self._question.cost(of) if self._question.objective == "cost" else of
 
     def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
         rate = tried / max(1e-9, time.monotonic() - self._began)

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 import click
 
+from stagec.driver.job.builder import mesh_axes
 from stagec.driver.job.legal import count_of, needless, rules
-from stagec.driver.request.combine import complete
+from stagec.driver.request.combine import complete, in_usual_order
 from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.ranges import RULE, is_range, values_of
@@ -21,7 +24,7 @@ from stagec.driver.search.listed import Jobs
 from stagec.explore.remembered import NotedValues, Remembered
 from stagec.explore.space import Point, Space, doubled
 from stagec.ir.module import BATCH
-from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
+from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER
 from stagec.ir_spec.ops.statement import Flag
 from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, error
@@ -34,7 +37,7 @@ RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
 BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
 KNOBS: Mapping[str, Flag] = {**OF_ONE_MESH, MICROBATCH: MICROBATCH_FLAG}
 #: Kinds of flags whose values have commas: alternatives stand between bars.
-_WITH_COMMAS = ("names", "layers", "loads")
+_WITH_COMMAS = ("names", "order", "layers", "loads")
 _MOST_VALUES = 1000
 
 
@@ -116,6 +119,8 @@ def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Ma
         MICROBATCH: (1, 2, 4, 8),
         "recompute": ("none", "selective", "full"),
     }
+    if max(knobs["cp"]) > 1:
+        knobs["cp_mode"] = ("ring", "ulysses")
     if experts := sizes.get(EXPERTS):
         knobs["ep"] = doubled(1, min(experts, 64, ranks))
         knobs["etp"] = (0, 1)
@@ -125,7 +130,7 @@ def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Ma
 # -- points ----------------------------------------------------------------------------------------
 
 #: The names of the knobs that give the mesh.
-_MESH = frozenset((*AXES, "etp"))
+_MESH = frozenset((*AXES, "etp", MESH_ORDER.name))
 
 
 @dataclass(slots=True)
@@ -163,57 +168,87 @@ class _Listing:
             if flag.needs and flag.name in names
         ]
         self._ranks = Remembered(_on_options(data_ranks))
+        self._order = Remembered(_on_options(_order_of))
         self._found = Listed(space.count, Jobs(base, self._names), Counter())
         self._seen: set[tuple[Any, ...]] = set()
+        self._insides: dict[frozenset[str], tuple[Sequence[Point], int]] = {}
 
     def listed(self) -> Listed:
         knobs = self._space.knobs
-        outer = self._space.part(_MESH)
-        inside = list(self._space.part(frozenset(knobs) - _MESH))
+        outer, inner = self._space.part(_MESH), self._space.part(frozenset(knobs) - _MESH)
         for axes in outer:
             if not _sized(self._base, axes):
-                self._refuse("the ranks do not divide over the axes", len(inside))
+                self._refuse("the ranks do not divide over the axes", inner.count)
                 continue
             try:
                 meshed = vars(complete(self._base.changed(**axes)))
             except DiagnosticError as problem:
-                self._refuse(problem.diagnostics[0].message, len(inside))
+                self._refuse(problem.diagnostics[0].message, inner.count)
                 continue
-            for rest in inside:
-                self._take({**meshed, **rest})
+            lacking = {axis for axis in AXES if meshed[axis] == 1}
+            idle = (n for n in inner.knobs if n in FLAGS and _needs_one(FLAGS[n], lacking))
+            points, times = self._inside(frozenset(idle))
+            for rest in points:
+                self._take({**meshed, **rest}, times)
         return self._found
 
-    def _take(self, values: dict[str, Any]) -> None:
+    def _inside(self, idle: frozenset[str]) -> tuple[Sequence[Point], int]:
+        """The points inside a mesh on which some knobs have no effect, and for how many each
+        stands."""
+        found = self._insides.get(idle)
+        if found is None:
+            knobs = self._space.knobs
+            live = self._space.part(frozenset(knobs) - _MESH - idle)
+            default = {n: FLAGS[n].default for n in idle}
+            points = [{**default, **point} for point in live]
+            found = self._insides[idle] = points, prod(len(knobs[n]) for n in idle)
+        return found
+
+    def _take(self, values: dict[str, Any], times: int) -> None:
+        """Take in a point that stands for so many."""
         size = values.pop(MICROBATCH, 0)
         if size:
             count, rest = divmod(self._sizes.get(BATCH, 0), self._ranks(values) * size)
             if rest or not count:
-                self._refuse("the batch does not divide over microbatches of this size")
+                self._refuse("the batch does not divide over microbatches of this size", times)
                 return
             values["microbatches"] = count
         for _ in range(3):  # what has no effect may leave something else without effect
             for rule in self._rules:
                 if (problem := rule(values)) is not None:
-                    self._refuse(problem.message)
+                    self._refuse(problem.message, times)
                     return
             idle = [flag for flag, is_idle in self._needless if is_idle(values)]
             if not idle:
                 break
             values |= {flag.name: flag.default for flag in idle}
+        if values[MESH_ORDER.name]:
+            values[MESH_ORDER.name] = self._order(values)
         row = self._row(values)
+        self._found.same += times - (row not in self._seen)
         if row in self._seen:
-            self._found.same += 1
             return
         self._seen.add(row)
         self._found.jobs.rows.append(row)
 
-    def _refuse(self, message: str, times: int = 1) -> None:
+    def _refuse(self, message: str, times: int) -> None:
         self._found.refused[message] += times
 
 
 def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], R]:
     """A function of options, of whatever has their values."""
     return lambda values: function(cast("JobOptions", values))
+
+
+def _needs_one(flag: Flag, axes: AbstractSet[str]) -> bool:
+    """Whether a flag has no effect without one of these axes."""
+    return any(({need} if isinstance(need, str) else {*need}) <= axes for need in flag.needs)
+
+
+def _order_of(options: JobOptions) -> str:
+    """The order of the mesh of a job, all its axes; empty for the usual one."""
+    axes = mesh_axes(options)
+    return "" if in_usual_order(axes) else ",".join(axes)
 
 
 def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> bool:

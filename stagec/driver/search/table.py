@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import StringIO
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
@@ -114,12 +115,10 @@ def _proof(answer: Answer, *, several: bool) -> str:
     if answer.interrupted:
         return f"the best so far: {answer.left:,} points may be better"
     asked = answer.question
-    return (
-        f"the best of all points on {asked.ranks} ranks of {asked.machine.name} with B = "
-        f"{asked.batch}: no bound of another is below it"
-        if several
-        else "the best of all points: no bound of another is below it"
-    )
+    where = f" on {asked.ranks} ranks of {asked.machine.name} with B = {asked.batch}"
+    of = f"the best of the {len(answer.listed.jobs):,} legal points of this space"
+    how = "all were evaluated" if asked.exhaustive else "no bound of another is below it"
+    return f"{of}{where if several else ''}: {how}"
 
 
 def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -273,6 +272,8 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
             out.print(f"[{number}] {row['command']}", markup=False)
     if "searches" in found:
         out.print(_curve(found["searches"]))
+    if "tried" in found:
+        _print_tried(found["tried"], out)
     if found.get("neighbours"):
         out.print(_neighbours(found["neighbours"]))
     if found.get("sensitivity"):
@@ -333,6 +334,24 @@ def _neighbours(found: Sequence[Mapping[str, Any]]) -> Any:
         held = row.get("memory_peak")
         made.add_row(row["change"], more[:_LONG], "" if held is None else bytes_text(held))
     return made
+
+
+def _print_tried(found: Mapping[str, Any], out: Any) -> None:
+    """What is better than the best of the space, with the commands."""
+    rows = found["better"][:_MOST_NEAR]
+    others = f"{found['count']:,} other values of flags that keep the numerics"
+    if not rows:
+        out.print(f"beyond the space: none of {others} makes [1] better", markup=False)
+        return
+    title = f"Beyond the space: of {others}, those that make [1] better"
+    made = table(escape(title), "", "change", "step", "memory", text_columns=2)
+    for number, row in enumerate(rows):
+        name = rf"\[1{ascii_lowercase[number]}]"
+        step = f"{seconds_text(row['step_seconds'])} {row['more']:+.1%}"
+        made.add_row(name, escape(row["change"]), step, bytes_text(row["memory_peak"]))
+    out.print(made)
+    for number, row in enumerate(rows):
+        out.print(f"[1{ascii_lowercase[number]}] {row['command']}", markup=False)
 
 
 def _sensitivity(found: Sequence[Mapping[str, Any]]) -> Any:
