@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.driver.job.builder import mesh_axes
 from stagec.driver.job.legal import checked
 from stagec.driver.request.combine import complete
 from stagec.driver.request.machine import machine_of
@@ -67,6 +68,14 @@ SPACES: tuple[tuple[str, str, int, str, Mapping[str, tuple[Any, ...]]], ...] = (
     ("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", {"fp8": ("none", "hybrid")}),
     ("llama3-8b", "B=16,S=1024,L=4", 16, "a100-80g", {"reshard_after_forward": ("never", "last")}),
     ("llama3-8b", "B=16,S=8192,L=4", 16, "h100-sxm", {"cp": (2, 4), "cp_mode": ("all-gather",)}),
+    (
+        *("llama3-8b", "B=16,S=8192,L=4", 16, "h100-sxm"),
+        {"cp": (1, 2), "cp_mode": ("ring", "ulysses"), "tp": (2,)},
+    ),
+    (
+        *("llama3-8b", "B=16,S=2048,L=4", 16, "h100-sxm"),
+        {"mesh_order": ("", "tp,dp", "dp,pp"), "tp": (2,), "cp": (1, 2)},
+    ),
     ("llama2-7b", "B=16,S=1024,L=8", 8, "a100-80g", {"recompute_layers": (0, 2)}),
     ("llama3-8b", "B=16,S=1024,L=7", 8, "h100-sxm", {"schedule": ("looped-bfs",), "pp": (2,)}),
     ("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", {"dp_shard": (2, 4), "zero": (1, 3)}),
@@ -433,6 +442,58 @@ def test_what_is_listed_is_legal_and_stands_once() -> None:
         checked(job, question.sizes, question.layers.total)
 
 
+def test_a_flag_without_its_axis_makes_no_second_point() -> None:
+    """The mode of cp where there is no cp, an order of axes of which one is not there, or that is
+    the order anyway."""
+    about = "llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm"
+    modes, orders = ("ring", "ulysses", "all-gather"), ("", "dp,cp", "cp,dp", "dp,pp")
+    plain, wide = (
+        listed(q.space, q.base.changed(ranks=8), q.sizes, q.layers.total)
+        for q in (
+            asked(*about, cp=(1, 2), cp_mode=("ring",)),
+            asked(*about, cp=(1, 2), cp_mode=modes),
+        )
+    )
+    count = {n: sum(job.cp == n for job in plain.jobs) for n in (1, 2)}
+    assert min(count.values()) > 0
+    assert len(wide.jobs) == count[1] + 3 * count[2]
+    assert wide.points == 3 * plain.points
+    assert len(wide.jobs) + sum(wide.refused.values()) + wide.same == wide.points
+    mixed = asked(*about, cp=(1, 2), mesh_order=orders, pp=(1,))
+    found = listed(mixed.space, mixed.base.changed(ranks=8), mixed.sizes, mixed.layers.total)
+    meshes = [tuple(mesh_axes(job).items()) for job in found.jobs]
+    alone = asked(*about, cp=(1, 2), pp=(1,))
+    usual = listed(alone.space, alone.base.changed(ranks=8), alone.sizes, alone.layers.total)
+    twice = sum(job.cp > 1 and job.dp > 1 for job in usual.jobs)
+    assert len(found.jobs) == len(usual.jobs) + twice > len(usual.jobs)
+    assert len({*meshes}) == len({tuple(mesh_axes(job).items()) for job in usual.jobs} | {*meshes})
+
+
+def test_what_helps_beyond_the_space_is_told_with_its_command() -> None:
+    """What is told takes what `time` says; a search that has the flags finds the same; a flag that
+    the question gives is left alone."""
+    few = ("--pp", "1", "--zero", "3", "--tp", "1", "--microbatch-size", "1", "--top", "1")
+    fixed = ("--fusion", "none", "--dp-shard", "1", "--schedule", "1f1b", "--sp", "off")
+    found = json.loads(stagec(*SMALL, *few, *fixed, "--json").out)
+    best, told = found["best"][0]["step_seconds"], found["tried"]
+    assert told["count"] > len(told["better"]) > 0
+    changes = {row["change"]: row for row in told["better"]}
+    assert "reshard-after-forward never" in changes
+    assert not any(change.startswith(("fusion", "zero", "tp")) for change in changes)
+    row = told["better"][0]
+    words = shlex.split(row["command"])
+    job = words[2 : words.index("-o")]
+    timed = json.loads(stagec("time", *job, "--machine", "h100-sxm", "--json").out)
+    assert timed["step_seconds"] == row["step_seconds"] < best
+    assert row["more"] == pytest.approx(row["step_seconds"] / best - 1)
+    assert row["step_seconds"] == min(r["step_seconds"] for r in told["better"])
+    wider = ("--reshard-after-forward", "always,never")
+    again = json.loads(stagec(*SMALL, *few, *fixed, *wider, "--json").out)
+    mine = changes["reshard-after-forward never"]
+    assert again["best"][0]["step_seconds"] == mine["step_seconds"]
+    assert again["best"][0]["strategy"] == mine["strategy"]
+
+
 def test_rules_that_remember_refuse_what_rules_refuse() -> None:
     """As many points as without remembering, for the same reasons."""
     knobs = {n: v for n, v in WIDE.items() if n not in ("fp8", "fusion", "offload", "recompute")}
@@ -592,15 +653,17 @@ def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("stagec.driver.search.run._Searching._first_bounds", stop)
     found = stagec(*SMALL)
-    assert found.code == 1
-    assert "error: interrupted before a strategy was found; " in found.err
+    assert found.code == 130
+    assert "interrupted before a strategy was found; " in found.err
+    assert "points are left" in found.err
 
 
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("search.run.listed", "error: interrupted while the points were listed"),
+        ("search.run.listed", "interrupted while the points were listed"),
         ("search.bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
+        ("search.tried.tried", "interrupted: 0 points may still be better"),
         ("search.extra.neighbours", "interrupted: 0 points may still be better"),
     ],
 )
@@ -613,7 +676,8 @@ def test_an_interrupt_before_or_behind_the_best_is_told(
     monkeypatch.setattr(f"stagec.driver.{place}", stop)
     found = stagec(*SMALL)
     assert told in found.out + found.err
-    assert ("[1] stagec compile" in found.out) == (found.code == 0)
+    assert found.code == 130
+    assert ("[1] stagec compile" in found.out) == ("listed" not in told)
 
 
 def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,7 +693,7 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
     monkeypatch.setattr("stagec.driver.search.run.listed", once)
     one = ("--tp", "2", "--pp", "1", "--cp", "1", "--zero", "0", "--recompute", "none")
     found = stagec(*SMALL, "--ranks", "2,4", *one, "--microbatch-size", "1")
-    assert found.code == 0, found.err
+    assert found.code == 130, found.err
     assert "interrupted: 0 points may still be better" in found.out
     assert "[1] stagec compile" in found.out
 

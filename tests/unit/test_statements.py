@@ -171,6 +171,23 @@ def test_something_reads_what_a_statement_says() -> None:
     assert stated - set(read) == set()
 
 
+@pytest.mark.parametrize("name", FLAGS)
+def test_other_values_of_a_flag_are_values_that_it_takes(name: str) -> None:
+    """All but the present one, each as the command line takes it; of a choice all."""
+    flag = FLAGS[name]
+    for now in (flag.default, *flag.others(flag.default)):
+        others = flag.others(now)
+        assert now not in others
+        assert len({*others}) == len(others)
+        for value in (v for v in others if v is not False or flag.default):
+            words = job_words(JobOptions("llama3-8b", **{name: value}, explicit=frozenset({name})))
+            assert getattr(from_words(*words), name) == value
+        if flag.kind == "choice":
+            assert {now, *others} == {*flag.choices}
+        if flag.kind == "switch":
+            assert others == (not now,)
+
+
 # -- text ------------------------------------------------------------------------------------------
 
 

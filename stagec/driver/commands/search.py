@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.output.common import write_output
+from stagec.driver.output.common import INTERRUPTED, write_output
+from stagec.driver.output.streams import tell
 from stagec.driver.request import completion
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
@@ -151,8 +152,13 @@ def command(**given: Any) -> int:
 
         write_page(given["html"], found)
     _print(found, given)
+    if not found["proven"]:
+        if not found["best"]:
+            left = found["left"]
+            tell(f"interrupted before a strategy was found; {left:,} points are left: {_LESS}")
+        return INTERRUPTED
     if not found["best"]:
-        raise _nothing(found, serves=given["serve"] is not None)
+        raise _nothing(found["nearest"], serves=given["serve"] is not None)
     return 0
 
 
@@ -164,14 +170,14 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
     from stagec.driver.search.tried import tried
 
     answers: list[Answer] = []
-    with _crew(given) as (run, at_a_time), _line() as tell:
+    with _crew(given) as (run, at_a_time), _line() as progress:
         for question in asked:
             try:
-                answers.append(search(question, run, at_a_time, tell))
+                answers.append(search(question, run, at_a_time, progress))
             except KeyboardInterrupt:
                 if not answers:
-                    told = "interrupted while the points were listed"
-                    raise error(told, remedy=_LESS) from None
+                    tell(f"interrupted while the points were listed: {_LESS}")
+                    raise
                 answers[-1].interrupted = True
             if answers[-1].interrupted:
                 break
@@ -181,7 +187,7 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
             found["nearest"] = nearest(answers)
         if first is not None and not first.interrupted:
             try:
-                found["tried"] = tried(first, run)
+                found["tried"] = tried(first, run, progress)
                 found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
                 if given["sensitivity"]:
                     found["sensitivity"] = sensitivity(first, run)
@@ -190,16 +196,10 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _nothing(found: Mapping[str, Any], *, serves: bool) -> DiagnosticError:
+def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
     """What is told where no point is left."""
     from stagec.driver.output.tables import bytes_text
 
-    if not found["proven"]:
-        return error(
-            f"interrupted before a strategy was found; {found['left']} points are left",
-            remedy=_LESS,
-        )
-    near = found["nearest"]
     if near is None:
         return error(
             "no strategy of this space is left",
@@ -254,11 +254,11 @@ def _line() -> Generator[Tell]:
         yield lambda text: None
         return
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         sys.stderr.write(f"\r\x1b[K{text[:110]}")
         sys.stderr.flush()
 
     try:
-        yield tell
+        yield show
     finally:
-        tell("")
+        show("")

@@ -111,10 +111,10 @@ class Probes:
         keys = [f"{a.what} {_key(a.options)}" for a in asked]
         new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
         order = sorted(new, key=lambda k: repr(kind_of(new[k])))
-        for number, found in self._run([new[k] for k in order]):
+        for done, (number, found) in enumerate(self._run([new[k] for k in order]), 1):
             self._known[order[number]] = found
-            if number % 16 == 0:
-                self._tell(f"{len(self._known):,} probes")
+            more = f", {done:,} of the {len(new):,} that are wanted now"
+            self._tell(f"{len(self._known):,} probes made{more}")
         return [self._known[k] for k in keys]
 
 

@@ -26,6 +26,7 @@ respects, and each mark leads to where its time and memory go.</p>
 {parallel}
 <h2>The best</h2>
 {best}
+{tried}
 <h2>All that was timed</h2>
 {details}"""
 _STYLE = """
@@ -67,6 +68,7 @@ def write_page(file: Path, found: Mapping[str, Any]) -> None:
         scatter=_scatter(shown),
         parallel=_parallel(shown),
         best="\n".join(_best(found["best"])),
+        tried="\n".join(_tried(found.get("tried"))),
         details="\n".join(_details(shown)),
     )
     write_file(file, plain(f"search: {found['model']}", body + told, _STYLE))
@@ -162,6 +164,22 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"<br><code>{escape(row['command'])}</code></li>"
         )
     yield "</ol>"
+
+
+def _tried(found: Mapping[str, Any] | None) -> Iterator[str]:
+    """What is better than the best of the space."""
+    if found is None:
+        return
+    yield "<h2>Beyond the space</h2>"
+    yield f"<p>{found['count']:,} other values of flags that keep the numerics were tried on the "
+    yield f"best; {len(found['better']) or 'none'} made it better.</p><ul>"
+    for row in found["better"]:
+        yield (
+            f"<li>{escape(row['change'])}: {seconds_text(row['step_seconds'])} "
+            f"({row['more']:+.1%}), {bytes_text(row['memory_peak'])}"
+            f"<br><code>{escape(row['command'])}</code></li>"
+        )
+    yield "</ul>"
 
 
 def _details(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from stagec.driver.search.space import (
     base_options,
     default_space,
     values_text,
+    without_axes,
 )
 from stagec.explore.layout import Layers
 from stagec.explore.space import Space
@@ -213,7 +214,8 @@ def _space(
                 "--microbatches and --microbatch-size both give the microbatches",
                 remedy="give one of them",
             )
-    space = Space({**knobs, **said})
+    every = {**knobs, **said}
+    space = Space({n: every[n] for n in every if n in said or n not in without_axes(every)})
     for name in space.knobs.get("schedule", ()):
         schedule_of(load_plugins(()).registry, name)
     if space.count > _MOST_POINTS:

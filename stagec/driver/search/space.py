@@ -118,9 +118,8 @@ def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Ma
         "chunks": (0, 4, 8),
         MICROBATCH: (1, 2, 4, 8),
         "recompute": ("none", "selective", "full"),
+        "cp_mode": ("ring", "ulysses"),
     }
-    if max(knobs["cp"]) > 1:
-        knobs["cp_mode"] = ("ring", "ulysses")
     if experts := sizes.get(EXPERTS):
         knobs["ep"] = doubled(1, min(experts, 64, ranks))
         knobs["etp"] = (0, 1)
@@ -238,6 +237,12 @@ class _Listing:
 def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], R]:
     """A function of options, of whatever has their values."""
     return lambda values: function(cast("JobOptions", values))
+
+
+def without_axes(knobs: Mapping[str, tuple[Any, ...]]) -> set[str]:
+    """The knobs that have no effect, for an axis that they need has one rank in all points."""
+    ones = {a for a in AXES if knobs.get(a, (1,)) == (1,) and a not in DATA_AXES}
+    return {n for n in knobs if n in FLAGS and _needs_one(FLAGS[n], ones)}
 
 
 def _needs_one(flag: Flag, axes: AbstractSet[str]) -> bool:

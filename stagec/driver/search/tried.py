@@ -14,7 +14,7 @@ from stagec.driver.job.builder import mesh_axes
 from stagec.driver.request.flags import OF_ONE_MESH
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.jobs import Evaluated, Run, Task
-from stagec.driver.search.run import Answer
+from stagec.driver.search.run import Answer, Tell
 from stagec.driver.search.space import (
     MICROBATCH,
     MICROBATCH_FLAG,
@@ -39,12 +39,12 @@ class _Trial(NamedTuple):
     job: JobOptions
 
 
-def tried(answer: Answer, run: Run) -> dict[str, Any]:
+def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
     """How many jobs were tried, and those that are better than the best of the space, the best of
     them first."""
     every = (t for flag in _flags(answer) for t in _of_flag(answer, flag))
     trials = [*{repr(vars(t.job)): t for t in every}.values()]
-    found = [*_evaluated(answer, trials, run)]
+    found = [*_evaluated(answer, trials, _telling(run, tell))]
     together = _together(found)
     if len(together) > 1 and (both := _trial(answer, together)) is not None:
         trials.append(both)
@@ -115,6 +115,17 @@ def _trial(answer: Answer, values: Mapping[str, Any]) -> _Trial | None:
 
 def _best(answer: Answer) -> JobOptions:
     return answer.job(answer.best[0])
+
+
+def _telling(run: Run, tell: Tell) -> Run:
+    """Tells how many jobs are done."""
+
+    def telling(units: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        for done, result in enumerate(run(units), 1):
+            tell(f"{done:,} of {len(units):,} flags beyond the space tried")
+            yield result
+
+    return telling
 
 
 # -- values ----------------------------------------------------------------------------------------
