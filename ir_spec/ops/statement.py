@@ -60,7 +60,8 @@ class Flag:
 
     Kinds: `switch` (`--sp`; with the default True `--async-tp/--no-async-tp`), `int`, `choice`,
     `text`, `names` (some of the choices, or any, with commas), `order` (of some of the choices),
-    `ratio`, `layers` (`7,8*14`), `loads`. A default that is no value of the parameter says that the flag is off.
+    `ratio`, `layers` (`7,8*14`), `loads`. A default that is no value of the parameter says that the
+    flag is off.
     """
 
     name: str  # with _ for -
