@@ -23,6 +23,7 @@ from stagec.driver.job.builder import mesh_axes
 from stagec.driver.job.legal import checked
 from stagec.driver.request.combine import complete
 from stagec.driver.request.machine import machine_of
+from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import CACHES, STEP
 from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.bounds import JobBounds
@@ -428,12 +429,16 @@ def test_the_default_space_depends_on_the_model() -> None:
     assert gemma.space.knobs["pp"] == (1, 2, 4, 8, 16)
 
 
+def _jobs(found: Listed) -> list[JobOptions]:
+    return [found.jobs[n] for n in range(len(found.jobs))]
+
+
 def test_what_is_listed_is_legal_and_stands_once() -> None:
     """Every point is a job, refused, or the same job as another; no job stands twice."""
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", sp=(True, False))
     base = question.base.changed(ranks=8)
     found = listed(question.space, base, question.sizes, question.layers.total)
-    jobs = [found.jobs[n] for n in range(len(found.jobs))]
+    jobs = _jobs(found)
     assert found.points == question.space.count
     assert len(jobs) + sum(found.refused.values()) + found.same == found.points
     assert len({repr(vars(job)) for job in jobs}) == len(jobs)
@@ -454,19 +459,21 @@ def test_a_flag_without_its_axis_makes_no_second_point() -> None:
             asked(*about, cp=(1, 2), cp_mode=modes),
         )
     )
-    count = {n: sum(job.cp == n for job in plain.jobs) for n in (1, 2)}
+    count = {n: sum(job.cp == n for job in _jobs(plain)) for n in (1, 2)}
     assert min(count.values()) > 0
     assert len(wide.jobs) == count[1] + 3 * count[2]
     assert wide.points == 3 * plain.points
     assert len(wide.jobs) + sum(wide.refused.values()) + wide.same == wide.points
     mixed = asked(*about, cp=(1, 2), mesh_order=orders, pp=(1,))
     found = listed(mixed.space, mixed.base.changed(ranks=8), mixed.sizes, mixed.layers.total)
-    meshes = [tuple(mesh_axes(job).items()) for job in found.jobs]
+    meshes = [tuple(mesh_axes(job).items()) for job in _jobs(found)]
     alone = asked(*about, cp=(1, 2), pp=(1,))
     usual = listed(alone.space, alone.base.changed(ranks=8), alone.sizes, alone.layers.total)
-    twice = sum(job.cp > 1 and job.dp > 1 for job in usual.jobs)
+    twice = sum(job.cp > 1 and job.dp > 1 for job in _jobs(usual))
     assert len(found.jobs) == len(usual.jobs) + twice > len(usual.jobs)
-    assert len({*meshes}) == len({tuple(mesh_axes(job).items()) for job in usual.jobs} | {*meshes})
+    assert len({*meshes}) == len(
+        {tuple(mesh_axes(job).items()) for job in _jobs(usual)} | {*meshes}
+    )
 
 
 def test_what_helps_beyond_the_space_is_told_with_its_command() -> None:

@@ -16,7 +16,7 @@ import click
 from stagec.driver.output.common import INTERRUPTED, write_output
 from stagec.driver.output.streams import tell
 from stagec.driver.request import completion
-from stagec.driver.request.emission import worker_options
+from stagec.driver.request.emission import line_on_terminal, worker_options
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import tell_cautions, used_option
 from stagec.driver.request.options import SIZES
@@ -31,7 +31,7 @@ from stagec.support.processors import processors
 
 if TYPE_CHECKING:
     from stagec.driver.search.jobs import Run
-    from stagec.driver.search.run import Answer, Question, Tell
+    from stagec.driver.search.run import Answer, Question
 
 #: What other commands have of the same name is something else.
 _PLACES = {"batch": Section.DATA, "pareto": None, "as_csv": None}
@@ -170,7 +170,7 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
     from stagec.driver.search.tried import tried
 
     answers: list[Answer] = []
-    with _crew(given) as (run, at_a_time), _line() as progress:
+    with _crew(given) as (run, at_a_time), line_on_terminal() as progress:
         for question in asked:
             try:
                 answers.append(search(question, run, at_a_time, progress))
@@ -245,20 +245,3 @@ def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
     processes = given["jobs"] or processors()
     with crew(work, processes, kind_of) as local:
         yield local, processes
-
-
-@contextmanager
-def _line() -> Generator[Tell]:
-    """A line of progress on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text[:110]}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        show("")

@@ -11,6 +11,7 @@ import click
 
 from stagec.driver.output.common import write_output
 from stagec.driver.request.accepted import accepted_options, take_accepted
+from stagec.driver.request.emission import line_on_terminal
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import graphs_option, machine_option
 from stagec.driver.request.measurements import measured_options, measurements
@@ -79,15 +80,17 @@ def command(**given: Any) -> int:
         return time_pods(options, given, accepted)
     if options.part or options.draft:
         return time_parts(options, given, accepted)
-    timed = time_job(
-        options,
-        machine,
-        overlap=given["overlap"],
-        graphs=given["graphs"],
-        levers=given["levers"],
-        measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
-        memory=draws(given),
-    )
+    with line_on_terminal() as progress:
+        timed = time_job(
+            options,
+            machine,
+            overlap=given["overlap"],
+            graphs=given["graphs"],
+            levers=given["levers"],
+            measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
+            memory=draws(given),
+            progress=progress,
+        )
     draw(timed, given)
     found = timed.report
     if given["as_json"]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.admission import Room, largest_step
 from stagec.driver.output.common import report
+from stagec.driver.output.streams import tell
+from stagec.driver.request.emission import line_on_terminal
 from stagec.driver.request.steps import BLOCK, BUDGET, MAX_STEPS, SEQUENCES, TICK
 from stagec.ir.serving import MIXED
 from stagec.serving.arrivals import requests_of
@@ -27,6 +29,9 @@ from stagec.support.diagnostics import Diagnostic, error
 if TYPE_CHECKING:
     from stagec.driver.request.options import JobOptions
     from stagec.ir.opdef import Registry
+
+#: Steps of which one is told of.
+_OFTEN = 100
 
 
 @dataclass(frozen=True)
@@ -163,8 +168,16 @@ class StepsAsked:
         self, requests: Sequence[Request], policy: BatchingPolicy, limits: ServerLimits
     ) -> tuple[Engine, Sequence[Stretch]]:
         """What groups of ranks do that step together."""
-        engine = Engine(requests, policy, limits, self._duration, self.depth, self.coupled)
-        return engine, list(engine.stretches(self.given["steps"] or MAX_STEPS))
+        most = self.given["steps"] or MAX_STEPS
+        with line_on_terminal() as progress:
+            duration = _counted(self._duration, most, progress)
+            engine = Engine(requests, policy, limits, duration, self.depth, self.coupled)
+            try:
+                return engine, list(engine.stretches(most))
+            except KeyboardInterrupt:
+                of = f"{len(engine.served):,} of {len(requests):,}"
+                tell(f"interrupted with {of} requests served")
+                raise
 
     def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
         """What a group takes at once, and what the machine has room for."""
@@ -264,6 +277,22 @@ class StepsAsked:
         if not new:
             raise error("--serve prefill expects --prompt", remedy="give --prompt 2048")
         return step_of([SequenceClass(new, context, 1, count)])
+
+
+def _counted(duration: Duration, most: int, progress: Callable[[str], None]) -> Duration:
+    """The same durations; `progress` is told how many steps were timed, of how many at most."""
+    if isinstance(duration, int):
+        return duration
+    done = 0
+
+    def counted(step: Step) -> int:
+        nonlocal done
+        done += 1
+        if done % _OFTEN == 1:
+            progress(f"serving: {done:,} of at most {most:,} steps timed")
+        return duration(step)
+
+    return counted
 
 
 def _parts(step: Step, depth: int) -> list[Step]:

@@ -154,6 +154,24 @@ def progress_on_terminal(title: str, things: str, quiet: bool) -> Generator[Prog
 
 
 @contextmanager
+def line_on_terminal() -> Generator[Callable[[str], None]]:
+    """What takes a line that says what goes on, in place of the one before it, where stderr is a
+    terminal; else nothing is said."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text[:110]}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        show("")
+
+
+@contextmanager
 def progress_bar(title: str, things: str) -> Generator[Progress]:
     """Progress, rate and time left on stderr, which is a terminal."""
     from rich.console import Console

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import StringIO
-from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
@@ -36,7 +35,7 @@ SCHEMA = 1
 _MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
 
 
-def command_of(options: JobOptions, number: int) -> str:
+def command_of(options: JobOptions, number: int | str) -> str:
     """The command that compiles a job, to be pasted."""
     if options.serve in (PREFILL, DECODE) and BATCH in options.sizes:
         sizes = {n: v for n, v in options.sizes.items() if n != BATCH}
@@ -345,13 +344,13 @@ def _print_tried(found: Mapping[str, Any], out: Any) -> None:
         return
     title = f"Beyond the space: of {others}, those that make [1] better"
     made = table(escape(title), "", "change", "step", "memory", text_columns=2)
-    for number, row in enumerate(rows):
-        name = rf"\[1{ascii_lowercase[number]}]"
+    for row in rows:
+        name = rf"\[{row['name']}]"
         step = f"{seconds_text(row['step_seconds'])} {row['more']:+.1%}"
         made.add_row(name, escape(row["change"]), step, bytes_text(row["memory_peak"]))
     out.print(made)
-    for number, row in enumerate(rows):
-        out.print(f"[1{ascii_lowercase[number]}] {row['command']}", markup=False)
+    for row in rows:
+        out.print(f"[{row['name']}] {row['command']}", markup=False)
 
 
 def _sensitivity(found: Sequence[Mapping[str, Any]]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from stagec.driver.job.builder import mesh_axes
@@ -50,7 +51,10 @@ def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
         trials.append(both)
         found += _evaluated(answer, [both], run)
     found.sort(key=lambda each: each[0])
-    return {"count": len(trials), "better": [_row(answer, *each) for each in found]}
+    return {
+        "count": len(trials),
+        "better": [_row(answer, n, *each) for n, each in enumerate(found)],
+    }
 
 
 def _flags(answer: Answer) -> Iterator[Flag]:
@@ -152,12 +156,16 @@ def _together(found: Iterable[tuple[float, _Trial, Evaluated]]) -> dict[str, Any
     return best
 
 
-def _row(answer: Answer, part: float, trial: _Trial, found: Evaluated) -> dict[str, Any]:
+def _row(
+    answer: Answer, number: int, part: float, trial: _Trial, found: Evaluated
+) -> dict[str, Any]:
     changes = (_change(name, value) for name, value in trial.values.items())
+    name = f"1{ascii_lowercase[number]}" if number < len(ascii_lowercase) else f"1-{number + 1}"
     return {
+        "name": name,
         "change": ", ".join(changes),
         "strategy": strategy_of(trial.job),
-        "command": command_of(trial.job, 1),
+        "command": command_of(trial.job, name),
         "more": part - 1,
         "step_seconds": found.seconds,
         "memory_peak": found.peak,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from stagec.driver.request.machine import tell_cautions
 from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
 from stagec.ir.serving import PREFILL
-from stagec.pipeline.instrument import BUFFERS, PLAN, STATED
+from stagec.pipeline.instrument import BUFFERS, PLAN, STATED, Hooks
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stagec.ir.expr import Expr
     from stagec.ir.module import Module
     from stagec.machines import Machine
+    from stagec.pipeline.passes import Pass
     from stagec.time.costs.nodes import Measurements
     from stagec.time.step import Issued, IssuedStep, StepTime
 
@@ -44,6 +45,19 @@ class Timed:
         return self.report.step
 
 
+class _Passes(Hooks):
+    """Tells which of so many passes runs."""
+
+    def __init__(self, count: int, progress: Callable[[str], None]) -> None:
+        self._count, self._progress, self._done = count, progress, 0
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        self._progress(f"compiling, pass {self._done + 1} of {self._count}: {pass_.name}")
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        self._done += 1
+
+
 def time_job(
     options: JobOptions,
     machine: Machine,
@@ -53,9 +67,10 @@ def time_job(
     levers: bool | None = None,
     measured: Measurements | None = None,
     memory: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Timed:
     """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
-    Raises `DiagnosticError`."""
+    `progress` is told what goes on. Raises `DiagnosticError`."""
     from stagec.analysis.footprint import peak_bytes
     from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.step import Issued
@@ -63,11 +78,13 @@ def time_job(
     builder = JobBuilder(options)
     flops, tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
     peak, plans = Planned(peak_bytes, BUFFERS), _event_plans() if memory else None
+    passes = _Passes(len(builder.loaded.pipeline(builder.pipeline_text()).passes), progress)
     module = (
-        builder.lower(watching=[flops, tokens, peak], without={PLAN})
+        builder.lower(watching=[flops, tokens, peak, passes], without={PLAN})
         if plans is None
-        else builder.lower(watching=[flops, tokens, peak, plans])
+        else builder.lower(watching=[flops, tokens, peak, plans, passes])
     )
+    progress("replaying the step on the machine")
     issued = Issued.of(module)
     report = report_of(
         builder.model_name,
