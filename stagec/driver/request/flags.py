@@ -133,7 +133,7 @@ class Names(click.ParamType[str]):
         return ",".join(names)
 
 
-class Order(Names):
+class AxisOrder(Names):
     """Some of several names, each once."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -207,7 +207,7 @@ _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "choice": lambda flag: click.Choice(flag.choices),
     "text": lambda flag: click.STRING,
     "names": lambda flag: Names(flag.choices),
-    "order": lambda flag: Order(flag.choices),
+    "order": lambda flag: AxisOrder(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),
     "layers": lambda flag: LayersType(),
     "loads": lambda flag: LoadFile(),
