@@ -39,9 +39,9 @@ def test_steps_of_a_server_are_counted_while_they_are_timed() -> None:
 def test_an_interrupted_server_says_how_many_requests_it_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is done before the other, whose tokens would not end."""
+    """One is done before the other, which takes a million steps."""
     file = tmp_path / "requests.csv"
-    file.write_text("arrival,prompt,output\n0,8,2\n0,8,1000000000\n")
+    file.write_text("arrival,prompt,output\n0,8,2\n0,8,1000000\n")
     timed: list[Step] = []
 
     def time(_: object, step: Step) -> int:
