@@ -1,22 +1,30 @@
 """What must hold between the ranks of a job: groups, collectives and messages that agree.
 
 Programs are compared per pair of rank classes, so a thousand ranks of one class cost one
-comparison; only the lists of groups and peers are looked at rank by rank.
+comparison. Groups and peers of all ranks are compared as arrays; ranks of which something does not
+hold are looked at one by one, to say what.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from stagec.check.files import ALL_RANKS_ID, GroupsFile, group_id
 from stagec.check.findings import CheckReport
+from stagec.check.links import GroupUses, PeerLinks
+from stagec.check.members import GroupMembers
 from stagec.check.program import CollectiveCall, MessageEnd
 from stagec.check.ranks import RankTrace
+from stagec.check.table import RankTable, distinct, of_each, positions
 from stagec.formats.chakra.show import collective_label
+from stagec.program.nodes import Ints
 from stagec.support.words import counted
 
 
@@ -25,51 +33,98 @@ class CheckedJob:
     """The traces that could be read by rank, all ranks with a file, and the groups file."""
 
     directory: Path
-    traces: Mapping[int, RankTrace]
-    ranks: frozenset[int]
+    traces: RankTable
+    ranks: Collection[int]
     groups: GroupsFile | None
 
     @cached_property
-    def members(self) -> Mapping[int, tuple[int, ...]]:
+    def members(self) -> GroupMembers:
         """The members of each group by group id."""
-        listed = {} if self.groups is None else dict(self.groups.members)
-        if ALL_RANKS_ID in self.group_slots:
-            listed[ALL_RANKS_ID] = tuple(sorted(self.ranks))
+        listed = GroupMembers.of({}) if self.groups is None else self.groups.members
+        if len(self.uses.number) and self.uses.number[0] == ALL_RANKS_ID:
+            return listed.with_group(ALL_RANKS_ID, self.files)
         return listed
 
     @cached_property
-    def member_sets(self) -> Mapping[int, frozenset[int]]:
-        """The members of each group, to look one up in a group of thousands."""
-        return {number: frozenset(members) for number, members in self.members.items()}
+    def files(self) -> Ints:
+        """All ranks with a file, ascending."""
+        return np.sort(np.fromiter(self.ranks, dtype=np.int64, count=len(self.ranks)))
 
     @cached_property
-    def group_slots(self) -> Mapping[int, Mapping[int, int]]:
-        """Per group id that a collective names: the slot of the group on each rank using it."""
-        slots: dict[int, dict[int, int]] = defaultdict(dict)
-        for trace in self.traces.values():
-            for slot, text in enumerate(trace.groups):
-                number = group_id(text)
-                if number is not None:
-                    slots[number][trace.rank] = slot
-        return slots
+    def uses(self) -> GroupUses:
+        """Who issues collectives over which group."""
+        return GroupUses.of(self.traces)
 
     @cached_property
-    def peer_slots(self) -> Mapping[int, Mapping[int, int]]:
-        """Per rank: the slot of each of its peers."""
-        return {
-            rank: {peer: slot for slot, peer in enumerate(trace.peers)}
-            for rank, trace in self.traces.items()
-        }
+    def links(self) -> PeerLinks:
+        """Who exchanges messages with whom."""
+        return PeerLinks.of(self.traces)
 
 
 def check_job(job: CheckedJob, report: CheckReport) -> None:
     """Everything that takes more than one rank to see, short of deadlock."""
     _check_groups_file(job, report)
     _check_named(job, report)
-    for trace in job.traces.values():
+    doubtful = _strangers(job)
+    doubtful[job.links.here[_unmatched(job)]] = True
+    for place in np.flatnonzero(doubtful).tolist():
+        trace = job.traces.at(place)
         _check_rank_groups(job, trace, report)
-        _check_rank_peers(job, trace, report)
+        _check_rank_peers(job, place, trace, report)
     _check_collectives(job, report)
+
+
+def _strangers(job: CheckedJob) -> npt.NDArray[np.bool_]:
+    """Whether each rank names a group that it is not a member of, or none that there is."""
+    found = np.zeros(len(job.traces), dtype=bool)
+    for each in job.traces.classes:
+        places = job.traces.places(each.ranks)
+        for column in each.groups:
+            found[places[column < 0]] = True
+    if job.groups is not None:
+        uses = job.uses
+        group = job.members.places(uses.number)
+        inside = np.sort(_keys(job, *_memberships(job)))
+        outside = positions(inside, _keys(job, group, uses.place)) < 0
+        found[uses.place[outside | (group < 0)]] = True
+    return found
+
+
+def _memberships(job: CheckedJob) -> tuple[Ints, Ints]:
+    """An entry for each member with a trace: the position of its group, and its place."""
+    groups = np.repeat(np.arange(len(job.members)), job.members.sizes)
+    places = job.traces.places(job.members.ranks)
+    return groups[places >= 0], places[places >= 0]
+
+
+def _keys(job: CheckedJob, groups: Ints, places: Ints) -> Ints:
+    return groups * len(job.traces) + places
+
+
+def _unmatched(job: CheckedJob) -> npt.NDArray[np.bool_]:
+    """Whether the ends of each link differ, or it is one to the rank itself or to no trace."""
+    links, classes = job.links, job.traces.classes
+    odd = (links.there < 0) | (links.there == links.here)
+
+    def differ(here: int, slot: int, there: int, back: int) -> bool:
+        us, them = classes[here].analysis, classes[there].analysis
+        return not (
+            _contents(us.sends.get(slot, ())) == _contents(them.receives.get(back, ()))
+            and _contents(us.receives.get(slot, ())) == _contents(them.sends.get(back, ()))
+        )
+
+    odd[~odd] = _each_way(job, ~odd, differ)
+    return odd
+
+
+def _each_way(
+    job: CheckedJob, chosen: npt.NDArray[np.bool_], holds: Callable[[int, int, int, int], bool]
+) -> npt.NDArray[np.bool_]:
+    """What holds of each chosen link, by the classes of both ends and their slots; those of peers
+    without a slot for the rank have -1."""
+    links, class_of = job.links, job.traces.class_of
+    here, there = class_of[links.here[chosen]], class_of[links.there[chosen]]
+    return of_each(holds, here, links.slot[chosen], there, links.back[chosen])
 
 
 def check_rank(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
@@ -82,37 +137,49 @@ def check_rank(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
 
 def _check_named(job: CheckedJob, report: CheckReport) -> None:
     """Collectives name their groups, or simulators take all ranks."""
-    slots = job.group_slots.get(ALL_RANKS_ID, {})
-    if not slots:
+    entries = job.uses.of_group(ALL_RANKS_ID)
+    places, slots = job.uses.place[entries], job.uses.slot[entries]
+    if not len(places):
         return
-    calls = [job.traces[rank].analysis.collectives.get(slot, ()) for rank, slot in slots.items()]
-    first = job.traces[next(iter(slots))]
-    node = first.analysis.program.nodes[calls[0][0].index]
+    first, alike = distinct(job.traces.class_of[places], slots)
+    calls = [
+        job.traces.classes[int(job.traces.class_of[places[i]])].analysis.collectives[int(slots[i])]
+        for i in first.tolist()
+    ]
+    count = sum(int(n) * len(each) for n, each in zip(np.bincount(alike), calls, strict=True))
+    trace = job.traces.at(int(places[0]))
+    node = trace.analysis.program.nodes[calls[0][0].index]
     message = (
-        f"{counted(sum(map(len, calls)), 'collective')} of {counted(len(slots), 'rank')} name no "
+        f"{counted(count, 'collective')} of {counted(len(places), 'rank')} name no "
         f"group (pg_name), first {node.label}: simulators take all ranks"
     )
     remedy = "write pg_name, and a groups file NAME.json, if they are over some ranks only"
-    report.warning(first.path, "no-group", message, remedy)
+    report.warning(trace.path, "no-group", message, remedy)
 
 
 def _check_groups_file(job: CheckedJob, report: CheckReport) -> None:
     if job.groups is None:
-        if job.group_slots.keys() - {ALL_RANKS_ID}:
+        if (job.uses.number != ALL_RANKS_ID).any():
             message = "expected a groups file, found none though ranks issue collectives"
             report.error(job.directory, "no-groups-file", message, "write NAME.json")
         return
-    path = job.groups.path
-    for number, ranks in job.groups.members.items():
+    path, groups = job.groups.path, job.groups.members
+    unused = ~np.isin(groups.ids, job.uses.ids)
+    unknown = np.zeros(len(groups), dtype=bool)
+    of_member = np.repeat(np.arange(len(groups)), groups.sizes)
+    unknown[of_member[positions(job.files, groups.ranks) < 0]] = True
+    for place in np.flatnonzero((groups.sizes < 2) | unused | unknown).tolist():
+        number = int(groups.ids[place])
+        ranks = groups[number]
         if len(ranks) < 2:
             message = f"expected group {number} to have two members or more, found {len(ranks)}"
             remedy = "drop the group and its collectives; a group of one hangs the simulator"
             report.error(path, "small-group", message, remedy)
-        for rank in ranks:
+        for rank in ranks if unknown[place] else ():
             if rank not in job.ranks:
                 message = f"group {number} has member {rank}, a rank without a trace"
                 report.error(path, "unknown-member", message, "list ranks of the job only")
-        if number not in job.group_slots:
+        if unused[place]:
             message = f"expected every group to be used, found no collective over group {number}"
             report.warning(path, "unused-group", message, "leave the group out")
 
@@ -131,7 +198,7 @@ def _check_rank_groups(job: CheckedJob, trace: RankTrace, report: CheckReport) -
             message = f"expected group {number} in {job.groups.path.name}, found no such group"
             remedy = "list the group, or name one that is listed"
             report.error(trace.path, "unknown-group", message, remedy, node=where)
-        elif job.groups is not None and trace.rank not in job.member_sets[number]:
+        elif job.groups is not None and trace.rank not in job.members[number]:
             message = (
                 f"rank {trace.rank} issues a collective over group {number}, whose members are "
                 f"{_listed(job.members[number])}"
@@ -145,9 +212,10 @@ def _listed(ranks: tuple[int, ...]) -> str:
     return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} ranks)"
 
 
-def _check_rank_peers(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
+def _check_rank_peers(job: CheckedJob, place: int, trace: RankTrace, report: CheckReport) -> None:
     _check_self_messages(trace, report)
-    for slot, peer in enumerate(trace.peers):
+    backs = job.links.backs(place)
+    for slot, (peer, back) in enumerate(zip(trace.peers, backs, strict=True)):
         sends = trace.analysis.sends.get(slot, ())
         receives = trace.analysis.receives.get(slot, ())
         if peer == trace.rank:
@@ -159,7 +227,6 @@ def _check_rank_peers(job: CheckedJob, trace: RankTrace, report: CheckReport) ->
             report.error(trace.path, "unknown-peer", message, remedy, node=where)
         elif peer in job.traces:
             other = job.traces[peer]
-            back = job.peer_slots[peer].get(trace.rank, -1)
             arriving = other.analysis.receives.get(back, ())
             leaving = other.analysis.sends.get(back, ())
             _check_channel(trace, peer, sends, arriving, "send", report)
@@ -213,8 +280,18 @@ def _check_channel(
 def crossed_messages(job: CheckedJob) -> Iterator[tuple[RankTrace, int, str]]:
     """Messages between two ranks that the ends do not issue in one order: the rank, the node, and
     what is wrong. Libraries match them in order, whatever their tags."""
-    same: dict[tuple[int, int, int, int], bool] = {}
-    for trace in job.traces.values():
+    links, classes = job.links, job.traces.classes
+
+    def differ(here: int, slot: int, there: int, back: int) -> bool:
+        ours, theirs = classes[here].analysis.sends, classes[there].analysis.receives
+        return _contents(ours.get(slot, ())) != _contents(theirs.get(back, ()))
+
+    met = links.back >= 0
+    met[met] = _each_way(job, met, differ)
+    doubtful = np.array([bool(each.analysis.unordered) for each in classes])[job.traces.class_of]
+    doubtful[links.here[met]] = True
+    for place in np.flatnonzero(doubtful).tolist():
+        trace = job.traces.at(place)
         for slot in sorted(trace.analysis.unordered):
             first, second = (
                 trace.analysis.program.nodes[i] for i in trace.analysis.unordered[slot]
@@ -223,18 +300,11 @@ def crossed_messages(job: CheckedJob) -> Iterator[tuple[RankTrace, int, str]]:
                 f"no dependency orders {first.label} and {second.label}, two messages of one peer"
             )
             yield trace, second.id, f"rank {trace.rank}: {text}"
-        for slot, peer in enumerate(trace.peers):
-            back = job.peer_slots.get(peer, {}).get(trace.rank)
-            if back is None:
-                continue
-            there = job.traces[peer]
-            key = trace.class_id, slot, there.class_id, back
-            ours = trace.analysis.sends.get(slot, ())
-            theirs = there.analysis.receives.get(back, ())
-            if key not in same:
-                same[key] = _contents(ours) == _contents(theirs)
-            if not same[key]:
-                yield _crossed(trace, there, ours, theirs)
+        for slot, back in enumerate(links.backs(place)):
+            if met[links.starts[place] + slot]:
+                there = job.traces[trace.peers[slot]]
+                ours = trace.analysis.sends.get(slot, ())
+                yield _crossed(trace, there, ours, there.analysis.receives.get(back, ()))
 
 
 def _contents(messages: tuple[MessageEnd, ...]) -> list[tuple[int, int]]:
@@ -264,20 +334,35 @@ def _crossed(
 
 def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
     """The members of each group issue the same collectives, in the same order."""
-    compared: dict[tuple[int, int, int, int], bool] = {}
-    for number, slots in sorted(job.group_slots.items()):
-        members = [rank for rank in job.members.get(number, ()) if rank in job.traces]
-        for rank in members[1:]:
-            one, other = job.traces[members[0]], job.traces[rank]
-            key = one.class_id, slots.get(one.rank, -1), other.class_id, slots.get(rank, -1)
-            ours, theirs = (
-                trace.analysis.collectives.get(slots.get(trace.rank, -1), ())
-                for trace in (one, other)
-            )
-            if key not in compared:
-                compared[key] = _signatures(ours) == _signatures(theirs)
-            if not compared[key]:
-                _report_mismatch(number, one, other, ours, theirs, report)
+    classes, uses = job.traces.classes, job.uses
+    group, place = _memberships(job)
+    chosen = np.isin(job.members.ids, uses.ids)[group]
+    group, place = group[chosen], place[chosen]
+    used = job.members.places(uses.number)
+    key = _keys(job, used, uses.place)
+    order = np.argsort(key, kind="stable")
+    at = positions(key[order], _keys(job, group, place))
+    slot = np.where(at < 0, -1, uses.slot[order][at]) if len(key) else at
+    begins = np.flatnonzero(np.diff(group, prepend=-1))
+    lead = np.repeat(begins, np.diff(begins, append=len(group)))
+
+    def differ(one: int, one_slot: int, other: int, other_slot: int) -> bool:
+        ours, theirs = (
+            classes[number].analysis.collectives.get(slot, ())
+            for number, slot in ((one, one_slot), (other, other_slot))
+        )
+        return _signatures(ours) != _signatures(theirs)
+
+    class_of = job.traces.class_of[place]
+    odd = np.flatnonzero(of_each(differ, class_of[lead], slot[lead], class_of, slot))
+    number = job.members.ids[group[odd]]
+    for i in odd[np.argsort(number, kind="stable")].tolist():
+        one, other = (job.traces.at(int(place[j])) for j in (lead[i], i))
+        ours, theirs = (
+            trace.analysis.collectives.get(int(slot[j]), ())
+            for trace, j in ((one, lead[i]), (other, i))
+        )
+        _report_mismatch(int(job.members.ids[group[i]]), one, other, ours, theirs, report)
 
 
 def _signatures(collectives: tuple[CollectiveCall, ...]) -> list[tuple[int, int]]:

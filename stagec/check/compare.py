@@ -15,7 +15,7 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,6 +26,7 @@ from stagec.check.files import ALL_RANKS, group_id, job_of, read_groups
 from stagec.check.findings import CheckReport
 from stagec.check.program import Analysis, TraceProgram
 from stagec.check.ranks import LINKS, RankReader, RankTrace
+from stagec.check.table import RankTable
 from stagec.check.traces import read_directory
 from stagec.formats.chakra.nodes import TraceError, TraceNode
 from stagec.formats.chakra.show import row_of
@@ -92,7 +93,7 @@ def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
         [*notes, *_unnamed(jobs)],
     )
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for rank in sorted(jobs[0].ranks & jobs[1].ranks):
+    for rank in sorted(set(jobs[0].ranks) & set(jobs[1].ranks)):
         pairs[jobs[0].traces[rank].class_id, jobs[1].traces[rank].class_id].append(rank)
     for ranks in pairs.values():
         one, two = (job.traces[ranks[0]] for job in jobs)
@@ -150,14 +151,14 @@ def _paired(
 
 def _as_rank(job: CheckedJob, rank: int, number: int) -> CheckedJob:
     """One rank of a job, by another number."""
-    traces = {number: job.traces[rank]}
-    return CheckedJob(job.directory, traces, frozenset({number}), job.groups)
+    table = RankTable.of([replace(job.traces[rank], rank=number)])
+    return CheckedJob(job.directory, table, frozenset({number}), job.groups)
 
 
 def _unnamed(jobs: Sequence[CheckedJob]) -> Iterator[str]:
     """Which jobs do not say who is in their groups."""
     for side, job in zip("AB", jobs, strict=True):
-        if job.groups is None and any(trace.groups for trace in job.traces.values()):
+        if job.groups is None and any(each.groups for each in job.traces.classes):
             yield f"groups are compared by their numbers: {side} has no groups file NAME.json"
 
 
@@ -166,7 +167,8 @@ def _trace(path: Path, reader: RankReader) -> CheckedJob:
     rank = number or 0
     try:
         groups = read_groups(path.parent, name, CheckReport())
-        return CheckedJob(path.parent, {rank: reader.read(path, rank)}, frozenset({rank}), groups)
+        table = RankTable.of([reader.read(path, rank)])
+        return CheckedJob(path.parent, table, frozenset({rank}), groups)
     except TraceError as problem:
         raise error(str(problem), remedy="give a complete trace, protobuf or JSON") from None
 
@@ -176,7 +178,7 @@ def _unanalysed(program: TraceProgram) -> Analysis:
 
 
 def _count(job: CheckedJob) -> int:
-    return sum(len(trace.analysis.program.nodes) for trace in job.traces.values())
+    return sum(len(each.analysis.program.nodes) * len(each.ranks) for each in job.traces.classes)
 
 
 # -- sums ------------------------------------------------------------------------------------------

@@ -12,14 +12,16 @@ are cycles, ranks are looked at one by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from stagec.check.agreement import CheckedJob, crossed_messages
 from stagec.check.findings import CheckReport, Finding
 from stagec.check.merged import Communication, Edge, MergedGraph, Vertex
 from stagec.check.program import Analysis
-from stagec.check.ranks import RankTrace
+from stagec.check.table import distinct
+from stagec.program.nodes import Ints
 
 EXPANDED_NODES = 20_000_000
 """How many nodes are looked at rank by rank before the proof is given up."""
@@ -35,7 +37,7 @@ def check_deadlock(
 
     Says nothing about a job with a rank whose own dependencies are broken.
     """
-    if not all(trace.analysis.sound for trace in job.traces.values()):
+    if not all(each.analysis.sound for each in job.traces.classes):
         return
     if report.sends:
         report.eager_only = _why_eager_only(job, expanded_nodes)
@@ -76,48 +78,52 @@ def _why_eager_only(job: CheckedJob, expanded_nodes: int) -> Finding | None:
 
 def _cycle(job: CheckedJob, expanded_nodes: int, *, rendezvous: bool) -> list[Edge] | None:
     """A cycle of ranks; None if there is none, [] if that could not be proved."""
-    classes: Mapping[int, int] = {t.rank: t.class_id for t in job.traces.values()}
-    suspects = _suspects(job, classes, rendezvous)
+    table = job.traces
+    units = table.class_of
+    suspects = _suspects(job, units, rendezvous)
     if suspects:
-        classes = _told_apart(job, classes, expanded_nodes)
-        suspects = _suspects(job, classes, rendezvous)
+        units = _told_apart(job, units, expanded_nodes)
+        suspects = _suspects(job, units, rendezvous)
     if not suspects:
         return None
-    keep = {rank: suspects[number] for rank, number in classes.items() if number in suspects}
-    if sum(len(indices) for indices in keep.values()) > expanded_nodes:
+    places = np.flatnonzero(np.isin(units, [*suspects])).tolist()
+    if sum(len(suspects[int(units[place])]) for place in places) > expanded_nodes:
         return []
-    ranks = {rank: job.traces[rank].analysis for rank in keep}
-    graph = MergedGraph(ranks, _communication(job, lambda trace: trace.rank, rendezvous), keep)
+    keep = {int(table.ranks[place]): suspects[int(units[place])] for place in places}
+    ranks = {int(table.ranks[place]): _analysis(job, place) for place in places}
+    graph = MergedGraph(ranks, _communication(job, table.ranks, rendezvous), keep)
     core = graph.core()
     return graph.cycle(core) if core else None
 
 
-def _told_apart(job: CheckedJob, classes: Mapping[int, int], most_nodes: int) -> Mapping[int, int]:
+def _analysis(job: CheckedJob, place: int) -> Analysis:
+    return job.traces.classes[int(job.traces.class_of[place])].analysis
+
+
+def _told_apart(job: CheckedJob, units: Ints, most_nodes: int) -> Ints:
     """Finer classes: ranks of one have peers of the same classes, slot by slot. As fine as that, or
     as `most_nodes` of them allow."""
-    count = len(set(classes.values()))
+    links, count = job.links, len(np.unique(units))
     while True:
-        numbers: dict[tuple[int, ...], int] = {}
-        finer: dict[int, int] = {}
-        nodes = 0
-        for rank, trace in job.traces.items():
-            key = classes[rank], *(classes.get(peer, -1) for peer in trace.peers)
-            if key not in numbers:
-                numbers[key] = len(numbers)
-                nodes += len(trace.analysis.deps)
-            finer[rank] = numbers[key]
-        if len(numbers) == count or nodes > most_nodes:
-            return classes
-        classes, count = finer, len(numbers)
+        finer = np.empty_like(units)
+        total = nodes = 0
+        of_peers = np.where(links.there < 0, -1, units[links.there]) + 1
+        for each in job.traces.classes:
+            places = job.traces.places(each.ranks)
+            first = links.starts[places]
+            talk = (of_peers[first + slot] for slot in range(len(each.peers)))
+            new, alike = distinct(units[places], *talk)
+            finer[places] = alike + total
+            total += len(new)
+            nodes += len(new) * len(each.analysis.deps)
+        if total == count or nodes > most_nodes:
+            return units
+        units, count = finer, total
 
 
-def _suspects(
-    job: CheckedJob, classes: Mapping[int, int], rendezvous: bool
-) -> Mapping[int, set[int]]:
-    """Per class, the nodes that are on a cycle of classes. `classes` has the class of each rank."""
-    analyses = {classes[rank]: trace.analysis for rank, trace in job.traces.items()}
-    talk = _communication(job, lambda trace: classes[trace.rank], rendezvous)
-    graph = MergedGraph(analyses, talk)
+def _suspects(job: CheckedJob, units: Ints, rendezvous: bool) -> Mapping[int, set[int]]:
+    """Per class, the nodes that are on a cycle of classes. `units` has the class of each rank."""
+    graph = MergedGraph(_analyses(job, units), _communication(job, units, rendezvous))
     suspects: dict[int, set[int]] = defaultdict(set)
     for edge in graph.core():
         for class_id, index in edge:
@@ -125,30 +131,24 @@ def _suspects(
     return suspects
 
 
-def _communication(
-    job: CheckedJob, unit: Callable[[RankTrace], int], rendezvous: bool
-) -> Communication:
+def _analyses(job: CheckedJob, units: Ints) -> dict[int, Analysis]:
+    first, _ = distinct(units)
+    return {int(units[place]): _analysis(job, place) for place in first.tolist()}
+
+
+def _communication(job: CheckedJob, units: Ints, rendezvous: bool) -> Communication:
     """How the units that ranks belong to meet, each distinct way once."""
-    traces = job.traces
-    analyses = {unit(trace): trace.analysis for trace in traces.values()}
-    channels = {
-        (unit(traces[src]), unit(traces[dst]), src_slot, dst_slot): None
-        for src, dst, src_slot, dst_slot in _channels(job)
-    }
-    meetings = {
-        (unit(traces[one]), unit(traces[other]), one_slot, other_slot): None
-        for one, other, one_slot, other_slot in _neighbours(job)
-    }
+    analyses = _analyses(job, units)
     return Communication(
         messages=(
             edge
-            for src, dst, src_slot, dst_slot in channels
+            for src, dst, src_slot, dst_slot in _channels(job, units)
             for send, receive in _matched(analyses[src], src_slot, analyses[dst], dst_slot)
             for edge in _waits((src, send), (dst, receive), analyses[dst], rendezvous)
         ),
         meetings=(
             ((one, first.index), (other, second.index))
-            for one, other, one_slot, other_slot in meetings
+            for one, other, one_slot, other_slot in _neighbours(job, units)
             for first, second in zip(
                 analyses[one].collectives.get(one_slot, ()),
                 analyses[other].collectives.get(other_slot, ()),
@@ -158,20 +158,25 @@ def _communication(
     )
 
 
-def _channels(job: CheckedJob) -> Iterator[tuple[int, int, int, int]]:
-    """Sender and receiver, and the slot that each has for the other."""
-    for src, trace in job.traces.items():
-        for slot, dst in enumerate(trace.peers):
-            back = job.peer_slots.get(dst, {}).get(src)
-            if back is not None and slot in trace.analysis.sends:
-                yield src, dst, slot, back
+def _channels(job: CheckedJob, units: Ints) -> list[tuple[int, int, int, int]]:
+    """The units of a sender and a receiver, and the slot that each has for the other."""
+    links = job.links
+    met = links.back >= 0
+    return _ways(units[links.here[met]], units[links.there[met]], links.slot[met], links.back[met])
 
 
-def _neighbours(job: CheckedJob) -> Iterator[tuple[int, int, int, int]]:
-    """Pairs of ranks that chain all ranks using a group, and the slots of the group on them."""
-    for slots in job.group_slots.values():
-        for (one, one_slot), (other, other_slot) in pairwise(slots.items()):
-            yield one, other, one_slot, other_slot
+def _neighbours(job: CheckedJob, units: Ints) -> list[tuple[int, int, int, int]]:
+    """The units of ranks that chain all ranks using a group, and the slots of the group on them."""
+    uses = job.uses
+    next_one = np.flatnonzero(uses.number[1:] == uses.number[:-1])
+    one, other = units[uses.place[next_one]], units[uses.place[next_one + 1]]
+    return _ways(one, other, uses.slot[next_one], uses.slot[next_one + 1])
+
+
+def _ways(*columns: Ints) -> list[tuple[int, int, int, int]]:
+    first, _ = distinct(*columns)
+    one, other, one_slot, other_slot = (column[first].tolist() for column in columns)
+    return [*zip(one, other, one_slot, other_slot, strict=True)]
 
 
 def _matched(
@@ -181,7 +186,7 @@ def _matched(
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
     for receive in reversed(dst.receives.get(dst_slot, ())):
         waiting[receive.tag, receive.size].append(receive.index)
-    for send in src.sends[src_slot]:
+    for send in src.sends.get(src_slot, ()):
         receives = waiting[send.tag, send.size]
         if receives:
             yield send.index, receives.pop()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from stagec.check.findings import CheckReport
+from stagec.check.members import GroupMembers
 from stagec.job.seal import SEAL, is_intact
 
 MANIFEST_NAME = "manifest.json"
@@ -29,7 +30,7 @@ class GroupsFile:
     """The groups file: members by group id, and where that was read."""
 
     path: Path
-    members: Mapping[int, tuple[int, ...]]
+    members: GroupMembers
 
 
 #: The group of a collective that names none, which simulators take for all ranks: a text that no
@@ -126,16 +127,16 @@ def read_groups(directory: Path, name: str, report: CheckReport) -> GroupsFile |
     except (OSError, ValueError, RecursionError) as error:
         message = f'expected communicator groups like {{"1": [0, 1]}}: {error}'
         report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
-        return GroupsFile(path, {})
+        return GroupsFile(path, GroupMembers.of({}))
     if "empty" in str(path):
         message = "expected a path without the word 'empty', which ASTRA-sim takes for no file"
         report.warning(path, "empty-in-path", message, "rename the job or its directory")
     if not isinstance(parsed, dict):
         message = f"expected an object of groups, found {type(parsed).__name__}"
         report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
-        return GroupsFile(path, {})
+        return GroupsFile(path, GroupMembers.of({}))
     entries = cast("dict[str, object]", parsed)
-    return GroupsFile(path, dict(_parsed_groups(path, entries, report)))
+    return GroupsFile(path, GroupMembers.of(dict(_parsed_groups(path, entries, report))))
 
 
 _GROUPS_REMEDY = "write one object: decimal ids > 0 to lists of distinct ranks"
@@ -185,7 +186,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
         return None
     ranks: list[int] = []
     for item in cast("list[object]", value):
-        if not isinstance(item, int) or isinstance(item, bool) or item < 0:
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < 1 << 63:
             return None
         ranks.append(item)
     return tuple(ranks) if len(set(ranks)) == len(ranks) else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from stagec.check.files import ALL_RANKS
 from stagec.check.program import Analysis, TraceProgram, analyse
 from stagec.formats.chakra.files import read_records, split_records
-from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, decode_node
+from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, decode_node, varint
 
 _CACHED_RECORDS = 1 << 17
 
@@ -69,6 +69,18 @@ class RankReader:
         Raises TraceError for a file that is not a trace.
         """
         return self._trace(path, rank, read_records(path))
+
+    def ends_of_communication(self, path: Path, data: bytes) -> list[int]:
+        """Where the last bytes of nodes stand that name a group or a peer.
+
+        Raises TraceError for what is not a trace.
+        """
+        records = ((at, raw, self._record(path, at, raw)) for at, raw in split_records(path, data))
+        return [
+            at + len(varint(len(raw))) + len(raw) - 1
+            for at, raw, record in records
+            if record.node.kind in _LINK_OF
+        ]
 
     def read_bytes(self, path: Path, rank: int, data: bytes) -> RankTrace:
         """The trace of a rank from the content of its file.

@@ -6,8 +6,7 @@ simulators cannot take.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from stagec.check.agreement import CheckedJob, check_job, check_rank
@@ -15,6 +14,7 @@ from stagec.check.deadlock import check_deadlock
 from stagec.check.files import GroupsFile, check_manifest, discover, job_of, read_groups
 from stagec.check.findings import CheckReport, Finding
 from stagec.check.ranks import RankReader, RankTrace
+from stagec.check.table import RankTable
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import TraceError
 
@@ -49,10 +49,10 @@ def check_trace(path: Path) -> CheckReport:
         report.error(path, "unreadable", f"{error.where}: {error.message}", "write the trace again")
         return report
     groups = None if rank is None else read_groups(path.parent, name, report)
-    job = CheckedJob(path.parent, {trace.rank: trace}, frozenset({trace.rank}), groups)
+    job = CheckedJob(path.parent, RankTable.of([trace]), frozenset({trace.rank}), groups)
     _count(job, report)
     report.groups = len(trace.groups)
-    _report_programs([trace], report)
+    _report_programs(job.traces, report)
     check_rank(job, trace, report)
     _check_limits(job, report)
     report.alone = [*_not_checked(trace, rank, groups)]
@@ -93,13 +93,14 @@ def read_directory(
     if manifest:
         check_manifest(directory, files, report)
     traces = _read(files, report, reader, progress)
-    return CheckedJob(directory, traces, frozenset(files), read_groups(directory, name, report))
+    table = RankTable.of(traces)
+    return CheckedJob(directory, table, frozenset(files), read_groups(directory, name, report))
 
 
 def check_traces(job: CheckedJob, report: CheckReport) -> None:
     """Check the traces of a job that have been read."""
     _count(job, report)
-    _report_programs(job.traces.values(), report)
+    _report_programs(job.traces, report)
     check_job(job, report)
     check_deadlock(job, report)
     _check_limits(job, report)
@@ -110,11 +111,11 @@ def _read(
     report: CheckReport,
     reader: RankReader,
     progress: Callable[[int, int], None] | None,
-) -> dict[int, RankTrace]:
-    traces: dict[int, RankTrace] = {}
+) -> list[RankTrace]:
+    traces: list[RankTrace] = []
     for done, (rank, path) in enumerate(files.items(), start=1):
         try:
-            traces[rank] = reader.read(path, rank)
+            traces.append(reader.read(path, rank))
         except TraceError as error:
             message = f"{error.where}: {error.message}"
             report.error(path, "unreadable", message, "write the trace again")
@@ -126,31 +127,27 @@ def _read(
 def _count(job: CheckedJob, report: CheckReport) -> None:
     report.ranks = len(job.ranks)
     report.groups = len(job.members)
-    ranks = Counter(trace.class_id for trace in job.traces.values())
-    analyses = {trace.class_id: trace.analysis for trace in job.traces.values()}
-    for class_id, count in ranks.items():
-        analysis = analyses[class_id]
+    for each in job.traces.classes:
+        analysis, count = each.analysis, len(each.ranks)
         report.nodes += count * len(analysis.deps)
         report.collectives += count * sum(map(len, analysis.collectives.values()))
         report.sends += count * sum(map(len, analysis.sends.values()))
 
 
-def _report_programs(traces: Iterable[RankTrace], report: CheckReport) -> None:
+def _report_programs(traces: RankTable, report: CheckReport) -> None:
     """The problems of each program, once, on the first rank that runs it."""
-    by_class: dict[int, list[RankTrace]] = defaultdict(list)
-    for trace in traces:
-        by_class[trace.class_id].append(trace)
-    for first, *others in by_class.values():
-        also = f" (likewise {len(others)} more ranks with this program)" if others else ""
-        for problem in first.analysis.problems:
+    for each in traces.classes:
+        path, others = traces[int(each.ranks.min())].path, len(each.ranks) - 1
+        also = f" (likewise {others} more ranks with this program)" if others else ""
+        for problem in each.analysis.problems:
             finding = Finding(
-                first.path, problem.node, problem.code, problem.message + also, problem.remedy
+                path, problem.node, problem.code, problem.message + also, problem.remedy
             )
             report.add(problem.severity, finding)
 
 
 def _check_limits(job: CheckedJob, report: CheckReport) -> None:
-    longest = max((len(trace.analysis.deps) for trace in job.traces.values()), default=0)
-    for sentence in exceeded_limits(job.group_slots, len(job.ranks), longest):
+    longest = max((len(each.analysis.deps) for each in job.traces.classes), default=0)
+    for sentence in exceeded_limits(job.uses.ids.tolist(), len(job.ranks), longest):
         remedy = "fewer ranks, groups or nodes fit; other consumers may take the job as it is"
         report.warning(job.directory, "consumer-limit", sentence, remedy)

@@ -18,6 +18,7 @@ from stagec.check.deadlock import check_deadlock
 from stagec.check.files import read_groups
 from stagec.check.program import TraceProgram, analyse
 from stagec.check.ranks import RankReader
+from stagec.check.table import RankTable
 from stagec.check.traces import CheckReport, check_directory
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from tests.small_traces import (
@@ -90,7 +91,12 @@ def test_proof_that_is_too_large_is_given_up(tmp_path: Path) -> None:
     reader = RankReader()
     traces = {rank: reader.read(tmp_path / f"job.{rank}.et", rank) for rank in ranks}
     report = CheckReport()
-    job = CheckedJob(tmp_path, traces, frozenset(ranks), read_groups(tmp_path, "job", report))
+    job = CheckedJob(
+        tmp_path,
+        RankTable.of(traces.values()),
+        frozenset(ranks),
+        read_groups(tmp_path, "job", report),
+    )
     check_deadlock(job, report, expanded_nodes=7)
     only(report.errors, "unproven")
     check_deadlock(job, report, expanded_nodes=8)
@@ -112,7 +118,12 @@ def test_stages_with_one_program_are_told_apart(tmp_path: Path, pipelines: int) 
     traces = {rank: reader.read(tmp_path / f"job.{rank}.et", rank) for rank in ranks}
     assert len({trace.class_id for trace in traces.values()}) == 3
     report = CheckReport()
-    job = CheckedJob(tmp_path, traces, frozenset(ranks), read_groups(tmp_path, "job", report))
+    job = CheckedJob(
+        tmp_path,
+        RankTable.of(traces.values()),
+        frozenset(ranks),
+        read_groups(tmp_path, "job", report),
+    )
     nodes_of_a_pipeline = 2 * (stages - 2) + 2
     check_deadlock(job, report, expanded_nodes=nodes_of_a_pipeline)
     assert report.ok()
