@@ -22,7 +22,7 @@ from stagec.check.links import GroupUses, PeerLinks
 from stagec.check.members import GroupMembers
 from stagec.check.program import CollectiveCall, MessageEnd
 from stagec.check.ranks import RankTrace
-from stagec.check.table import RankTable, distinct, of_each, positions
+from stagec.check.table import RankTable, distinct, found_at, of_each, positions
 from stagec.formats.chakra.show import collective_label
 from stagec.program.nodes import Ints
 from stagec.support.words import counted
@@ -84,17 +84,19 @@ def _strangers(job: CheckedJob) -> npt.NDArray[np.bool_]:
     if job.groups is not None:
         uses = job.uses
         group = job.members.places(uses.number)
-        inside = np.sort(_keys(job, *_memberships(job)))
+        inside = np.sort(_keys(job, *_memberships(job, np.ones(len(job.members), dtype=bool))))
         outside = positions(inside, _keys(job, group, uses.place)) < 0
         found[uses.place[outside | (group < 0)]] = True
     return found
 
 
-def _memberships(job: CheckedJob) -> tuple[Ints, Ints]:
-    """An entry for each member with a trace: the position of its group, and its place."""
+def _memberships(job: CheckedJob, chosen: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """An entry for each member with a trace of the chosen groups: the position of its group, and
+    its place."""
     groups = np.repeat(np.arange(len(job.members)), job.members.sizes)
     places = job.traces.places(job.members.ranks)
-    return groups[places >= 0], places[places >= 0]
+    kept = (places >= 0) & chosen[groups]
+    return (groups, places) if kept.all() else (groups[kept], places[kept])
 
 
 def _keys(job: CheckedJob, groups: Ints, places: Ints) -> Ints:
@@ -104,7 +106,7 @@ def _keys(job: CheckedJob, groups: Ints, places: Ints) -> Ints:
 def _unmatched(job: CheckedJob) -> npt.NDArray[np.bool_]:
     """Whether the ends of each link differ, or it is one to the rank itself or to no trace."""
     links, classes = job.links, job.traces.classes
-    odd = (links.there < 0) | (links.there == links.here)
+    odd: npt.NDArray[np.bool_] = (links.there < 0) | (links.there == links.here)
 
     def differ(here: int, slot: int, there: int, back: int) -> bool:
         us, them = classes[here].analysis, classes[there].analysis
@@ -335,14 +337,8 @@ def _crossed(
 def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
     """The members of each group issue the same collectives, in the same order."""
     classes, uses = job.traces.classes, job.uses
-    group, place = _memberships(job)
-    chosen = np.isin(job.members.ids, uses.ids)[group]
-    group, place = group[chosen], place[chosen]
-    used = job.members.places(uses.number)
-    key = _keys(job, used, uses.place)
-    order = np.argsort(key, kind="stable")
-    at = positions(key[order], _keys(job, group, place))
-    slot = np.where(at < 0, -1, uses.slot[order][at]) if len(key) else at
+    group, place = _memberships(job, np.isin(job.members.ids, uses.ids))
+    slot = _slots_of_members(job, group, place)
     begins = np.flatnonzero(np.diff(group, prepend=-1))
     lead = np.repeat(begins, np.diff(begins, append=len(group)))
 
@@ -363,6 +359,14 @@ def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
             for trace, j in ((one, lead[i]), (other, i))
         )
         _report_mismatch(int(job.members.ids[group[i]]), one, other, ours, theirs, report)
+
+
+def _slots_of_members(job: CheckedJob, group: Ints, place: Ints) -> Ints:
+    """The slots of groups on members of theirs, -1 on those without a collective over the group."""
+    uses = job.uses
+    key = _keys(job, np.searchsorted(uses.ids, uses.number), uses.place)
+    number = np.searchsorted(uses.ids, job.members.ids)
+    return found_at(uses.slot, positions(key, _keys(job, number[group], place)))
 
 
 def _signatures(collectives: tuple[CollectiveCall, ...]) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ and peers that it would get.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +59,13 @@ def read_archive(path: Path, report: CheckReport, reader: RankReader) -> Checked
             report.error(path, "unreadable", message, "write the archive again")
         except DiagnosticError as problem:
             report.error(path, "unreadable", str(problem), "write the archive again")
-    table = RankTable(parts, lambda rank: _path(archive, rank), texts)
+    table = RankTable(parts, partial(_path, archive.name), texts)
     groups = GroupsFile(path, _members(archive.groups))
     return CheckedJob(path, table, range(archive.groups.ranks), groups)
 
 
-def _path(archive: Archive, rank: int) -> Path:
-    return Path(f"{archive.name}.{rank}.et")
+def _path(name: str, rank: int) -> Path:
+    return Path(f"{name}.{rank}.et")
 
 
 def _members(groups: Groups) -> GroupMembers:
@@ -92,7 +93,7 @@ def _read(
     """Ranks whose bytes differ in the digits of groups and peers only: the trace of the first one
     is read, the groups and peers of the others are derived from it."""
     first = int(ranks[0])
-    data, path = bytes(program.rank(first)), _path(archive, first)
+    data, path = bytes(program.rank(first)), _path(archive.name, first)
     like = reader.read_bytes(path, first, data)
     variant = program.variant(program.widths(first))
     ends = reader.ends_of_communication(path, data)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from stagec.check.table import RankTable, positions
+from stagec.check.table import RankTable, found_at, positions
 from stagec.program.nodes import Ints
 
 
@@ -37,7 +38,7 @@ class PeerLinks:
         last = np.argsort(mirrored, kind="stable")
         back = np.full(len(values), -1)
         at = positions(key[order], mirrored[last])
-        back[last] = np.where(at < 0, -1, slot[order][at]) if len(values) else at
+        back[last] = found_at(slot[order], at)
         return cls(here, slot, there, back, starts)
 
     def backs(self, place: int) -> list[int]:
@@ -72,7 +73,7 @@ class GroupUses:
         left, right = (int(np.searchsorted(self.number, number, s)) for s in ("left", "right"))
         return slice(left, right)
 
-    @property
+    @cached_property
     def ids(self) -> Ints:
         """The groups that are used, ascending."""
         return np.unique(self.number)

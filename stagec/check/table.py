@@ -18,6 +18,8 @@ from stagec.check.ranks import RankTrace
 from stagec.program.nodes import Ints
 
 _LARGEST = (1 << 63) - 1
+#: Rows of more numbers than this are sorted to find those that are alike.
+_TABLE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,11 @@ def positions(ascending: Ints, values: Ints) -> Ints:
     return at
 
 
+def found_at(values: Ints, at: Ints) -> Ints:
+    """The values at positions, -1 for those that `positions` did not find."""
+    return np.where(at < 0, -1, values[at]) if len(values) else at
+
+
 def distinct(*columns: Ints) -> tuple[Ints, Ints]:
     """Where each distinct row of columns of numbers >= 0 stands first, in this order; and for every
     row the number of its like."""
@@ -174,11 +181,14 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
         if int(key.max(initial=0)) >= _LARGEST // width:
             key = np.unique(key, return_inverse=True)[1].reshape(-1)
         key = key * width + column
-    _, first, number = np.unique(key, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    renamed = np.empty_like(order)
+    if int(key.max(initial=0)) >= _TABLE:
+        key = np.unique(key, return_inverse=True)[1].reshape(-1)
+    first = np.full(int(key.max(initial=0)) + 1, len(key))
+    first[key[::-1]] = np.arange(len(key))[::-1]  # of writes to one place, the last one stays
+    order = np.argsort(first, kind="stable")[: int((first < len(key)).sum())]
+    renamed = np.empty_like(first)
     renamed[order] = np.arange(len(order))
-    return first[order], renamed[number.reshape(-1)]
+    return first[order], renamed[key]
 
 
 def of_each(
