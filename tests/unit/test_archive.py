@@ -10,13 +10,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 
 from stagec.check.archive import check_archive
+from stagec.check.traces import CheckReport, check_directory
+from stagec.formats.base import Layout
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import TraceError
 from stagec.job.archive import MAGIC, Archive
+from stagec.program.nodes import Ints
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import LLAMA, stagec, tries
 
@@ -77,6 +81,41 @@ def test_the_check_of_an_archive_counts_what_that_of_its_files_counts(
     of_archive = stagec("check", archive)
     assert (of_files.code, of_archive.code) == (0, 0), of_archive.err
     assert of_archive.out.split(": ", 1)[1] == of_files.out.split(": ", 1)[1]
+
+
+@pytest.mark.parametrize("rank", [6, 0, 15])
+@pytest.mark.parametrize("what", ["group", "peer"])
+def test_a_wrong_rank_of_an_archive_is_found_as_in_its_files(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, what: str
+) -> None:
+    """Ranks of an archive are compared as arrays, and one of them that has another group or peer
+    than its class is found: what is said of it is what is said of the files."""
+    opened, peers_of = Archive.open(archive), Layout.peers
+    if what == "group":
+        for numbers in opened.groups.number.values():
+            numbers[rank] = numbers[rank - 5]
+
+    def peers(self: Layout, ranks: Ints, over: str, by: int) -> Ints:
+        right = peers_of(self, ranks, over, by)
+        return np.where(ranks == rank, (right + 4) % 16, right) if what == "peer" else right
+
+    monkeypatch.setattr(Layout, "peers", peers)
+    monkeypatch.setattr(Archive, "open", lambda _: opened)
+    for each in range(16):
+        data = opened.encoder(opened.class_of(each)).rank(each)
+        (tmp_path / f"{LLAMA}.{each}.et").write_bytes(data)
+    (tmp_path / f"{LLAMA}.json").write_text(json.dumps(opened.groups.table()))
+    of_archive, of_files = check_archive(archive), check_directory(tmp_path)
+    assert any(finding.path.name == f"{LLAMA}.{rank}.et" for finding in of_archive.errors)
+    assert said(of_archive) == said(of_files)
+
+
+def said(report: CheckReport) -> list[tuple[str, int | None, str, str]]:
+    """What a report says is wrong, and where; the groups file is a part of an archive."""
+    return [
+        (f.path.name if f.path.suffix == ".et" else "", f.node, f.code, f.message)
+        for f in report.errors
+    ]
 
 
 def test_a_file_that_is_there_is_kept(archive: Path, tmp_path: Path) -> None:
