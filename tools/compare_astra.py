@@ -74,6 +74,14 @@ JOBS: Mapping[str, Sequence[str]] = {
         "dualpipe",
     ],
     "1F1B, tied": ["gpt-1.7b", "--set", "L=8,S=1024", "--pp", "8", "--microbatches", "16"],
+    "parts, ZeRO-1 and ZeRO-3": [
+        *["whisper-large-v3", "--set", "B=32,L=4,L_dec=4", "--dp", "4", "--zero", "1"],
+        *["--part", "encoder=e: dp=4,zero=3"],
+    ],
+    "FSDP, offload": [
+        *[*_LLAMA, "--dp", "8", "--zero", "3"],
+        *["--offload", "activations,optimizer", "--memory-nodes"],
+    ],
     "1F1B, TP, SP, DDP": [*_STAGES, "1f1b", "--tp", "4", "--dp", "4", "--sp"],
     "decode, TP": [*_DECODE, "--tp", "8"],
     "decode, 4 stages, TP": [*_DECODE, "--pp", "4", "--tp", "2", "--microbatches", "4"],
@@ -127,7 +135,7 @@ def simulated_ns(binary: Path, folder: Path, ranks: int, machine: Machine) -> in
     system = files.system(dims, peak, memory, roofline=True, tensors=False)
     (folder / files.SYSTEM).write_bytes(files.text(system))
     (folder / files.NETWORK).write_text(network_text(dims))
-    (folder / files.MEMORY).write_bytes(files.text(files.memory()))
+    (folder / files.MEMORY).write_bytes(files.text(files.memory(machine.host)))
     return simulated(folder, binary, totals=True).slowest.end
 
 

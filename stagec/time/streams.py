@@ -2,8 +2,8 @@
 
 A rank computes on one stream. Each communicator, each direction of copies, and sends to and
 receives from each neighbour have a stream of their own, beside it; so have all messages to another
-pod, which share the link of the rank. A machine may say that its collectives and sends share one
-stream. A blocking collective is on the stream of its communicator and on that of the computations.
+pod, which share the link of the rank. A machine may say that its collectives, sends (those to
+other pods too) and copies share one stream. A blocking collective is on the stream of its communicator and on that of the computations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PICOSECONDS: Final = 10**12
 MOST: Final = 2**62
 #: The stream of computations.
 COMPUTE: Final = "compute"
-#: The stream of all collectives and sends, where they share one.
+#: The stream of all collectives, sends and copies, where they share one.
 SHARED: Final = "shared"
 Stream = Hashable
 #: What time on the compute stream goes to, see `part_of`.
@@ -53,14 +53,14 @@ class Cost:
 
 def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) -> tuple[Stream, ...]:
     """The streams that a node is on. Without overlap all collectives are blocking; with one stream
-    collectives and sends share it."""
+    collectives, sends and copies share it."""
     if node.is_copy:
-        return (("copy", node.to),)
-    if crosses_pods(node.op):
-        return ((node.kind, node.over),)
+        return (SHARED,) if one_stream else (("copy", node.to),)
     if node.is_message:
-        shared = one_stream and node.kind == "send"
-        return (SHARED,) if shared else ((node.kind, node.over, node.by),)
+        if one_stream and node.kind == "send":
+            return (SHARED,)
+        far = crosses_pods(node.op)
+        return ((node.kind, node.over) if far else (node.kind, node.over, node.by),)
     if node.is_computation:
         return (COMPUTE,)
     own: Stream = SHARED if one_stream else ("group", node.group)

@@ -34,6 +34,7 @@ from tests.exported import tiny as words_of
 from tests.support import examples, stagec
 
 ROOT = Path(__file__).parents[2]
+COPIES = (NodeKind.MEM_STORE, NodeKind.MEM_LOAD)
 MACHINE = ("--machine", "h100-sxm")
 FORMAT = ("--format", "astra-sim", *MACHINE, "--quiet")
 
@@ -114,7 +115,6 @@ def test_files_fit_each_other(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         ((), "the job has one rank, and ASTRA-sim's network has two at least"),
-        (("--pp", "2", "--dp", "2", "--offload", "activations", "--memory-nodes"), "moves memory"),
     ],
 )
 def test_what_stops_astra_sim_is_refused(
@@ -124,6 +124,29 @@ def test_what_stops_astra_sim_is_refused(
     assert done.code == 1
     assert problem in done.err
     assert not (tmp_path / "job").exists()
+
+
+def test_copies_go_over_the_host_link(tmp_path: Path) -> None:
+    """Nanoseconds and bytes a nanosecond, both whole, for each rank by itself; without copies there
+    is no such memory."""
+    words = tiny("llama3-8b", "--dp", "2", "--offload", "activations")
+    folder = written(tmp_path, *words, "--memory-nodes")
+    host = load_machine("h100-sxm").host
+    assert json.loads((folder / "memory.json").read_text()) == {
+        "memory-type": "PER_NPU_MEMORY_EXPANSION",
+        "remote-mem-latency": host.latency.value * 1e9,
+        "remote-mem-bw": host.bandwidth.value / 1e9,
+    }
+    done = stagec("simulate", folder, "--astra-sim", stub(tmp_path))
+    assert done.code == 0, done.err
+    copied = [
+        n.attrs["tensor_size"] for n in read_trace(folder / "llama3-8b.0.et") if n.kind in COPIES
+    ]
+    (row,) = (line.split() for line in done.out.splitlines() if "mem_store" in line)
+    assert int(row[1]) == len(copied) / 2
+    assert row[2] != "0"
+    plain = written(tmp_path, *words, name="plain")
+    assert json.loads((plain / "memory.json").read_text()) == {"memory-type": "NO_MEMORY_EXPANSION"}
 
 
 def test_too_many_groups_are_refused(tmp_path: Path) -> None:

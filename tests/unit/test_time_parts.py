@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pods import lower_pods
 from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
@@ -33,6 +34,9 @@ from tests.parts import part_text
 from tests.support import EXHAUSTIVE, LLAMA, stagec, tiny_options
 from tests.unit.test_step_time import heard
 
+#: What ASTRA-sim assumes: one stream for all collectives and sends.
+ASTRA_SIM = Path(__file__).parents[2] / "docs" / "examples" / "astra-sim.toml"
+SENT = ("send", "all_reduce", "all_gather", "reduce_scatter")
 Times = dict[tuple[int, int], tuple[int, int]]
 #: Strategies of the parts and of main: what meets one rank, and what meets several.
 CASES = (
@@ -193,6 +197,39 @@ def test_a_slow_network_between_pods_is_waited_for() -> None:
     size = 8 * 8 * 16 * 2  # %e, and its gradient
     assert waits.seconds - usual.seconds > 2 * size / 1e3
     assert waits.parts(waits.classes[0])["exposed encoder message"] > 10**12 * size / 1e3 / 2
+
+
+@pytest.mark.parametrize("streams", ["one", "each"])
+def test_one_stream_has_one_collective_or_send_at_a_time(streams: str) -> None:
+    """Where collectives and sends share a stream, a step takes as long as all bytes of a rank one
+    after the other; a pair sums as many bytes as it sends. With streams of their own, messages to
+    another pod go beside collectives."""
+    machine = load_machine(str(ASTRA_SIM)).changed({"network.switch.bandwidth": 1e3})
+    efficiency = machine.efficiency.model_copy(update={"streams": streams})
+    machine = machine.model_copy(update={"efficiency": efficiency})
+    issued = issued_pods("whisper", "dp=2,zero=3", {"dp": 2, "zero": 3, "microbatches": 2})
+    step = step_time(issued, machine, pods=issued.between(machine))
+    halved = ("all_gather", "reduce_scatter")  # a rank of two sends a half
+    sent = [
+        sum(n.size / (1 + (n.kind in halved)) for n in c.program().nodes if n.kind in SENT)
+        for each in issued.jobs
+        for c in each.classes
+    ]
+    assert (step.seconds >= max(sent) / 1e3) == (streams == "one")
+
+
+def test_one_stream_has_copies_too() -> None:
+    """As in ASTRA-sim: no copy beside a collective."""
+    machine = load_machine(str(ASTRA_SIM))
+    machine = machine.changed({"network.switch.bandwidth": 1e3, "host.bandwidth": 1e3})
+    options = tiny_options(LLAMA, dp=2, zero=3, offload="optimizer", memory_nodes=True)
+    issued = Issued.of(JobBuilder(options).lower())
+    (only,) = issued.classes
+    nodes = only.program().nodes
+    copies = sum(n.size for n in nodes if n.is_copy)
+    halves = sum(n.size for n in nodes if n.is_collective) / 2  # a ring of two sends a half
+    assert copies > halves > 0
+    assert step_time(issued, machine).seconds >= (copies + halves) / 1e3
 
 
 def test_times_of_parts_are_told(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.formats.astra_sim.topology import Dimension
+
+if TYPE_CHECKING:
+    from stagec.machines.schema import HostLink
 
 #: The file that says of a folder what 'stagec simulate' has to know.
 ABOUT = "stagec.json"
@@ -39,9 +42,16 @@ def system(
     return found
 
 
-def memory() -> dict[str, Any]:
-    """`memory.json`: no memory beside that of devices."""
-    return {"memory-type": "NO_MEMORY_EXPANSION"}
+def memory(host: HostLink | None = None) -> dict[str, Any]:
+    """`memory.json`: the memory of the host behind a link of each rank's own, or no memory beside
+    that of devices. ASTRA-sim reads whole nanoseconds and whole GB/s."""
+    if host is None:
+        return {"memory-type": "NO_MEMORY_EXPANSION"}
+    return {
+        "memory-type": "PER_NPU_MEMORY_EXPANSION",
+        "remote-mem-latency": round(host.latency.value * 1e9),
+        "remote-mem-bw": max(1, round(host.bandwidth.value / 1e9)),
+    }
 
 
 def logical_topology(dims: list[Dimension]) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class AstraSimFormat(ChakraFormat):
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         found = [*super().drops(program, layout)]
         found += ["a stream for each communicator: a rank has one collective or send at a time"]
+        if any(node.is_copy for node in program.prototypes):
+            found.append("copies beside collectives and sends: a rank has one of them at a time")
         if not self.durations:
             types = sorted({k.dtype for n in program.prototypes for k in n.kernels if k.dtype})
             if len(types) > 1:
@@ -111,7 +113,7 @@ class AstraSimFormat(ChakraFormat):
         return {
             files.SYSTEM: files.text(system),
             files.NETWORK: network_text(dims).encode(),
-            files.MEMORY: files.text(files.memory()),
+            files.MEMORY: files.text(files.memory(machine.host if _copies(job) else None)),
             "logical_topology.json": files.text(files.logical_topology(dims)),
             "run.sh": files.script(job.name, ranks, rendezvous=waits).encode(),
             files.ABOUT: files.text(about),
@@ -133,6 +135,12 @@ def _peak(job: TraceJob, machine: Machine) -> float:
     return next((rates[name] for name in wanted if name in rates), max(rates.values()))
 
 
+def _copies(job: TraceJob) -> bool:
+    """Whether a rank of the job copies between device and host."""
+    programs = map(job.program, range(len(job.members)))
+    return any(node.is_copy for program in programs for node in program.prototypes)
+
+
 def _smallest(program: Program) -> int | None:
     """Bytes of the smallest collective that is cut into parts: Sys::determine_chunk_size."""
     found = (n.size for n in program.prototypes if n.is_collective and n.kind != "all_gather")
@@ -142,12 +150,6 @@ def _smallest(program: Program) -> int | None:
 def _check_program(program: Program) -> None:
     """Refuse nodes that stop ASTRA-sim. Raises `DiagnosticError`."""
     for node in program.prototypes:
-        if node.is_copy:
-            raise error(
-                f"'{node.name}' moves memory between device and host, and ASTRA-sim's statistics "
-                "fail on that",
-                remedy="leave out --memory-nodes, or write --format chakra for other consumers",
-            )
         if node.is_collective and node.kind not in _KINDS:
             raise error(
                 f"ASTRA-sim has no algorithm for '{node.kind}' ('{node.name}')",

@@ -108,7 +108,7 @@ def breakdown(
             continue
         what = _what(node, over)
         row = facts.setdefault(what, [0, 0, 0, 0])
-        size = node.attrs.get("comm_size", 0)
+        size = node.attrs.get("comm_size", node.attrs.get("tensor_size", 0))
         row[0] += 1
         row[1] += size if isinstance(size, int) else 0
         row[2] += span[1] - span[0]
