@@ -36,7 +36,6 @@ from tests.unit.test_step_time import heard
 
 #: What ASTRA-sim assumes: one stream for all collectives and sends.
 ASTRA_SIM = Path(__file__).parents[2] / "docs" / "examples" / "astra-sim.toml"
-SENT = ("send", "all_reduce", "all_gather", "reduce_scatter")
 Times = dict[tuple[int, int], tuple[int, int]]
 #: Strategies of the parts and of main: what meets one rank, and what meets several.
 CASES = (
@@ -199,23 +198,15 @@ def test_a_slow_network_between_pods_is_waited_for() -> None:
     assert waits.parts(waits.classes[0])["exposed encoder message"] > 10**12 * size / 1e3 / 2
 
 
-@pytest.mark.parametrize("streams", ["one", "each"])
-def test_one_stream_has_one_collective_or_send_at_a_time(streams: str) -> None:
-    """Where collectives and sends share a stream, a step takes as long as all bytes of a rank one
-    after the other; a pair sums as many bytes as it sends. With streams of their own, messages to
-    another pod go beside collectives."""
-    machine = load_machine(str(ASTRA_SIM)).changed({"network.switch.bandwidth": 1e3})
-    efficiency = machine.efficiency.model_copy(update={"streams": streams})
-    machine = machine.model_copy(update={"efficiency": efficiency})
+def test_one_stream_has_one_collective_or_send_at_a_time() -> None:
+    """A rank that talks to one group and another pod takes longer if both share a stream, as in
+    ASTRA-sim, than with a stream for each."""
+    one = load_machine(str(ASTRA_SIM)).changed({"network.switch.bandwidth": 1e3})
+    efficiency = one.efficiency.model_copy(update={"streams": "each"})
+    each = one.model_copy(update={"efficiency": efficiency})
     issued = issued_pods("whisper", "dp=2,zero=3", {"dp": 2, "zero": 3, "microbatches": 2})
-    step = step_time(issued, machine, pods=issued.between(machine))
-    halved = ("all_gather", "reduce_scatter")  # a rank of two sends a half
-    sent = [
-        sum(n.size / (1 + (n.kind in halved)) for n in c.program().nodes if n.kind in SENT)
-        for each in issued.jobs
-        for c in each.classes
-    ]
-    assert (step.seconds >= max(sent) / 1e3) == (streams == "one")
+    steps = [step_time(issued, m, pods=issued.between(m)).seconds for m in (one, each)]
+    assert steps[0] > steps[1] + 1
 
 
 def test_one_stream_has_copies_too() -> None:
