@@ -23,6 +23,7 @@ BY_LAYER = (
     Param("layers", "ints", "the number of the first layer here, by stage (default 0)"),
     Param("shares", "ints", "the first layers that each chunk of the other pod has (default 0)"),
     Param("turns", "int", "microbatches of the other pod in one of here (default 1)"),
+    Param("splits", "int", "of what arrives, microbatches of here in one there (default 1)"),
 )
 _MESSAGES = (
     Param("first", "int", "the number of the first message among those of all values"),
@@ -40,7 +41,7 @@ class PodOp(OpDef):
     """Base of both ends."""
 
     def verify(self, op: Operation) -> Iterator[str]:
-        for name in ("ways", "pieces", "streams", "turns"):
+        for name in ("ways", "pieces", "streams", "turns", "splits"):
             if op.integer(name, 1) < 1:
                 yield f"'{name}' expects a positive integer, found {op.integer(name)}"
         if op.integer("ways") % max(1, op.integer("turns", 1)):

@@ -336,8 +336,9 @@ class _Lowering:
         yielded = any(user.has(Terminates) for r in op.results for user, _ in r.uses)
         in_turn = not sends and (not op.operands or yielded)
         nodes: list[Value] = []
-        for way in range(ways):
-            turn = way % op.integer("turns", 1)
+        turns = op.integer("turns", 1)
+        for way in sorted(range(ways), key=lambda way: way % turns):
+            turn = way % turns
             own: dict[str, RawAttr] = {"by": first + way, **({"turn": turn} if turn else {})}
             before = nodes[-1:] if in_turn else []
             nodes.append(b.value(end, [*deps, *before], {**attrs, **own}, hint=name))

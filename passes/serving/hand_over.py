@@ -89,6 +89,8 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
             **({"turns": end.turns} if end.turns > 1 else {}),
             **rows[name],
         }
+        splits = 1 if to else crossing.source.turns
+        attrs |= {"splits": splits} if splits > 1 else {}
         cache = _Cache(module, arg)
         if to:
             cache.send({"to": to, **attrs}, crossing)

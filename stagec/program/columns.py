@@ -81,6 +81,7 @@ class Columns:
         for template, use in self._uses.items():
             facts.put_instances(template, use)
         issued = with_buckets(_issued(order), list(cut_buckets(bucketed)))
+        issued = _as_sent(issued, self._prototypes, facts)
         place = np.zeros(self._next, dtype=np.int64)
         place[issued] = np.arange(1, len(issued) + 1)
         prototype = facts.prototype[issued]
@@ -151,6 +152,38 @@ class _Facts:
         return sources, targets, control
 
 
+def _as_sent(issued: Ints, prototypes: Sequence[Node], facts: _Facts) -> Ints:
+    """The order of issue where microbatches of the pod that caches come from are others than those
+    here: what comes is received at the start of the step, in the order in which it is sent. The
+    sender goes through its layers for each of its microbatches, and sends parts of one in turn:
+
+        two microbatches there, one here    mb0: k0 v0 k1 v1    mb1: k0 v0 k1 v1
+        one there, two here                 k0 of mb0, mb1, v0 of mb0, mb1, k1 ...
+
+    The caches are there before the step, so a receive waits for nothing.
+    """
+    prototype = facts.prototype[issued]
+    splits = np.array([_splits(node) for node in prototypes], dtype=np.int64)[prototype]
+    early = np.flatnonzero(splits)
+    if not len(early):
+        return issued
+    streams = np.array([n.op.integer("streams", 1) if n.op else 1 for n in prototypes])
+    part, layer = np.divmod(facts.tag[issued[early]], streams[prototype[early]])
+    _, first, number = np.unique(layer, return_index=True, return_inverse=True)
+    turn, split = np.divmod(part, splits[early])
+    order = early[np.lexsort((split, first[number], turn))]
+    return np.concatenate([issued[order], np.delete(issued, early)])
+
+
+def _splits(node: Node) -> int:
+    """Of a receive from a pod with other microbatches, so many of here are one there; 0 of other
+    nodes."""
+    op = node.op
+    if node.kind != "recv" or op is None or {"turns", "splits"}.isdisjoint(op.attrs):
+        return 0
+    return op.integer("splits", 1)
+
+
 def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
     """What is added to the tags of each instance's messages."""
     column = {stream: i for i, stream in enumerate(template.sent)}
@@ -214,7 +247,8 @@ def _stream(node: Node, ways: dict[tuple[str, str, int], int]) -> int:
     if node.is_copy:
         return 4 if node.to == "host" else 5
     if node.is_message:
-        return ways.setdefault((node.kind, node.over, node.by), 6 + len(ways))
+        turn = node.op.integer("turn", 0) if node.op else 0  # of several to one rank
+        return ways.setdefault((node.kind, node.over, node.by - turn), 6 + len(ways))
     return 0 if node.is_computation else 1 + 2 * node.blocking
 
 
