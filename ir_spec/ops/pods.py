@@ -23,7 +23,8 @@ BY_LAYER = (
     Param("layers", "ints", "the number of the first layer here, by stage (default 0)"),
     Param("shares", "ints", "the first layers that each chunk of the other pod has (default 0)"),
     Param("turns", "int", "microbatches of the other pod in one of here (default 1)"),
-    Param("splits", "int", "of what arrives, microbatches of here in one there (default 1)"),
+    Param("splits", "int", "of caches, microbatches of here in one of the other pod"),
+    Param("last", "flag", "sent behind the caches of its microbatch"),
 )
 _MESSAGES = (
     Param("first", "int", "the number of the first message among those of all values"),

@@ -24,7 +24,15 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.serving import PAST
 from stagec.ir_spec.ops.pods import message_bytes
 from stagec.ir_spec.ops.serving import rows_of
-from stagec.program.crossings import Crossing, caches_of, crossings, used
+from stagec.program.crossings import (
+    TOKEN,
+    Crossing,
+    Crossings,
+    caches_of,
+    crossings,
+    token_of,
+    used,
+)
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 from stagec.support.texts import read_text
@@ -76,26 +84,48 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
     found = crossings(*pods)
     rows = {name: _rows(pods[1], arg) for _, arg, name, _ in caches_of(pods[1])}
     for func, arg, name, chunk in list(caches_of(module)):
-        crossing = found.caches[name]
-        end = crossing.source if to else crossing.target
-        layers = tuple(end.starts[stage, chunk] for stage in stages_of(func) or (0,))
-        attrs: dict[str, RawAttr] = {
-            "first": end.first[chunk],
-            "ways": end.ways,
-            "stream": crossing.stream,
-            "streams": found.layers,
-            **({"layers": layers} if any(layers) else {}),
-            **({"shares": end.shares} if len(end.shares) > 1 else {}),
-            **({"turns": end.turns} if end.turns > 1 else {}),
-            **rows[name],
-        }
-        splits = 1 if to else crossing.source.turns
-        attrs |= {"splits": splits} if splits > 1 else {}
+        about = rows[name]
         cache = _Cache(module, arg)
+        crossing = found.caches[name]
+        attrs = {**_ends(crossing, found, func, chunk, sends=bool(to)), **about}
         if to:
             cache.send({"to": to, **attrs}, crossing)
         else:
             cache.receive({"source": source, **attrs})
+    token = found.caches.get(TOKEN)
+    if token is None:
+        return
+    for func, value, chunk in list(token_of(module)):
+        attrs = {**_ends(token, found, func, chunk, sends=bool(to)), "last": True}
+        op = value.producer
+        if op is not None:
+            b = Builder.after(module.registry, op, loc=made_by(PASS, op.loc))
+            pieces = token.way.pieces * token.source.turns
+            b.op("stg.hand_over", [value], {"to": to, "pieces": pieces, **attrs})
+        else:
+            words = evaluate(value.tensor.shape[1], module.env)
+            one: dict[str, RawAttr] = {"dim": 1, "rows": const(1)} if words > 1 else {}
+            _Cache(module, value).receive({"source": source, **attrs, **one})
+
+
+def _ends(
+    crossing: Crossing, found: Crossings, func: Operation, chunk: int, *, sends: bool
+) -> dict[str, RawAttr]:
+    """What an end says of its messages."""
+    here, there = crossing.source, crossing.target
+    if not sends:
+        here, there = there, here
+    layers = tuple(here.starts[stage, chunk] for stage in stages_of(func) or (0,))
+    return {
+        "first": here.first[chunk],
+        "ways": here.ways,
+        "stream": crossing.stream,
+        "streams": found.layers,
+        **({"layers": layers} if any(layers) else {}),
+        **({"shares": here.shares} if len(here.shares) > 1 else {}),
+        **({"turns": here.turns} if here.turns > 1 else {}),
+        "splits": there.turns,
+    }
 
 
 def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:

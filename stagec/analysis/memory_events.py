@@ -28,6 +28,7 @@ from stagec.memory.liveness import device_bytes
 from stagec.memory.step import MemoryRun, MicrobatchState, Planner, turns
 from stagec.memory.timeline import DEVICE, MemoryTimeline
 from stagec.program.classes import RankClass
+from stagec.program.columns import cache_splits
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.program.stepper import Order
 from stagec.schedule.attached import actions_of, receives_of, regions_of, stages_of
@@ -165,8 +166,8 @@ class _Aligned:
 
 
 class _Overlay:
-    """Lays the sections of a plan over a program. The calls of a reduction in buckets stand
-    elsewhere, and have no events."""
+    """Lays the sections of a plan over a program. The calls of a reduction in buckets and
+    the receives of caches stand elsewhere, and have no events."""
 
     def __init__(self, plan: _Plan, program: Program) -> None:
         self._plan, self._count = plan, len(program)
@@ -175,7 +176,7 @@ class _Overlay:
         self._known: dict[Hashable, _Aligned] = {}
         origins = [n.op.origin if n.op is not None else None for n in program.prototypes]
         numbered = [self._numbers.setdefault(op, len(self._numbers)) for op in origins]
-        cut = np.array([n.bucket for n in program.prototypes], dtype=bool)
+        cut = np.array([n.bucket or bool(cache_splits(n)) for n in program.prototypes], dtype=bool)
         self._places = np.flatnonzero(~cut[program.prototype])
         self._origins = np.array(numbered, dtype=np.int64)[program.prototype[self._places]]
         for made in _made_together(program.prototypes):

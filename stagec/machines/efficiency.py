@@ -112,8 +112,8 @@ class Efficiency(Text):
     hosts and of what is sustained.
     `collectives` are the algorithms that the communication library has, `network` the constants of
     each level of the network, by its name. `streams` says how a device communicates: on one stream
-    for `each` communicator and neighbour, as frameworks do, or on `one` for all
-    collectives, sends and copies, in the order of issue. Without `rendezvous` senders never wait for receivers.
+    for `each` communicator and neighbour, as frameworks do, or on `one` for all collectives, sends
+    and copies, in the order of issue. Without `rendezvous` senders never wait for receivers.
     """
 
     kernels: Literal["tiles", "roofline"] = "tiles"

@@ -153,9 +153,9 @@ class _Facts:
 
 
 def _as_sent(issued: Ints, prototypes: Sequence[Node], facts: _Facts) -> Ints:
-    """The order of issue where microbatches of the pod that caches come from are others than those
-    here: what comes is received at the start of the step, in the order in which it is sent. The
-    sender goes through its layers for each of its microbatches, and sends parts of one in turn:
+    """The order of issue where caches come from another pod: they are received at the start of the
+    step, in the order in which they are sent. The sender goes through its layers for each of its
+    microbatches, sends parts of one in turn, and then the token that it has sampled:
 
         two microbatches there, one here    mb0: k0 v0 k1 v1    mb1: k0 v0 k1 v1
         one there, two here                 k0 of mb0, mb1, v0 of mb0, mb1, k1 ...
@@ -163,25 +163,23 @@ def _as_sent(issued: Ints, prototypes: Sequence[Node], facts: _Facts) -> Ints:
     The caches are there before the step, so a receive waits for nothing.
     """
     prototype = facts.prototype[issued]
-    splits = np.array([_splits(node) for node in prototypes], dtype=np.int64)[prototype]
+    splits = np.array([cache_splits(node) for node in prototypes], dtype=np.int64)[prototype]
     early = np.flatnonzero(splits)
     if not len(early):
         return issued
     streams = np.array([n.op.integer("streams", 1) if n.op else 1 for n in prototypes])
     part, layer = np.divmod(facts.tag[issued[early]], streams[prototype[early]])
     _, first, number = np.unique(layer, return_index=True, return_inverse=True)
+    last = np.array([n.op is not None and n.op.flag("last") for n in prototypes])[prototype[early]]
     turn, split = np.divmod(part, splits[early])
-    order = early[np.lexsort((split, first[number], turn))]
+    order = early[np.lexsort((split, first[number], last, turn))]
     return np.concatenate([issued[order], np.delete(issued, early)])
 
 
-def _splits(node: Node) -> int:
-    """Of a receive from a pod with other microbatches, so many of here are one there; 0 of other
-    nodes."""
+def cache_splits(node: Node) -> int:
+    """Of a receive of a cache, how many microbatches of here are one there; 0 of other nodes."""
     op = node.op
-    if node.kind != "recv" or op is None or {"turns", "splits"}.isdisjoint(op.attrs):
-        return 0
-    return op.integer("splits", 1)
+    return op.integer("splits", 0) if node.kind == "recv" and op is not None else 0
 
 
 def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
@@ -243,12 +241,14 @@ def stream_edges(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Int
 
 def _stream(node: Node, ways: dict[tuple[str, str, int], int]) -> int:
     """0 of computations, 1 of collectives (3 if they are blocking), 4 and 5 of copies to the host
-    and to the device, from 6 on those of messages: one for each rank sent to or received from."""
+    and to the device, from 6 on those of messages: one for each rank sent to or received from, or
+    for all ranks of a pod that caches go to or come from."""
     if node.is_copy:
         return 4 if node.to == "host" else 5
     if node.is_message:
-        turn = node.op.integer("turn", 0) if node.op else 0  # of several to one rank
-        return ways.setdefault((node.kind, node.over, node.by - turn), 6 + len(ways))
+        caches = node.op is not None and "splits" in node.op.attrs
+        by = 0 if caches else node.by
+        return ways.setdefault((node.kind, node.over, by), 6 + len(ways))
     return 0 if node.is_computation else 1 + 2 * node.blocking
 
 

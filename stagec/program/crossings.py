@@ -19,11 +19,15 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.rewrite import uses_inside
+from stagec.ir.serving import PAST
 from stagec.ir.traits import Accumulates, Terminates
 from stagec.ir.types import CACHED
 from stagec.program.handover import Handover, Ints, Layouts, NoHandoverError, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
+
+#: What the token that prefill samples is called among the caches.
+TOKEN = "token sampled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +149,15 @@ def crossings(source: Module, target: Module) -> Crossings:
 
 def _crossings(source: Module, target: Module) -> Crossings:
     mine, theirs = held_caches(source), held_caches(target)
+    if not (TOKEN in mine and TOKEN in theirs):
+        mine.pop(TOKEN, None), theirs.pop(TOKEN, None)
     _check_alike(source, mine, theirs)
     more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
     meshes = pod_mesh(source), pod_mesh(target)
     to, of = Numbers(meshes[0], meshes[1]), Numbers(meshes[1], meshes[0])
     found: dict[str, Crossing] = {}
     stream = 0
-    for name in sorted(mine):
+    for name in sorted(mine, key=lambda name: (name == TOKEN, name)):
         ends = mine[name], theirs[name]
         way = handover(ends[0].layouts, ends[1].layouts)
         sent, got = to.end(*ends, way.to, fewer), of.end(ends[1], ends[0], way.of, more)
@@ -223,6 +229,41 @@ def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
                 yield func, arg, name, chunk
 
 
+def token_of(module: Module) -> Iterator[tuple[Operation, Value, int]]:
+    """The token that a step of prefill samples of each sequence, where it does, or the argument
+    that a step of decode takes it by; the function of it, and its chunk. Nothing for a step without
+    one, or with several such arguments."""
+    staged = [func for func in module.functions if "stages" in func.attrs]
+    funcs = staged or [module.main]
+    made = [(f, _inside(v)) for f in funcs for v in f.body.terminator.operands if _is_token(v)]
+    taken = [(f, a) for f in funcs for a in f.body.args if _is_token(a) and a.uses]
+    if PAST not in module.symbols:
+        yield from ((f, v, chunk_of(v.producer)) for f, v in made if v.producer is not None)
+    elif len({arg.name for _, arg in taken}) == 1:
+        yield from ((f, arg, chunk_of(used(arg)[0])) for f, arg in taken)
+
+
+def _is_token(value: Value) -> bool:
+    tensor = value.tensor
+    return not tensor.role and tensor.rank == 2 and tensor.dtype[0] in "iu"
+
+
+def _inside(value: Value) -> Value:
+    """What a microbatch, or an action of it, yields as a value."""
+    while value.producer is not None and value.producer.region is not None:
+        value = value.producer.region.terminator.operands[value.index]
+    return value
+
+
+def chunk_of(op: Operation) -> int:
+    """The chunk of a stage that an operation is of: that of the action around it."""
+    while op.parent is not None:
+        op = op.parent.owner
+        if "chunk" in op.attrs:
+            return op.integer("chunk")
+    return 0
+
+
 def held_caches(module: Module) -> dict[str, HeldCache]:
     """The caches of a placed module by name. Raises `DiagnosticError` for open sizes."""
     layouts = pod_mesh(module).inner
@@ -232,6 +273,10 @@ def held_caches(module: Module) -> dict[str, HeldCache]:
         for stage in stages_of(func) or (0,):
             place = _depth(module, func, stage, chunk)
             parts.setdefault(name, {})[place] = LayerShare(0, place, stage, chunk), count, arg
+    for func, value, chunk in token_of(module):
+        for stage in stages_of(func) or (0,):
+            place = _depth(module, func, stage, chunk)
+            parts.setdefault(TOKEN, {})[place] = LayerShare(0, place, stage, chunk), 1, value
     found: dict[str, HeldCache] = {}
     for name, by_depth in parts.items():
         shares: list[LayerShare] = []

@@ -16,7 +16,15 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.parts import Arrive, Depart
-from stagec.program.crossings import HeldCache, LayerShare, Numbers, PodMesh, microbatches, pod_mesh
+from stagec.program.crossings import (
+    HeldCache,
+    LayerShare,
+    Numbers,
+    PodMesh,
+    chunk_of,
+    microbatches,
+    pod_mesh,
+)
 from stagec.program.handover import Handover, Ints, Layouts, NoHandoverError, handover
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
@@ -85,16 +93,7 @@ def ends_of(module: Module) -> Iterator[PartEnd]:
         for op in func.body.walk():
             if isinstance(op.definition, Depart | Arrive):
                 way = PartWay(op.text("value"), op.text("source"), op.text("to"))
-                yield PartEnd(way, op, func, _chunk(op))
-
-
-def _chunk(op: Operation) -> int:
-    """The chunk of a stage that an operation is of: that of the action around it."""
-    while op.parent is not None:
-        op = op.parent.owner
-        if "chunk" in op.attrs:
-            return op.integer("chunk")
-    return 0
+                yield PartEnd(way, op, func, chunk_of(op))
 
 
 def pod_of(module: Module) -> str:

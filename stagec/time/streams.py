@@ -2,8 +2,9 @@
 
 A rank computes on one stream. Each communicator, each direction of copies, and sends to and
 receives from each neighbour have a stream of their own, beside it; so have all messages to another
-pod, which share the link of the rank. A machine may say that its collectives, sends (those to
-other pods too) and copies share one stream. A blocking collective is on the stream of its communicator and on that of the computations.
+pod, which share the link of the rank. A machine may say that its collectives, sends (those to other
+pods too) and copies share one stream. A blocking collective is on the stream of its communicator
+and on that of the computations.
 """
 
 from __future__ import annotations
