@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.job.archive_index import parse_index
 from stagec.program.handover import Layouts, NoHandoverError, handover
 from tests.support import examples, stagec
@@ -120,16 +121,49 @@ def test_both_pods_are_one_job(case: int, tmp_path: Path) -> None:
     a_token = 2 * 4 * 4 * 8 * 2  # keys and values of four layers, four heads of eight, two bytes
     degrees = dict(part.split("=") for part in decode.split(",") if "=" in part)
     copies = max(1, int(degrees.get("tp", 1)) // 4)
-    assert found["handover"]["bytes"] == batch * prompt * a_token * copies
+    whole = int(degrees.get("tp", 1)) * int(degrees.get("cp", 1))  # ranks that take one token
+    crossed = batch * prompt * a_token * copies + 4 * batch * whole
+    assert found["handover"]["bytes"] == crossed
     manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
     assert manifest["serving"] == found["handover"]
     assert {c["pod"] for c in manifest["classes"]} == {"prefill", "decode"}
 
 
+def test_a_pod_decodes_behind_the_first_token(tmp_path: Path) -> None:
+    """All that a rank of decode computes waits for what prefill sends behind its last computation:
+    the token that it has sampled."""
+    pods = ("--prefill", "tp=2,microbatches=2", "--decode", "dp=2")
+    step = ("--serve", "disaggregated", "--batch", "8", "--prompt", "16", "--set", SIZES)
+    ran = stagec("compile", "llama3-8b", *step, *pods, "-o", tmp_path, "--name", "job", "--quiet")
+    assert ran.code == 0, ran.err
+    first, last = (list(read_trace(tmp_path / f"job.{rank}.et")) for rank in (0, 3))
+    made = max((n for n in first if n.kind == NodeKind.COMP), key=lambda n: n.id).id
+    tags: set[object] = {
+        n.attrs["comm_tag"] for n in first if n.kind == NodeKind.SEND and made in _waits(n)
+    }
+    (token,) = (n.id for n in last if _comes(n, tags))
+    behind = {token}
+    for node in last:
+        if not behind.isdisjoint(_waits(node)):
+            behind.add(node.id)
+    assert {n.id for n in last if n.kind == NodeKind.COMP} <= behind
+
+
+def _comes(node: TraceNode, tags: set[object]) -> bool:
+    """Whether a node receives a message of the first rank with one of these tags."""
+    of = node.attrs.get("comm_src", 0), node.attrs.get("comm_tag")
+    return node.kind == NodeKind.RECV and of[0] == 0 and of[1] in tags
+
+
+def _waits(node: TraceNode) -> tuple[int, ...]:
+    return (*node.data_deps, *node.ctrl_deps)
+
+
 def test_published_bytes_of_a_prompt() -> None:
-    """Llama-3 8B, 4,096 tokens: 536.9 MB cross (facts of disaggregated serving)."""
+    """Llama-3 8B, 4,096 tokens: 536.9 MB cross (facts of disaggregated serving), and the token that
+    was sampled to each of eight ranks."""
     found = _analysed("llama3-8b", "tp=4", "tp=8", 4096)
-    assert found["handover"]["bytes"] == 4096 * 131_072
+    assert found["handover"]["bytes"] == 4096 * 131_072 + 8 * 4
 
 
 def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def test_pods_are_one_timeline(tmp_path: Path) -> None:
     assert sends.keys() == takes.keys()
     crossing = [i for i, e in sends.items() if e["pid"] < 8 <= takes[i]["pid"]]
     told = json.loads(stagec("time", *words, "--no-levers", "--json").out)
-    assert len(crossing) == told["handover"]["messages"] == 64
+    assert len(crossing) == told["handover"]["messages"] == 64 + 16  # and tokens
     assert all(sends[i]["ts"] < takes[i]["ts"] for i in crossing)
     runs = [e for e in events if e["ph"] == "X"]
     ends = [max(e["ts"] + e["dur"] for e in runs if (e["pid"] < 8) is p) for p in (True, False)]

@@ -138,7 +138,7 @@ def pods_time(
 def _print(found: PodsTime, out: StringIO) -> None:
     transfer, shown = found.transfer, console(out)
     shown.print(
-        f"From prefill to decode: {bytes_text(transfer.bytes)} of caches in "
+        f"From prefill to decode: {bytes_text(transfer.bytes)} of caches and tokens in "
         f"{transfer.messages:,} messages over {transfer.level}, "
         f"{seconds_text(transfer.alone_seconds)} alone, "
         f"{seconds_text(transfer.exposed_seconds)} behind prefill",
