@@ -218,8 +218,8 @@ def _print(result: Mapping[str, Any], out: TextIO) -> None:
         print_analysis(found, out)
     if "handover" in result:
         crossed = result["handover"]
-        size = bytes_text(crossed["bytes"])
-        out.write(f"From prefill to decode: {size} of caches and tokens in {crossed['messages']:,} messages\n")
+        size, count = bytes_text(crossed["bytes"]), f"{crossed['messages']:,}"
+        out.write(f"From prefill to decode: {size} of caches and tokens in {count} messages\n")
     for each in result.get("crossings", ()):
         size, count = bytes_text(each["bytes"]), f"{each['messages']:,}"
         out.write(f"From {each['source']} to {each['to']}: {size} in {count} messages\n")
