@@ -107,7 +107,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_both_pods_are_one_job(case: int, tmp_path: Path) -> None:
-    """The checker proves it, with sends that wait too. As many bytes cross as the decoding ranks hold of
+    """The checker proves it, with sends that wait too. What crosses is what decoding ranks hold of
     caches, and a token of each sequence."""
     prefill, decode = CASES[case]
     batch, prompt = 8, 16
