@@ -247,11 +247,15 @@ class ShardingConstraint(Identity):
     """Pins a placement: the result has the written type, whatever the strategy says.
 
     With `both` the gradient is pinned in the same way, and neither op that computes them is placed
-    for the pin: the values are moved, as Ulysses does.
+    for the pin: the values are moved, as Ulysses does. With `again` backward pins the value once
+    more where it uses the result: what the pin moved is not kept, and is moved again.
     """
 
     name = "stg.sharding_constraint"
-    params = (Param("both", "flag", "pin the gradient too"),)
+    params = (
+        Param("both", "flag", "pin the gradient too"),
+        Param("again", "flag", "backward moves the value again"),
+    )
     example = "%y = stg.sharding_constraint(%x) : bf16[B@dp, S, V]"
 
     def grad(

@@ -55,7 +55,7 @@ from stagec.ir.traits import Accumulates, BeginsBackward
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import MAIN, Arrive
 from stagec.passes.autodiff.frozen import idle_values
-from stagec.passes.autodiff.handover import hand_over
+from stagec.passes.autodiff.handover import hand_over, pin_again
 from stagec.sharding.zero import StatePlacement
 
 
@@ -369,6 +369,7 @@ class _Tape:
             ):
                 if grad is not None and value.tensor.dtype in FLOATS:
                     self.give(value, grad)
+        pin_again(self.builder.region)
 
 
 def _zero(b: Builder, value: Value) -> Value:

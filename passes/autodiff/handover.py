@@ -10,11 +10,16 @@ is kept. Of a layer `%u = einsum(%h, %w); %g = gelu(%u)`, whose backward uses %h
 | full        | %h      | `%u = stg.einsum[phase = recompute](%h, %w)`                 |
 | full_replay | %h      | the same, and `%g = stg.gelu[phase = recompute](%u)`         |
 
+What forward moved to a pin that says `again` is not stashed in any case: backward pins the value
+that came before once more (`pin_again`), and what recomputes it pins it too.
+
 With `recompute_every = 2` backward has both values: `stg.recall(%u_again, %u_stashed)` takes the
 first one in every second layer, and the second one in all other layers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from stagec.api import Builder, Operation, Region, Registry, Value, const, made_by
 from stagec.ir.expr import is_quadratic
@@ -28,6 +33,32 @@ PASS = "recompute"
 def hand_over(registry: Registry, forward: Operation, back: Operation) -> None:
     """Give the backward region all that it uses of the forward region, in place."""
     _HandOver(registry, forward, back).run()
+
+
+def pin_again(region: Region) -> None:
+    """Give backward in a region pins of its own where it uses a result of one that says `again`, in
+    place."""
+    pins: dict[Value, Value] = {}
+    for op in [op for op in region.ops if op.phase == "backward"]:
+        for user in [op, *(op.region.walk() if op.region is not None else ())]:
+            for index, value in enumerate(user.operands):
+                pin = value.producer
+                if pin is None or not pin.flag("again") or pin.phase != "forward":
+                    continue
+                if value not in pins:
+                    copy = _clone(pin, pin.operands, "backward")
+                    region.insert(op.position(), copy)
+                    pins[value] = copy.result
+                user.set_operand(index, pins[value])
+
+
+def _clone(op: Operation, operands: Sequence[Value], phase: str) -> Operation:
+    """An operation on other operands, of this phase."""
+    copy = Operation(op.definition, operands, op.attrs, loc=made_by(PASS, op.loc))
+    copy.attrs["phase"] = phase
+    for result in op.results:
+        copy.add_result(result.name, result.type, result.loc)
+    return copy
 
 
 class _HandOver:
@@ -88,6 +119,8 @@ class _HandOver:
         op, what = value.producer, self._what
         if op is None or op.region is not None:
             return True
+        if op.flag("again"):
+            return False
         if what.ops:
             if op.has(Recasts) and op.operands[0].region is self._forward.body:
                 op = op.operands[0].producer or op
@@ -113,10 +146,8 @@ class _HandOver:
     def _recompute(self, op: Operation) -> None:
         """Copy a forward operation, and what it needs, in front of the present place."""
         operands = [self._get(v) if v.region is self._forward.body else v for v in op.operands]
-        copy = Operation(op.definition, operands, op.attrs, loc=made_by(PASS, op.loc))
-        copy.attrs["phase"] = "recompute"
-        for result in op.results:
-            self._inside[result] = copy.add_result(result.name, result.type, result.loc)
+        copy = _clone(op, operands, "recompute")
+        self._inside |= zip(op.results, copy.results, strict=True)
         self._back.body.insert(self._place.position(), copy)
 
     def _replay_rest(self) -> None:

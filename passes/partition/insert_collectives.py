@@ -181,7 +181,7 @@ class _Inserter:
             raise error(message, op.loc, remedy=MAKE_PARTS) from None
         builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
         home = value.region if op.parent is None else op.parent
-        keeps = self._save_gathered or is_parameter(value)
+        keeps = (self._save_gathered and not op.flag("again")) or is_parameter(value)
         for step in steps:
             shared = op.phase if step.op == "stg.all_gather" and not keeps else ""
             found = self._found(value, step, shared, home)
@@ -269,8 +269,7 @@ def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
     again = [u for arg in args for u, _ in arg.uses]
     for move, _ in end.operands[index].uses:
         kept = isinstance(move.definition, Collective) and len(move.operands) == 1
-        gathers = isinstance(move.definition, AllGather)
-        if not again or not kept or (gathers and not save_gathered):
+        if not again or not kept or _gathers_again(move, save_gathered):
             continue
         if all(_same_move(u, move) for u in again):
             end.set_operand(index, move.result)
@@ -282,6 +281,13 @@ def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
                     u.erase()
             return True
     return False
+
+
+def _gathers_again(move: Operation, save_gathered: bool) -> bool:
+    """Whether a movement is a gather that backward repeats: of a pin that says so, or of any split
+    matmul without `save_gathered`."""
+    pinned = any(user.flag("again") for user, _ in move.result.uses)
+    return isinstance(move.definition, AllGather) and (pinned or not save_gathered)
 
 
 def _same_move(op: Operation, other: Operation) -> bool:

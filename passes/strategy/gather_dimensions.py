@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.ir.builder import RawAttr
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.special import special_ops
+from stagec.sharding.strategy import GatherRule
+
+PIN = "stg.sharding_constraint"
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,7 @@ class GatherDimensions(Pass):
     """Pin operands whole in the dimensions of `stg.gather` where an op treats a split specially.
 
     With the sequence of keys and values whole, each rank computes attention for its own queries.
+    With `regather` the pins are marked `again`: 'differentiate' gives backward pins of its own.
 
     Before:
         stg.mesh @pod[cp]
@@ -55,7 +60,9 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
     """Pin the operands concerned, in place; a remark says so if there are none."""
     assumptions = Assumptions(module, GatherDimensions.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
-    for name in strategy.gathered:
+    rules = [(name, rule) for rule in strategy.all(GatherRule) if not rule.of for name in rule.dims]
+    for name, rule in rules:
+        attrs: dict[str, RawAttr] = {"again": True} if rule.regather else {}
         found = special_ops(module.main.body, name, joined=True)
         if not found:
             module.diagnostics.remark(
@@ -69,6 +76,6 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
             for index in operands:
                 value = op.operands[index]
                 whole = placer.moved(value.tensor, name, ())
-                pinned = b.value("stg.sharding_constraint", [value], type=whole, hint=value.name)
+                pinned = b.value(PIN, [value], attrs, type=whole, hint=value.name)
                 op.set_operand(index, pinned)
     assumptions.check()

@@ -43,6 +43,7 @@ from stagec.support.source import UNKNOWN, Loc
 
 __all__ = [
     "ExpertLoadRule",
+    "GatherRule",
     "PipelineRule",
     "RecomputeRule",
     "RingRule",

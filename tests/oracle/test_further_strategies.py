@@ -43,6 +43,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "recompute": ("none", "selective", "full", "full-replay"),
     "microbatches": (1, 2),
     "tp_inputs": ("regather", "save-gathered"),
+    "cp_inputs": ("regather", "save-gathered"),
 }
 
 
@@ -65,6 +66,8 @@ def grid() -> list[dict[str, Any]]:
     for row in rows:
         if row["model"] == GPT and "cp" in row["axes"]:
             row["cp_mode"] = "all-gather"
+        if "cp" not in row["axes"] or row["cp_mode"] != "all-gather":
+            row["cp_inputs"] = "regather"
     return rows
 
 
@@ -103,12 +106,37 @@ def test_ulysses_exchanges_four_activations_each_way() -> None:
         assert found == (4 * L, L * one_layer)
 
 
-def test_gathered_context_moves_keys_and_values() -> None:
-    """Gathered whole forward and again backward they would be 4; their gradients are scattered."""
-    whole = 2 * 2 * B * S * G * K
-    assert moved("all_gather", ["cp"], "forward", cp=4, cp_mode="all-gather") == (2 * L, L * whole)
+WHOLE = 2 * 2 * B * S * G * K
+
+
+def gathered(phase: str, **more: Any) -> tuple[int, int]:
+    return moved("all_gather", ["cp"], phase, cp=4, cp_mode="all-gather", **more)
+
+
+def test_gathered_context_moves_keys_and_values_twice() -> None:
+    """Forward and again backward, as Transformer Engine and PyTorch do, and once more where forward
+    is computed again; their gradients are scattered."""
+    for phase in ("forward", "backward"):
+        assert gathered(phase) == (2 * L, L * WHOLE)
+        assert gathered(phase, recompute="full") == (2 * L, L * WHOLE)
+    assert gathered("recompute", recompute="full") == (2 * L, L * WHOLE)
     scattered = moved("reduce_scatter", ["cp"], "backward", cp=4, cp_mode="all-gather")
-    assert scattered == (2 * L, L * whole)
+    assert scattered == (2 * L, L * WHOLE)
+
+
+@pytest.mark.parametrize("tp_inputs", ["regather", "save-gathered"])
+def test_saved_keys_and_values_are_stashed_whole(tp_inputs: str) -> None:
+    """A rank keeps 4 parts in place of its own, whatever becomes of the inputs of products."""
+    more = {"tp": 2, "sp": True, "tp_inputs": tp_inputs}
+    assert gathered("backward", **more) == (2 * L, L * WHOLE // 2)
+    assert gathered("backward", **more, cp_inputs="save-gathered") == (0, 0)
+
+    def stash(**inputs: str) -> int:
+        found = analyse(LLAMA, sizes=SIZES, cp=4, cp_mode="all-gather", **more, **inputs)
+        return int(found["classes"][0]["memory"]["stash"])
+
+    kept = L * WHOLE // 2
+    assert stash(cp_inputs="save-gathered") - stash() == kept - kept // 4
 
 
 def test_parameters_are_sharded_over_data_and_context() -> None:

@@ -26,6 +26,7 @@ TRAINING = {
     "reduce_dtype": "there are no gradients",
     "master_dtype": "there is no optimizer",
     "tp_inputs": "there is no backward to keep inputs for",
+    "cp_inputs": "there is no backward to keep inputs for",
 }
 #: The dimension that context and sequence parallelism split.
 SEQUENCE = "S"
