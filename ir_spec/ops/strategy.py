@@ -111,7 +111,7 @@ class SplitOp(Statement):
         if experts and EXPERTS in request.sizes:
             yield {"dims": EXPERTS, "over": experts, "only_with": "M"}
         if "cp" in request.axes:
-            yield {"dims": request.sequence, "over": "cp"}
+            yield {"dims": request.context, "over": "cp"}
         if "tp" in request.axes:
             yield from self._tensor_parallel(request)
 
@@ -127,7 +127,8 @@ class SplitOp(Statement):
         if dims:
             yield {"dims": tuple(dims), "over": over}
         if request["sp"]:
-            yield {"dims": "S", "over": over, "at": "rest"}
+            dims = request.split_over("tp", REPLICAS)
+            yield {"dims": dims, "over": over, "at": "rest"}
         if request["dp_attention"]:
             yield {"dims": "B", "over": over, "at": "rest"}
 
@@ -177,7 +178,8 @@ class ExchangeOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request.cp_mode == "ulysses":
-            yield {"dim": "S", "into": tuple(n for n in HEADS if n in request.sizes)}
+            into = tuple(n for n in HEADS if n in request.sizes)
+            yield from ({"dim": name, "into": into} for name in request.context)
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class RingOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request.cp_mode == "ring":
-            yield {"dim": "S", "order": request["cp_order"]}
+            order = request["cp_order"]
+            yield from ({"dim": name, "order": order} for name in request.context)
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         mode, order = request["cp_mode"], request["cp_order"]
@@ -485,7 +488,7 @@ class GatherOp(Statement):
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request.cp_mode == "all-gather":
             again = {"regather": True} if request["cp_inputs"] == "regather" else {}
-            yield {"dims": "S", **again}
+            yield {"dims": request.context, **again}
         if "tp" in request.axes and request["no_vocab_parallel"]:
             yield {"dims": "V"}
 

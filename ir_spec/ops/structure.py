@@ -52,8 +52,14 @@ class ModuleOp(Declaration):
         Param("phase", "name", "how far the module is compiled"),
         Param("positions", "int", "positions that the model was trained for; serving more warns"),
         Param("serving", "name", "which step of serving the module is", choices=MODES),
+        Param("sequences", "dims", "dimensions of tokens, the longest first (default S)"),
     )
     example = "stg.module @m[phase = parsed] {\n}"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        named = op.names("sequences")
+        if len(set(named)) < len(named):
+            yield "'sequences' names a dimension twice"
 
 
 class SizesDeclaration(Declaration):

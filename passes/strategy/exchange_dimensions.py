@@ -79,19 +79,23 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
     """
     assumptions = Assumptions(module, ExchangeDimensions.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
-    for name, into in strategy.exchanged:
-        special = [op for op, _ in special_ops(module.main.body, name)]
-        found = [op for op in special if _has(op, into)]
+    for into in dict.fromkeys(into for _, into in strategy.exchanged):
+        names = [name for name, others in strategy.exchanged if others == into]
+        special = [
+            op for name in names for op, _ in special_ops(module.main.body, name, names)
+        ]
+        found = [op for op in dict.fromkeys(special) if _has(op, into)]
         if not found:
             raise error(
-                f"no op treats a split of {name} in its own way, so there is nothing to exchange",
+                f"no op treats a split of {' or '.join(names)} in its own way, so there is nothing "
+                "to exchange",
                 strategy.loc,
                 remedy="exchange around fused attention; for other models gather: "
                 "--cp-mode all-gather",
             )
         for op in found:
-            _exchange_operands(module, placer, op, name, into)
-            _exchange_back(module, placer, op, name, into)
+            _exchange_operands(module, placer, op, names, into)
+            _exchange_back(module, placer, op, names, into)
     assumptions.check()
 
 
@@ -101,24 +105,24 @@ def _has(op: Operation, dims: Sequence[str]) -> bool:
 
 
 def _exchange_operands(
-    module: Module, placer: Placer, op: Operation, name: str, into: Sequence[str]
+    module: Module, placer: Placer, op: Operation, names: Sequence[str], into: Sequence[str]
 ) -> None:
     b = Builder.before(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
     for index, value in enumerate(op.operands):
         if value.tensor.rank > 1:
             source = placer.place(value.tensor.unplaced(), rest=False)
-            target = placer.moved(value.tensor, name, into)
+            target = placer.moved(value.tensor, names, into)
             here = b.value(PIN, [value], {"both": True}, type=source, hint=value.name)
             op.set_operand(index, b.value(PIN, [here], type=target, hint=value.name))
 
 
 def _exchange_back(
-    module: Module, placer: Placer, op: Operation, name: str, into: Sequence[str]
+    module: Module, placer: Placer, op: Operation, names: Sequence[str], into: Sequence[str]
 ) -> None:
     b = Builder.after(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
     result, users = op.results[0], list(op.results[0].uses)
     target = placer.place(result.tensor.unplaced(), rest=False)
-    source = placer.moved(result.tensor, name, into)
+    source = placer.moved(result.tensor, names, into)
     here = b.value(PIN, [result], {"both": True}, type=source, hint=result.name)
     back = b.value(PIN, [here], type=target, hint=result.name)
     for user, slot in users:

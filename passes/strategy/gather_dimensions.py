@@ -60,22 +60,32 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
     """Pin the operands concerned, in place; a remark says so if there are none."""
     assumptions = Assumptions(module, GatherDimensions.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
-    rules = [(name, rule) for rule in strategy.all(GatherRule) if not rule.of for name in rule.dims]
-    for name, rule in rules:
+    for rule in (rule for rule in strategy.all(GatherRule) if not rule.of):
         attrs: dict[str, RawAttr] = {"again": True} if rule.regather else {}
-        found = special_ops(module.main.body, name, joined=True)
-        if not found:
-            module.diagnostics.remark(
-                f"no op treats a split of {name} in its own way, so there is nothing to gather; "
-                f"a value is whole by its name: stg.gather[{name}, of = ...]",
-                strategy.loc,
-            )
-        for op, operands in found:
+        for op, operands in _concerned(module, rule).items():
             made = made_by(GatherDimensions.name, op.loc)
             b = Builder.before(module.registry, op, loc=made)
             for index in operands:
                 value = op.operands[index]
-                whole = placer.moved(value.tensor, name, ())
+                whole = placer.moved(value.tensor, rule.dims, ())
                 pinned = b.value(PIN, [value], attrs, type=whole, hint=value.name)
                 op.set_operand(index, pinned)
     assumptions.check()
+
+
+def _concerned(module: Module, rule: GatherRule) -> dict[Operation, list[int]]:
+    """The ops that treat a split of one of the dimensions specially, and the operands that have
+    it."""
+    concerned: dict[Operation, list[int]] = {}
+    for name in rule.dims:
+        found = special_ops(module.main.body, name, None)
+        if not found:
+            module.diagnostics.remark(
+                f"no op treats a split of {name} in its own way, so there is nothing to gather; "
+                f"a value is whole by its name: stg.gather[{name}, of = ...]",
+                rule.loc,
+            )
+        for op, operands in found:
+            before = concerned.get(op, [])
+            concerned[op] = [*before, *(i for i in operands if i not in before)]
+    return concerned

@@ -93,11 +93,20 @@ def ring_attention(
         return [], ()  # they pass states or edges of their parts to the next rank
     if not found:
         raise error(
-            f"no op can pass its part of {name} round the ranks: there is no fused attention",
+            f"no op can pass its part of {name} round the ranks: there is no fused attention along "
+            f"{name} alone",
             ring.loc,
-            remedy="use stg.attention in the model; for other models gather: --cp-mode all-gather",
+            remedy="use stg.attention in the model; for other models gather or exchange: "
+            "--cp-mode all-gather, or --cp-mode ulysses",
         )
     for op in found:
+        rows = key_rows(op, 0)[0].size
+        if ring.order == "zigzag" and rows == symbol(name) * symbol(name):
+            raise error(
+                f"zigzag is an order of {name}, and '{op.name}' has {rows} positions",
+                op.loc,
+                remedy="give each rank one run: --cp-order plain",
+            )
         op.attrs["ring"] = ring.order
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"

@@ -78,6 +78,12 @@ class Module:
     def serving(self, mode: str) -> None:
         self.root.attrs["serving"] = mode
 
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """The dimensions of tokens that the module names, the first one being what it is about; S
+        if it names none and has one."""
+        return self.root.names("sequences") or (("S",) if "S" in self.symbols else ())
+
     def declaring(self, *what: str) -> list[Operation]:
         """The operations directly in the module that declare one of these (`Declares.what`)."""
         return [op for op in self.root.body.ops if op.definition.declares in what]

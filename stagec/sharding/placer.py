@@ -50,14 +50,15 @@ class Placer:
                 used |= set(rule.over)
         return replace(type_, dims=tuple(dims), placed=True)
 
-    def moved(self, type_: TensorType, name: str, into: Sequence[str]) -> TensorType:
-        """The type as placed, but with the axes of the dimensions that `name` is a part of moved to
-        the dimensions `into`."""
+    def moved(self, type_: TensorType, names: Sequence[str], into: Sequence[str]) -> TensorType:
+        """The type as placed, but with the axes of the dimensions that one of these names is a part
+        of moved to the dimensions `into`."""
         placed = self.place(type_.unplaced(), rest=False)
-        axes = tuple(use for d in placed.dims if is_part(name, d.size) for use in d.split)
+        from_ = [d for d in placed.dims if any(is_part(name, d.size) for name in names)]
+        axes = tuple(use for d in from_ for use in d.split)
         dims: list[Dim] = []
         for d in placed.dims:
-            if is_part(name, d.size):
+            if d in from_:
                 dims.append(replace(d, split=()))
             elif d.size.symbol_name in into:
                 dims.append(replace(d, split=d.split + axes))

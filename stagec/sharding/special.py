@@ -6,6 +6,8 @@ becomes ring attention. With `V` split, a loss over logits becomes a vocabulary-
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import Expr, alternatives, symbol
 from stagec.ir.opdef import factor_sizes
@@ -13,14 +15,14 @@ from stagec.ir.serving import PAST
 
 
 def special_ops(
-    region: Region, name: str, *, joined: bool = False
+    region: Region, name: str, joined: Collection[str] | None = ()
 ) -> list[tuple[Operation, list[int]]]:
-    """Ops with a special factor of this size, and the operands that have it. `joined`: also of a
-    size that this one is a part of."""
+    """Ops with a special factor of this size, and the operands that have it; also of a size that it
+    is a part of beside those of the names `joined` (None: beside any)."""
     found: list[tuple[Operation, list[int]]] = []
     for op in region.ops:
         if op.region is not None:
-            found += special_ops(op.region, name, joined=joined)
+            found += special_ops(op.region, name, joined)
             continue
         rule = op.definition.rule(op)
         if rule is None or not rule.special:
@@ -29,7 +31,7 @@ def special_ops(
         operands = [
             i
             for f in sorted(rule.special)
-            if is_part(name, sizes[f]) and (joined or _is_alone(name, sizes[f]))
+            if is_part(name, sizes[f]) and _is_joined(name, sizes[f], joined)
             for i, _ in rule.occurrences(f)
         ]
         if operands:
@@ -38,20 +40,26 @@ def special_ops(
 
 
 def is_part(name: str, size: Expr) -> bool:
-    """Whether a size is this one, or a sum with it; of a minimum both are.
+    """Whether a size is this one, its square, or a sum with one of them; of a minimum both are.
 
     | size              | name | part |
     |-------------------|------|------|
     | `S`               | S    | yes  |
     | `S+X`             | S    | yes  |
     | `min(S+X, S+W-1)` | S    | yes  |
+    | `S + X*X`         | X    | yes  |
     | `S*T`             | S    | no   |
     """
+    one = symbol(name)
     return all(
-        name in a.symbols and name not in (a - symbol(name)).symbols for a in alternatives(size)
+        name in a.symbols and any(name not in (a - n).symbols for n in (one, one * one))
+        for a in alternatives(size)
     )
 
 
-def _is_alone(name: str, size: Expr) -> bool:
-    """Whether a size that this one is a part of has no other sequence but what is cached of it."""
-    return any(a.symbol_name == name or PAST in a.symbols for a in alternatives(size))
+def _is_joined(name: str, size: Expr, joined: Collection[str] | None) -> bool:
+    """Whether a size that this one is a part of has no other sequence but what is cached of it, and
+    those of these names."""
+    if joined is None or any(PAST in a.symbols for a in alternatives(size)):
+        return True
+    return any(a.symbols <= {name, *joined} for a in alternatives(size))

@@ -65,7 +65,6 @@ UNSPLIT = (
     "swinv2",
     "vit",
     "deit",
-    "DiTTransformer2DModel",
     *DINO,
     *SEEN,
 )
@@ -122,7 +121,7 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context(model_type: str, mode: str) -> dict[str, Any]:
-    few = model_type in {"ring": GATHERED + JOINT, "ulysses": ONE_HEAD + JOINT}.get(mode, ())
+    few = model_type in {"ring": GATHERED + JOINT, "ulysses": ONE_HEAD}.get(mode, ())
     given: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather" if few else mode} if mode else {}
     if given.get("cp_mode") == "ring" and model_type in (*SCANNED, *CONVOLVED):
         given["cp_order"] = "plain"
@@ -176,8 +175,8 @@ REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
     (("t5", "mt5"), {"cp": 2}, "which takes no bias", _GATHER),
     (("bart", "whisper"), {"cp": 2}, "is cross attention, of T queries to S keys", _GATHER),
     (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "which takes no selected", _GATHER),
-    (JOINT, {"cp": 2}, "no op can pass its part of S", _GATHER),
-    (JOINT, {"cp": 2, "cp_mode": "ulysses"}, "nothing to exchange", _GATHER),
+    (JOINT, {"cp": 2}, "no op can pass its part of X", _GATHER),
+    (("DiTTransformer2DModel",), {"cp": 2}, "zigzag is an order of X", "--cp-order plain"),
     (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
     (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
     (CONVOLVED, {"cp": 2}, "moves S, whose parts", "--cp-order plain"),

@@ -48,7 +48,6 @@ NO_SEQUENCE = (
     "deit-teacher",
     *_DINO,
     *_PATCHES,
-    "DiTTransformer2DModel",
 )
 #: A loss over all pairs of the batch: with microbatches it is another loss.
 PAIRS = ("clip", "siglip")
@@ -127,6 +126,12 @@ SEQUENCES = {
     "t5": ("ulysses", "all-gather"),
     "whisper": ("ulysses", "all-gather"),
     "mllama": ("ulysses", "ring", "all-gather"),
+    "FluxTransformer2DModel": ("ulysses", "all-gather"),
+    "WanTransformer3DModel": ("ulysses", "all-gather"),
+    "PixArtTransformer2DModel": ("ulysses", "all-gather"),
+    "QwenImageTransformer2DModel": ("ulysses", "all-gather"),
+    "SD3Transformer2DModel": ("ulysses", "all-gather"),
+    "DiTTransformer2DModel": ("ulysses", "all-gather"),
 }
 
 

@@ -98,6 +98,7 @@ def command(**given: Any) -> int:
         worst=worst.found or {},
         flops=flops.found,
     )
+    result["repeated"] = builder.repeated.shares
     if kept.found is not None:
         from stagec.analysis.op_bounds import op_bounds
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from stagec.analysis.repeated import RepeatedWork
 from stagec.driver.job.instruments import instruments
 from stagec.driver.output.common import read_part, read_source, remember, report
 from stagec.driver.request.combine import check, check_ranks, check_sequence, complete
@@ -32,6 +33,7 @@ from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS, ordered
 from stagec.ir_spec.ops.copies import CopiesRule
 from stagec.ir_spec.ops.parts import MAIN
+from stagec.ir_spec.ops.statement import FlagValues
 from stagec.models import library
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -62,6 +64,7 @@ class JobBuilder:
         self.options, self._symbolic = complete(settled(options)), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
+        self.repeated = RepeatedWork()
         self.from_texts = False  # whether a text says how to parallelize, and not flags
         self.loaded: Loaded = load_plugins(options.plugin)
         self.model_name = model_name(options)
@@ -92,7 +95,7 @@ class JobBuilder:
             self._refuse_shorthands()
         else:
             check_experts(options, module.symbols)
-            check_sequence(options, module.symbols)
+            check_sequence(options, module.sequences)
         self._check_options(module)
         self._add_strategy(module)
         if self.serving is not None:
@@ -145,12 +148,15 @@ class JobBuilder:
 
     def _check_options(self, module: Module) -> None:
         """Refuse options that do not go together; tell of those without effect."""
-        found = check(request(self.options, self._axes(), module.symbols))
+        found = check(self._request(module))
         errors = [d for d in found if d.severity == "error"]
         if errors:
             raise DiagnosticError(*errors)
         for diagnostic in found:
             report(diagnostic)
+
+    def _request(self, module: Module) -> FlagValues:
+        return request(self.options, self._axes(), module.symbols, module.sequences)
 
     def _too_few_kv_heads(self, module: Module) -> dict[str, int | None]:
         """The axes that tensor parallelism beyond the KV heads is split into: one that splits them,
@@ -201,7 +207,7 @@ class JobBuilder:
                 heads = "tp" if (self._kv_parts["tp"] or 0) > 1 else "1"
                 self._assumed = [self._parse(f"stg.assume[G == {heads}]", ASSUMED)]
             given += self._assumed
-            text = strategy_text(request(self.options, self._axes(), module.symbols))
+            text = strategy_text(self._request(module))
             given.append(self._parse(text, SHORTHAND))
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
@@ -304,9 +310,10 @@ class JobBuilder:
                 pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
             )
         known = self.loaded.passes.values()
-        manager = PassManager(pipeline, [*shown, *watching], known=known, verify=verify)
+        own = [] if self._symbolic else [self.repeated]
+        manager = PassManager(pipeline, [*shown, *watching, *own], known=known, verify=verify)
         yield from manager.one_by_one(self.module)
-        for diagnostic in self.module.diagnostics.items:
+        for diagnostic in (*self.module.diagnostics.items, *self.repeated.remarks()):
             report(diagnostic)
 
     def pipeline_text(self) -> str:

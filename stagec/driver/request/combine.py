@@ -28,8 +28,6 @@ TRAINING = {
     "tp_inputs": "there is no backward to keep inputs for",
     "cp_inputs": "there is no backward to keep inputs for",
 }
-#: The dimension that context and sequence parallelism split.
-SEQUENCE = "S"
 
 
 Rule = Callable[[FlagValues], Iterator[Diagnostic]]
@@ -142,13 +140,13 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
     )
 
 
-def check_sequence(options: JobOptions, symbols: Collection[str]) -> None:
+def check_sequence(options: JobOptions, sequences: Collection[str]) -> None:
     """Refuse flags that split a sequence for a model without one. Raises `DiagnosticError`."""
     axes = options.mesh or {}
     given = [n for n in ("cp", "sp") if n in axes or getattr(options, n) > (n == "cp")]
-    if given and SEQUENCE not in symbols:
+    if given and not sequences:
         raise error(
-            f"{flag(given[0])}: the model has no sequence to split (no dimension {SEQUENCE})",
+            f"{flag(given[0])}: the model has no sequence to split (it names none, and has no S)",
             remedy="leave it out: --tp splits heads and inner widths, --dp the batch",
         )
 

@@ -147,10 +147,14 @@ _OPTIONS = (
 
 
 def request(
-    options: JobOptions, axes: Mapping[str, int | None], sizes: Mapping[str, int | None]
+    options: JobOptions,
+    axes: Mapping[str, int | None],
+    sizes: Mapping[str, int | None],
+    sequences: tuple[str, ...] = ("S",),
 ) -> FlagValues:
-    """What options ask for, on a mesh of these axes, of a model of these sizes."""
-    return FlagValues(vars(options), axes, sizes)
+    """What options ask for, on a mesh of these axes, of a model of these sizes whose tokens are
+    along these dimensions."""
+    return FlagValues(vars(options), axes, sizes, sequences)
 
 
 def job_options(function: F) -> F:

@@ -15,12 +15,14 @@ from stagec.importers.writing.towers import linear
 _PLAIN = "stg.layernorm[affine = none]({})"
 
 
-def begin_images(config: Config, title: str) -> ModelText:
+def begin_images(config: Config, title: str, *sequences: str) -> ModelText:
+    """A text about images, whose tokens are along these dimensions."""
     name = config.text("_class_name")
     text = ModelText(
         identifier(title.lower()),
         f"{title}: a training step, forward. Written by stagec import from a {name};",
         ["the comments name the keys of the configuration."],
+        sequences=sequences,
     )
     text.symbol("B", None, "images")
     return text

@@ -36,7 +36,7 @@ from stagec.importers.writing.towers import MultiHead, patches
 
 def read_dit(config: Config) -> ModelText:
     """DiT (arXiv 2212.09748), as diffusers has it: each block embeds time and class itself."""
-    text = begin_images(config, "DiT")
+    text = begin_images(config, "DiT", "X")
     read_width(config, text, 16, 72)
     read_latents(config, text, 32, 4)
     text.symbol("F", 4 * (text.symbols["D"].value or 1), "four times the width")
@@ -121,7 +121,7 @@ def _dit_block(text: ModelText) -> str:
 def read_flux(config: Config) -> ModelText:
     """Flux: text and image streams that meet in attention, then one stream whose blocks compute
     attention and a feed-forward block side by side."""
-    text = begin_images(config, "Flux")
+    text = begin_images(config, "Flux", "X", "S")
     text.symbol("S", 512, "tokens of a text")
     text.symbol("X", 4096, "tokens of an image: 16 x 16 elements each, of 1024 x 1024")
     width = read_width(config, text, 24, 128)
@@ -197,7 +197,7 @@ def _single(text: ModelText) -> str:
 def read_sd3(config: Config) -> ModelText:
     """Stable Diffusion 3 (arXiv 2403.03206): streams of image and text that meet in attention; the
     first blocks of 3.5 medium have attention of the image beside it."""
-    text = begin_images(config, "SD3")
+    text = begin_images(config, "SD3", "X", "S")
     text.symbol("S", 333, "tokens of a text: 77 of CLIP and 256 of T5")
     read_latents(config, text, 128, 16)
     width = read_width(config, text, 18, 64)

@@ -271,6 +271,7 @@ def _t5(config: Config, title: str, *, own_bias: bool = False, sparse: bool = Fa
     expect_head(config, "ConditionalGeneration")
     text, longest = begin(config, title, 512)
     text.symbol("T", min(longest, 4096), "tokens of a target")
+    text.sequences = ("S", "T")
     read_size(config, text, "D", "d_model", default=512)
     read_size(config, text, "H", "num_heads", default=8)
     read_size(config, text, "K", "d_kv", default=64)

@@ -83,7 +83,8 @@ class Among:
 class ModelText:
     """A module in the making; `title` and `notes` are its first comment lines. `head` is what a
     decoder computes: words, a class of each sequence, or classes of all tokens; `positions` are
-    those that the configuration states; `among` is what stands among words."""
+    those that the configuration states, `sequences` the dimensions of tokens where S is not the
+    only one; `among` is what stands among words."""
 
     name: str
     title: str
@@ -96,6 +97,7 @@ class ModelText:
     functions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     head: Literal["words", "class", "classes"] = "words"
     positions: int | None = None
+    sequences: tuple[str, ...] = ()
     among: Among | None = None
 
     def symbol(self, name: str, value: int | None, comment: str = "") -> str:
@@ -143,7 +145,9 @@ class ModelText:
         relations = [r for r in self.relations if set(_NAMES.findall(r)) <= known.keys()]
         lines = [f"// {line}" for line in (self.title, *self.notes)]
         positions = f", positions = {self.positions}" if self.positions is not None else ""
-        lines.append(f"stg.module @{self.name}[phase = parsed{positions}] {{")
+        several = f", sequences = ({', '.join(self.sequences)})" if self.sequences[1:] else ""
+        several = several or (f", sequences = {self.sequences[0]}" if self.sequences else "")
+        lines.append(f"stg.module @{self.name}[phase = parsed{positions}{several}] {{")
         lines += _symbols(list(known.values()))
         lines += [f"  stg.assume[{', '.join(relations)}]"] if relations else []
         lines += [f'  stg.import["{path}"]' for path in self.imports]

@@ -1,0 +1,118 @@
+"""Work that ranks repeat: computations in which no dimension and no sum is split over an axis, so
+that all ranks of the axis compute the same.
+
+    %y = stg.einsum["bsd,df->bsf"](%x, %w) : bf16[B@dp, S, F@tp]     ranks of cp repeat it
+
+Counted are the FLOPs that a rank executes in forward, backward and recomputation; what the optimizer
+repeats without ZeRO is known, and little. A norm that tensor-parallel ranks repeat without sequence
+parallelism is repeated work too, and normal: what is below `NOTABLE` is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from stagec.ir.alike import Alike
+from stagec.ir.core import Operation, Region
+from stagec.ir.expr import Expr, UnboundError, evaluate
+from stagec.ir.loads import planned_env
+from stagec.ir.module import Module
+from stagec.ir.types import TensorType
+from stagec.pipeline.instrument import Hooks
+from stagec.pipeline.passes import Pass
+from stagec.sharding.strategy import read_strategy
+from stagec.sharding.work import is_computation, work_of
+from stagec.support.diagnostics import Diagnostic
+
+#: The pass after which types are those of each rank.
+PLACED = "insert-collectives"
+#: The share of a rank's FLOPs from which repeated work is worth a remark.
+NOTABLE = Fraction(1, 5)
+_PHASES = ("forward", "backward", "recompute")
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The share of a rank's FLOPs that all ranks of an axis compute alike, and the operation that
+    has most of them."""
+
+    axis: str
+    share: Fraction
+    most: Operation
+
+    def remark(self) -> Diagnostic:
+        """The share, and what is not split."""
+        where = next((r.type for r in self.most.results if isinstance(r.type, TensorType)), None)
+        text = (
+            f"ranks of {self.axis} repeat {float(self.share):.0%} of the FLOPs of a rank, most in "
+            f"'{self.most.name}' of {where}: none of its dimensions is split over {self.axis}"
+        )
+        remedy = f"split one of them (stg.split[..., over = {self.axis}]), or use fewer ranks"
+        return Diagnostic(text, self.most.loc, "remark", remedy)
+
+
+class RepeatedWork(Hooks):
+    """Finds the repeated work of a step when its values are placed."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Repeated, ...] = ()
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        if pass_.name == PLACED and module.decisions is None:
+            self.found = tuple(repeated_work(module))
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each axis that repeats anything, as data."""
+        return {r.axis: float(r.share) for r in self.found if r.share}
+
+    def remarks(self) -> Iterator[Diagnostic]:
+        """A remark for each axis with a notable share."""
+        yield from (r.remark() for r in self.found if r.share >= NOTABLE)
+
+
+def repeated_work(module: Module) -> Iterator[Repeated]:
+    """What ranks of each axis repeat, of a module that is placed and whose sizes are known; nothing
+    if a size is open."""
+    stages = read_strategy(module).pipeline
+    sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
+    axes = [a for a, n in sizes.items() if n != 1 and (stages is None or a != stages.over)]
+    if not axes:
+        return
+    try:
+        work = list(_flops(module))
+    except UnboundError:
+        return
+    everything = sum(n for _, n in work)
+    for axis in axes:
+        mine = [(op, n) for op, n in work if n and axis not in _axes(op)]
+        if mine:
+            most = max(mine, key=lambda each: each[1])[0]
+            yield Repeated(axis, Fraction(sum(n for _, n in mine), everything), most)
+
+
+def _flops(module: Module) -> Iterator[tuple[Operation, int]]:
+    """All computations, each with the FLOPs of one rank in a step."""
+    env = planned_env(module)
+    costs = Alike(lambda op: work_of(op).flops)
+
+    def inside(region: Region, times: int) -> Iterator[tuple[Operation, int]]:
+        for op in region.ops:
+            if op.region is not None:
+                count = evaluate(op.expr("count"), env) if "count" in op.attrs else 1
+                yield from inside(op.region, times * int(count))
+            elif op.phase in _PHASES and is_computation(op):
+                flops: Expr = costs(op)
+                yield op, int(evaluate(flops, env)) * times
+
+    for func in module.functions:
+        yield from inside(func.body, 1)
+
+
+def _axes(op: Operation) -> frozenset[str]:
+    """The axes over which a dimension of the operation, or a sum, is split."""
+    types = [v.type for v in (*op.operands, *op.results)]
+    tensors = [t for t in types if isinstance(t, TensorType)]
+    return frozenset(a for t in tensors for a in (*t.axes, *t.partial_axes))
