@@ -10,6 +10,7 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
+from stagec.ir.kernel import matrix_product
 from stagec.ir.module import is_parameter
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
@@ -28,7 +29,9 @@ class Einsum(OpDef):
     gradient that comes in is cast to that type before it is multiplied, and a parameter that was
     cast is cast again: 8-bit copies of parameters are not kept for backward.
 
-    FLOPs: two per point of the index space if something is contracted, else one.
+    FLOPs: two per point of the index space if something is contracted, else one. They are those of
+    a matrix product if a dimension of the result is of one operand alone: `sd,sd->s`, a sum of
+    products of equal elements, is none.
     """
 
     name = "stg.einsum"
@@ -90,7 +93,8 @@ class Einsum(OpDef):
         return work(n, 2 if rule.contracted(0) else 1, rule)
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return self.flops(op, n) if self.rule(op).contracted(0) else ZERO
+        product = matrix_product(self.rule(op), n, op.operands[0].tensor.dtype)
+        return self.flops(op, n) if product is not None else ZERO
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]

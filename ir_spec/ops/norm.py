@@ -93,9 +93,9 @@ class RowOp(OpDef):
 
 
 def _dot(b: Builder, x: Value, y: Value, hint: str) -> Value:
-    """The sum of products along each row; y may be a vector."""
+    """The sum of products along each row."""
     row = letters(x.tensor.rank)
-    spec = Quoted(f"{row},{row if y.tensor.rank == len(row) else row[-1:]}->{row[:-1]}")
+    spec = Quoted(f"{row},{row}->{row[:-1]}")
     return b.value("stg.einsum", [x, y], {"spec": spec, "to": "f32"}, hint=hint)
 
 
@@ -176,13 +176,13 @@ class WithVectors(RowOp):
         return super().rule(op)
 
     def weighted(self, b: Builder, op: Operation, x: Value) -> Value:
-        """The sums over the rows of x times the scale."""
-        w, hint = self.scale(op), f"{x.name}_sum"
+        """x times the scale, element by element."""
+        w, hint = self.scale(op), f"{x.name}_scaled"
         if w is None:
-            return _sum(b, x, hint)
-        if not op.flag("zero_centered"):
-            return _dot(b, x, w, hint)
-        return b.value("stg.add", [_sum(b, x, f"{hint}_plain"), _dot(b, x, w, hint)], hint=hint)
+            return x
+        row = letters(x.tensor.rank)
+        y = b.value("stg.einsum", [x, w], {"spec": Quoted(f"{row},{row[-1:]}->{row}")}, hint=hint)
+        return b.value("stg.add", [x, y], hint=hint) if op.flag("zero_centered") else y
 
     def scaled(self, op: Operation, x: Array, args: Sequence[Array]) -> Array:
         """x times the scale, of the numbers that the operands have."""
@@ -249,8 +249,8 @@ class RmsNormGrad(WithVectors):
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         dy, x = op.operands[:2]
-        both = b.value("stg.mul", [dy, x], hint=f"{dy.name}_{x.name}")
-        dots = [_dot(b, x, x, f"{x.name}_squares"), self.weighted(b, op, both)]
+        dn = self.weighted(b, op, dy)
+        dots = [_dot(b, x, x, f"{x.name}_squares"), _dot(b, dn, x, f"{dn.name}_{x.name}")]
         return _together(b, dots, over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -305,9 +305,9 @@ class LayerNormGrad(WithVectors):
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         dy, x = op.operands[:2]
-        both = b.value("stg.mul", [dy, x], hint=f"{dy.name}_{x.name}")
+        dn = self.weighted(b, op, dy)
         sums = [_sum(b, x, f"{x.name}_sum"), _dot(b, x, x, f"{x.name}_squares")]
-        sums += [self.weighted(b, op, dy), self.weighted(b, op, both)]
+        sums += [_sum(b, dn, f"{dn.name}_sum"), _dot(b, dn, x, f"{dn.name}_{x.name}")]
         return _together(b, sums, over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

@@ -56,6 +56,7 @@ from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import MAIN, Arrive
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over, pin_again
+from stagec.sharding.strategy import RecomputeRule
 from stagec.sharding.zero import StatePlacement
 
 
@@ -97,6 +98,14 @@ class Differentiate(Pass):
                 module.ops("stg.strategy")[0].loc,
             )
         differentiate(module)
+        what = read_strategy(module).recompute
+        if what != RecomputeRule() and not any(op.phase == "recompute" for op in module.walk()):
+            module.diagnostics.remark(
+                f"'stg.recompute' changes nothing: backward of no layer needs a value that "
+                f"'{what.policy}' drops (selective: one that grows with the square of a dimension, "
+                "as scores do that no fused attention keeps); recompute more: --recompute full",
+                what.loc,
+            )
 
 
 PASS = "differentiate"

@@ -81,9 +81,7 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
     placer = Placer(module, strategy, assumptions)
     for into in dict.fromkeys(into for _, into in strategy.exchanged):
         names = [name for name, others in strategy.exchanged if others == into]
-        special = [
-            op for name in names for op, _ in special_ops(module.main.body, name, names)
-        ]
+        special = [op for name in names for op, _ in special_ops(module.main.body, name, names)]
         found = [op for op in dict.fromkeys(special) if _has(op, into)]
         if not found:
             raise error(

@@ -76,6 +76,8 @@ _CONDITIONED = ("PixArtTransformer2DModel", "WanTransformer3DModel")
 GATHERED = (*_BY_DISTANCE, *_CROSS, *_CONDITIONED, "m2m_100", "deepseek_v32", "glm_moe_dsa")
 #: Attention to texts and images in one row, of which S are texts: they are gathered.
 JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel")
+#: Patches of a square, X along a side: no order of X is one of theirs.
+SQUARES = ("DiTTransformer2DModel", "SD3Transformer2DModel")
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
@@ -123,7 +125,7 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
 def _context(model_type: str, mode: str) -> dict[str, Any]:
     few = model_type in {"ring": GATHERED + JOINT, "ulysses": ONE_HEAD}.get(mode, ())
     given: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather" if few else mode} if mode else {}
-    if given.get("cp_mode") == "ring" and model_type in (*SCANNED, *CONVOLVED):
+    if given.get("cp_mode") == "ring" and model_type in (*SCANNED, *CONVOLVED, *SQUARES):
         given["cp_order"] = "plain"
     return given
 
@@ -175,8 +177,8 @@ REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
     (("t5", "mt5"), {"cp": 2}, "which takes no bias", _GATHER),
     (("bart", "whisper"), {"cp": 2}, "is cross attention, of T queries to S keys", _GATHER),
     (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "which takes no selected", _GATHER),
-    (JOINT, {"cp": 2}, "no op can pass its part of X", _GATHER),
-    (("DiTTransformer2DModel",), {"cp": 2}, "zigzag is an order of X", "--cp-order plain"),
+    (JOINT[::2], {"cp": 2}, "no op can pass its part of X", _GATHER),
+    (SQUARES, {"cp": 2}, "zigzag is an order of X", "--cp-order plain"),
     (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
     (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
     (CONVOLVED, {"cp": 2}, "moves S, whose parts", "--cp-order plain"),

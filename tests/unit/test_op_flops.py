@@ -101,3 +101,22 @@ def test_a_norm_without_a_vector_saves_its_step(line: str, less: int) -> None:
     vectors = "%w" if "rms" in line else "%w, %b"
     full = counted(args, f"%y = {line.partition('[')[0]}(%x, {vectors})")
     assert full - counted(args, f"%y = {line}") == SIZES["B"] * SIZES["D"] * less
+
+
+@pytest.mark.parametrize(
+    ("spec", "args", "products"),
+    [
+        ("bsd,df->bsf", "%x: f32[B, S, D], %w: f32[D, F]", True),
+        ("bsd,d->bs", "%x: f32[B, S, D], %w: f32[D]", True),
+        ("bsd,bsd->bs", "%x: f32[B, S, D], %w: f32[B, S, D]", False),
+        ("bsd,bsd->bd", "%x: f32[B, S, D], %w: f32[B, S, D]", False),
+    ],
+)
+def test_a_sum_of_products_of_equal_elements_is_no_matrix_product(
+    spec: str, args: str, products: bool
+) -> None:
+    """Statistics of a norm whose rows are split, and gradients of gates: no dimension of the result
+    is of one operand alone, so that each element is used once."""
+    line = f'%y = stg.einsum["{spec}"](%x, %w)'
+    assert counted(args, line) > 0
+    assert counted(args, line, "matmul_flops") == (counted(args, line) if products else 0)

@@ -299,6 +299,18 @@ def in_usual_order(axes: Iterable[str]) -> bool:
     return places == sorted(places)
 
 
+def _replicated_state(request: FlagValues) -> Iterator[Diagnostic]:
+    """Ranks of context parallelism have the same parameters, and without ZeRO the same state."""
+    trains = not request.flags.get("serve")
+    if trains and request.ranks("cp") > 1 and not request["zero"]:
+        yield Diagnostic(
+            "--cp without --zero: every rank of cp has the whole optimizer state. Megatron-LM's "
+            "distributed optimizer and FSDP shard it over dp x cp",
+            severity="remark",
+            remedy="add --zero 1, which shards it over dp and cp",
+        )
+
+
 def _is_met(request: FlagValues, need: Need) -> bool:
     """Whether there is what a flag needs. Dimensions of the model are left to `check_experts`."""
     return any(_is_there(request, name) for name in _names(need))
@@ -324,6 +336,7 @@ RULES: tuple[Rule, ...] = (
     _serving,
     *map(_refused_by, STATEMENTS),
     without_effect,
+    _replicated_state,
 )
 
 
