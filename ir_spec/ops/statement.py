@@ -111,8 +111,8 @@ def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 @dataclass(frozen=True, slots=True)
 class FlagValues:
     """What a command line asks for: the values of its flags, the axes of the mesh (None: of open
-    size), the symbols of the model, with their sizes as far as they are known, and its dimensions of
-    tokens."""
+    size), the symbols of the model, with their sizes as far as they are known, and its dimensions
+    of tokens."""
 
     flags: Mapping[str, Any]
     axes: Mapping[str, int | None]

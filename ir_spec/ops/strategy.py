@@ -127,8 +127,8 @@ class SplitOp(Statement):
         if dims:
             yield {"dims": tuple(dims), "over": over}
         if request["sp"]:
-            dims = request.split_over("tp", REPLICAS)
-            yield {"dims": dims, "over": over, "at": "rest"}
+            sequences = request.split_over("tp", REPLICAS)
+            yield {"dims": sequences, "over": over, "at": "rest"}
         if request["dp_attention"]:
             yield {"dims": "B", "over": over, "at": "rest"}
 

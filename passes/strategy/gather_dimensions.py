@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer

@@ -46,11 +46,12 @@ def test_the_share_is_what_ranks_have_beside_their_parts(wan: str, tmp_path: Pat
     strategy.write_text(SPLIT)
     whole, mine = (flops(analyse(wan, sizes=SIZES, **o)) for o in ({}, {"strategy": str(strategy)}))
     repeated = (4 * mine - whole) / 3
-    builder = JobBuilder(JobOptions(wan, str(strategy), sizes=SIZES))
+    builder = JobBuilder(JobOptions(wan, strategy=str(strategy), sizes=SIZES))
     builder.lower()
     assert builder.repeated.shares["cp"] == pytest.approx(repeated / mine, rel=1e-9)
     (remark,) = builder.repeated.remarks()
-    assert "ranks of cp repeat " in remark.message and "[B, X, " in remark.message
+    assert "ranks of cp repeat " in remark.message
+    assert "[B, X, " in remark.message
 
 
 @pytest.mark.distinct
@@ -82,4 +83,5 @@ def test_open_sizes_have_no_share() -> None:
     builder = JobBuilder(JobOptions("llama3-8b", tp=8), symbolic=True)
     watched = RepeatedWork()
     builder.lower("insert-collectives", [watched], verify=False)
-    assert not watched.shares and not builder.repeated.shares
+    assert not watched.shares
+    assert not builder.repeated.shares
