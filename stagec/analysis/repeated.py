@@ -4,8 +4,8 @@ that all ranks of the axis compute the same.
     %y = stg.einsum["bsd,df->bsf"](%x, %w) : bf16[B@dp, S, F@tp]     ranks of cp repeat it
 
 Counted are the FLOPs that a rank executes in forward, backward and recomputation; what the
-optimizer repeats without ZeRO is known, and little. A norm that tensor-parallel ranks repeat without sequence
-parallelism is repeated work too, and normal: what is below `NOTABLE` is not said.
+optimizer repeats without ZeRO is known, and little. A norm that tensor-parallel ranks repeat
+without sequence parallelism is repeated work too, and normal: what is below `NOTABLE` is not said.
 """
 
 from __future__ import annotations
