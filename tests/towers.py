@@ -190,7 +190,7 @@ TOWERS: Mapping[str, Keys] = {
         "image_size": 8,
         "embed_dim": 8,
         "depths": [2, 1, 1],
-        "num_heads": [2, 4, 4],
+        "num_heads": [4, 4, 4],
         "window_size": 4,
         "architectures": ["Swinv2Model"],
     },

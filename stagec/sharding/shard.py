@@ -9,7 +9,7 @@ from dataclasses import replace
 from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.facts import Facts
-from stagec.ir.types import AxisUse, TensorType, axis_size
+from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 
 AT_REST = 2
 
@@ -35,8 +35,8 @@ def shard_at_rest(
     assume that it divides.
     """
     ranked = sorted(
-        (i for i, d in enumerate(type_.dims) if str(d.size) not in skip and d.size.value is None),
-        key=lambda i: (bool(type_.dims[i].split), preferred.index(str(type_.dims[i].size))),
+        (i for i, d in enumerate(type_.dims) if str(d.size) not in skip),
+        key=lambda i: _rank(type_.dims[i], preferred),
     )
     for i in ranked:
         d = type_.dims[i]
@@ -49,6 +49,11 @@ def shard_at_rest(
             dims = (*type_.dims[:i], replace(d, split=split), *type_.dims[i + 1 :])
             return replace(type_, dims=dims, placed=True), True
     return type_, False
+
+
+def _rank(dim: Dim, preferred: list[str]) -> tuple[bool, bool, int]:
+    """The order in which dimensions are tried: those of literal sizes last, split ones late."""
+    return dim.size.value is not None, bool(dim.split), preferred.index(str(dim.size))
 
 
 def _divides_numerically(size: Expr, divisor: Expr, env: Mapping[str, int]) -> bool | None:

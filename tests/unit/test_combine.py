@@ -179,7 +179,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (["--recompute-every", "2"], "--recompute-every has no effect without --recompute"),
         (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),
         (["--tp", "2", "--ddp-bucket", "9"], "--ddp-bucket has no effect without --dp"),
-        (["--cp", "2"], "add --zero 1, which shards it over dp and cp"),
+        (["--cp", "2"], "every rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
     ],
 )

@@ -13,7 +13,13 @@ from pathlib import Path
 from stagec.analysis.repeated import RepeatedWork
 from stagec.driver.job.instruments import instruments
 from stagec.driver.output.common import read_part, read_source, remember, report
-from stagec.driver.request.combine import check, check_ranks, check_sequence, complete
+from stagec.driver.request.combine import (
+    check,
+    check_ranks,
+    check_sequence,
+    complete,
+    replicated_state,
+)
 from stagec.driver.request.configurations import (
     configuration_name,
     import_configuration,
@@ -103,6 +109,8 @@ class JobBuilder:
         self._hold_copies(module)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
+        if self.serving is None and (said := replicated_state(module)) is not None:
+            report(said)
         self._default_batch(module)
         return module
 

@@ -11,11 +11,13 @@ from math import prod
 
 from stagec.driver.request.flags import FLAGS, STATEMENTS
 from stagec.driver.request.options import JobOptions
+from stagec.ir.module import Module
 from stagec.ir_spec.ops.axes import AXES as ALL_AXES
 from stagec.ir_spec.ops.axes import MESH_ORDER, SHARDING
 from stagec.ir_spec.ops.statement import Flag, FlagValues, Need, Statement
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.schedule.registry import SCHEDULES
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
 
 #: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
@@ -299,16 +301,19 @@ def in_usual_order(axes: Iterable[str]) -> bool:
     return places == sorted(places)
 
 
-def _replicated_state(request: FlagValues) -> Iterator[Diagnostic]:
-    """Ranks of context parallelism have the same parameters, and without ZeRO the same state."""
-    trains = not request.flags.get("serve")
-    if trains and request.ranks("cp") > 1 and not request["zero"]:
-        yield Diagnostic(
-            "--cp without --zero: every rank of cp has the whole optimizer state. Megatron-LM's "
-            "distributed optimizer and FSDP shard it over dp x cp",
-            severity="remark",
-            remedy="add --zero 1, which shards it over dp and cp",
-        )
+def replicated_state(module: Module) -> Diagnostic | None:
+    """What to say of a step of training whose ranks of context parallelism have the same optimizer
+    state; None if they share it out, or if their number is open."""
+    strategy, mesh = read_strategy(module), module.mesh
+    ranks = mesh.sizes.get("cp") if mesh is not None else None
+    if (ranks or 1) == 1 or (strategy.zero and "cp" in strategy.zero_axes):
+        return None
+    return Diagnostic(
+        "every rank of cp has the whole optimizer state of its parameters; Megatron-LM's "
+        "distributed optimizer and FSDP shard it over dp and cp",
+        severity="remark",
+        remedy="add --zero 1, or stg.shard_params[over = (dp, cp), zero = 1] in a text",
+    )
 
 
 def _is_met(request: FlagValues, need: Need) -> bool:
@@ -336,7 +341,6 @@ RULES: tuple[Rule, ...] = (
     _serving,
     *map(_refused_by, STATEMENTS),
     without_effect,
-    _replicated_state,
 )
 
 
