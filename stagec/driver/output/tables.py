@@ -52,9 +52,13 @@ def expression_text(value: Any) -> str:
 
 def fit_text(found: MemoryFit) -> str:
     """`peak 1.33 TiB of 77.80 GiB: does not fit, by 1.25 TiB`."""
+    return f"peak {bytes_text(found.peak)} of {verdict_text(found)}"
+
+
+def verdict_text(found: MemoryFit) -> str:
+    """`77.80 GiB: does not fit, by 1.25 TiB`."""
     verdict = "fits" if found.fits else "does not fit"
-    peak, room = bytes_text(found.peak), bytes_text(found.room)
-    return f"peak {peak} of {room}: {verdict}, by {bytes_text(abs(found.by))}"
+    return f"{bytes_text(found.room)}: {verdict}, by {bytes_text(abs(found.by))}"
 
 
 def count_text(value: Any, unit: str = "") -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stagec.analysis.time_report import TimeReport
 from stagec.driver.output.page import part, render
-from stagec.driver.output.tables import count_text, fit_text
+from stagec.driver.output.tables import bytes_text, count_text, verdict_text
 from stagec.driver.time.table import seconds_text
 from stagec.support.words import counted
 
@@ -44,9 +44,9 @@ def _facts(found: TimeReport) -> Iterator[tuple[str, str]]:
         yield "tokens/s a rank", f"{found.tokens_per_second_per_rank:,.1f}"
     if found.mfu is not None:
         yield "MFU", f"{found.mfu:.1%}"
-    if found.fit is not None:
-        yield "memory", fit_text(found.fit)
     yield f"HFU, of {count_text(round(found.peak_flops), 'FLOP/s')}", f"{found.hfu:.1%}"
+    if found.fit is not None:
+        yield f"peak memory, of {verdict_text(found.fit)}", bytes_text(found.fit.peak)
 
 
 def _left_out(picture: Mapping[str, Any], *, levers: bool) -> Iterator[str]:
