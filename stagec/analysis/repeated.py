@@ -66,7 +66,7 @@ class RepeatedWork(Hooks):
     @property
     def shares(self) -> dict[str, float]:
         """The share of each axis that repeats anything, as data."""
-        return {r.axis: float(r.share) for r in self.found if r.share}
+        return {r.axis: round(float(r.share), 6) for r in self.found if r.share}
 
     def remarks(self) -> Iterator[Diagnostic]:
         """A remark for each axis with a notable share."""

@@ -237,7 +237,9 @@ def token_of(module: Module) -> Iterator[tuple[Operation, Value, int]]:
     funcs = staged or [module.main]
     made = [(f, _inside(v)) for f in funcs for v in f.body.terminator.operands if _is_token(v)]
     taken = [(f, a) for f in funcs for a in f.body.args if _is_token(a) and a.uses]
-    if PAST not in module.symbols:
+    # a chunk of a prompt has tokens behind it too, and says that it prefills
+    step = module.serving or ("decode" if PAST in module.symbols else "prefill")
+    if step == "prefill":
         yield from ((f, v, chunk_of(v.producer)) for f, v in made if v.producer is not None)
     elif len({arg.name for _, arg in taken}) == 1:
         yield from ((f, arg, chunk_of(used(arg)[0])) for f, arg in taken)

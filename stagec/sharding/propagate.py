@@ -232,17 +232,20 @@ class Propagation:
     def _planned(
         self, node: ShardedOp, pins: list[Offer], offers: list[Offer], priority: int
     ) -> list[Offer]:
-        """How least moves: for the pins alone, as the operands have it, or by any plan. Of ways in
-        which as much moves, the one that shares the work among most ranks."""
+        """How least moves: for the pins alone, as the operands have it, or by any plan that shares
+        the work among as many axes: what moves less must not compute more. Of ways in which as
+        much moves, the one that shares the work among most."""
         direct = node.orders(pins + offers, priority) if node.direct else []
         free = node.orders(offers + pins, priority)
         open_ = [o for o in pins + offers if o.priority <= priority]
-        ways: list[tuple[bool | None, list[list[Offer]]]] = [(True, direct), (False, free)]
-        ways.append((None, plans(node, open_, self._facts)))
         tried: list[tuple[Moved, list[Offer], bool | None]] = []
-        for exact, orders in ways:
+        for exact, orders in ((True, direct), (False, free)):
             node.exact = exact
             tried += [(self._moved(node, order, priority), order, exact) for order in orders]
+        shared = tried[self._weighing.least([moved for moved, *_ in tried])][0].axes
+        node.exact = None
+        planned = ((self._moved(node, o, priority), o) for o in plans(node, open_, self._facts))
+        tried += [(moved, order, None) for moved, order in planned if moved.axes >= shared]
         self._weighing.note_order(free[0])
         tried.sort(key=lambda t: -t[0].axes)
         _, best, node.exact = tried[self._weighing.least([moved for moved, *_ in tried])]

@@ -80,6 +80,7 @@ def test_numbers(job: str) -> None:
     printed = analyze(job)
     validate(printed)
     assert type(printed["parameters"]) is int
+    printed["repeated"].clear()  # shares
     assert not [v for v in inner(printed) if isinstance(v, float)]
 
 
@@ -89,6 +90,7 @@ def test_expressions(job: str) -> None:
     validate(printed)
     assert type(printed["parameters"]) is str
     printed["mesh"].clear()  # sizes that are known stay numbers
+    printed["repeated"].clear()
     printed["classes"][0]["worst"] = None
     assert [v for v in inner(printed) if type(v) is int] == [1, 0]  # schema, example_rank
 

@@ -124,14 +124,19 @@ def test_two_pods(tmp_path: Path) -> None:
 
 @LONG
 @pytest.mark.parametrize(
-    ("prefill", "decode", "sequences"),
-    [("tp=2", "tp=4,dp=2", 1), ("dp=2", "pp=2,microbatches=4", 2), ("tp=2", "tp=2,dp=2,ep=2", 1)],
+    ("prefill", "decode", "sequences", "tokens"),
+    [
+        ("tp=2", "tp=4,dp=2", 1, 4),
+        ("dp=2", "pp=2,microbatches=4", 2, 2),
+        ("tp=2", "tp=2,dp=2,ep=2", 1, 2),
+    ],
 )
 def test_ttft_has_what_is_left_of_the_caches(
-    prefill: str, decode: str, sequences: int, tmp_path: Path
+    prefill: str, decode: str, sequences: int, tokens: int, tmp_path: Path
 ) -> None:
     """On a network that is slow by a factor of 1,000 the link of a rank is never idle behind the
-    first layer. A prompt goes to the ranks of one group, whatever the pod that decodes."""
+    first layer. A prompt goes to the ranks of one group, whatever the pod that decodes, and its
+    token to each of them that begins with it."""
     model = "mixtral-8x7b" if "ep" in decode else "llama3-8b"
     pods = ("--prefill", prefill, "--decode", decode)
     words = ("--serve", "disaggregated", "--set", "L=4", "--batches", "8", *pods)
@@ -139,7 +144,7 @@ def test_ttft_has_what_is_left_of_the_caches(
     slow = served(*words, model=model, machine=str(slow_network(tmp_path, 1000)))
     for found in (usual, slow):
         sent, ttft = found["handover"], found["points"][0]["ttft"]
-        assert sent["bytes"] == sequences * 512 * 4 * 2 * 8 * 128 * 2
+        assert sent["bytes"] == sequences * 512 * 4 * 2 * 8 * 128 * 2 + 4 * tokens
         assert sent["alone_seconds"] >= sent["exposed_seconds"]
         assert ttft - sent["exposed_seconds"] == pytest.approx(_step(prefill, model), rel=1e-12)
     assert slow["handover"]["exposed_seconds"] > 0.7 * slow["handover"]["alone_seconds"]

@@ -62,6 +62,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
     "etp": {"sp": True},
+    "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},
 }
 
 
@@ -265,8 +266,12 @@ def test_a_value_out_of_bounds_in_a_text_is_an_error_there(line: str) -> None:
 
 #: Flags of steps of serving, which are refused without --serve.
 SERVING = ("dp_attention", "weight_dtype")
+#: Flags of one way of what they need, whose rule speaks first.
+OF_ONE_WAY = ("cp_inputs",)
 NEEDING = [
-    n for n in SHORTHANDS if FLAGS[n].needs and "E" not in FLAGS[n].needs and n not in SERVING
+    n
+    for n in SHORTHANDS
+    if FLAGS[n].needs and "E" not in FLAGS[n].needs and n not in SERVING + OF_ONE_WAY
 ]
 
 
