@@ -99,7 +99,7 @@ class Sized(Planner):
         self.env = env
         self.size = cache(self._size)
         self.held_bytes = cache(self._held_bytes)
-        self.held_total = cache(lambda state: self.held_bytes(state).total())
+        self.held_total = cache(self._held_total)
         self.worst_rise = cache(self._worst_rise)
         self.static = cache(self._static)
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
@@ -131,6 +131,9 @@ class Sized(Planner):
         found: Counter[str] = Counter()
         self.count(found, self.held(state), 1)
         return found
+
+    def _held_total(self, state: MicrobatchState) -> int:
+        return self.held_bytes(state).total()
 
     def _worst_rise(self, work: ActionInState) -> _Rise | None:
         """The moment of a work at which most is held on top of what was held before; that, by

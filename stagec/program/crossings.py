@@ -150,7 +150,8 @@ def crossings(source: Module, target: Module) -> Crossings:
 def _crossings(source: Module, target: Module) -> Crossings:
     mine, theirs = held_caches(source), held_caches(target)
     if not (TOKEN in mine and TOKEN in theirs):
-        mine.pop(TOKEN, None), theirs.pop(TOKEN, None)
+        mine.pop(TOKEN, None)
+        theirs.pop(TOKEN, None)
     _check_alike(source, mine, theirs)
     more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
     meshes = pod_mesh(source), pod_mesh(target)

@@ -126,7 +126,11 @@ class _Programs:
             watched = Watched(mesh, self.decisions)
             how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
             if waiting:
-                how["waits"] = lambda node: self.number[node] in waiting
+
+                def waits(node: Node) -> bool:
+                    return self.number[node] in waiting
+
+                how["waits"] = waits
             plans = joined(self.classes, self.runs, watched, **how)
             self._plans[key] = Plans(plans, None if waiting else self.numbers)
         return self._plans[key]

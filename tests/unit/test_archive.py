@@ -99,8 +99,11 @@ def test_a_wrong_rank_of_an_archive_is_found_as_in_its_files(
         right = peers_of(self, ranks, over, by)
         return np.where(ranks == rank, (right + 4) % 16, right) if what == "peer" else right
 
+    def reopened(_: Path) -> Archive:
+        return opened
+
     monkeypatch.setattr(Layout, "peers", peers)
-    monkeypatch.setattr(Archive, "open", lambda _: opened)
+    monkeypatch.setattr(Archive, "open", reopened)
     for each in range(16):
         data = opened.encoder(opened.class_of(each)).rank(each)
         (tmp_path / f"{LLAMA}.{each}.et").write_bytes(data)

@@ -123,8 +123,10 @@ def replayed(
 
         return piece
 
-    how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
-    how["waits"] = lambda node: node.size > eager
+    def waits(node: Node) -> bool:
+        return node.size > eager
+
+    how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream, "waits": waits}
     plans = joined(issued.classes, issued.runs, issued.mesh, **how)
     classes = [ClassReplay(i, plan, pieces(i)) for i, plan in enumerate(plans)]
     return replay(classes, slowdown), classes

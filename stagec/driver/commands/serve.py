@@ -150,6 +150,7 @@ def command(**given: Any) -> int:
             remedy="split the model over more ranks, or give a shorter --prompt",
         )
     best = _best(rows, given["ttft"], given["tpot"])
+    cautions = list(dict.fromkeys(text for row in rows for text in row.cautions))
     result = {
         "schema": SCHEMA,
         "model": options[PREFILL].model,
@@ -161,9 +162,9 @@ def command(**given: Any) -> int:
         **({"handover": asdict(transfer)} if transfer is not None else {}),
         "points": [row.as_json() for row in rows],
         "best": best.as_json() if best is not None else None,
-        "cautions": list(dict.fromkeys(text for row in rows for text in row.cautions)),
+        "cautions": cautions,
     }
-    tell_cautions(result["cautions"])
+    tell_cautions(cautions)
     if given["html"] is not None:
         _draw(given["html"], result, rows)
     if given["as_json"]:

@@ -171,14 +171,18 @@ def _about(folder: Path) -> dict[str, Any]:
     given = _read_object(folder / ABOUT)
     ranks, groups = given.get("ranks"), given.get("groups")
     sound = isinstance(given.get("name"), str) and type(ranks) is int and ranks > 0
-    if not sound or not isinstance(groups, dict) or not all(map(_is_range, groups.values())):
+    if not sound or not isinstance(groups, dict):
+        raise _no_job(folder / ABOUT)
+    if not all(map(_is_range, cast("dict[str, object]", groups).values())):
         raise _no_job(folder / ABOUT)
     return given
 
 
 def _is_range(given: object) -> bool:
     """Whether the numbers of an axis' groups are given as the first and the last one."""
-    return isinstance(given, list) and [type(each) for each in given] == [int, int]
+    if not isinstance(given, list):
+        return False
+    return [type(each) for each in cast("list[object]", given)] == [int, int]
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stagec import __version__
 from stagec.driver.job.builder import JobBuilder
@@ -87,5 +87,5 @@ def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
 def _shown(name: str, value: object) -> object:
     """A value as the option takes it: a tick in milliseconds."""
     if name == "used_ranks" and isinstance(value, Mapping):
-        return used_text(value)
+        return used_text(cast("Mapping[str, int]", value))
     return str(Decimal(value) / 10**6) if name == "tick" and isinstance(value, int) else value

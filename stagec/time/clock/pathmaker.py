@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stagec.time.clock.order import ON_COMPUTE, Call, Proceed, Receive, ReplayOrder, RunPiece
+from stagec.time.clock.order import ON_COMPUTE, Call, Proceed, Receive, ReplayOrder, RunPiece, Send
 from stagec.time.clock.paths import End, Joining, StepPaths
 from stagec.time.clock.plan import PlannedPiece
 from stagec.time.clock.segments import PieceWaits, Segment, template_of
@@ -92,6 +92,8 @@ class _Making:
                     self._run(mine, step)
                 case Receive():
                     self._receive(mine, step)
+                case Send():
+                    raise ValueError("a structure with sends that wait has no paths")
                 case Call():
                     self._call(mine, step)
                 case Proceed():

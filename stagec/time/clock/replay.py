@@ -235,6 +235,8 @@ def replay_alone(mine: ClassReplay, order: ReplayOrder, times: PathTimes) -> Cla
                 _run(mine, step, 0)
             case Receive():
                 _receive(mine, step, [(next(sent), _own(mine, where)) for where in step.sources])
+            case Send():
+                raise ValueError("a structure with sends that wait has no paths")
             case Call():
                 call, (_, cause) = next(calls), _latest(mine, step.inputs, step.after)
                 owner, ready = max(call.ready, key=lambda each: each[1])
