@@ -69,8 +69,9 @@ class Job:
     @property
     def layout(self) -> Layout:
         """Who talks to whom."""
-        sizes = {} if self.module is None else self.module.env
-        return Layout(self.mesh, self.groups, sizes=sizes)
+        if self.module is None:
+            return Layout(self.mesh, self.groups)
+        return Layout(self.mesh, self.groups, sizes=self.module.env)
 
     def layout_of(self, number: int) -> Layout:
         """That of the ranks of a class: the same for all."""

@@ -15,9 +15,7 @@ each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from math import lcm
-from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -80,7 +78,10 @@ def crossed(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level | None
 def _blocks(mesh: Mapping[str, int]) -> dict[str, int]:
     """The ranks of the blocks in which the groups of each axis lie, the innermost axis first."""
     sizes = {a: n for a, n in reversed(list(mesh.items())) if n > 1}
-    return dict(zip(sizes, accumulate(sizes.values(), mul), strict=True))
+    found, ranks = dict[str, int](), 1
+    for axis, size in sizes.items():
+        found[axis] = ranks = ranks * size
+    return found
 
 
 def _used(machine: Machine, blocks: Mapping[str, int]) -> Iterator[tuple[Level, int, int]]:
