@@ -14,6 +14,7 @@ from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
+from stagec.ir.traits import PicksOne
 from stagec.ir.types import FLOATS, axis_size
 from stagec.ir_spec.ops.base import SPEC, work
 from stagec.ir_spec.ops.contraction import broadcast
@@ -154,6 +155,7 @@ class ArgMax(OpDef):
     name = "stg.argmax"
     operands = ("x",)
     results = ("index", "value?")
+    traits = (PicksOne(),)
     example = "%i = stg.argmax(%logits) : i32[B, S]"
 
     def rule(self, op: Operation) -> Rule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import PicksOne, Recasts
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 
@@ -49,7 +49,7 @@ class GatherLogits(Pass):
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:
-        return any(op.name == "stg.argmax" for op in module.main.body.walk())
+        return any(op.has(PicksOne) for op in module.main.body.walk())
 
     def run(self, module: Module) -> None:
         gather_logits(module)
@@ -60,7 +60,7 @@ def gather_logits(module: Module) -> None:
     strategy = read_strategy(module)
     assumptions = Assumptions(module, GatherLogits.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
-    for op in [op for op in module.main.body.walk() if op.name == "stg.argmax"]:
+    for op in [op for op in module.main.body.walk() if op.has(PicksOne)]:
         _gather(module, placer, op)
     assumptions.check()
 
@@ -73,6 +73,6 @@ def _gather(module: Module, placer: Placer, chooses: Operation) -> None:
     if name is None:
         return
     b = Builder.before(module.registry, user, loc=made_by(GatherLogits.name, value.loc))
-    whole = placer.moved(value.tensor, name, ())
+    whole = placer.moved(value.tensor, (name,), ())
     pinned = b.value("stg.sharding_constraint", [value], type=whole, hint=f"{value.name}_whole")
     user.set_operand(0, pinned)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Pass, Phase, made_by
 from stagec.ir.drafts import most_likely, state
+from stagec.ir.traits import PicksOne
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def sample_tokens(module: Module) -> None:
     for index, logits in enumerate(returned[: len(returned) - len(state(module))]):
         if logits.tensor.dtype[0] in "iu":
             continue
-        users = (op for op, _ in logits.uses if op.name == "stg.argmax")
+        users = (op for op, _ in logits.uses if op.has(PicksOne))
         chosen = next(users, None)
         if chosen is not None:
             returned[index] = chosen.results[0]

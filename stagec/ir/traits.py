@@ -158,6 +158,17 @@ class Chooses(Trait):
 
 
 @dataclass(frozen=True)
+class PicksOne(Trait):
+    """Its first result numbers one element of each row of operand 0, as a sampler does a token.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.argmax`    | yes |
+    | `stg.route`     | no: several, with their weights |
+    """
+
+
+@dataclass(frozen=True)
 class FinalGradient(Trait):
     """Its operand is complete: the collectives that reduce and place it belong to phase gradient.
 
