@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,12 @@ def test_the_share_is_what_ranks_have_beside_their_parts(wan: str, tmp_path: Pat
     strategy = tmp_path / "text_alone.stg"
     strategy.write_text(SPLIT)
     whole, mine = (flops(analyse(wan, sizes=SIZES, **o)) for o in ({}, {"strategy": str(strategy)}))
-    repeated = (4 * mine - whole) / 3
+    repeated = Fraction(4 * mine - whole, 3)
     builder = JobBuilder(JobOptions(wan, strategy=str(strategy), sizes=SIZES))
     builder.lower()
-    assert builder.repeated.shares["cp"] == pytest.approx(repeated / mine, rel=1e-9)
+    shares = {each.axis: each.share for each in builder.repeated.found}
+    assert shares["cp"] == repeated / mine
+    assert builder.repeated.shares["cp"] == round(float(shares["cp"]), 6)
     (remark,) = builder.repeated.remarks()
     assert "ranks of cp repeat " in remark.message
     assert "[B, X, " in remark.message
