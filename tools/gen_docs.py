@@ -37,6 +37,10 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Strategies: where values lie",
         "In the region of a `stg.strategy`. [flags.md](flags.md) has the flags that write them.",
     ),
+    "special_splits": (
+        "Strategies: ops that treat a split in their own way",
+        "In the region of a `stg.strategy`.",
+    ),
     "policies": ("Strategies: how it runs", "In the region of a `stg.strategy`."),
     "adapters": ("Strategies: what is trained", "In the region of a `stg.strategy`."),
     "contraction": ("Contractions, sums, scaling", "In functions."),

@@ -34,7 +34,8 @@ def paragraphs(doc: str) -> Iterator[list[str]]:
 
 
 def markdown(doc: str) -> Iterator[str]:
-    """A docstring as Markdown: prose joined, `Before:` and `After:` blocks fenced."""
+    """A docstring as Markdown: prose joined, tables as they are, `Before:` and `After:`
+    blocks fenced."""
     for number, lines in enumerate(paragraphs(doc)):
         if number:
             yield ""
@@ -42,6 +43,9 @@ def markdown(doc: str) -> Iterator[str]:
 
 
 def _sections(lines: Sequence[str]) -> Iterator[str]:
+    if lines[0].startswith("|"):
+        yield from lines
+        return
     prose: list[str] = []
     code: list[str] = []
     for line in [*lines, ""]:

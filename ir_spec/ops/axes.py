@@ -57,15 +57,15 @@ MESH_ORDER = Flag(
 def ordered(axes: Iterable[str], order: str) -> list[str]:
     """The axes of a mesh, with those that `order` names in its order: they share their places.
 
-    | axes       | order   | found      |
+    | axes       | order   | result     |
     |------------|---------|------------|
     | pp, dp, tp | dp,pp   | dp, pp, tp |
     | pp, dp, tp | tp,pp   | tp, dp, pp |
     | dp, tp     | dp,pp   | dp, tp     |
     """
-    found = list(axes)
-    named = [name for name in order.split(",") if name in found]
-    places = sorted(map(found.index, named))
+    result = list(axes)
+    named = [name for name in order.split(",") if name in result]
+    places = sorted(map(result.index, named))
     for place, name in zip(places, named, strict=True):
-        found[place] = name
-    return found
+        result[place] = name
+    return result

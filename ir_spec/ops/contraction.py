@@ -30,8 +30,8 @@ class Einsum(OpDef):
     cast is cast again: 8-bit copies of parameters are not kept for backward.
 
     FLOPs: two per point of the index space if something is contracted, else one. They are those of
-    a matrix product if a dimension of the result is of one operand alone: `sd,sd->s`, a sum of
-    products of equal elements, is none.
+    a matrix product if a dimension of the result is of one operand alone; `sd,sd->s`, a sum of
+    products of equal elements, is not a matrix product.
     """
 
     name = "stg.einsum"

@@ -45,7 +45,7 @@ from stagec.ir_spec.ops.ring_work import (
     whole_hops,
 )
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
-from stagec.ir_spec.ops.strategy import ORDERS
+from stagec.ir_spec.ops.special_splits import ORDERS
 
 
 def _kernel(op: Operation, kind: str, n: Sizes) -> KernelShape:

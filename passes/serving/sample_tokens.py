@@ -14,7 +14,7 @@ class SampleTokens(Pass):
     """Return the most likely token by the logits that a step of serving returns.
 
     Greedy sampling stands for all kinds: temperatures, penalties and the sort of top-k and top-p
-    are further passes over the same logits of a rank, and nothing further between ranks.
+    are further passes over the same logits on each rank, without further communication.
 
     Before:
         stg.func @f(%x: bf16[B, S, D], %u: bf16[D, V | frozen], %k: bf16[B, S, D | cache])

@@ -80,7 +80,7 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
     assumptions = Assumptions(module, ExchangeDimensions.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
     for into in dict.fromkeys(into for _, into in strategy.exchanged):
-        names = [name for name, others in strategy.exchanged if others == into]
+        names = tuple(name for name, others in strategy.exchanged if others == into)
         special = [op for name in names for op, _ in special_ops(module.main.body, name, names)]
         found = [op for op in dict.fromkeys(special) if _has(op, into)]
         if not found:
@@ -103,7 +103,7 @@ def _has(op: Operation, dims: Sequence[str]) -> bool:
 
 
 def _exchange_operands(
-    module: Module, placer: Placer, op: Operation, names: Sequence[str], into: Sequence[str]
+    module: Module, placer: Placer, op: Operation, names: tuple[str, ...], into: Sequence[str]
 ) -> None:
     b = Builder.before(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
     for index, value in enumerate(op.operands):
@@ -115,7 +115,7 @@ def _exchange_operands(
 
 
 def _exchange_back(
-    module: Module, placer: Placer, op: Operation, names: Sequence[str], into: Sequence[str]
+    module: Module, placer: Placer, op: Operation, names: tuple[str, ...], into: Sequence[str]
 ) -> None:
     b = Builder.after(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
     result, users = op.results[0], list(op.results[0].uses)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
-from stagec.ir_spec.ops.strategy import GatherRule, SplitRule
+from stagec.ir_spec.ops.special_splits import GatherRule
+from stagec.ir_spec.ops.strategy import SplitRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import is_part
 from stagec.sharding.stages import accumulation
@@ -50,7 +51,7 @@ class Placer:
                 used |= set(rule.over)
         return replace(type_, dims=tuple(dims), placed=True)
 
-    def moved(self, type_: TensorType, names: Sequence[str], into: Sequence[str]) -> TensorType:
+    def moved(self, type_: TensorType, names: tuple[str, ...], into: Sequence[str]) -> TensorType:
         """The type as placed, but with the axes of the dimensions that one of these names is a part
         of moved to the dimensions `into`."""
         placed = self.place(type_.unplaced(), rest=False)

@@ -27,14 +27,12 @@ from stagec.ir_spec.ops.policies import (
     RecomputeRule,
     TpInputsRule,
 )
+from stagec.ir_spec.ops.special_splits import ExchangeRule, GatherRule, RingRule
 from stagec.ir_spec.ops.statement import Axes, Record, Statement
 from stagec.ir_spec.ops.strategy import (
     DeferRule,
-    ExchangeRule,
-    GatherRule,
     MicrobatchesRule,
     PipelineRule,
-    RingRule,
     ShardParamsRule,
     SplitRule,
 )
