@@ -12,7 +12,6 @@ size, depth and numbers keep hostile text from costing more than a message.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, cast
@@ -36,13 +35,9 @@ from stagec.ir.facts import Comparison, Relation
 from stagec.ir.order import Multiple
 from stagec.ir.types import (
     DTYPE_BYTES,
-    ROLES,
     AxisUse,
     Dim,
-    Load,
     OpaqueType,
-    Partial,
-    Routed,
     TensorType,
     Type,
 )
@@ -51,6 +46,7 @@ from stagec.support.limits import MAX_COEFFICIENT, MAX_LAYERS, MAX_OPERATORS, MA
 from stagec.support.source import FileLoc, Loc, NameLoc, Source
 from stagec.support.suggest import did_you_mean
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
+from stagec.text.clauses import SyntaxLimitError, loaded, names_of, routed, set_clause
 from stagec.text.limits import check_limits
 
 _MOST_REMAINDERS = 8
@@ -58,12 +54,6 @@ _SYNTAX_REMEDY = (
     "operations are written %y = stg.add(%a, %b) : bf16[B@dp, S]; "
     "'stagec ops NAME' shows an example"
 )
-
-
-class _SyntaxLimitError(Exception):
-    def __init__(self, message: str, token: Token | None = None, remedy: str | None = None) -> None:
-        self.message, self.token, self.remedy = message, token, remedy
-        super().__init__(message)
 
 
 def parse_syntax(source: Source) -> OpSyntax:
@@ -91,13 +81,13 @@ def _syntax(source: Source) -> OpSyntax:
             FileLoc(source.name, e.line, e.column),
             remedy="remove it; names start with a letter, values with '%', symbols with '@'",
         ) from None
-    except (VisitError, _SyntaxLimitError) as e:
+    except (VisitError, SyntaxLimitError) as e:
         limit = e.orig_exc if isinstance(e, VisitError) else e
-        if not isinstance(limit, _SyntaxLimitError):
+        if not isinstance(limit, SyntaxLimitError):
             raise
         loc = (
             _loc(source.name, limit.token)
-            if limit.token is not None
+            if isinstance(limit.token, Token)
             else FileLoc(source.name, 1, 1)
         )
         raise error(limit.message, loc, remedy=limit.remedy or _SYNTAX_REMEDY) from None
@@ -260,7 +250,7 @@ class _Builder(Transformer):
         self._operators += 1
         large = ex.too_large(value, MAX_TERMS, MAX_COEFFICIENT)
         if large or self._operators > MAX_OPERATORS:
-            raise _SyntaxLimitError(
+            raise SyntaxLimitError(
                 "the expression is too large",
                 token or self._where(),
                 f"keep integers below 2^63 and expressions below {MAX_TERMS} terms",
@@ -299,18 +289,18 @@ class _Builder(Transformer):
     def tensor(self, dtype, *parts) -> Type:
         if dtype not in DTYPE_BYTES:
             remedy = did_you_mean(dtype, DTYPE_BYTES) or f"use one of {', '.join(DTYPE_BYTES)}"
-            raise _SyntaxLimitError(f"unknown element type '{dtype}'", dtype, remedy)
+            raise SyntaxLimitError(f"unknown element type '{dtype}'", dtype, remedy)
         dims = tuple(p for p in parts if isinstance(p, Dim))
         fields: dict[str, Any] = {"placed": any(d.split for d in dims)}
         for token, coords in (p for p in parts if isinstance(p, tuple)):
             if str(token) == "routed":
-                dims = _routed(dims, token, coords)
+                dims = routed(dims, token, coords)
                 continue
-            names = _names(token, coords)
+            names = names_of(token, coords)
             if str(token) == "load":
-                dims = _loaded(dims, token, names)
+                dims = loaded(dims, token, names)
             else:
-                _clause(fields, token, names)
+                set_clause(fields, token, names)
         return TensorType(str(dtype), dims, **fields)
 
     def plain(self, size):
@@ -327,7 +317,7 @@ class _Builder(Transformer):
 
     def _size(self, size) -> Expr:
         if not isinstance(size, Expr):
-            raise _SyntaxLimitError("a dimension is one size, found a tuple")
+            raise SyntaxLimitError("a dimension is one size, found a tuple")
         return size
 
     def axes(self, *axes):
@@ -358,7 +348,7 @@ class _Builder(Transformer):
         items, number = (b, a) if isinstance(a, Expr) else (a, b)
         times = _expr(number).value
         if times is None or not 0 < times <= MAX_LAYERS:
-            raise _SyntaxLimitError(
+            raise SyntaxLimitError(
                 f"a list of kinds comes {number} times, expected a number up to {MAX_LAYERS:,}",
                 self._where(),
                 "write (5*local, global)*10",
@@ -368,25 +358,25 @@ class _Builder(Transformer):
     def div(self, a, b):
         if _expr(b) == 0:
             remedy = "divide by a size, which is positive"
-            raise _SyntaxLimitError("division by zero", self._where(), remedy)
+            raise SyntaxLimitError("division by zero", self._where(), remedy)
         return self._checked(_expr(a) / b)
 
     def mod(self, a, b):
         if _expr(b) == 0:
             remedy = "divide by a size, which is positive"
-            raise _SyntaxLimitError("division by zero", self._where(), remedy)
+            raise SyntaxLimitError("division by zero", self._where(), remedy)
         inner, depth = ex.modulo_parts(_expr(a)), 0
         while inner:
             inner, depth = ex.modulo_parts(inner[0]), depth + 1
             if depth > _MOST_REMAINDERS:
                 remedy = "write 'a % b' once in a relation"
-                raise _SyntaxLimitError("too many remainders", self._where(), remedy)
+                raise SyntaxLimitError("too many remainders", self._where(), remedy)
         return self._checked(_expr(a) % b)
 
     def pow(self, base, exponent):
         power = _integer(exponent)
         if power > (ex.MAX_EXPONENT if _expr(base).symbol_name else ex.MAX_EXPONENT_OF_SUMS):
-            raise _SyntaxLimitError(
+            raise SyntaxLimitError(
                 f"exponent {power} is too large", exponent, "keep exponents of symbols below 65"
             )
         return self._checked(base**power, exponent)
@@ -406,11 +396,11 @@ class _Builder(Transformer):
     def call(self, name: Token, *arguments):
         if name not in ex.FUNCTIONS:
             remedy = did_you_mean(name, ex.FUNCTIONS) or f"use one of {', '.join(ex.FUNCTIONS)}"
-            raise _SyntaxLimitError(f"unknown function '{name}'", name, remedy)
+            raise SyntaxLimitError(f"unknown function '{name}'", name, remedy)
         if name == "ceildiv" and (len(arguments) != 2 or arguments[1] == 0):
-            raise _SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
+            raise SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
         if name == "reached" and (len(arguments) != 4 or arguments[1] == 0):
-            raise _SyntaxLimitError(
+            raise SyntaxLimitError(
                 "reached expects a size, a positive number of parts, how many of them a draw "
                 "reaches, and the number of draws",
                 name,
@@ -434,13 +424,13 @@ class _Builder(Transformer):
 
 def _expr(value: Any) -> Expr:
     if not isinstance(value, Expr):
-        raise _SyntaxLimitError("a tuple stands where a size is expected")
+        raise SyntaxLimitError("a tuple stands where a size is expected")
     return value
 
 
 def _row(value: Any) -> tuple[Expr, list[Expr]]:
     if not isinstance(value, tuple):
-        raise _SyntaxLimitError("buckets expects rows: how often, and the sizes, in brackets")
+        raise SyntaxLimitError("buckets expects rows: how often, and the sizes, in brackets")
     times, *sizes = map(_expr, value)
     return times, sizes
 
@@ -448,79 +438,5 @@ def _row(value: Any) -> tuple[Expr, list[Expr]]:
 def _integer(token: Token) -> int:
     if len(token) > 19 or int(token) > ex.MAX_INTEGER:
         remedy = "sizes are numbers of elements or bytes; write a smaller one"
-        raise _SyntaxLimitError(
-            "the integer is too large, expected at most 2^63 - 1", token, remedy
-        )
+        raise SyntaxLimitError("the integer is too large, expected at most 2^63 - 1", token, remedy)
     return int(token)
-
-
-def _names(token: Token, coords: list[tuple[Any, int | None]]) -> list[tuple[str, int | None]]:
-    """What a clause says, where it says it of names."""
-    found: list[tuple[str, int | None]] = []
-    for name, number in coords:
-        text = name.symbol_name if isinstance(name, Expr) else str(name)
-        if text is None:
-            raise _SyntaxLimitError(f"'{token}' expects names, found {name}", token)
-        found.append((text, number))
-    return found
-
-
-def _routed(
-    dims: tuple[Dim, ...], token: Token, coords: list[tuple[Any, int | None]]
-) -> tuple[Dim, ...]:
-    """The dimensions with rows that a router deals: `routed(E=2, T)` is that of dimension 2 to E
-    parts, of which each token goes to T."""
-    sizes = [c for c, _ in coords if isinstance(c, Expr)]
-    index = coords[0][1] if len(sizes) == len(coords) == 2 and coords[1][1] is None else None
-    if index is None or index >= len(dims) or any(s == 0 for s in sizes):
-        raise _SyntaxLimitError(
-            "expects the parts, the dimension of their rows, and the parts that a token goes to",
-            token,
-            "write routed(E=2, T)",
-        )
-    dealt = replace(dims[index], routed=Routed(*sizes))
-    return (*dims[:index], dealt, *dims[index + 1 :])
-
-
-def _loaded(
-    dims: tuple[Dim, ...], token: Token, coords: list[tuple[str, int | None]]
-) -> tuple[Dim, ...]:
-    """The dimensions with a load: `load(E=2, first=58)` is that of the parts of E in dimension 2,
-    in layers from 58 on."""
-    (of, index), *rest = coords or [("", None)]
-    first = rest[0][1] if len(rest) == 1 and rest[0][0] == "first" else None
-    if index is None or index >= len(dims) or (rest and first is None):
-        raise _SyntaxLimitError(
-            "a load expects the parts that have it and one of the dimensions",
-            token,
-            "write load(E=2), or load(E=2, first=58)",
-        )
-    loaded = replace(dims[index], load=Load(of, first or 0))
-    return (*dims[:index], loaded, *dims[index + 1 :])
-
-
-def _clause(fields: dict[str, Any], token: Token, coords: list[tuple[str, int | None]]) -> None:
-    name, names = str(token), tuple(n for n, _ in coords)
-    if name in ("sum", "max") and coords:
-        fields["partial"] = Partial(name, names)
-    elif name in ROLES:
-        fields["role"] = name
-        return
-    elif name == "mem" and coords:
-        fields["memory"] = names[0]
-        return
-    elif name == "part" and coords and coords[0][1] is not None:
-        fields["part"] = (coords[0][0], coords[0][1])
-        return
-    elif name == "on" and coords and coords[0][1] is not None:
-        fields["stage"] = (coords[0][0], coords[0][1])
-        return
-    elif name != "rep":
-        known = ("sum", "max", "rep", "mem", "on", "load", "routed", "part", *ROLES)
-        raise _SyntaxLimitError(
-            f"unknown clause '{name}' in a type",
-            token,
-            did_you_mean(name, known)
-            or "use sum(axis), max(axis), rep, param, state, mem(..), on(..), load(..), routed(..)",
-        )
-    fields["placed"] = True

@@ -1,0 +1,92 @@
+"""The clauses of a type, behind its bar: `sum(tp)`, `param`, `load(E=2)`, `routed(E=2, T)`.
+
+A clause is a word and what stands in its brackets: names or sizes, each with a number or without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from stagec.ir.expr import Expr
+from stagec.ir.types import ROLES, Dim, Load, Partial, Routed
+from stagec.support.suggest import did_you_mean
+
+_Names: TypeAlias = list[tuple[str, int | None]]
+_Sizes: TypeAlias = list[tuple[Any, int | None]]
+
+
+class SyntaxLimitError(Exception):
+    """A text that is in the grammar and yet not in the language; `token` is where."""
+
+    def __init__(self, message: str, token: str | None = None, remedy: str | None = None) -> None:
+        self.message, self.token, self.remedy = message, token, remedy
+        super().__init__(message)
+
+
+def names_of(token: str, coords: _Sizes) -> _Names:
+    """What a clause says, where it says it of names."""
+    found: _Names = []
+    for name, number in coords:
+        text = name.symbol_name if isinstance(name, Expr) else str(name)
+        if text is None:
+            raise SyntaxLimitError(f"'{token}' expects names, found {name}", token)
+        found.append((text, number))
+    return found
+
+
+def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]:
+    """The dimensions with rows that a router deals: `routed(E=2, T)` is that of dimension 2 to E
+    parts, of which each token goes to T."""
+    sizes = [c for c, _ in coords if isinstance(c, Expr)]
+    index = coords[0][1] if len(sizes) == len(coords) == 2 and coords[1][1] is None else None
+    if index is None or index >= len(dims) or any(s == 0 for s in sizes):
+        raise SyntaxLimitError(
+            "expects the parts, the dimension of their rows, and the parts that a token goes to",
+            token,
+            "write routed(E=2, T)",
+        )
+    dealt = replace(dims[index], routed=Routed(*sizes))
+    return (*dims[:index], dealt, *dims[index + 1 :])
+
+
+def loaded(dims: tuple[Dim, ...], token: str, coords: _Names) -> tuple[Dim, ...]:
+    """The dimensions with a load: `load(E=2, first=58)` is that of the parts of E in dimension 2,
+    in layers from 58 on."""
+    (of, index), *rest = coords or [("", None)]
+    first = rest[0][1] if len(rest) == 1 and rest[0][0] == "first" else None
+    if index is None or index >= len(dims) or (rest and first is None):
+        raise SyntaxLimitError(
+            "a load expects the parts that have it and one of the dimensions",
+            token,
+            "write load(E=2), or load(E=2, first=58)",
+        )
+    loaded = replace(dims[index], load=Load(of, first or 0))
+    return (*dims[:index], loaded, *dims[index + 1 :])
+
+
+def set_clause(fields: dict[str, Any], token: str, coords: _Names) -> None:
+    name, names = str(token), tuple(n for n, _ in coords)
+    if name in ("sum", "max") and coords:
+        fields["partial"] = Partial(name, names)
+    elif name in ROLES:
+        fields["role"] = name
+        return
+    elif name == "mem" and coords:
+        fields["memory"] = names[0]
+        return
+    elif name == "part" and coords and coords[0][1] is not None:
+        fields["part"] = (coords[0][0], coords[0][1])
+        return
+    elif name == "on" and coords and coords[0][1] is not None:
+        fields["stage"] = (coords[0][0], coords[0][1])
+        return
+    elif name != "rep":
+        known = ("sum", "max", "rep", "mem", "on", "load", "routed", "part", *ROLES)
+        raise SyntaxLimitError(
+            f"unknown clause '{name}' in a type",
+            token,
+            did_you_mean(name, known)
+            or "use sum(axis), max(axis), rep, param, state, mem(..), on(..), load(..), routed(..)",
+        )
+    fields["placed"] = True
