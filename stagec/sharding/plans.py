@@ -9,21 +9,22 @@ An op whose operands and pinned result are placed differently may be placed best
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, product
 from math import prod
 
 from stagec.ir.facts import Facts
+from stagec.ir.rule import Group, Rule
 from stagec.ir.types import AxisUse
 from stagec.sharding.assignment import Axes, distribute
-from stagec.sharding.weigh import Offer, ShardedOp
+from stagec.sharding.weigh import Offer, ShardedOp, Split
 
 _MOST = 1 << 7
 
 
 def plans(node: ShardedOp, offers: Sequence[Offer], facts: Facts) -> list[list[Offer]]:
-    """The ways to split the factors of an op over the axes of these offers. None if they are too
-    many.
+    """The ways to split the factors of an op over the axes of these offers; an empty list if they
+    are too many.
 
     A factor that the op treats in a special way, or that no result shows, is only split by axes
     that an operand has there.
@@ -50,6 +51,23 @@ def plans(node: ShardedOp, offers: Sequence[Offer], facts: Facts) -> list[list[O
         for plan in _orders(dict(zip(places, chosen, strict=True)))
         if _readable(plan, hidden)
     ]
+
+
+def operands_agree(rule: Rule, placed: Iterable[Sequence[Split]]) -> bool:
+    """Whether an op can take its operands, with these splits of their dimensions, as they lie, or a
+    part of what a rank has of them. A strategy that then pins the result elsewhere means it so: a
+    product whose operands are split along what it contracts is reduced to the pin."""
+    splits: dict[Group, Axes] = {}
+    for dims, shape in zip(placed, rule.operands, strict=True):
+        for group, split in zip(shape, dims, strict=True):
+            axes = tuple(use.axis for use in split)
+            known = splits.setdefault(group, axes)
+            longest = max(known, axes, key=len)
+            if longest[: len(known)] != known or longest[: len(axes)] != axes:
+                return False
+            splits[group] = longest
+    used = [axis for axes in splits.values() for axis in axes]
+    return len(set(used)) == len(used)
 
 
 def _orders(chosen: Mapping[AxisUse, str]) -> Iterator[dict[str, tuple[AxisUse, ...]]]:

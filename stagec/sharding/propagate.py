@@ -28,9 +28,9 @@ from stagec.ir.rule import Group, Shape
 from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
-from stagec.sharding.assignment import Axes, distribute, unreduced
+from stagec.sharding.assignment import distribute, unreduced
 from stagec.sharding.numbered import RowSources
-from stagec.sharding.plans import plans
+from stagec.sharding.plans import operands_agree, plans
 from stagec.sharding.strategy import read_strategy
 from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing
 from stagec.support.diagnostics import error, note
@@ -201,26 +201,13 @@ class Propagation:
         """
         pins = node.pins()
         follows = node.exact is not None or all(node.exactly(o) for o in offers)
-        if not node.wanted or follows or (not node.direct and self._agree(node)):
+        if not node.wanted or follows or (not node.direct and self._agrees(node)):
             orders = node.orders(pins + offers if node.direct else offers + pins, priority)
             return self._least(node, orders, priority) if node.direct or len(orders) > 1 else offers
         return self._planned(node, pins, offers, priority)
 
-    def _agree(self, node: ShardedOp) -> bool:
-        """Whether the op can take its operands as they lie, or a part of what a rank has of them.
-        A strategy that then pins the result elsewhere means it so: a product whose operands are
-        split along what it contracts is reduced to the pin."""
-        splits: dict[Group, Axes] = {}
-        for value, shape in zip(node.op.operands, node.rule.operands, strict=True):
-            for group, split in zip(shape, self.split(value), strict=True):
-                axes = tuple(use.axis for use in split)
-                known = splits.setdefault(group, axes)
-                longest = max(known, axes, key=len)
-                if longest[: len(known)] != known or longest[: len(axes)] != axes:
-                    return False
-                splits[group] = longest
-        used = [axis for axes in splits.values() for axis in axes]
-        return len(set(used)) == len(used)
+    def _agrees(self, node: ShardedOp) -> bool:
+        return operands_agree(node.rule, [self.split(v) for v in node.op.operands])
 
     def _least(self, node: ShardedOp, orders: list[list[Offer]], priority: int) -> list[Offer]:
         """The order in which least moves."""
