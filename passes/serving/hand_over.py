@@ -103,8 +103,8 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
             pieces = token.way.pieces * token.source.turns
             b.op("stg.hand_over", [value], {"to": to, "pieces": pieces, **attrs})
         else:
-            words = evaluate(value.tensor.shape[1], module.env)
-            one: dict[str, RawAttr] = {"dim": 1, "rows": const(1)} if words > 1 else {}
+            tokens = evaluate(value.tensor.shape[1], module.env)
+            one: dict[str, RawAttr] = {"dim": 1, "rows": const(1)} if tokens > 1 else {}
             _Cache(module, value).receive({"source": source, **attrs, **one})
 
 

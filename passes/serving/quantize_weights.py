@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -101,7 +100,8 @@ class QuantizeWeights(Pass):
         if not format_.compute:
             module.diagnostics.remark(
                 f"products turn weights of {name} into the type of the activations and compute at "
-                f"its rate (W{8 * DTYPE_BYTES[format_.dtype]}A16)"
+                f"its rate (W{8 * DTYPE_BYTES[format_.dtype]}A16)",
+                rule.loc,
             )
         quantize_weights(module, format_, self.block or rule.block)
 
@@ -196,9 +196,7 @@ class _Weight:
         if there is not None:
             return there.result
         to = self._format.compute
-        bits = re.match(r"[a-z]\d+", to)
-        hint = f"{x.name}_{bits.group() if bits else to}"
-        return build.value("stg.cast", [x], {"to": to}, hint=hint)
+        return build.value("stg.cast", [x], {"to": to}, hint=f"{x.name}_{to[:2]}")
 
 
 class _Blocks:

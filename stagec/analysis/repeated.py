@@ -46,7 +46,7 @@ class Repeated:
         """The share, and what is not split."""
         where = next((r.type for r in self.most.results if isinstance(r.type, TensorType)), None)
         text = (
-            f"ranks of {self.axis} repeat {float(self.share):.0%} of the FLOPs of a rank, most in "
+            f"ranks of {self.axis} repeat {float(self.share):.0%} of their FLOPs, most in "
             f"'{self.most.name}' of {where}: none of its dimensions is split over {self.axis}"
         )
         remedy = f"split one of them (stg.split[..., over = {self.axis}]), or use fewer ranks"

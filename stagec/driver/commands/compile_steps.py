@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stagec.driver.job.admission import Room, room_of
+from stagec.driver.job.admission import Room, cache_room
 from stagec.driver.job.provenance import provenance
 from stagec.driver.job.serve_steps import StepList, StepsAsked
 from stagec.driver.job.step_modules import StepModules
@@ -100,7 +100,7 @@ def _asked(
         machine = durations.machine
         how = machine, durations.measured, depth or 1
         times = StepTimes(modules, *how, graphs=given["graphs"])
-        room = partial(room_of, modules, machine)
+        room = partial(cache_room, modules, machine)
     about = positions, longest, groups, coupled, times, room
     return StepsAsked(options, given, module.registry, depth or 1, *about)
 

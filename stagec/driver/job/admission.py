@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
+from stagec.analysis.memory_fit import room_of
 from stagec.driver.job.step_modules import StepModules
 from stagec.memory.timeline import CACHES
 from stagec.serving.requests import Request
@@ -37,26 +39,24 @@ def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> St
     return step_of([decode, prefill] if count else [decode])
 
 
-def room_of(modules: StepModules, machine: Machine, largest: Step, tokens: int) -> Room:
+def cache_room(modules: StepModules, machine: Machine, largest: Step, tokens: int) -> Room:
     """The room for caches beside weights and the activations of the `largest` step, in blocks of so
     many tokens. Layers that keep a window count as if they kept all tokens. Raises
     `DiagnosticError` if there is none."""
     from stagec.driver.output.tables import bytes_text
 
     full = modules.compiled(largest).figures()
-    room = machine.left(sum(size > 1 for size in full.mesh.values()))
+    room = room_of(machine, full.mesh)
     taken = [sum(held.values()) - held.get(CACHES, 0) for held in full.by_stage]
     if max(taken) > room:
         needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))
         raise error(
-            f"weights and the activations of a step of {largest.tokens:,} tokens take {needed} of "
-            f"a rank, and {machine.name} has {left}: the server does not fit, by {over}",
+            f"weights and the activations of a step of {largest.tokens:,} tokens take {needed} "
+            f"per rank, and {machine.name} has {left}: the server does not fit, by {over}",
             remedy="split the model over more ranks (--tp, --pp, --ep), store fewer bits "
             "(--weight-dtype fp8), or give --cache-blocks all, which asks for no room",
         )
-    ranks = 1
-    for size in full.mesh.values():
-        ranks *= size
+    ranks = prod(full.mesh.values())
     one = modules.compiled(step_of([SequenceClass(1, tokens - 1, 1, ranks)])).figures()
     blocks = [
         (room - held) * ranks // cached[CACHES]
