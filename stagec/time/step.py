@@ -248,11 +248,10 @@ class Issued:
     def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
         """The plans of all classes, where messages of more than `eager` bytes wait for their
         receivers; None: none does."""
-        waiting = frozenset(
-            i
-            for i, node in enumerate(self.samples if eager is not None else ())
-            if node.kind == "send" and node.size > (eager or 0)
-        )
+        waiting = frozenset[int]()
+        if eager is not None:
+            sends = ((i, node) for i, node in enumerate(self.samples) if node.kind == "send")
+            waiting = frozenset(i for i, node in sends if node.size > eager)
         how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
         return self._programs.plans(self.mesh, **how, waiting=waiting)
 

@@ -38,7 +38,7 @@ class Jobs:
         """Whether these are the options of one of the jobs."""
         row = tuple(getattr(options, name) for name in self.names)
         given: Mapping[str, Any] = dict(zip(self.names, row, strict=True))
-        return row in set(self.rows) and self.base.changed(**given) == options
+        return row in self.rows and self.base.changed(**given) == options
 
     @cached_property
     def codes(self) -> Ints:
