@@ -27,8 +27,8 @@ def levers(
     measured: Measurements | None = None,
 ) -> Iterator[Lever]:
     """Groups that do not cross a level without need, twice each rate, no latency, no launch gaps,
-    and communication that is all hidden. Nobody has
-    measured such machines: what was `measured` changes by the ratio of the models."""
+    and communication that is all hidden. Nobody has measured such machines: what was `measured`
+    changes by the ratio of the models."""
     known = None if measured is None else measured.of(machine)
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": known}
     for name, changed in [*_placed(issued, machine), *_changed(machine)]:

@@ -25,6 +25,7 @@ from stagec.driver.request.combine import complete
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import CACHES, STEP
+from stagec.driver.search import tried as trials
 from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.bounds import JobBounds
 from stagec.driver.search.jobs import Evaluated, Probes, work
@@ -51,6 +52,14 @@ SMALL = (
     *("--set", "B=16,S=1024,L=4", "--tp", "1,2", "--pp", "1,2", "--zero", "0,3", "--cp", "1"),
     *("--recompute", "none", "--microbatch-size", "1,2", "--chunks", "0", "--jobs", "1"),
 )
+
+
+@pytest.fixture
+def space_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried beyond the space, for tests of what is in it."""
+    monkeypatch.setattr(trials, "tried", lambda *_: {"count": 0, "better": []})
+
+
 #: Small spaces: model, sizes, ranks, machine, and what varies beside the usual.
 SPACES: tuple[tuple[str, str, int, str, Mapping[str, tuple[Any, ...]]], ...] = (
     ("llama3-8b", "B=16,S=2048,L=4", 8, "h100-sxm", {}),
@@ -520,6 +529,7 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
     assert refused == sum(found.refused.values()) > 0
 
 
+@pytest.mark.usefixtures("space_alone")
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
     """And a command that is proposed compiles, to traces that hold, with the memory foretold."""
     few = ("--zero", "0", "--microbatch-size", "1")
@@ -705,6 +715,7 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
     assert "[1] stagec compile" in found.out
 
 
+@pytest.mark.usefixtures("space_alone")
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question is answered from the folder; another one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -716,6 +727,7 @@ def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "cached" not in json.loads(stagec(*line, "--pp", "2").out)
 
 
+@pytest.mark.usefixtures("space_alone")
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
     few = ("--json", "--pp", "1", "--microbatch-size", "1")
