@@ -120,8 +120,9 @@ def _same_arguments(module: Module, before: Module) -> bool:
 
 def _samples(module: Module) -> bool:
     """Whether a step of serving returns tokens that it picks, in place of logits."""
-    returned = module.main.body.terminator.operands if module.serving else ()
-    return any(v.producer is not None and v.producer.has(PicksOne) for v in returned)
+    bodies = [func.body for func in module.functions] if module.serving else []
+    returned = [v.producer for body in bodies for v in body.terminator.operands]
+    return any(op is not None and op.has(PicksOne) for op in returned)
 
 
 def _stages(module: Module, before: Module) -> dict[str, int]:

@@ -56,10 +56,13 @@ def plans(node: ShardedOp, offers: Sequence[Offer], facts: Facts) -> list[list[O
 def operands_agree(rule: Rule, placed: Iterable[Sequence[Split]]) -> bool:
     """Whether an op can take its operands, with these splits of their dimensions, as they lie, or a
     part of what a rank has of them. A strategy that then pins the result elsewhere means it so: a
-    product whose operands are split along what it contracts is reduced to the pin."""
+    product whose operands are split along what it contracts is reduced to the pin. What no axis may
+    split is gathered by any plan."""
     splits: dict[Group, Axes] = {}
     for dims, shape in zip(placed, rule.operands, strict=True):
         for group, split in zip(shape, dims, strict=True):
+            if rule.whole.issuperset(group):
+                continue
             axes = tuple(use.axis for use in split)
             known = splits.setdefault(group, axes)
             longest = max(known, axes, key=len)
