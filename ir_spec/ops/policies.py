@@ -46,7 +46,7 @@ class TpInputsRule(Record):
         flag=Flag(
             "tp_inputs",
             "Gather inputs of split matmuls again in backward, or keep them.",
-            needs=("tp",),
+            needs=("tp", "sp"),
             tries=("save-gathered", "regather"),
         ),
     )

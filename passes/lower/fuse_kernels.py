@@ -70,20 +70,35 @@ class FuseKernels(Pass):
 
     def run(self, module: Module) -> None:
         rule = read_strategy(module).one(FusionRule)
-        for func in module.functions:
-            fuse_kernels(func, rule)
+        kernels = [kernel for func in module.functions for kernel in fuse_kernels(func, rule)]
+        sums = rule.gradients and not any(map(_adds_to_sum, kernels))
+        kinds = rule.kind != "none" and all(map(_adds_to_sum, kernels))
+        for what, why, missing in (
+            (f"stg.fusion[{rule.kind}]", "no two computations can run as one kernel", kinds),
+            ("stg.fusion[gradients]", "no product adds to a sum over microbatches", sums),
+        ):
+            if missing:
+                module.diagnostics.remark(f"'{what}' changes nothing: {why}", rule.loc)
 
 
-def fuse_kernels(func: Operation, rule: FusionRule) -> None:
-    """Number the kernels of several computations in a function, from 1."""
+def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
+    """Number the kernels of several computations in a function, from 1; these kernels."""
+    fused = list[list[Operation]]()
     numbers = count(1)
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         if any(op.definition.active(op) is not None for op in region.ops):
             continue  # some of its iterations leave some of its computations out
         for kernel in list(_Fuser(region, rule).kernels()):
             number = next(numbers)
+            fused.append(kernel)
             for op in kernel:
                 op.attrs["fused"] = const(number)
+    return fused
+
+
+def _adds_to_sum(kernel: Sequence[Operation]) -> bool:
+    """Whether a kernel is a product that adds to the sum over microbatches, and nothing else."""
+    return len(kernel) == 2 and kernel[1].has(AddsToSum)
 
 
 class _Fuser:

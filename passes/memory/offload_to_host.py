@@ -7,7 +7,7 @@ out after it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stagec.api import (
     Builder,
@@ -79,11 +79,22 @@ class OffloadToHost(Pass):
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         what, copies = strategy.offload, _Copies(module, strategy.copy_nodes)
-        for func in module.functions:
-            if "activations" in what:
-                _activations(copies, func.body)
-            if "optimizer" in what:
-                _states(copies, func.body)
+        for kind, move in (("activations", _activations), ("optimizer", _states)):
+            if kind not in what:
+                continue
+            for func in module.functions:
+                move(copies, func.body)
+            if not copies.made:
+                module.diagnostics.remark(
+                    f"'stg.offload[{kind}]' changes nothing: {_NOTHING[kind]}", strategy.loc
+                )
+            copies.made.clear()
+
+
+_NOTHING = {
+    "activations": "no repeated layer keeps a value for backward",
+    "optimizer": "there is no optimizer state",
+}
 
 
 @dataclass(frozen=True)
@@ -92,10 +103,12 @@ class _Copies:
 
     module: Module
     nodes: bool
+    made: list[Value] = field(default_factory=list[Value])
 
     def __call__(self, b: Builder, value: Value, to: str, name: str) -> Value:
         attrs: dict[str, RawAttr] = {"to": to, **({"node": True} if self.nodes else {})}
-        return b.value("stg.copy", [value], attrs, hint=name)
+        self.made.append(b.value("stg.copy", [value], attrs, hint=name))
+        return self.made[-1]
 
 
 def _moved(value: Value, memory: str) -> TensorType:

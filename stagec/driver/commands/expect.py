@@ -1,7 +1,8 @@
-"""`--verify-diagnostics`: comments say which errors a text must give, and where.
+"""`--verify-diagnostics`: comments say which diagnostics a text must give, and where.
 
 `// error: TEXT` stands at the end of the offending line; `// error@+1: TEXT` speaks of the next
-line, `// error@*: TEXT` of no line in particular.
+line, `// error@*: TEXT` of no line in particular. So do `// warning: TEXT` and `// remark: TEXT`,
+which must be given as well; of these, others may be given besides.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from dataclasses import dataclass
 from stagec.support.diagnostics import Diagnostic, note
 from stagec.support.source import FileLoc, Source, file_loc
 
-_EXPECTED = re.compile(r"// error(?:@(?P<at>[+-]\d+|\*))?: (?P<text>.*?)(?=\s*// error|\s*$)")
+_SEVERITY = "error|warning|remark"
+_EXPECTED = re.compile(
+    rf"// (?P<severity>{_SEVERITY})(?:@(?P<at>[+-]\d+|\*))?: "
+    rf"(?P<text>.*?)(?=\s*// (?:{_SEVERITY})|\s*$)"
+)
 
 
 @dataclass(frozen=True)
 class _Expected:
+    severity: str
     text: str
     line: int | None
     loc: FileLoc
@@ -25,26 +31,24 @@ class _Expected:
     def matches(self, diagnostic: Diagnostic) -> bool:
         place = file_loc(diagnostic.loc)
         here = self.line is None or (place is not None and place.line == self.line)
-        return here and self.text in diagnostic.message
+        return here and diagnostic.severity == self.severity and self.text in diagnostic.message
 
 
 class Expectations:
-    """The expected errors of one text, and what came instead."""
+    """The expected diagnostics of one text, and the errors that came instead."""
 
     def __init__(self, source: Source) -> None:
         self._open = list(_expected(source))
         self._extra: list[Diagnostic] = []
 
     def take(self, diagnostics: Iterable[Diagnostic]) -> None:
-        """Match each error with one expectation."""
+        """Match each diagnostic with one expectation."""
         for diagnostic in diagnostics:
-            if diagnostic.severity != "error":
-                continue
-            found = next((e for e in self._open if e.matches(diagnostic)), None)
-            if found is None:
+            met = next((e for e in self._open if e.matches(diagnostic)), None)
+            if met is not None:
+                self._open.remove(met)
+            elif diagnostic.severity == "error":
                 self._extra.append(diagnostic)
-            else:
-                self._open.remove(found)
 
     def problems(self) -> Iterator[Diagnostic]:
         """Errors that were not expected, and expectations that were not met."""
@@ -53,7 +57,9 @@ class Expectations:
             message = f"unexpected error: {extra.message}"
             yield Diagnostic(message, extra.loc, "error", extra.remedy, notes)
         for missing in self._open:
-            yield Diagnostic(f"expected error was not reported: {missing.text}", missing.loc)
+            yield Diagnostic(
+                f"expected {missing.severity} was not reported: {missing.text}", missing.loc
+            )
 
 
 def _expected(source: Source) -> Iterator[_Expected]:
@@ -62,4 +68,4 @@ def _expected(source: Source) -> Iterator[_Expected]:
             at = match["at"]
             where = None if at == "*" else number + int(at or 0)
             loc = FileLoc(source.name, number, match.start() + 1, len(match[0]))
-            yield _Expected(match["text"].strip(), where, loc)
+            yield _Expected(match["severity"], match["text"].strip(), where, loc)

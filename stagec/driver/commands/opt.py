@@ -145,7 +145,7 @@ class _Opt:
         for part in parts:
             expected = Expectations(part)
             try:
-                self._process(part, pipeline)
+                expected.take(self._process(part, pipeline).diagnostics.items)
             except DiagnosticError as e:
                 expected.take(e.diagnostics)
             for diagnostic in expected.problems():

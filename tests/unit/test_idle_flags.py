@@ -1,0 +1,70 @@
+"""A flag that changes nothing in the program is said to: every flag, on jobs of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.output.common import kept_reports
+from stagec.driver.request.flags import OF_ONE_MESH
+from stagec.driver.request.options import JobOptions
+from stagec.ir_spec.ops.axes import AXES
+from stagec.support.diagnostics import DiagnosticError
+from stagec.text.printer import print_module
+from tests.support import EXHAUSTIVE, GPT, LLAMA, MIXTRAL, TINY
+
+JOBS: dict[str, dict[str, Any]] = {
+    "data": {"dp": 2},
+    "sharded": {"dp": 2, "zero": 3},
+    "tensor": {"tp": 2},
+    "stages": {"pp": 2, "tp": 2, "microbatches": 4},
+    "sequence": {"cp": 2, "dp": 2, "zero": 1},
+}
+#: Values that say what holds without them, or how large a call is of which there is one.
+SAME = {("microbatches", 1), ("chunks", 1)}
+BY_SIZE = {"ddp_bucket"}
+
+
+def program(model: str, flags: dict[str, Any]) -> tuple[str, list[str]]:
+    """The lowered text of a job without its strategy, and what was said."""
+    with kept_reports() as said:
+        options = JobOptions(model).changed(sizes=TINY[model], explicit=frozenset(flags), **flags)
+        builder = JobBuilder(options)
+        module = builder.lower(verify=False)
+    for op in module.ops("stg.strategy"):
+        module.root.body.ops.remove(op)
+    return print_module(module), [d.message for d in said]
+
+
+def silent(model: str, given: dict[str, Any]) -> list[str]:
+    """The flags that change nothing in a job without a word."""
+    text, said = program(model, given)
+    found: list[str] = []
+    for flag in OF_ONE_MESH.values():
+        for value in flag.others(flag.default):
+            stated = flag.name in given or flag.name in AXES or flag.name in BY_SIZE
+            if stated or (flag.name, value) in SAME:
+                continue
+            try:
+                other, told = program(model, given | {flag.name: value})
+            except DiagnosticError:
+                continue
+            if other == text and not set(told) - set(said):
+                found.append(f"{flag.option} {value}")
+    return found
+
+
+#: GPT has no fused attention: a ring refuses it, and backward uses nothing that --cp-inputs keeps.
+CASES = [(model, job) for model in (LLAMA, GPT, MIXTRAL) for job in JOBS]
+CASES.remove((GPT, "sequence"))
+QUICK = [(LLAMA, "stages"), (MIXTRAL, "sequence")]
+
+
+@pytest.mark.parametrize(
+    ("model", "job"),
+    [*QUICK, *(pytest.param(*c, marks=EXHAUSTIVE) for c in CASES if c not in QUICK)],
+)
+def test_a_flag_that_changes_nothing_is_said_to(model: str, job: str) -> None:
+    assert silent(model, JOBS[job]) == []
