@@ -24,6 +24,7 @@ MATCHED, INTERPOLATED, NOT_FOUND = 0, 1, 2
 #: Neighbours are at most two octaves apart in each extent; further ones say little of what is
 #: between them.
 _APART = 4.0
+_FARTHEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,9 @@ def _transposed(kernel: Kernel) -> Kernel:
 
 
 def _extents(kernel: Kernel) -> tuple[int, ...]:
-    return (kernel.bytes,) if kernel.kind == "memory" else kernel.extents
+    """The extents of a kernel; what no table can have is as far out as a number can be."""
+    extents = (kernel.bytes,) if kernel.kind == "memory" else kernel.extents
+    return tuple(min(extent, _FARTHEST) for extent in extents)
 
 
 class _Grid:
