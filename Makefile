@@ -46,6 +46,7 @@ check: $(VENV)/.stamp-dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tools/lint_checks.py
+	$(BIN)/python -m tools.size --check
 
 demo: $(VENV)/.stamp-run
 	$(BIN)/stagec compile $(DEMO_ARGS)

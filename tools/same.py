@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,11 +34,66 @@ JOBS = {
     "recompute": "gpt-22b --pp 2 --tp 4 --sp --recompute full --recompute-layers 2 --set L=8 "
     "--offload optimizer --memory-nodes --fp8 hybrid",
     "preset": "--preset llama3-405b-8k --only-ranks 0-15,8176-8191",
+    "formats": "llama3-8b --tp 2 --dp 2 --set L=2 --machine h100-sxm --format "
+    "chakra,astra-sim,simai,goal,scale-sim,hpcc,kineto,perfetto,chrome,pytorch-et",
+    "chakra-io": "llama3-8b --tp 2 --set L=2 --format chakra{io=yes} --tensor-names",
+    "layers": "llama3-8b --tp 2 --set L=4 --granularity layer --machine h100-sxm --names none",
+    "prefill": "llama3-8b --set L=2 --serve prefill --batch 4 --prompt 512 --tp 2",
+    "decode": "mixtral-8x7b --set L=2 --serve decode --batch 32 --context 1024 --tp 2 --dp 2 "
+    "--ep 2 --weight-dtype fp8 --machine h100-sxm --format chakra,kineto",
+    "mixed": "llama3-8b --set L=2 --serve mixed --step decode=8x512,prefill=1x256+0 --tp 2",
+    "disaggregated": "llama3-8b --set L=2 --serve disaggregated --batch 8 --prompt 512 "
+    "--prefill tp=2 --decode tp=1,dp=2",
+    "parts": "whisper-large-v3 --set B=16,L=2,L_dec=2 --tp 2 --dp 2 --part encoder=e:dp=4",
+    "requests": "llama3-8b --set L=2 --serve mixed --tp 2 --steps 6 --machine h100-sxm "
+    "--requests poisson:rate=50,count=4,prompt=64,output=4,seed=7",
+    "lora": "llama3-8b --tp 2 --dp 2 --set L=2 --lora wq,wv",
 }
-#: Answers beside traces.
+_DECODE = "--serve decode --batch 32 --context 1024"
+#: Presets of training; those of serving are answered for the machine of the second list.
+_TRAINED = ("llama3-405b-8k", "llama3-405b-131k", "deepseek-v3", "megatron-gpt-1t")
+_SERVED = ("deepseek-v3-decode", "deepseek-v3-prefill", "llama3-405b-decode", "gemma-3-decode")
+#: Models of which each has blocks that no other one has.
+_FAMILIES = (
+    *("bert-base", "clip-vit-large", "deepseek-v3.2", "dit-xl-2", "falcon-h1-0.5b", "flux.1-dev"),
+    *("gpt-oss-20b", "jamba-v0.1", "llama3.2-11b-vision", "llama4-scout", "minimax-m1"),
+    *("nemotron-h-56b", "qwen3-next-80b-a3b", "rwkv7-1.5b", "t5-base", "whisper-large-v3"),
+)
+#: Answers beside traces: JSON, or a page.
 ANSWERS = {
-    "validate": ("validate", "--json"),
-    "analyze": ("analyze", "deepseek-v3", "--pp", "16", "--ep", "64", "--dp", "128", "--json"),
+    "validate": "validate --json",
+    "analyze": "analyze deepseek-v3 --pp 16 --ep 64 --dp 128 --json",
+    "symbolic": "analyze llama3-8b --tp 2 --dp 2 --symbolic --json",
+    "analyze-serve": f"analyze llama3-8b {_DECODE} --tp 2 --machine h100-sxm --json",
+    "analyze-pods": "analyze llama3-8b --serve disaggregated --batch 8 --prompt 512 --prefill tp=2 "
+    "--decode tp=2 --json",
+    "analyze-sweep": "analyze llama3-8b --dp 4 --sweep tp=1,2,4 --sweep zero=0,1,3 --json",
+    "memory": "memory llama3-8b --tp 2 --dp 4 --zero 3 --json",
+    "memory-fit": "memory mixtral-8x7b --pp 2 --dp 4 --ep 4 --set L=8 --fit caching --json",
+    "memory-page": "memory llama3-8b --tp 2 --dp 4 --html",
+    "time": "time llama3-70b --tp 8 --pp 4 --dp 2 --sp --zero 1 --microbatches 16 --machine "
+    "h100-sxm --levers --json",
+    "time-serve": f"time mixtral-8x7b {_DECODE} --tp 4 --machine h200 --json",
+    "time-parts": "time whisper-large-v3 --set B=16,L=2,L_dec=2 --tp 2 --dp 2 --part "
+    "encoder=e:dp=4 --machine h100-sxm --json",
+    "time-pods": "time llama3-8b --serve disaggregated --batch 8 --prompt 512 --prefill tp=2 "
+    "--decode tp=2 --machine h100-sxm --json",
+    "time-draft": "time llama3-70b --serve decode --batch 8 --context 512 --tp 8 --speculative 3 "
+    "--machine h100-sxm --draft 'llama3-8b: tp=2' --json",
+    "time-page": "time llama3-8b --tp 2 --dp 4 --zero 3 --machine h100-sxm --html",
+    "time-sweep": "time llama3-8b --dp 4 --machine h100-sxm --sweep tp=1,2 --sweep zero=0,3 --json",
+    "serve": "serve llama3-8b --serve disaggregated --prefill tp=2 --decode tp=2 --prompt 512 "
+    "--output-tokens 64 --batches 4,8 --machine h100-sxm --json",
+    "serve-batches": "serve llama3-8b --tp 2 --prompt 512 --output-tokens 64 --batches 1..16 "
+    "--machine h100-sxm --json",
+    "search": "search llama3-8b --ranks 8 --set L=4,S=2048,B=16 --pp 1 --zero 0,1,3 --machine "
+    "h100-sxm --jobs 1 --no-cache --json",
+    "search-serve": f"search llama3-8b {_DECODE} --ranks 4 --machine h100-sxm --jobs 1 --no-cache "
+    "--tpot 40ms --json",
+    "schedule": "schedule zbv --stages 4 --microbatches 8 --json",
+    **{name: f"time --preset {name} --machine h100-sxm --json" for name in _TRAINED},
+    **{name: f"time --preset {name} --machine h200 --json" for name in _SERVED},
+    **{name: f"analyze {name} --dp 2 --json" for name in _FAMILIES},
 }
 #: What a manifest says of its making, which may change, and its checksum of itself.
 _OF_MAKING = ("command", "format", "strategy", "versions", "checksum", "sha256")
@@ -56,8 +112,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.what == "compare":
         return compare(json.loads(given.before.read_text()), json.loads(given.after.read_text()))
-    found = {name: _job(given.stagec, words.split()) for name, words in JOBS.items()}
-    found |= {name: _answer(given.stagec, words) for name, words in ANSWERS.items()}
+    found = {name: _job(given.stagec, shlex.split(words)) for name, words in JOBS.items()}
+    found |= {name: _answer(given.stagec, shlex.split(words)) for name, words in ANSWERS.items()}
     given.out.write_text(json.dumps(found, indent=1))
     return 0
 
@@ -86,9 +142,14 @@ def _job(stagec: str, words: list[str]) -> dict[str, Any]:
     return _record(contents)
 
 
-def _answer(stagec: str, words: tuple[str, ...]) -> dict[str, Any]:
-    """The digest of each entry of a JSON answer."""
-    return _record({n: t.encode() for n, t in _leaves("", json.loads(_run(stagec, *words)))})
+def _answer(stagec: str, words: list[str]) -> dict[str, Any]:
+    """The digest of each entry of a JSON answer, or of a page."""
+    if words[-1] != "--html":
+        return _record({n: t.encode() for n, t in _leaves("", json.loads(_run(stagec, *words)))})
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        _run(stagec, *words, str(page))
+        return _record({"page": page.read_bytes()})
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, str]]:
@@ -118,7 +179,7 @@ def _record(contents: dict[str, bytes]) -> dict[str, Any]:
 def _run(stagec: str, *words: str) -> str:
     done = subprocess.run([stagec, *words], check=False, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"stagec {' '.join(words)}:\n{done.stderr}")
+        sys.exit(f"stagec {shlex.join(words)}:\n{done.stderr}")
     return done.stdout
 
 

@@ -1,0 +1,43 @@
+"""The budget of lines of each room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.size import over_budget, size_of
+
+TEXT = '''"""What it is for.
+
+At length."""
+
+X = """a string
+of two lines"""  # a comment
+
+
+def f(x):
+    "A docstring."
+    # another comment
+
+    return (x,
+            "text")
+'''
+
+
+def test_lines_with_tokens_count_and_docstrings_do_not() -> None:
+    lines, tokens = size_of(TEXT)
+    assert lines == 5  # two of X, def, two of return
+    assert tokens == len(["X", "=", "..."]) + len("def f ( x ) :".split()) + 6
+
+
+def test_a_room_above_its_budget_or_without_one_is_said() -> None:
+    sizes = {"big": (12, 100), "new": (1, 2), "small": (5, 9)}
+    found = list(over_budget(sizes, {"big": 10, "small": 5, "gone": 3}))
+    assert [text.split()[0] for text in found] == ["big", "new", "[tool.stagec.size]"]
+    assert "2 above its budget" in found[0]
+
+
+def test_the_table_has_every_room() -> None:
+    from tools.size import ROOT, read_budgets, sizes_of_rooms
+
+    assert read_budgets(ROOT / "pyproject.toml").keys() == sizes_of_rooms().keys()
+    assert Path(ROOT, "stagec").is_dir()
