@@ -121,7 +121,7 @@ class TimeReport:
         """The object that `--json` prints."""
         told: dict[str, Any] = {"schema": SCHEMA}
         hidden = ("step", "ranks_of_classes", "planned")
-        told |= {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
+        told |= {f.name: getattr(self, f.name) for f in fields(TimeReport) if f.name not in hidden}
         told["cautions"] = [*self.cautions]
         told["fit"] = None if self.fit is None else self.fit.as_json()
         told["classes"] = [asdict(each) for each in self.classes]

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from stagec.driver.job.builder import JobBuilder
+from stagec.analysis.memory_fit import MemoryFit
 from stagec.driver.job.pod_options import has_pods
-from stagec.driver.memory.limits import judge
+from stagec.driver.job.pods import strategy_of
 from stagec.driver.memory.picture import draw, picture_options
-from stagec.driver.memory.pods import memory_of_pods
 from stagec.driver.output.common import write_output
+from stagec.driver.output.report import show
 from stagec.driver.output.streams import tell
-from stagec.driver.request.limit import Limit, limit_option
-from stagec.driver.request.options import job_options, take_options
+from stagec.driver.request.limit import limit_option
+from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
 from stagec.driver.request.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.pipeline.instrument import PLAN
+from stagec.driver.verbs.memory import MemoryPlan, memory
 from stagec.support.diagnostics import error
+
+#: Options that draw one job.
+_PICTURES = ("html", "snapshot", "compare")
 
 
 @click.command("memory", cls=LongCommand)
@@ -70,30 +70,46 @@ def command(**given: Any) -> int:
             if given["limit"] is None
             else "leave it out",
         )
-    if has_pods(options):
-        return memory_of_pods(options, given)
-    builder = JobBuilder(options)
     if options.print_strategy:
-        write_output(builder.strategy(), given["output"])
+        write_output(strategy_of(options), given["output"])
         return 0
-    from stagec.analysis.footprint import footprint
+    if has_pods(options):
+        for name in (n for n in _PICTURES if given.get(n)):
+            raise error(
+                f"--{name} draws one job, and this one has several pods", remedy="leave it out"
+            )
+    return _planned(options, given)
 
-    module = builder.lower(PLAN)
-    result = footprint(module, builder.model_name, given["fit"])
-    limit: Limit | None = given["limit"]
-    worst = None if limit is None else judge(result, limit, given)
-    draw(builder, options, result, given)  # first: a reader of the table may close the pipe
-    _print(result, given)
-    if limit is None or worst is None:
+
+def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
+    """Plan, draw and show; 1 if it does not fit."""
+    plan = memory(options, fit=given["fit"], limit=given["limit"])
+    each = {"": plan} if isinstance(plan, MemoryPlan) else plan.pods
+    if given["as_json"] or given["output"]:
+        for pod, found in each.items():
+            _tell_verdict(f"{pod}/" if pod else "", found)
+    if isinstance(plan, MemoryPlan):  # first: a reader of the table may close the pipe
+        draw(plan.builder, options, plan.found, given)
+    show(plan, given)
+    if plan.fits is not False:
         return 0
-    _tell_why(worst)
-    if given["advise"]:
-        from stagec.driver.advice.suggestions import suggest
+    if isinstance(plan, MemoryPlan):
+        _tell_why(plan.worst)
+        if given["advise"]:
+            from stagec.driver.advice.suggestions import suggest
 
-        suggest(builder, limit)
-    else:
-        tell("--advise looks for flags with which it fits")
+            suggest(plan.builder, given["limit"])
+        else:
+            tell("--advise looks for flags with which it fits")
     return 1
+
+
+def _tell_verdict(of: str, plan: MemoryPlan) -> None:
+    """Say whether it fits, where the table does not."""
+    from stagec.driver.output.tables import fit_text
+
+    if (found := plan.found.get("fit")) is not None:
+        tell(f"{of}{found['class']}: {fit_text(MemoryFit(found['peak'], found['room']))}")
 
 
 def _tell_why(worst: Mapping[str, Any]) -> None:
@@ -103,15 +119,3 @@ def _tell_why(worst: Mapping[str, Any]) -> None:
     category = max(worst["categories"], key=lambda c: worst["categories"][c])
     size = bytes_text(worst["categories"][category])
     tell(f"most of it is {category}: {size}; the peak is at {worst['at']}")
-
-
-def _print(result: dict[str, Any], given: dict[str, Any]) -> None:
-    if given["as_json"]:
-        write_output(json.dumps(result, indent=1) + "\n", given["output"])
-        return
-    from stagec.driver.output.analysis_table import print_footprint
-
-    text = io.StringIO()
-    print_footprint(result, text if given["output"] else sys.stdout)
-    if given["output"]:
-        write_output(text.getvalue(), given["output"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from io import StringIO
 from typing import Any
 
 import click
 
+from stagec.driver.job.pod_options import has_pods
+from stagec.driver.job.pods import strategy_of
 from stagec.driver.output.common import write_output
+from stagec.driver.output.report import show
 from stagec.driver.request.accepted import accepted_options, take_accepted
 from stagec.driver.request.emission import line_on_terminal
 from stagec.driver.request.limit import limit_option
@@ -18,13 +18,11 @@ from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
 from stagec.driver.request.sections import LongCommand
-from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.units import on_machine
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import draw, draws, time_files
-from stagec.driver.time.parts import time_parts
-from stagec.driver.time.timed import served, time_job
+from stagec.driver.verbs.time import StepAnswer, time
 from stagec.support.diagnostics import DiagnosticError, error
 
 
@@ -72,39 +70,31 @@ def command(**given: Any) -> int:
     check_alone(given)
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
-    machine = given["machine"]
-    options = on_machine(options, machine)
-    if options.serve == DISAGGREGATED:
-        from stagec.driver.time.pods import time_pods
-
-        return time_pods(options, given, accepted)
-    if options.part or options.draft:
-        return time_parts(options, given, accepted)
+    if options.print_strategy:
+        write_output(strategy_of(on_machine(options, given["machine"])), given["output"])
+        return 0
+    pictures = draws(given)
+    if pictures and has_pods(options):
+        raise error(
+            "pictures and traces of time are of one pod, and the job has several",
+            remedy="look at one: --serve prefill, or --serve decode"
+            if options.serve
+            else "leave them out",
+        )
+    asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
+    measured = measurements(given["measured"], given["kernels_from"], given["machine"])
     with line_on_terminal() as progress:
-        timed = time_job(
+        found = time(
             options,
-            machine,
-            overlap=given["overlap"],
-            graphs=given["graphs"],
-            levers=given["levers"],
-            measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
-            memory=draws(given),
+            **asked,
+            measured=measured,
+            accepted=accepted,
+            memory=pictures,
             progress=progress,
         )
-    draw(timed, given)
-    found = timed.report
-    if given["as_json"]:
-        told = {**found.as_json(), **served(options, found, accepted)}
-        write_output(json.dumps(told, indent=1) + "\n", given["output"])
-        return 0
-    from stagec.driver.time.table import accepted_text, print_time
-
-    table = StringIO()
-    shown = table if given["output"] else sys.stdout
-    print_time(found, shown)
-    shown.write(accepted_text(found.step_seconds, accepted))
-    if given["output"]:
-        write_output(table.getvalue(), given["output"])
+    if isinstance(found, StepAnswer) and found.timed is not None:
+        draw(found.timed, given)
+    show(found, given)
     return 0
 
 

@@ -3,12 +3,10 @@ each of them, and what goes from one to another."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,7 +15,7 @@ from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
 from stagec.driver.job.pods import Pods, lower_pods, strategies
 from stagec.driver.job.verdict import verdict_on
-from stagec.driver.output.common import write_output
+from stagec.driver.output.report import Report
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.ir.serving import DECODE, PREFILL
@@ -37,24 +35,37 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
     "requests": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
     "symbolic": ("is of one mesh", "leave it out, or look at one pod as a job of its own"),
     "limit": ("is of one mesh", "leave it out, or look at one pod as a job of its own"),
-    "html": ("is of one mesh", "leave it out, or look at one pod as a job of its own"),
 }
 
 
-def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
+@dataclass(frozen=True)
+class PodsAnalysis(Report):
+    """The counts of each pod, and of what goes from one to another."""
+
+    found: Mapping[str, Any]
+
+    @property
+    def pods(self) -> Mapping[str, Mapping[str, Any]]:
+        """The counts of each pod, as those of a job of one."""
+        pods: Mapping[str, Mapping[str, Any]] = self.found["pods"]
+        return pods
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self.found)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class of ranks of each pod."""
+        each = self.pods.items()
+        return [{"pod": pod, **dict(c)} for pod, found in each for c in found["classes"]]
+
+    def print(self, stream: TextIO) -> None:
+        _print(self.found, stream)
+
+
+def analyze_pods(options: JobOptions, **given: Any) -> PodsAnalysis:
     """`analyze`: each pod, and what goes from one to another. Raises `DiagnosticError`."""
     _refuse(given)
-    if options.print_strategy:
-        write_output(strategies(options), given["output"])
-        return 0
-    result = _analysis(options, _lowered(options))
-    if given["as_json"]:
-        write_output(json.dumps(result, indent=1) + "\n", given["output"])
-        return 0
-    table = StringIO()
-    _print(result, table)
-    write_output(table.getvalue(), given["output"])
-    return 0
+    return PodsAnalysis(_analysis(options, _lowered(options)))
 
 
 def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durations | None) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pod_options import options_of, pod_names
+from stagec.driver.job.pod_options import has_pods, options_of, pod_names
 from stagec.driver.output.common import reports_once
 from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import const
@@ -161,6 +161,14 @@ def about_pod(pod: str) -> Generator[None]:
         raise DiagnosticError(
             *(replace(d, notes=(*d.notes, which)) for d in found.diagnostics)
         ) from None
+
+
+def strategy_of(options: JobOptions, *, symbolic: bool = False) -> str:
+    """The text of mesh and strategy of a job: a file that can be given as STRATEGY; of several pods
+    that of each. Raises `DiagnosticError`."""
+    if has_pods(options):
+        return strategies(options)
+    return JobBuilder(options, symbolic=symbolic).strategy()
 
 
 def strategies(options: JobOptions) -> str:

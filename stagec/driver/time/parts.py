@@ -3,48 +3,40 @@ and the one that verifies. The step of all together, and of each by itself."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
-from stagec.driver.job.pods import lower_pods, strategies
-from stagec.driver.output.common import write_output
-from stagec.driver.output.tables import console
-from stagec.driver.request.accepted import Accepted
-from stagec.driver.request.measurements import measurements
+from stagec.driver.job.pods import lower_pods
 from stagec.driver.request.options import JobOptions
-from stagec.driver.time.files import draws
-from stagec.driver.time.table import accepted_text, print_time, seconds_text
-from stagec.driver.time.timed import report_of, served
+from stagec.driver.time.timed import report_of
 from stagec.ir.expr import const, evaluate
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import BUFFERS, STATED, Hooks
-from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.model_flops import ModelFlops
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
 
 
-def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted) -> int:
-    """`time` of several pods: one waits for what another one sends. Raises `DiagnosticError`."""
+def parts_time(
+    options: JobOptions,
+    machine: Machine,
+    *,
+    levers: bool | None,
+    measured: Measurements | None,
+    **how: Any,
+) -> tuple[TimeReport, Mapping[str, float]]:
+    """The step of all pods, each of which waits for what others send, and the seconds of each
+    without that. `how` is `overlap` and `graphs`. Raises `DiagnosticError`."""
     from stagec.analysis.footprint import peak_bytes
     from stagec.analysis.model_flops import model_flops, step_tokens
     from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued, step_time
 
-    if options.print_strategy:
-        write_output(strategies(options), given["output"])
-        return 0
-    if draws(given):
-        raise error(
-            "pictures and traces of time are of one pod, and the job has several",
-            remedy="leave them out",
-        )
-    machine, how = given["machine"], {"overlap": given["overlap"], "graphs": given["graphs"]}
-    measured = measurements(given["measured"], given["kernels_from"], given["machine"])
     names = pod_names(options)
     first, tokens = names[0], Planned(step_tokens, *STATED)
     models = names if options.draft is not None else names[:1]  # parts have one model
@@ -65,24 +57,14 @@ def time_parts(options: JobOptions, given: Mapping[str, Any], accepted: Accepted
         tokens=tokens.found,
         peaks=[peaks[pod].found for pod in issued],
         **how,
-        levers=given["levers"],
+        levers=levers,
         measured=measured,
     )
     alone = {
         pod: step_time(each, machine, **how, measured=measured).seconds
         for pod, each in issued.items()
     }
-    text = StringIO()
-    if given["as_json"]:
-        told = {**report.as_json(), **served(options, report, accepted), "alone_seconds": alone}
-        text.write(json.dumps(told, indent=1) + "\n")
-    else:
-        print_time(report, text)
-        each = ", ".join(f"{pod} {seconds_text(time)}" for pod, time in alone.items())
-        console(text).print(f"Without waiting for other pods: {each}", markup=False)
-        text.write(accepted_text(report.step_seconds, accepted))
-    write_output(text.getvalue(), given["output"])
-    return 0
+    return report, alone
 
 
 def _sum(models: Mapping[str, tuple[ModelFlops | None, Module]]) -> ModelFlops | None:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
-from stagec.driver.job.pods import lower_pods, strategies
-from stagec.driver.output.common import reports_once, write_output
+from stagec.driver.job.pods import lower_pods
+from stagec.driver.output.report import Report
 from stagec.driver.output.tables import bytes_text, console
 from stagec.driver.request.accepted import Accepted
-from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
-from stagec.driver.time.files import draws
 from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import report_of
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.pipeline.instrument import BUFFERS, STATED, Hooks
-from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -32,8 +27,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PodsTime:
+@dataclass(frozen=True)
+class PodsTime(Report):
     """The steps of both pods, each by itself, and the transfer between them."""
 
     pods: Mapping[str, TimeReport]
@@ -63,38 +58,30 @@ class PodsTime:
         }
         return found
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each pod."""
+        return [{"pod": pod, **report.as_json()} for pod, report in self.pods.items()]
 
-def time_pods(options: JobOptions, given: Mapping[str, Any], accepted: Accepted) -> int:
-    """`time` of two pods. Raises `DiagnosticError`."""
-    if options.print_strategy:
-        write_output(strategies(options), given["output"])
-        return 0
-    if draws(given):
-        raise error(
-            "pictures and traces of time are of one pod, and the job has two",
-            remedy="look at one: --serve prefill, or --serve decode",
-        )
-    with reports_once():
-        found = pods_time(options, given["machine"], given, accepted)
-    if given["as_json"]:
-        write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
-        return 0
-    text = StringIO()
-    for pod in PODS:
-        print_time(found.pods[pod], text)
-    _print(found, text)
-    text.write(accepted_text(found.pods[DECODE].step_seconds, accepted))
-    write_output(text.getvalue(), given["output"])
-    return 0
+    def print(self, stream: TextIO) -> None:
+        for pod in PODS:
+            print_time(self.pods[pod], stream)
+        _print(self, stream)
+        stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
 
 
 def pods_time(
-    options: JobOptions, machine: Machine, given: Mapping[str, Any], accepted: Accepted
+    options: JobOptions,
+    machine: Machine,
+    accepted: Accepted,
+    *,
+    levers: bool | None,
+    **how: Any,
 ) -> PodsTime:
     """The times of both pods, and of the transfer. Raises `DiagnosticError`.
 
     Each pod is compiled once. What it takes by itself is its step in which caches take no time on
-    their way; that of prefill is one with its parts, which wait for each other.
+    their way; that of prefill is one with its parts, which wait for each other. `how` is `overlap`,
+    `graphs` and `measured`.
     """
     from stagec.analysis.footprint import peak_bytes
     from stagec.analysis.model_flops import model_flops, step_tokens
@@ -103,8 +90,6 @@ def pods_time(
     from stagec.time.step import Issued, IssuedStep
     from stagec.time.transfer import transfer_time
 
-    measured = measurements(given["measured"], given["kernels_from"], machine)
-    how: dict[str, Any] = {n: given[n] for n in ("overlap", "graphs")} | {"measured": measured}
     flops = {pod: Planned(model_flops, *STATED) for pod in PODS}
     tokens = {pod: Planned(step_tokens, *STATED) for pod in PODS}
     peaks = {pod: Planned(peak_bytes, BUFFERS) for pod in pod_names(options)}
@@ -125,7 +110,7 @@ def pods_time(
             flops=flops[pod].found,
             tokens=tokens[pod].found,
             peaks=[peaks[name].found for name in (first if pod == PREFILL else [pod])],
-            levers=given["levers"],
+            levers=levers,
             **how,
         )
         for pod in PODS
@@ -135,7 +120,7 @@ def pods_time(
     return PodsTime(alone, sent, accepted)
 
 
-def _print(found: PodsTime, out: StringIO) -> None:
+def _print(found: PodsTime, out: TextIO) -> None:
     transfer, shown = found.transfer, console(out)
     shown.print(
         f"From prefill to decode: {bytes_text(transfer.bytes)} of caches and tokens in "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
@@ -12,7 +12,6 @@ from stagec.driver.output.streams import tell
 from stagec.driver.request.machine import tell_cautions
 from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
-from stagec.ir.serving import PREFILL
 from stagec.pipeline.instrument import BUFFERS, PLAN, STATED, Hooks
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.model_flops import ModelFlops
     from stagec.analysis.time_report import TimeReport
-    from stagec.driver.request.accepted import Accepted
     from stagec.ir.expr import Expr
     from stagec.ir.module import Module
     from stagec.machines import Machine
@@ -151,17 +149,6 @@ def _worst_fit(
     jobs = zip(issued.jobs, peaks, strict=True)
     fits = [memory_fit(machine, job.mesh, peak) for job, peak in jobs if peak is not None]
     return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None
-
-
-def served(options: JobOptions, found: TimeReport, accepted: Accepted) -> dict[str, Any]:
-    """Of a step of serving: the time to the first token, or that for each further one."""
-    if options.serve is None:
-        return {}
-    if options.serve == PREFILL:
-        return {"serving": {"mode": PREFILL, "ttft_seconds": found.step_seconds}}
-    told = {"accepted": accepted.tokens} if accepted.speculates else {}
-    each = found.step_seconds / accepted.tokens
-    return {"serving": {"mode": options.serve, "tpot_seconds": each, **told}}
 
 
 def _event_plans() -> Planned[EventPlans]:

@@ -1,0 +1,68 @@
+"""What an answer is: data, a text for people, rows for data frames. One place shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, TextIO
+
+from stagec.driver.output.common import write_output
+from stagec.support.diagnostics import error
+
+
+class Report(ABC):
+    """An answer. `str` is the text that a command prints, notebooks show the same with its
+    styles."""
+
+    @abstractmethod
+    def as_json(self) -> Any:
+        """What `--json` prints: objects, lists, texts and numbers."""
+
+    @abstractmethod
+    def print(self, stream: TextIO) -> None:
+        """Write the text for people, as wide as a terminal is."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of a data frame, each with the same keys: by default one, of all figures."""
+        found = self.as_json()
+        return [found] if isinstance(found, dict) else list(found)
+
+    def as_csv(self) -> str:
+        """What `--csv` prints. Raises `DiagnosticError` where there are no rows to print."""
+        raise error("this answer has no form with commas", remedy="use --json")
+
+    def to_pandas(self) -> Any:
+        """The rows as a data frame; nested figures have names such as `time.step_seconds`. Raises
+        `DiagnosticError` without pandas, which is optional."""
+        try:
+            pandas: Any = import_module("pandas")
+        except ImportError:
+            raise error("pandas is not installed", remedy="pip install pandas") from None
+        return pandas.json_normalize(self.rows())
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.print(text)
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f'<pre style="line-height: 1.2">{escape(str(self))}</pre>'
+
+
+def show(report: Report, given: Mapping[str, Any]) -> None:
+    """Write an answer as a command was asked to: `--json`, `--csv`, or as a text, to `-o` or to
+    stdout, where a text is as wide as the terminal."""
+    if given["as_json"]:
+        write_output(json.dumps(report.as_json(), indent=1) + "\n", given["output"])
+    elif given.get("as_csv"):
+        write_output(report.as_csv(), given["output"])
+    elif given["output"]:
+        write_output(str(report), given["output"])
+    else:
+        report.print(sys.stdout)

@@ -1,0 +1,107 @@
+"""How long a step takes on a machine, why, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.analysis.memory_fit import MemoryFit
+from stagec.analysis.time_report import TimeReport
+from stagec.driver.output.common import reports_once
+from stagec.driver.output.report import Report
+from stagec.driver.output.tables import console
+from stagec.driver.request.accepted import Accepted
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.units import on_machine
+from stagec.driver.time.parts import parts_time
+from stagec.driver.time.pods import PodsTime, pods_time
+from stagec.driver.time.table import accepted_text, print_time, seconds_text
+from stagec.driver.time.timed import Timed, time_job
+from stagec.ir.serving import PREFILL
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
+
+NOT_GIVEN = Accepted(1.0, 1, given=False)
+
+
+@dataclass(frozen=True)
+class StepAnswer(TimeReport, Report):
+    """The time of a step, and why: that of one pod, or of several that wait for each other, of
+    which `alone_seconds` says what each takes without that. `serve` is the kind of a step of
+    serving. `timed` is what pictures are made of."""
+
+    serve: str | None
+    accepted: Accepted
+    alone_seconds: Mapping[str, float]
+    timed: Timed | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def memory(self) -> MemoryFit | None:
+        """The peak of a rank in bytes, and whether it fits the machine: `peak`, `room`, `fits`."""
+        return self.fit
+
+    def as_json(self) -> dict[str, Any]:
+        alone = {"alone_seconds": dict(self.alone_seconds)} if self.alone_seconds else {}
+        return {**super().as_json(), **self._served(), **alone}
+
+    def _served(self) -> dict[str, Any]:
+        """Of a step of serving: the time to the first token, or that for each further one."""
+        if self.serve is None:
+            return {}
+        if self.serve == PREFILL:
+            return {"serving": {"mode": PREFILL, "ttft_seconds": self.step_seconds}}
+        accepted = {"accepted": self.accepted.tokens} if self.accepted.speculates else {}
+        each = self.step_seconds / self.accepted.tokens
+        return {"serving": {"mode": self.serve, "tpot_seconds": each, **accepted}}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class of ranks: seconds, by part."""
+        return [
+            {"class": each.name, "ranks": each.ranks, "seconds": each.seconds, **each.breakdown}
+            for each in self.classes
+        ]
+
+    def print(self, stream: TextIO) -> None:
+        print_time(self, stream)
+        if self.alone_seconds:
+            each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in self.alone_seconds.items())
+            console(stream).print(f"Without waiting for other pods: {each}", markup=False)
+        stream.write(accepted_text(self.step_seconds, self.accepted))
+
+
+def time(
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    graphs: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+    accepted: Accepted = NOT_GIVEN,
+    memory: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> StepAnswer | PodsTime:
+    """The time of a step. Without `overlap` all collectives are blocking; without `graphs` hosts
+    launch steps of serving op by op. `levers` says whether to try what would help: by default for
+    steps of few actions. `measured` times win over the models. With `memory`, what pictures need of
+    it is planned too. `progress` is told what goes on. Raises `DiagnosticError`."""
+    options = on_machine(options, machine)
+    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
+    if options.serve == DISAGGREGATED:
+        with reports_once():
+            return pods_time(options, machine, accepted, levers=levers, **how)
+    alone: Mapping[str, float] = {}
+    timed: Timed | None = None
+    if options.part or options.draft:
+        report, alone = parts_time(options, machine, levers=levers, **how)
+    else:
+        timed = time_job(options, machine, **how, levers=levers, memory=memory, progress=progress)
+        report = timed.report
+    each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
+    return StepAnswer(
+        **each, serve=options.serve, accepted=accepted, alone_seconds=alone, timed=timed
+    )
