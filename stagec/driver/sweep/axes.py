@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import click
 
 from stagec.driver.output.common import read_source
-from stagec.driver.request.flags import OF_ONE_MESH
+from stagec.driver.request.flags import OF_ONE_MESH, type_of
+from stagec.driver.request.machine import MachineType
 from stagec.driver.request.ranges import RULE, is_range, values_of
 from stagec.driver.request.sizes import SizesType
 from stagec.driver.sweep.rows import Case
@@ -121,21 +122,28 @@ def _plain(text: str, setting: Setting) -> int | str:
     return setting.value if isinstance(setting.value, int) else text
 
 
+def _types(timed: bool) -> dict[str, click.ParamType[Any]]:
+    """How the values of what can be swept are read."""
+    types: dict[str, click.ParamType[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
+    types |= {"preset": click.STRING, "ranks": click.IntRange(min=1)}
+    return types | ({"machine": MachineType(), "overlap": click.BOOL} if timed else {})
+
+
 def _setting(
     name: str, text: str, param: click.Parameter | None, ctx: click.Context | None
 ) -> Setting:
     """A value as the flag of that name takes it. Raises `click.BadParameter`."""
     option = name.replace("-", "_")
-    taken = {p.name: p for p in ctx.command.params} if ctx is not None else {}
-    timed = all(n in taken for n in OF_TIME)  # `analyze` has a machine for one step only
-    names = [*NAMES, *(OF_TIME if timed else ())]
-    if option in names and option in taken:
-        value = taken[option].type(text, taken[option], ctx)
+    taken = {p.name for p in ctx.command.params} if ctx is not None else set(OF_TIME)
+    timed = taken.issuperset(OF_TIME)  # `analyze` has a machine for one step only
+    types = _types(timed)
+    if option in types:
+        value = types[option].convert(text, param, ctx)
         return Setting(option, "option" if option in NAMES else "case", value)
     if name.startswith(_MACHINE) and timed:
         return Setting(name.removeprefix(_MACHINE), "figure", text)
     if not name[:1].isupper():
-        hint = did_you_mean(name, (n.replace("_", "-") for n in names)) or "tp=1,2"
+        hint = did_you_mean(name, (n.replace("_", "-") for n in types)) or "tp=1,2"
         raise click.BadParameter(f"no flag '{name}' to sweep, nor a symbol; {hint}", ctx, param)
     return Setting(name, "symbol", SizesType()(f"{name}={text}", param, ctx)[name])
 

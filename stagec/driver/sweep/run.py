@@ -6,21 +6,19 @@ with the reason.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from io import StringIO
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from stagec.driver.job.builder import is_file_name
-from stagec.driver.output.common import report, write_output
-from stagec.driver.request.emission import progress_bar, worker_options, workers
+from stagec.driver.output.common import report
+from stagec.driver.output.report import Report, show
+from stagec.driver.request.emission import progress_on_terminal, worker_options, workers
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
 from stagec.driver.sweep.axes import Axis, Choice, SweepType, conflicts
@@ -99,6 +97,31 @@ def check_alone(given: Mapping[str, Any]) -> None:
         )
 
 
+@dataclass(frozen=True)
+class SweepAnswer(Report):
+    """The configurations of a sweep in their order: what each costs, or why it cannot be."""
+
+    found: Sequence[SweepRow]
+    columns: Sequence[SweepColumn]
+
+    def as_json(self) -> list[SweepRow]:
+        return list(self.found)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each configuration."""
+        return list(self.found)
+
+    def as_csv(self) -> str:
+        from stagec.driver.sweep.table import csv_text
+
+        return csv_text(self.found)
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.driver.sweep.table import print_sweep
+
+        print_sweep(self.found, self.columns, stream)
+
+
 def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:
     """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
     or holds no more than the limit. Raises `DiagnosticError`."""
@@ -106,23 +129,31 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     from stagec.driver.sweep.page import plotted, write_page
 
     axes: Sequence[Axis] = given["sweep"]
-    _check(case.options, axes, given)
-    if given["limit"] is not None:
-        from stagec.driver.sweep.table import FITS
-
-        columns = [*(c for c in columns if c is not FITS), FITS]
+    limit: Limit | None = given["limit"]
+    _check_options(case.options, given)
+    columns = with_limit(columns, limit)
     swept = [axis.name for axis in axes]
     key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
     best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
     file: Path | None = given["html"]
     names = plotted(given["plot"], axes, columns) if file is not None else None
-    rows = list(_rows(case, axes, given))
+    with workers(given) as run, progress_on_terminal("analyzing", "configurations", False) as told:
+        rows = rows_of(case, axes, run, limit, told)
     shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
-    _print(sorted(shown, key=key) if key is not None else shown, columns, given)
+    for remark in limit.remarks() if limit is not None else ():
+        report(remark)
+    show(SweepAnswer(sorted(shown, key=key) if key is not None else shown, columns), given)
     if file is not None and names is not None:
         title = f"{_title(case)}: {' x '.join(swept)}"
         write_page(file, title, rows, names, columns)
     return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
+
+
+def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:
+    """The columns, with one that says whether a configuration fits, if there is a limit."""
+    from stagec.driver.sweep.table import FITS
+
+    return columns if limit is None else [*(c for c in columns if c is not FITS), FITS]
 
 
 def _title(case: Case) -> str:
@@ -131,8 +162,16 @@ def _title(case: Case) -> str:
     return model_name(case.options) if case.options.model or case.options.preset else "a sweep"
 
 
-def _rows(case: Case, axes: Sequence[Axis], given: Mapping[str, Any]) -> Iterator[SweepRow]:
-    """The row of each combination, in order. Raises `DiagnosticError` if none can be configured."""
+def rows_of(
+    case: Case,
+    axes: Sequence[Axis],
+    run: Callable[..., Iterator[Numbered]],
+    limit: Limit | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[SweepRow]:
+    """The row of each combination, in order, computed by `run`. Raises `DiagnosticError` if none
+    can be configured."""
+    _check(case.options, axes)
     choices = list(product(*(axis.choices for axis in axes)))
     cases: dict[int, Case] = {}
     results: dict[int, SweepRow] = {}
@@ -144,12 +183,11 @@ def _rows(case: Case, axes: Sequence[Axis], given: Mapping[str, Any]) -> Iterato
                 raise
             results[number] = refused(problem)
     numbers = list(cases)
-    with workers(given) as run:
-        for i, found in _with_progress(run(row, list(cases.values())), len(numbers)):
-            results[numbers[i]] = _judged(found, cases[numbers[i]], given["limit"])
-    for number, choice in enumerate(choices):
-        shown = {a.name: c.shown for a, c in zip(axes, choice, strict=True)}
-        yield {"configuration": shown, **results[number]}
+    for done, (i, found) in enumerate(run(row, list(cases.values())), 1):
+        results[numbers[i]] = _judged(found, cases[numbers[i]], limit)
+        progress(done, len(numbers))
+    shown = ({a.name: c.shown for a, c in zip(axes, ch, strict=True)} for ch in choices)
+    return [{"configuration": each, **results[n]} for n, each in enumerate(shown)]
 
 
 def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
@@ -159,28 +197,7 @@ def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
     return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"], case.machine)}
 
 
-def _print(
-    rows: Sequence[SweepRow], columns: Sequence[SweepColumn], given: Mapping[str, Any]
-) -> None:
-    from stagec.driver.sweep.table import csv_text, print_sweep
-
-    limit: Limit | None = given["limit"]
-    for remark in limit.remarks() if limit is not None else ():
-        report(remark)
-    if given["as_json"]:
-        text = json.dumps(rows, indent=1) + "\n"
-    elif given["as_csv"]:
-        text = csv_text(rows)
-    else:
-        table = StringIO()
-        print_sweep(
-            rows, columns, table if given["output"] or not sys.stdout.isatty() else sys.stdout
-        )
-        text = table.getvalue()
-    write_output(text, given["output"])
-
-
-def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
+def _check(options: JobOptions, axes: Sequence[Axis]) -> None:
     for name in conflicts(axes):
         flag = name.replace("_", "-")
         raise error(f"--sweep {flag} is given twice", remedy=f"one --sweep {flag}=VALUE,...")
@@ -189,12 +206,6 @@ def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) 
             "--preset and --sweep preset both name a published run",
             remedy=f"leave out --preset {options.preset}",
         )
-    alone = [n for n in _ALONE if _is_given(given.get(n)) or getattr(options, n, None)]
-    if alone:
-        flag = alone[0].replace("_", "-")
-        raise error(f"--{flag} is about one job, --sweep about many", remedy=f"leave out --{flag}")
-    if given["as_json"] and given["as_csv"]:
-        raise error("--json and --csv are two forms of the rows", remedy="choose one of them")
     if "-" in (options.model, options.strategy):
         raise error("--sweep reads a text many times", remedy="give a file instead of '-'")
     count = prod(len(axis.choices) for axis in axes)
@@ -203,6 +214,15 @@ def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) 
             f"--sweep asks for {count:,} configurations, expected at most {_MOST_ROWS:,}",
             remedy="sweep over less at a time",
         )
+
+
+def _check_options(options: JobOptions, given: Mapping[str, Any]) -> None:
+    alone = [n for n in _ALONE if _is_given(given.get(n)) or getattr(options, n, None)]
+    if alone:
+        flag = alone[0].replace("_", "-")
+        raise error(f"--{flag} is about one job, --sweep about many", remedy=f"leave out --{flag}")
+    if given["as_json"] and given["as_csv"]:
+        raise error("--json and --csv are two forms of the rows", remedy="choose one of them")
 
 
 def _is_given(value: object) -> bool:
@@ -226,13 +246,3 @@ def _configured(case: Case, choices: Sequence[Choice]) -> Case:
 
 def _absolute(name: str | None) -> str | None:
     return str(Path(name).resolve()) if name and is_file_name(name) else name
-
-
-def _with_progress(results: Iterator[Numbered], total: int) -> Iterator[Numbered]:
-    if not sys.stderr.isatty():
-        yield from results
-        return
-    with progress_bar("analyzing", "configurations") as progress:
-        for done, result in enumerate(results, 1):
-            progress(done, total)
-            yield result
