@@ -3,111 +3,19 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.planned import Planned
-from stagec.driver.job.pod_options import has_pods
-from stagec.driver.job.provenance import provenance
-from stagec.driver.job.verdict import verdict_on
-from stagec.driver.job.written import (
-    check_name,
-    check_targets,
-    formats_asked,
-    tell_written,
-    write_formats,
-    write_one_archive,
-)
-from stagec.driver.request import completion
-from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import graphs_option, machine_of, used_option
-from stagec.driver.request.measurements import measured_options, measurements
-from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.rates import rate_options, rated_machine
+from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.written import tell_written
+from stagec.driver.request.options import take_options
 from stagec.driver.request.sections import LongCommand
-from stagec.driver.request.steps import has_steps, steps_options
-from stagec.driver.request.units import on_machine
-from stagec.formats.registry import BUILTIN
-from stagec.support.diagnostics import error
-
-if TYPE_CHECKING:
-    from stagec.analysis.model_flops import ModelFlops
-    from stagec.formats.base import Format
-    from stagec.ir.module import Module
-    from stagec.job.emit import Annotate, Job
-    from stagec.job.writer import Written
-    from stagec.pipeline.instrument import Hooks
-    from stagec.time.costs.durations import Durations
+from stagec.driver.verbs.compile import compile_job, compile_options
 
 
 @click.command("compile", cls=LongCommand)
-@job_options
-@click.option(
-    "-o",
-    "--output",
-    type=Path,
-    metavar="DIR",
-    help="The folder to write (it must be new or empty).",
-)
-@click.option(
-    "--granularity",
-    type=click.Choice(["op", "block", "layer"]),
-    default="op",
-    help="One node for each op, each matrix product and what follows it, or as much of a layer as "
-    "communication lets be one. FLOPs and bytes of a merged node are sums, and a cost model over "
-    "sums is too fast: with --machine its duration is the sum of its parts'.",
-)
-@click.option(
-    "--format",
-    default="chakra",
-    metavar="NAME[,NAME]",
-    help=f"Format of the files: {', '.join(BUILTIN)} (default: chakra), or one of a plug-in, with "
-    "options as NAME{option=value}. Several formats get a folder each, DIR/NAME.",
-)
-@click.option(
-    "--names",
-    type=click.Choice(["full", "short", "none", "chakra"]),
-    default="full",
-    help="Names of nodes: with phase, microbatch and layer, without, none (smaller files), or full "
-    "ones after the type of their record (chakra), for Chakra's timeline tool.",
-)
-@click.option(
-    "--memory-events",
-    is_flag=True,
-    help="Say of every node how many bytes it adds while it runs, and gives back at its end.",
-)
-@click.option(
-    "--tensor-names",
-    is_flag=True,
-    help="Name the tensors that every node reads and writes, with their bytes: what ASTRA-sim's "
-    "replay of memory wants. Says what --memory-events does, too.",
-)
-@click.option(
-    "--archive",
-    type=Path,
-    metavar="FILE",
-    help="Write one compact file instead, for stagec materialize and check.",
-)
-@emission_options
-@steps_options
-@click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
-@click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
-@click.option(
-    "--machine",
-    metavar="NAME|FILE",
-    shell_complete=completion.machines,
-    help="Write durations of computations on this machine, see 'stagec machines'.",
-)
-@graphs_option
-@used_option
-@measured_options
-@rate_options("the machine is a roofline")
+@compile_options
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
     manifest.
@@ -118,153 +26,13 @@ def command(**given: Any) -> int:
         stagec compile llama3-8b -o traces --tp 8 --dp 8 --sp --zero 3
     """
     options = take_options(given)
-    if given["machine"] is not None:
-        options = on_machine(options, machine_of(given["machine"]))
-    writes = not options.print_strategy
-    _check_outputs(given["output"], given["archive"], given, writes=writes)
-    if has_pods(options):
-        from stagec.driver.job.compile_pods import compile_pods
-
-        return compile_pods(options, given, _durations(given))
-    if has_steps(options, given):
-        from stagec.driver.commands.compile_steps import compile_steps
-
-        return compile_steps(options, given, _durations(given))
-    return _compile_one(options, given)
-
-
-def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
-    """Compile one step, of training or of serving."""
-    output: Path | None = given["output"]
-    archive: Path | None = given["archive"]
-    durations = _durations(given)
-    began = time.perf_counter()
-    builder = JobBuilder(options)
     if options.print_strategy:
-        sys.stdout.write(builder.strategy())
+        sys.stdout.write(strategy_of(options))
         return 0
-    strategy = builder.strategy()
-    from stagec.analysis.footprint import peak_bytes
-    from stagec.analysis.model_flops import model_flops
-    from stagec.pipeline.instrument import STATED
-
-    formats = formats_asked(given["format"], builder.module.registry, given)
-    if given["tensor_names"]:
-        formats = [each.with_options({"tensor-names": "true"}) for each in formats]
-    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
-    if output is not None and not given["dry_run"]:
-        check_targets(formats, output, given)
-    flops = Planned(model_flops, *STATED)
-    watching: list[Hooks] = [flops] if any(each.wants_flops for each in formats) else []
-    peak = Planned(peak_bytes)
-    watching += [peak] if given["machine"] is not None else []
-    module, annotate = _lower(builder, watching, memory_events=events)
-    from stagec.analysis.report import analysis
-
-    result = analysis(module, builder.model_name)
-    if durations is not None and given["machine"] is not None:
-        result |= verdict_on(durations.machine, result["mesh"], peak.found)
-    compiled = time.perf_counter() - began
-    written: list[Written] = []
-    if not given["dry_run"]:
-        job = _job(builder, given, durations, annotate, formats[0])
-        job = replace(job, flops=_step_flops(flops.found, module))
-        about = provenance(builder, strategy, given)
-        if output is not None:
-            written = write_formats(
-                lambda each: replace(job, format=each), formats, output, about, given
-            )
-        if archive is not None:
-            write_one_archive(job, archive, about, quiet=given["quiet"])
+    found = compile_job(options, given)
     if not given["quiet"]:
-        from stagec.driver.output.analysis_table import print_analysis
-
-        print_analysis(result, sys.stdout)
-        if output is not None and written:
-            wrote = time.perf_counter() - began - compiled
-            tell_written(written, output, f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)")
+        found.print(sys.stdout)
+        sys.stdout.flush()  # before what follows on stderr
+        if found.output is not None and found.written:
+            tell_written(found.written, found.output, found.times)
     return 0
-
-
-def _check_outputs(
-    output: Path | None, archive: Path | None, given: dict[str, Any], *, writes: bool
-) -> None:
-    if output is not None and archive is not None:
-        raise click.UsageError("give a folder, -o DIR, or a file, --archive FILE")
-    if (output or archive) is None and not given["dry_run"] and writes:
-        raise click.UsageError("give a folder: -o DIR (or --archive FILE, or --dry-run)")
-    if archive is not None:
-        check_archive_options(given)
-
-
-def check_archive_options(given: dict[str, Any]) -> None:
-    """Refuse what an archive has no use for, and a file that is there. Raises `DiagnosticError`."""
-    path: Path = given["archive"]
-    if given["only_ranks"] is not None or given["resume"] or given["scheduler"] is not None:
-        raise error(
-            "an archive holds all ranks and is written at once",
-            remedy="leave out --only-ranks, --resume and --scheduler; stagec materialize has them",
-        )
-    if path.is_dir():
-        raise error(f"'{path}' is a folder, expected a file", remedy="choose another --archive")
-    if path.exists() and not given["force"]:
-        raise error(
-            f"'{path}' is there already", remedy="choose another --archive, or give --force"
-        )
-
-
-def _lower(
-    builder: JobBuilder, watching: Sequence[Hooks], *, memory_events: bool
-) -> tuple[Module, Annotate | None]:
-    """The lowered module, and what adds memory events to its programs."""
-    if not memory_events:
-        return builder.lower(watching=watching), None
-    from stagec.analysis.memory_events import EventPlans
-
-    plans = Planned(EventPlans)
-    return builder.lower(watching=[*watching, plans]), plans.needed("--memory-events").annotate
-
-
-def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
-    """FLOPs of a step by the model's text, of all ranks."""
-    from stagec.analysis.model_flops import step_flops
-    from stagec.ir.expr import evaluate
-
-    return None if flops is None else evaluate(step_flops(flops, module.graphs), module.env)
-
-
-def _durations(given: Mapping[str, Any]) -> Durations | None:
-    """The times of computations on the machine that is asked for. Raises `DiagnosticError`."""
-    machine = rated_machine(given)
-    if given["machine"] is not None:
-        if machine is not None:
-            raise error(
-                "--machine and --peak-tflops both say how fast a device is",
-                remedy="give a machine, or two rates",
-            )
-        machine = machine_of(given["machine"])
-    if machine is None:
-        if given["measured"] or given["kernels_from"]:
-            raise error("measured times need a machine", remedy="add --machine h100-sxm")
-        return None
-    from stagec.time.costs.durations import Durations
-
-    return Durations(machine, measurements(given["measured"], given["kernels_from"], machine))
-
-
-def _job(
-    builder: JobBuilder,
-    given: dict[str, Any],
-    durations: Durations | None,
-    annotate: Annotate | None,
-    format_: Format,
-) -> Job:
-    from stagec.job.emit import make_job
-
-    name = given["name"] or builder.model_name
-    check_name(name)
-    how = durations, given["names"], given["granularity"], annotate
-    machine = durations.machine if durations is not None else None
-    measured = durations.measured if durations is not None else None
-    job = make_job(builder.module, name, *how, format_, machine)
-    return replace(job, measured=measured, graphs=given["graphs"])

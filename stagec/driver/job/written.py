@@ -79,7 +79,7 @@ def write_formats(
         written = emit(job, folder_of(each, formats, output), about, given)
         found.append(written)
         for warning in written.warnings:
-            tell(f"warning: {warning}")
+            report(Diagnostic(warning, severity="warning"))
         for loss in () if given["quiet"] else written.dropped:
             report(Diagnostic(f"{each.name}: {loss}", severity="remark"))
     return found

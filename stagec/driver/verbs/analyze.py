@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.compile_pods import PodsAnalysis, analyze_pods
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.serving import serving_figures
@@ -16,6 +15,7 @@ from stagec.driver.output.report import Report
 from stagec.driver.request.limit import AT_HAND, Limit
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.units import on_machine
+from stagec.driver.verbs.pods import PodsAnalysis, analyze_pods
 from stagec.pipeline.instrument import STATED, Hooks
 from stagec.support.diagnostics import DiagnosticError, error
 

@@ -3,7 +3,6 @@ each of them, and what goes from one to another."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.driver.job.builder import model_name
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
-from stagec.driver.job.pods import Pods, lower_pods, strategies
+from stagec.driver.job.pods import Pods, lower_pods
 from stagec.driver.job.verdict import verdict_on
 from stagec.driver.output.report import Report
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.verbs.compiled import CompileAnswer, times_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.support.diagnostics import error
 
@@ -68,22 +68,20 @@ def analyze_pods(options: JobOptions, **given: Any) -> PodsAnalysis:
     return PodsAnalysis(_analysis(options, _lowered(options)))
 
 
-def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durations | None) -> int:
+def compile_pods(
+    options: JobOptions, given: Mapping[str, Any], durations: Durations | None
+) -> CompileAnswer:
     """`compile`: the traces of all pods as one job. Raises `DiagnosticError`."""
     from stagec.analysis.footprint import peak_bytes
     from stagec.driver.job.written import (
         check_name,
         check_targets,
         formats_asked,
-        tell_written,
         write_formats,
         write_one_archive,
     )
 
     _refuse(given)
-    if options.print_strategy:
-        sys.stdout.write(strategies(options))
-        return 0
     began = time.perf_counter()
     formats = formats_asked(given["format"], _registry(options), given)
     _check_formats(formats)
@@ -114,12 +112,10 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     archive: Path | None = given["archive"]
     if archive is not None and not given["dry_run"]:
         write_one_archive(job.as_format(formats[0]), archive, about, quiet=given["quiet"])
-    if not given["quiet"]:
-        _print(result, sys.stdout)
-        if output is not None and written:
-            wrote = time.perf_counter() - began - compiled
-            tell_written(written, output, f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)")
-    return 0
+    wrote = time.perf_counter() - began - compiled
+    return CompileAnswer(
+        result, PodsAnalysis(result).print, output, written, times_text(compiled, wrote)
+    )
 
 
 def _lowered(options: JobOptions, *plans: Mapping[str, Planned[Any]]) -> Pods:

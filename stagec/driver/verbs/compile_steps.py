@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -21,13 +20,13 @@ from stagec.driver.job.written import (
     check_name,
     check_targets,
     formats_asked,
-    tell_written,
     write_formats,
     write_one_archive,
 )
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import STEP
 from stagec.driver.time.table import seconds_text
+from stagec.driver.verbs.compiled import CompileAnswer, times_text
 from stagec.job.emit import Job
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.latency import PERCENTILES, latencies
@@ -42,15 +41,14 @@ _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
 _SHOWN = 4
 
 
-def compile_steps(options: JobOptions, given: dict[str, Any], durations: Durations | None) -> int:
+def compile_steps(
+    options: JobOptions, given: Mapping[str, Any], durations: Durations | None
+) -> CompileAnswer:
     """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
     began = time.perf_counter()
     modules = StepModules(options)
     builder = modules.builder
     strategy = builder.strategy()
-    if options.print_strategy:
-        sys.stdout.write(strategy)
-        return 0
     steps = _asked(options, given, modules, durations).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
     if given["memory_events"] or given["tensor_names"]:
@@ -60,25 +58,22 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
         check_targets(formats, folder, given)
     job = _job(modules, _classes(modules, steps), given, durations)
     compiled = time.perf_counter() - began
-    if not given["quiet"]:
-        print_steps(steps, modules.compiles)
+    found = {"serving": steps.manifest()}
+    summary = partial(print_steps, steps, modules.compiles)
     if given["dry_run"]:
-        return 0
+        return CompileAnswer(found, summary)
     asked = {n: getattr(options, n) for n in ("serve", "microbatches", *STEP)}
     builder.options = builder.options.changed(**asked)  # those of the command, not of one step
-    about = {**provenance(builder, strategy, given), "serving": steps.manifest()}
+    about = {**provenance(builder, strategy, given), **found}
     if given["archive"] is not None:
         write_one_archive(
             replace(job, format=formats[0]), given["archive"], about, quiet=given["quiet"]
         )
-        return 0
+        return CompileAnswer(found, summary)
     output: Path = given["output"]
     written = write_formats(lambda each: replace(job, format=each), formats, output, about, given)
-    if not given["quiet"]:
-        wrote = time.perf_counter() - began - compiled
-        times = f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)"
-        tell_written(written, output, times)
-    return 0
+    wrote = time.perf_counter() - began - compiled
+    return CompileAnswer(found, summary, output, written, times_text(compiled, wrote))
 
 
 def _asked(
@@ -137,11 +132,11 @@ def _job(
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def print_steps(steps: StepList, compiles: int) -> None:
+def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
     """The composition of the steps: the first and the last ones, and what they hold together."""
     from stagec.driver.output.tables import console, table
 
-    out = console(sys.stdout)
+    out = console(stream)
     count, distinct = sum(len(run.steps) for run in steps.runs), len(steps.distinct)
     about = ", ".join(f"{name} {value}" for name, value in steps.about.items())
     out.print(f"{count:,} steps, {distinct:,} distinct, {compiles} compiled ({about})")
