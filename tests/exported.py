@@ -14,10 +14,10 @@ import pytest
 
 from stagec.analysis.report import analysis
 from stagec.driver.job.builder import JobBuilder
-from stagec.job.emit import Job, make_job
-from stagec.job.writer import Emission, write_source
 from stagec.machines import load_machine
 from stagec.time.costs.durations import Durations
+from stagec.traces.emit import Job, make_job
+from stagec.traces.writer import Emission, write_source
 from tests.support import (
     DEEPSEEK,
     EXHAUSTIVE,

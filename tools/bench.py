@@ -297,9 +297,9 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     from stagec.driver.job.builder import JobBuilder
     from stagec.driver.request.options import JobOptions
     from stagec.formats.registry import asked_formats
-    from stagec.job.emit import emit_module
     from stagec.machines import load_machine
     from stagec.time.costs.durations import Durations
+    from stagec.traces.emit import emit_module
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
     (format_to,) = asked_formats(format_)

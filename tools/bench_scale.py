@@ -137,8 +137,8 @@ def _beside_plain(folder: Path, model: str, options: dict[str, Any], limit: int)
 def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict[str, Any]:
     from stagec.driver.job.builder import JobBuilder
     from stagec.driver.request.options import JobOptions
-    from stagec.job.emit import make_job, write_job
-    from stagec.job.writer import Emission, parse_ranges
+    from stagec.traces.emit import make_job, write_job
+    from stagec.traces.writer import Emission, parse_ranges
 
     began = time.perf_counter()
     job = make_job(JobBuilder(JobOptions(model, **options)).lower(), "job")
@@ -202,8 +202,8 @@ def _archive(folder: Path, model: str, options: dict[str, Any]) -> dict[str, Any
     from stagec.check.archive import check_archive
     from stagec.driver.job.builder import JobBuilder
     from stagec.driver.request.options import JobOptions
-    from stagec.job.archive import Archive, write_archive
-    from stagec.job.emit import make_job
+    from stagec.traces.archive import Archive, write_archive
+    from stagec.traces.emit import make_job
 
     path = folder / f"stagec-scale-{os.getpid()}.archive"
     times = [time.perf_counter()]

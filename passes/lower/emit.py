@@ -23,8 +23,8 @@ class Emit(Pass):
     def run(self, module: Module) -> None:
         # they load protobuf, and every command loads every pass
         from stagec.formats.registry import find_format, formats_of
-        from stagec.job.emit import emit_module
-        from stagec.job.writer import Emission
+        from stagec.traces.emit import emit_module
+        from stagec.traces.writer import Emission
 
         format_ = find_format(self.format, formats_of(module.registry))
         how = Emission(force=self.force)

@@ -20,10 +20,10 @@ from stagec.check.traces import check_traces
 from stagec.formats.chakra.encode import decimal_width
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import TraceError
-from stagec.job.archive import Archive, StoredProgram
 from stagec.program.groups import Groups
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.traces.archive import Archive, StoredProgram
 
 _APART = 1 << 20
 

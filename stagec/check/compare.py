@@ -30,8 +30,8 @@ from stagec.check.table import RankTable
 from stagec.check.traces import read_directory
 from stagec.formats.chakra.nodes import TraceError, TraceNode
 from stagec.formats.chakra.show import row_of
-from stagec.job.archive import is_archive
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.traces.archive import is_archive
 
 Kind = Literal["only in A", "only in B", "different", "moved", "other dependencies", "other ranks"]
 #: A phase, a kind of node, and the ranks that it communicates with: `8 ranks, step 8`.

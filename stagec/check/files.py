@@ -16,7 +16,7 @@ from typing import cast
 
 from stagec.check.findings import CheckReport
 from stagec.check.members import GroupMembers
-from stagec.job.seal import SEAL, is_intact
+from stagec.traces.seal import SEAL, is_intact
 
 MANIFEST_NAME = "manifest.json"
 _TRACE_NAME = re.compile(r"(?P<name>.+)\.(?P<rank>0|[1-9][0-9]{0,8})", re.ASCII | re.DOTALL)

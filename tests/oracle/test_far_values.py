@@ -15,7 +15,7 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
-from stagec.job.emit import make_job, write_job
+from stagec.traces.emit import make_job, write_job
 from tests.support import STEP, crossed, inputs_of, run_passes
 
 #: Each layer of the decoder attends to the output of the encoder, and the output of the embedding

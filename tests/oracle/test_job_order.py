@@ -13,8 +13,8 @@ import pytest
 
 from stagec.check.traces import check_directory
 from stagec.driver.job.builder import JobBuilder
-from stagec.job.emit import Job, make_job, write_job
 from stagec.program.nodes import Node, Program
+from stagec.traces.emit import Job, make_job, write_job
 from tests.support import GPT, LLAMA, MIXTRAL, each_value, pairwise, tiny_options
 
 

@@ -17,9 +17,9 @@ from stagec.check.traces import check_directory
 from stagec.driver.job.builder import JobBuilder
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
-from stagec.job.emit import make_job, write_job
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
+from stagec.traces.emit import make_job, write_job
 from tests.support import LLAMA, crossed, each_value, one_of_each_kind, tiny_options, tries
 
 

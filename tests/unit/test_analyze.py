@@ -20,9 +20,9 @@ from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode
 from stagec.importers.library import model_source
 from stagec.ir.expr import const, evaluate, fraction, substitute
-from stagec.job.emit import emit_module
 from stagec.models import library
 from stagec.text.printer import print_module
+from stagec.traces.emit import emit_module
 from tests.support import (
     EXHAUSTIVE,
     GPT,

@@ -19,9 +19,9 @@ from stagec.check.traces import CheckReport, check_directory
 from stagec.formats.base import Layout
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import TraceError
-from stagec.job.archive import MAGIC, Archive
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import DiagnosticError
+from stagec.traces.archive import MAGIC, Archive
 from tests.support import LLAMA, stagec, tries
 
 SIZES = "L=4,B=32,S=4,D=8,H=4,G=4,K=2,F=8,V=16"

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.job import cluster as engine
-from stagec.job import remote, writer
-from stagec.job.archive import Archive
-from stagec.job.cluster import cluster
-from stagec.job.emit import Job, make_job, write_job
-from stagec.job.remote import written_by
-from stagec.job.writer import Emission
 from stagec.support.diagnostics import DiagnosticError
+from stagec.traces import cluster as engine
+from stagec.traces import remote, writer
+from stagec.traces.archive import Archive
+from stagec.traces.cluster import cluster
+from stagec.traces.emit import Job, make_job, write_job
+from stagec.traces.remote import written_by
+from stagec.traces.writer import Emission
 from tests.support import LLAMA, LONG, stagec, tiny_options, tries
 
 dask: Any = pytest.importorskip("dask")

@@ -15,7 +15,6 @@ from stagec.driver.time.timed import time_job
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
-from stagec.job.emit import make_job
 from stagec.machines import load_machine
 from stagec.machines.roofline import roofline_machine
 from stagec.program.classes import rank_classes
@@ -23,6 +22,7 @@ from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.kernels import seconds_in_step
+from stagec.traces.emit import make_job
 from tests.support import LLAMA, stagec
 
 JOB = (LLAMA, "--set", "L=2,B=4,S=2048", "--tp", "2", "--dp", "2", "--quiet")

@@ -26,12 +26,12 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node
 from stagec.ir.param import attr_text
-from stagec.job.emit import Job, emit_module, make_job, write_job
-from stagec.job.folder import MANIFEST
-from stagec.job.writer import Emission, Written
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.text.printer import print_op
+from stagec.traces.emit import Job, emit_module, make_job, write_job
+from stagec.traces.folder import MANIFEST
+from stagec.traces.writer import Emission, Written
 from tests.support import EXHAUSTIVE, LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
 
 ROOT = Path(__file__).parents[2]

@@ -144,7 +144,7 @@ def test_a_link_to_a_folder_is_written_through(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from stagec.job.folder import working_folder
+from stagec.traces.folder import working_folder
 with working_folder(Path(sys.argv[1]), force=False, resume=False):
     print("writing", flush=True)
     time.sleep(60)
@@ -154,7 +154,7 @@ with working_folder(Path(sys.argv[1]), force=False, resume=False):
 def test_the_second_writer_is_told_who_has_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stagec.job.lock._PATIENCE", 0.1)
+    monkeypatch.setattr("stagec.traces.lock._PATIENCE", 0.1)
     out = tmp_path / "out"
     words = [sys.executable, "-c", HOLD, str(out)]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) as first:

@@ -17,9 +17,9 @@ import pytest
 from stagec.formats.base import Variant
 from stagec.formats.chakra.nodes import TraceNode, encode_metadata, encode_node
 from stagec.formats.registry import BUILTIN, find_format
-from stagec.job.stored import stored_program
 from stagec.program.nodes import Program
 from stagec.support.diagnostics import DiagnosticError
+from stagec.traces.stored import stored_program
 from tests.support import stagec
 
 ROOT = Path(__file__).resolve().parents[2]

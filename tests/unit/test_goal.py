@@ -27,9 +27,9 @@ from stagec.formats.goal.encode import text_of as text_of_ops
 from stagec.formats.goal.format import GoalFormat, GoalSchedule
 from stagec.formats.goal.ops import CALC, COLLECTIVE_TAG, RECV, SEND, Ops, Place
 from stagec.formats.messages import ALGORITHMS, KINDS, expansion, other_end, part_bytes, shape_of
-from stagec.job.emit import Job
 from stagec.program.groups import GroupAxes, number_groups
 from stagec.program.nodes import Ints, Node, Program
+from stagec.traces.emit import Job
 from tests.exported import JOBS, Tried, made, tried, written
 from tests.goal import LogGP, Op, Rank, parse, unpack
 from tests.support import GPT, LLAMA, MIXTRAL, crossed, examples, stagec

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
-from stagec.job.archive_index import parse_index
 from stagec.program.handover import Layouts, NoHandoverError, handover
+from stagec.traces.archive_index import parse_index
 from tests.support import examples, stagec
 
 DEGREES = st.sampled_from([1, 2, 4])

@@ -10,8 +10,8 @@ from stagec.check.traces import check_directory
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.ir.module import Module
-from stagec.job.emit import emit_module
 from stagec.program.classes import rank_classes
+from stagec.traces.emit import emit_module
 from tests.support import parse
 
 COMP = "et.comp[add, flops = 8, bytes = 4, out = 4]"

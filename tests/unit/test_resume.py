@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.job import writer
-from stagec.job.emit import Job, make_job, write_job
-from stagec.job.folder import MANIFEST
-from stagec.job.writer import Emission, parse_ranges, ranges_text
+from stagec.traces import writer
+from stagec.traces.emit import Job, make_job, write_job
+from stagec.traces.folder import MANIFEST
+from stagec.traces.writer import Emission, parse_ranges, ranges_text
 from tests.support import LLAMA, stagec, tiny_options, tries
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
 RUN = """
 import os, sys
 from pathlib import Path
-from stagec.job import writer
+from stagec.traces import writer
 from tests.unit.test_resume import job, write
 writer._SMALL_JOB, writer._UNIT_BYTES = 0, 1 << 15
 made = job()

@@ -12,8 +12,8 @@ import pytest
 
 from stagec.check.archive import check_archive
 from stagec.check.traces import check_directory
-from stagec.job.seal import is_intact, sealed
 from stagec.support.diagnostics import DiagnosticError
+from stagec.traces.seal import is_intact, sealed
 from tests.support import LLAMA, stagec
 
 JOB = ["compile", LLAMA, "--dp", "2", "--set", "L=1,B=2,S=8,D=8,H=4,G=4,K=2,F=8,V=16", "--quiet"]

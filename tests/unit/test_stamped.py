@@ -12,9 +12,9 @@ import pytest
 from stagec.driver.job.builder import JobBuilder
 from stagec.formats.base import Durations, Layout
 from stagec.formats.chakra.format import CHAKRA
-from stagec.job.emit import Job, make_job
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
+from stagec.traces.emit import Job, make_job
 from tests.layer_kinds import ORDERS, STRATEGIES, kinds_job
 from tests.plain_writer import plain_trace, program_of
 from tests.support import GPT, LLAMA, crossed, one_of_each_kind, tiny_options

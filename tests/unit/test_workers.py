@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from stagec.ir.expr import UnboundError
-from stagec.job.workers import crew, run_units
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
+from stagec.traces.workers import crew, run_units
 
 
 def who(unit: int) -> tuple[int, int]:

@@ -22,9 +22,9 @@ from stagec.check.traces import check_directory
 from stagec.formats.chakra.files import read_all_records, read_trace
 from stagec.formats.chakra.nodes import TraceError, encode_metadata, encode_node, json_of_record
 from stagec.formats.chakra.show import totals
-from stagec.job.archive import MAGIC, VERSION, Archive
-from stagec.job.folder import MANIFEST, check_target
-from stagec.job.seal import SEAL, sealed
+from stagec.traces.archive import MAGIC, VERSION, Archive
+from stagec.traces.folder import MANIFEST, check_target
+from stagec.traces.seal import SEAL, sealed
 from tools.fuzzing.base import Family, FaultError, in_process, job, quietly
 from tools.fuzzing.mutate import mutate_bytes, mutate_json
 

@@ -13,7 +13,6 @@ from random import Random
 from stagec.analysis.report import analysis
 from stagec.ir.module import Module
 from stagec.ir_spec.phases import Phase
-from stagec.job.emit import make_job
 from stagec.pipeline.manager import PassManager, phase_of
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.verify import verify_module
@@ -21,6 +20,7 @@ from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.text.printer import print_module
+from stagec.traces.emit import make_job
 from tools.fuzzing.base import MODEL, Family, FaultError, in_process, loaded, quietly, shown
 from tools.fuzzing.mutate import Lexicon, lexicon_of, mutate_bytes, mutate_text, tokens
 

@@ -21,9 +21,9 @@ from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
 from stagec.ir.module import BATCH
 from stagec.ir.serving import MIXED
-from stagec.job.workers import run_units
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.support.processors import processors
+from stagec.traces.workers import run_units
 
 #: Nothing that looks inside is for the jobs of a search.
 _SILENT: Mapping[str, Any] = {

@@ -103,7 +103,7 @@ def _report(path: Path) -> CheckReport:
 
         return check_directory(path)
     if path.is_file():
-        from stagec.job.archive import is_archive
+        from stagec.traces.archive import is_archive
 
         if is_archive(path):
             from stagec.check.archive import check_archive

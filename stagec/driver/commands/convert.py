@@ -50,7 +50,7 @@ def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> in
         ((_, parts),) = _files(traces, to, packs=packs)
         sizes = [_write(output, parts, packs=packs)]
     else:
-        from stagec.job.folder import working_folder
+        from stagec.traces.folder import working_folder
 
         with working_folder(output, force=False, resume=False) as folder:
             found = _files(traces, to, packs=packs)

@@ -16,7 +16,7 @@ from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.formats.base import Format
-    from stagec.job.archive import Archive
+    from stagec.traces.archive import Archive
 
 
 @click.command("materialize")
@@ -48,8 +48,8 @@ def command(archive: Path, output: Path, **given: Any) -> int:
 
     Files, groups file and manifest are those that stagec compile -o would have written.
     """
-    from stagec.job.archive import Archive
     from stagec.pipeline.plugins import load_plugins
+    from stagec.traces.archive import Archive
 
     registry = load_plugins(given["plugin"]).registry
     source = Archive.open(archive, formats_of(registry))

@@ -13,9 +13,9 @@ from stagec.driver.output.common import write_output
 from stagec.driver.request.emission import progress_on_terminal
 
 if TYPE_CHECKING:
-    from stagec.job.writer import Progress
     from stagec.time.measured.kineto import Reading
     from stagec.time.measured.observed import Row
+    from stagec.traces.writer import Progress
 
 _MISSED = 12
 #: Ops without shapes are told of beyond this share of the time.

@@ -19,8 +19,8 @@ from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:
     from stagec.ir.opdef import Registry
-    from stagec.job.recorded import Microbatches, Recording
     from stagec.sharding.strategy import PipelineRule
+    from stagec.traces.recorded import Microbatches, Recording
 
 
 @click.command("scale")
@@ -68,8 +68,8 @@ def command(traces: Path, output: Path, **given: Any) -> int:
     """
     from dataclasses import replace
 
-    from stagec.job.recorded import scaled
     from stagec.pipeline.plugins import load_plugins
+    from stagec.traces.recorded import scaled
 
     if given["scheduler"] is not None:
         raise error("traces are scaled by processes here", remedy="drop --scheduler")
@@ -101,7 +101,7 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
     """The traces of a folder, and its manifest, if it has one. Raises `DiagnosticError`."""
     from stagec.check.files import discover, read_groups
     from stagec.check.findings import CheckReport
-    from stagec.job.recorded import Recording
+    from stagec.traces.recorded import Recording
 
     report = CheckReport()
     name, paths = discover(folder, report)
@@ -133,9 +133,9 @@ def _microbatches(
     registry: Registry,
 ) -> Microbatches | None:
     """What is asked for of microbatches. Raises `DiagnosticError`."""
-    from stagec.job.recorded import Microbatches
-    from stagec.job.turns import Pipelining
     from stagec.schedule.attached import schedule_of
+    from stagec.traces.recorded import Microbatches
+    from stagec.traces.turns import Pipelining
 
     if count is None:
         if schedule is not None:
@@ -169,7 +169,7 @@ def _pipeline(manifest: Mapping[str, Any], registry: Registry) -> PipelineRule |
 
 
 def _manifest(folder: Path) -> Mapping[str, Any]:
-    from stagec.job.folder import MANIFEST
+    from stagec.traces.folder import MANIFEST
 
     try:
         found: Any = json.loads((folder / MANIFEST).read_bytes())
@@ -180,7 +180,7 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
 
 def _entries(manifest: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[int, Mapping[str, Any]]:
     """What the manifest says of each rank's class."""
-    from stagec.job.recorded import coordinates
+    from stagec.traces.recorded import coordinates
 
     found: dict[int, Mapping[str, Any]] = {}
     classes: Any = manifest.get("classes")

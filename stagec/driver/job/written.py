@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from stagec.driver.request.emission import Source
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.job.emit import Job
-    from stagec.job.pods import PodsJob
-    from stagec.job.writer import Written
+    from stagec.traces.emit import Job
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.writer import Written
 
 
 def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> list[Format]:
@@ -46,7 +46,7 @@ def folder_of(format_: Format, formats: Sequence[Format], output: Path) -> Path:
 
 def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, Any]) -> None:
     """Refuse folders that would lose something. Raises `DiagnosticError`."""
-    from stagec.job.folder import MANIFEST, check_target
+    from stagec.traces.folder import MANIFEST, check_target
 
     if len(formats) > 1 and (output / MANIFEST).exists():
         raise error(
@@ -67,7 +67,7 @@ def write_formats(
 ) -> list[Written]:
     """Write a job in each format; warnings go to stderr, and what a format does not carry as a
     remark. Raises `DiagnosticError`, before anything is written if a format refuses the job."""
-    from stagec.job.writer import check_job
+    from stagec.traces.writer import check_job
 
     check_targets(formats, output, given)
     sources = [source(each) for each in formats]
@@ -89,7 +89,7 @@ def _announce(sources: Sequence[Source], given: Mapping[str, Any]) -> None:
     """What large files hold and how large they get, before they are written."""
     from stagec.driver.output.tables import bytes_text
     from stagec.formats.base import JobFormat
-    from stagec.job.writer import parse_ranges
+    from stagec.traces.writer import parse_ranges
 
     only = given["only_ranks"]
     for job in sources:
@@ -112,7 +112,7 @@ def write_one_archive(
     job: Job | PodsJob, path: Path, about: Mapping[str, object], *, quiet: bool
 ) -> None:
     """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
-    from stagec.job.archive import write_archive
+    from stagec.traces.archive import write_archive
 
     began = time.perf_counter()
     size = write_archive(job, path, about)

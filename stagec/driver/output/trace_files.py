@@ -12,7 +12,7 @@ def check_is_trace(path: Path) -> None:
     archive, or nothing. What is in the file is not looked at."""
     from stagec.check.files import discover
     from stagec.check.findings import CheckReport
-    from stagec.job.archive import is_archive
+    from stagec.traces.archive import is_archive
 
     if path.is_dir():
         traces = discover(path, CheckReport())[1].values()

@@ -16,12 +16,12 @@ import click
 from stagec.support.processors import processors
 
 if TYPE_CHECKING:
-    from stagec.job.archive import Archive
-    from stagec.job.cluster import Run
-    from stagec.job.emit import Job
-    from stagec.job.pods import PodsJob
-    from stagec.job.recorded import RecordedJob
-    from stagec.job.writer import Emission, Progress, Written
+    from stagec.traces.archive import Archive
+    from stagec.traces.cluster import Run
+    from stagec.traces.emit import Job
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.recorded import RecordedJob
+    from stagec.traces.writer import Emission, Progress, Written
 
     Source = Job | PodsJob | Archive | RecordedJob
 
@@ -78,12 +78,12 @@ def _with(options: Sequence[Callable[[F], F]], function: F) -> F:
 def workers(given: Mapping[str, Any]) -> Generator[Run]:
     """Who does the work, as asked for. Raises `DiagnosticError` if the cluster is not there."""
     if given["scheduler"] is not None:
-        from stagec.job.cluster import cluster
+        from stagec.traces.cluster import cluster
 
         with cluster(given["scheduler"], given["jobs"]) as run:
             yield run
         return
-    from stagec.job.workers import run_units
+    from stagec.traces.workers import run_units
 
     yield partial(run_units, workers=_processes(given))
 
@@ -95,7 +95,7 @@ def emit(
     given: Mapping[str, Any],
 ) -> Written:
     """Write the traces of a job as asked for. Raises `DiagnosticError`."""
-    from stagec.job.writer import write_source
+    from stagec.traces.writer import write_source
 
     with _emission(given) as how:
         if given["scheduler"] is None:
@@ -111,11 +111,11 @@ def _emit_elsewhere(
     how: Emission,
 ) -> Written:
     """Write by the workers of a cluster what they can be sent."""
-    from stagec.job.archive import Archive
-    from stagec.job.emit import Job
-    from stagec.job.pods import PodsJob
-    from stagec.job.remote import written_by
-    from stagec.job.writer import write_source
+    from stagec.traces.archive import Archive
+    from stagec.traces.emit import Job
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.remote import written_by
+    from stagec.traces.writer import write_source
 
     if not isinstance(source, Job | PodsJob | Archive):
         return write_source(source, directory, about, how)
@@ -127,7 +127,7 @@ def _emit_elsewhere(
 @contextmanager
 def _emission(given: Mapping[str, Any]) -> Generator[Emission]:
     """How to write; on a terminal with progress, rate and time left."""
-    from stagec.job.writer import Emission, parse_ranges
+    from stagec.traces.writer import Emission, parse_ranges
 
     text = given["only_ranks"]
     ranks = parse_ranges(text) if text is not None else None

@@ -118,7 +118,7 @@ def _first_ranks(timed: Timed) -> dict[int, int]:
 
 def _given_ranks(timed: Timed, text: str) -> dict[int, int]:
     from stagec.formats.timeline import ranks
-    from stagec.job.writer import parse_ranges
+    from stagec.traces.writer import parse_ranges
 
     of = ranks.classes_of(timed.issued.members)
     wanted: list[int] = parse_ranges(text).tolist()

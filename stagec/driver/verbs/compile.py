@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from stagec.analysis.model_flops import ModelFlops
     from stagec.formats.base import Format
     from stagec.ir.module import Module
-    from stagec.job.emit import Annotate, Job
-    from stagec.job.writer import Written
     from stagec.pipeline.instrument import Hooks
     from stagec.time.costs.durations import Durations
+    from stagec.traces.emit import Annotate, Job
+    from stagec.traces.writer import Written
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -252,7 +252,7 @@ def _job(
     annotate: Annotate | None,
     format_: Format,
 ) -> Job:
-    from stagec.job.emit import make_job
+    from stagec.traces.emit import make_job
 
     name = given["name"] or builder.model_name
     check_name(name)

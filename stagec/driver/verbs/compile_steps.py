@@ -27,7 +27,6 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import STEP
 from stagec.driver.time.table import seconds_text
 from stagec.driver.verbs.compiled import CompileAnswer, times_text
-from stagec.job.emit import Job
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.latency import PERCENTILES, latencies
 from stagec.serving.requests import SECOND
@@ -35,6 +34,7 @@ from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
+from stagec.traces.emit import Job
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
 #: Of many steps the first and the last ones are shown.

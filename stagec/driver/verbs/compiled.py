@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.driver.output.report import Report
 
 if TYPE_CHECKING:
-    from stagec.job.writer import Written
+    from stagec.traces.writer import Written
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.job.pods import PodsJob
-    from stagec.job.writer import Written
     from stagec.time.costs.durations import Durations
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.writer import Written
 
 #: Options of `compile` and `analyze` that say nothing of several pods, and why.
 _REFUSED: Mapping[str, tuple[str, str]] = {
@@ -132,7 +132,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
 
 def _check_formats(formats: Sequence[Format]) -> None:
     """Refuse formats of one mesh. Raises `DiagnosticError`."""
-    from stagec.job.pods import of_one_mesh
+    from stagec.traces.pods import of_one_mesh
 
     for each in formats:
         if not each.pods:
@@ -158,8 +158,8 @@ def _job(
     durations: Durations | None,
     plans: Mapping[str, Planned[EventPlans]],
 ) -> PodsJob:
-    from stagec.job.emit import make_job
-    from stagec.job.pods import Pod, PodsJob
+    from stagec.traces.emit import make_job
+    from stagec.traces.pods import Pod, PodsJob
 
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None

@@ -136,12 +136,12 @@ def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
     from stagec.driver.search.jobs import kind_of, work
 
     if given["scheduler"] is not None:
-        from stagec.job.cluster import cluster
+        from stagec.traces.cluster import cluster
 
         with cluster(given["scheduler"], given["jobs"]) as run:
             yield partial(run, work), 64
         return
-    from stagec.job.workers import crew
+    from stagec.traces.workers import crew
 
     processes = given["jobs"] or processors()
     with crew(work, processes, kind_of) as local:

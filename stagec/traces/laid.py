@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from stagec.job.apart import Apart, Run, runs
-from stagec.job.turns import Turn
 from stagec.program.nodes import Ints
+from stagec.traces.apart import Apart, Run, runs
+from stagec.traces.turns import Turn
 
 #: What a node waits for: what was `made` in a role, or in any role of that `name`, the `fixed` node
 #: of a number, or the computation so many `back`.

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stagec.job.lock import locked
-from stagec.job.seal import SEALED
 from stagec.support.diagnostics import error
 from stagec.support.files import umask
+from stagec.traces.lock import locked
+from stagec.traces.seal import SEALED
 
 MANIFEST = "manifest.json"
 

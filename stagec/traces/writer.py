@@ -20,14 +20,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from stagec.formats.base import Format, JobFormat, RankBytes, TraceJob, check_needs
-from stagec.job.folder import MANIFEST, check_same_job, real_folder, working_folder
-from stagec.job.seal import SEALED, sealed
-from stagec.job.workers import run_units
 from stagec.program.groups import Groups
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
 from stagec.support.words import counted
+from stagec.traces.folder import MANIFEST, check_same_job, real_folder, working_folder
+from stagec.traces.seal import SEALED, sealed
+from stagec.traces.workers import run_units
 
 #: Called with the ranks done and their total.
 Progress = Callable[[int, int], None]

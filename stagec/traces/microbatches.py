@@ -3,7 +3,7 @@
 What is recorded is taken apart into turns, and each node into what it waits for. The turns of more
 microbatches are known from the schedule, so the program is put together again:
 
-    recorded   F0 F1 B0 F2 B1 B2 sum         F, B    turns, see `stagec.job.apart`
+    recorded   F0 F1 B0 F2 B1 B2 sum         F, B    turns, see `stagec.traces.apart`
     more       F0 F1 B0 F2 B1 F3 B2 B3 sum   sum     stands behind the last B
 
 Of a microbatch a node takes what was made for it, or else what was made last, as the compiler has
@@ -22,12 +22,12 @@ from math import gcd
 
 import numpy as np
 
-from stagec.job.apart import Apart, Labels, labelled, taken_apart
-from stagec.job.laid import NOTHING, Key, Laid, Rule, laid_out
-from stagec.job.turns import Turn
 from stagec.program.columns import sorted_edges, stream_edges
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.support.diagnostics import error
+from stagec.traces.apart import Apart, Labels, labelled, taken_apart
+from stagec.traces.laid import NOTHING, Key, Laid, Rule, laid_out
+from stagec.traces.turns import Turn
 
 
 def stream_counts(programs: Iterable[Program]) -> list[int]:

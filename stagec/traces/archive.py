@@ -35,16 +35,16 @@ from stagec.formats.chakra.files import split_records
 from stagec.formats.chakra.format import ChakraFormat
 from stagec.formats.chakra.nodes import TraceNode, decode_node
 from stagec.formats.registry import find_format
-from stagec.job.archive_index import Index, StoredClass, StoredVariant, parse_index
-from stagec.job.emit import Job
-from stagec.job.pods import PodsJob, groups_of, of_one_mesh, one_behind_the_other
-from stagec.job.stored import stored_program, stored_seconds
-from stagec.job.writer import DROPPED
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
 from stagec.support.words import counted
+from stagec.traces.archive_index import Index, StoredClass, StoredVariant, parse_index
+from stagec.traces.emit import Job
+from stagec.traces.pods import PodsJob, groups_of, of_one_mesh, one_behind_the_other
+from stagec.traces.stored import stored_program, stored_seconds
+from stagec.traces.writer import DROPPED
 
 if TYPE_CHECKING:
     from stagec.machines import Machine

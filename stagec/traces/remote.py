@@ -17,12 +17,12 @@ from pathlib import Path
 
 from stagec.formats.base import Format
 from stagec.formats.registry import BUILTIN
-from stagec.job.archive import Archive, write_archive
-from stagec.job.cluster import Run
-from stagec.job.emit import Job
-from stagec.job.pods import PodsJob
-from stagec.job.writer import Done, Elsewhere, Files, RankWriter, Unit
 from stagec.support.diagnostics import error
+from stagec.traces.archive import Archive, write_archive
+from stagec.traces.cluster import Run
+from stagec.traces.emit import Job
+from stagec.traces.pods import PodsJob
+from stagec.traces.writer import Done, Elsewhere, Files, RankWriter, Unit
 
 _SHARED = "driver and workers must share a file system, with the same paths"
 #: Seconds until what a worker has written is seen here.

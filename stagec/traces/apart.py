@@ -14,10 +14,10 @@ from itertools import groupby
 
 import numpy as np
 
-from stagec.job.stored import stored_seconds
-from stagec.job.turns import Part, Turn
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.traces.stored import stored_seconds
+from stagec.traces.turns import Part, Turn
 
 _NAME = re.compile(r"(?P<phase>[^/]+/)mb(?P<number>0|[1-9]\d{0,8})/(?:c(?P<chunk>[1-9]\d{0,3})/)?")
 #: Turns that follow each other, of the same nodes of one microbatch: their kinds.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.module import Module
-from stagec.job.writer import DROPPED, Emission, Written, write_source
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
+from stagec.traces.writer import DROPPED, Emission, Written, write_source
 
 if TYPE_CHECKING:
     from stagec.machines import Machine

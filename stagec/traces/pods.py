@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
-from stagec.job.emit import Job
 from stagec.program.classes import RankClass
 from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.traces.emit import Job
 
 if TYPE_CHECKING:
     from stagec.machines import Machine

@@ -28,15 +28,15 @@ from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceError, TraceNode
-from stagec.job.apart import chunks_of, microbatches_of
-from stagec.job.microbatches import stream_counts, with_turns
-from stagec.job.stored import ProgramReader, Way, static_bytes, stored_seconds
-from stagec.job.turns import Pipelining, Turn, one_after_the_other
-from stagec.job.writer import DROPPED
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
+from stagec.traces.apart import chunks_of, microbatches_of
+from stagec.traces.microbatches import stream_counts, with_turns
+from stagec.traces.stored import ProgramReader, Way, static_bytes, stored_seconds
+from stagec.traces.turns import Pipelining, Turn, one_after_the_other
+from stagec.traces.writer import DROPPED
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
