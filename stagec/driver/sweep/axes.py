@@ -106,9 +106,7 @@ class SweepType(click.ParamType[Axis]):
         if not name or not all(parts):
             self.fail(f"'{value}' is neither NAME=VALUE,... nor a {_SUFFIX} file", param, ctx)
         texts = list(dict.fromkeys(t for part in parts for t in self._texts(part, param, ctx)))
-        settings = (_setting(name, text, param, ctx) for text in texts)
-        choices = (Choice(_plain(t, s), (s,)) for t, s in zip(texts, settings, strict=True))
-        return Axis(name, tuple(choices))
+        return _axis(name, texts, param, ctx)
 
     def _texts(
         self, part: str, param: click.Parameter | None, ctx: click.Context | None
@@ -116,6 +114,27 @@ class SweepType(click.ParamType[Axis]):
         if not is_range(part):
             return (part,)
         return values_of(part) or self.fail(f"'{part}' has no values: {RULE}", param, ctx)
+
+
+def axis_of(name: str, values: object) -> Axis:
+    """An axis of a list of values, or of their text. Raises `DiagnosticError`."""
+    text = values if isinstance(values, str) else ",".join(map(_text, _listed(values)))
+    try:
+        return SweepType().convert(f"{name}={text}", None, None)
+    except click.BadParameter as problem:
+        raise error(problem.message, remedy='as in {"tp": [1, 2, 4], "S": "4096..16384"}') from None
+
+
+def _listed(values: object) -> Sequence[object]:
+    return values if isinstance(values, list | tuple | range) else [values]
+
+
+def _axis(
+    name: str, texts: Sequence[str], param: click.Parameter | None, ctx: click.Context | None
+) -> Axis:
+    settings = (_setting(name, text, param, ctx) for text in texts)
+    choices = (Choice(_plain(t, s), (s,)) for t, s in zip(texts, settings, strict=True))
+    return Axis(name, tuple(choices))
 
 
 def _plain(text: str, setting: Setting) -> int | str:

@@ -83,12 +83,15 @@ def time(
     measured: Measurements | None = None,
     accepted: Accepted = NOT_GIVEN,
     memory: bool = False,
+    again: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> StepAnswer | PodsTime:
     """The time of a step. Without `overlap` all collectives are blocking; without `graphs` hosts
     launch steps of serving op by op. `levers` says whether to try what would help: by default for
     steps of few actions. `measured` times win over the models. With `memory`, what pictures need of
-    it is planned too. `progress` is told what goes on. Raises `DiagnosticError`."""
+    it is planned too. With `again` the structure of a job of one pod is compiled once in a process,
+    for what will ask for other sizes and degrees of it. `progress` is told what goes on. Raises
+    `DiagnosticError`."""
     options = on_machine(options, machine)
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
     if options.serve == DISAGGREGATED:
@@ -98,6 +101,10 @@ def time(
     timed: Timed | None = None
     if options.part or options.draft:
         report, alone = parts_time(options, machine, levers=levers, **how)
+    elif again:
+        from stagec.driver.job.figures import CompiledJob
+
+        report = CompiledJob.of(options).time(machine, **how, levers=bool(levers))
     else:
         timed = time_job(options, machine, **how, levers=levers, memory=memory, progress=progress)
         report = timed.report

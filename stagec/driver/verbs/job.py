@@ -1,0 +1,309 @@
+"""The Python interface: `stagec.job(...)`, and what else `import stagec` gives (docs/python.md).
+
+Flags are those of the command line, with underscores for dashes: `tp=8`, `zero=3`, `sp=True`,
+`recompute="full"`, and as dictionaries `sizes` of symbols (`--set`) and `mesh`. A flag that is None
+is not given. What a command prints as a warning is a warning of Python, and what it refuses is a
+`DiagnosticError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagec.driver.job.builder import JobBuilder, model_name
+from stagec.driver.job.pods import strategy_of
+from stagec.driver.request.accepted import Accepted, take_accepted
+from stagec.driver.request.command_line import job_words
+from stagec.driver.request.configurations import import_configuration
+from stagec.driver.request.limit import Limit, LimitType
+from stagec.driver.request.machine import machine_of
+from stagec.driver.request.measurements import measurements
+from stagec.driver.request.options import JobOptions, take_options
+from stagec.driver.time.pods import PodsTime
+from stagec.driver.verbs.analyze import Analysis, analyze
+from stagec.driver.verbs.check import CheckAnswer, check
+from stagec.driver.verbs.compile import compile_job, compile_options
+from stagec.driver.verbs.compiled import CompileAnswer
+from stagec.driver.verbs.memory import MemoryPlan, PodsMemory, memory
+from stagec.driver.verbs.pods import PodsAnalysis
+from stagec.driver.verbs.serve import ServeAnswer, serve
+from stagec.driver.verbs.time import StepAnswer, time
+from stagec.driver.verbs.words import asked, job_of, read
+from stagec.support.diagnostics import error
+from stagec.support.garbage import seldom_collected
+
+if TYPE_CHECKING:
+    from stagec.driver.sweep.run import SweepAnswer
+    from stagec.driver.verbs.search import SearchAnswer
+    from stagec.machines import Machine
+
+Progress = Callable[[str], None]
+
+
+@click.command("compile", add_help_option=False)
+@compile_options
+def _compile(**given: Any) -> Mapping[str, Any]:
+    take_options(given)
+    return given
+
+
+class Job:
+    """A model and how it is parallelized, or served. Jobs do not change: `with_` gives others."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"<stagec job: {' '.join(job_words(self._options))}>"
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return model_name(self._options)
+
+    @property
+    def command(self) -> str:
+        """The words of a command line that stand for it: model and flags."""
+        return " ".join(job_words(self._options))
+
+    def with_(self, **flags: Any) -> Job:
+        """The job with these flags; of `sizes`, those that are given. Raises `DiagnosticError`."""
+        with asked():
+            more = job_of(self._options.model, self._options.strategy, flags)
+        given = {name: getattr(more, name) for name in more.explicit if name in flags}
+        given["sizes"] = {**self._options.sizes, **more.sizes}
+        explicit = self._options.explicit | more.explicit
+        return Job(self._options.changed(**given, explicit=explicit))
+
+    def print_strategy(self) -> str:
+        """The text of its mesh and strategy, which can be given as a strategy. Raises
+        `DiagnosticError`."""
+        with asked():
+            return strategy_of(self._options)
+
+    def analyze(
+        self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None
+    ) -> Analysis | PodsAnalysis:
+        """Parameters, FLOPs, bytes of communication and memory of each class of ranks, with
+        `symbolic` as expressions in the symbols. Of a step of serving, `machine` says what each op
+        waits for, and `limit` (`"80GiB"`, `"h100"`) which batch is the largest that fits. Raises
+        `DiagnosticError`."""
+        with asked(), seldom_collected():
+            on = None if machine is None else _machine(machine)
+            return analyze(self._options, symbolic=symbolic, machine=on, limit=_limit(limit))
+
+    def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan | PodsMemory:
+        """What a rank of each class holds at its worst moment, in bytes; whether it fits a size or
+        a device (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
+        `DiagnosticError`."""
+        with asked(), seldom_collected():
+            return memory(self._options, fit=fit, limit=_limit(limit))
+
+    def time(
+        self,
+        machine: str | Machine,
+        *,
+        overlap: bool = True,
+        graphs: bool = True,
+        levers: bool = False,
+        measured: Sequence[str | Path] = (),
+        kernels_from: str | None = None,
+        accepted: float | None = None,
+        acceptance: float | None = None,
+        progress: Progress | None = None,
+    ) -> StepAnswer | PodsTime:
+        """How long a step takes on a machine, and why: `step_seconds`, `breakdown`, `memory`.
+        `levers` tries what would help. Files of `measured` times win over the models. Of
+        `speculative` decode, `accepted` tokens come of each sequence and step, or a share
+        `acceptance` of drafts is right. A process compiles a structure once: a call that differs in
+        sizes and degrees takes milliseconds. Raises `DiagnosticError`."""
+        on = _machine(machine)
+        with asked(), seldom_collected():
+            return time(
+                self._options,
+                on,
+                overlap=overlap,
+                graphs=graphs,
+                levers=levers,
+                measured=measurements(tuple(map(Path, measured)), kernels_from, on),
+                accepted=self._accepted(accepted, acceptance),
+                again=True,
+                progress=progress or _silent,
+            )
+
+    def serve(
+        self,
+        machine: str | Machine,
+        *,
+        output_tokens: int = 128,
+        batches: Sequence[int] | None = None,
+        ttft: float | None = None,
+        tpot: float | None = None,
+        accepted: float | None = None,
+        acceptance: float | None = None,
+    ) -> ServeAnswer:
+        """What a server gives over batches, by default as they double while they fit: times to the
+        first token and for each further one, tokens a second. Of prompts of `prompt` tokens, a flag
+        of the job, `output_tokens` come out each. `best` is within `ttft` and `tpot` seconds.
+        Raises `DiagnosticError`."""
+        with asked(), seldom_collected():
+            return serve(
+                self._options,
+                _machine(machine),
+                output_tokens=output_tokens,
+                batches=None if batches is None else sorted(set(batches)),
+                accepted=self._accepted(accepted, acceptance),
+                ttft=ttft,
+                tpot=tpot,
+            )
+
+    def compile(self, folder: str | Path | None = None, **how: Any) -> CompileAnswer:
+        """Write the traces of all ranks into a new folder: `format`, `machine` and the other
+        options of `stagec compile` are flags. Without a folder nothing is written. Raises
+        `DiagnosticError`."""
+        writes = folder is not None or how.get("archive") is not None
+        with asked(), seldom_collected():
+            given = read(_compile, (), {"output": folder, **how, "quiet": True})
+            return compile_job(self._options, {**given, "dry_run": not writes or given["dry_run"]})
+
+    def dumps(self) -> dict[str, str]:
+        """The text of the IR behind each pass, in their order. Raises `DiagnosticError`."""
+        from stagec.text.printer import print_module
+
+        with asked():
+            builder = JobBuilder(self._options)
+            return {name: print_module(builder.module) for name in builder.passes()}
+
+    def sweep(self, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
+        """`stagec.sweep` of this job. Raises `DiagnosticError`."""
+        return _sweep(self._options, over, **how)
+
+    def _accepted(self, tokens: float | None, rate: float | None) -> Accepted:
+        return take_accepted(self._options, {"accepted": tokens, "acceptance": rate})
+
+
+def job(model: str | Path = "", strategy: str | Path | None = None, **flags: Any) -> Job:
+    """A job: a model of the library, a .stg file or a config.json, with a strategy of flags or of a
+    file. Raises `DiagnosticError`.
+
+        stagec.job("llama3-8b", tp=8, dp=8, sp=True, zero=3)
+    """
+    with asked():
+        return Job(job_of(str(model), strategy, flags))
+
+
+def search(
+    model: str | Path = "", *, progress: Progress | None = None, **flags: Any
+) -> SearchAnswer:
+    """The strategies that fit and are fastest: `best[0].step_seconds`, `best[0].strategy`. Flags
+    are those of `stagec search`, with values as `tp="1..8"` or `zero=[0, 1, 3]`. `progress` is
+    called with what goes on; if it raises KeyboardInterrupt, the answer is what is known by then.
+    Raises `DiagnosticError`.
+
+        stagec.search("llama3-8b", ranks=16, machine="h100-sxm").best[0].step_seconds
+    """
+    from stagec.driver.search.asked import search_options
+    from stagec.driver.search.question import questions
+    from stagec.driver.verbs import search as verb
+
+    @click.command("search", add_help_option=False)
+    @search_options
+    def command(**given: Any) -> Mapping[str, Any]:
+        return given
+
+    with asked():
+        given = read(command, [str(model)] if model else [], flags)
+        return verb.search(questions(given), given, progress or _silent)
+
+
+def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
+    """One job in many configurations: `over` has values of flags, of symbols and of figures of the
+    machine (`{"tp": [1, 2, 4], "S": "4096..16384", "machine.memory.bandwidth": ["x1", "x2"]}`), of
+    which every combination is a row. `how` is `machine`, `limit`, `overlap`, `graphs`, `jobs`
+    (worker processes), `progress`, which is called with rows done and in all, and the flags of the
+    job. Raises `DiagnosticError`."""
+    names = ("machine", "limit", "overlap", "graphs", "jobs", "progress")
+    flags = {name: value for name, value in how.items() if name not in names}
+    asked_for = {name: value for name, value in how.items() if name in names}
+    with asked():
+        options = job_of(str(model), None, flags)
+    return _sweep(options, over, **asked_for)
+
+
+def _sweep(
+    options: JobOptions,
+    over: Mapping[str, Any],
+    *,
+    machine: str | Machine | None = None,
+    limit: Any = None,
+    overlap: bool = True,
+    graphs: bool = True,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SweepAnswer:
+    from stagec.driver.request.emission import workers
+    from stagec.driver.sweep.axes import axis_of
+    from stagec.driver.sweep.rows import Case
+    from stagec.driver.sweep.run import SweepAnswer, rows_of, with_limit
+    from stagec.driver.sweep.table import ANALYSIS, TIME
+
+    with asked(depth=5):
+        axes = [axis_of(name, values) for name, values in over.items()]
+        on = None if machine is None else _machine(machine)
+        case = Case(options, on, overlap, graphs=graphs)
+        timed = on is not None or "machine" in over
+        columns = with_limit(TIME if timed else ANALYSIS, _limit(limit))
+        with workers({"jobs": jobs, "scheduler": None}) as run:
+            rows = rows_of(case, axes, run, _limit(limit), progress or (lambda done, total: None))
+        return SweepAnswer(rows, columns)
+
+
+def import_config(
+    config: str | Path,
+    *,
+    ignore: Sequence[str] = (),
+    ignore_unknown: bool = False,
+    images: bool = False,
+) -> str:
+    """The STG text of a model from its config.json, or the folder of one. Keys in `ignore` are
+    taken as left out, with `ignore_unknown` all that are not known. Raises `DiagnosticError`."""
+    with asked():
+        found = import_configuration(str(config), ignore, images=images, unknown=ignore_unknown)
+        return found.text
+
+
+def machine(name: str | Path, used_ranks: Mapping[str, int] | None = None) -> Machine:
+    """A machine by its name or file; `used_ranks` of levels of its network. Raises
+    `DiagnosticError`."""
+    return machine_of(str(name)).changed(
+        {f"network.{level}.used": n for level, n in (used_ranks or {}).items()}
+    )
+
+
+def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
+    """Whether the traces of a folder, an archive or one rank are well-formed and free of deadlock;
+    with `strict`, warnings fail too. Raises `DiagnosticError` if there is nothing of that name."""
+    with asked():
+        return check(Path(path), strict=strict)
+
+
+def _machine(given: str | Machine) -> Machine:
+    return machine_of(given) if isinstance(given, str) else given
+
+
+def _limit(given: Any) -> Limit | None:
+    """A limit, as `--limit` takes it."""
+    if given is None:
+        return None
+    try:
+        return LimitType().convert(given, None, None)
+    except click.BadParameter as problem:
+        raise error(f"limit: {problem.message}", remedy='give "80GiB" or "h100"') from None
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody follows."""
