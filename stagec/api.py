@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from stagec.analysis.family import Family
     from stagec.analysis.figures import Figures
     from stagec.analysis.time_report import TimeReport
-    from stagec.driver.time.step import time_step
+    from stagec.driver.verbs.job import time_step
     from stagec.importers.reading.config import Config
     from stagec.importers.writing.text import Body, ModelText
 
@@ -173,7 +173,7 @@ _LATER: Mapping[str, str] = {
     "Figures": "stagec.analysis.figures",
     "ModelText": "stagec.importers.writing.text",
     "TimeReport": "stagec.analysis.time_report",
-    "time_step": "stagec.driver.time.step",
+    "time_step": "stagec.driver.verbs.job",
 }
 
 

@@ -110,26 +110,41 @@ class PrintAfter(Hooks):
         self._last = text
 
 
-class DumpDir(Hooks):
-    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back. A pass that
-    changes nothing writes nothing."""
+class Dumps(Hooks):
+    """Keeps the texts of a module by `00-input`, `01-infer-shapes`, ... each of which can be read
+    back. A pass that changes nothing adds nothing."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def start(self, module: Module) -> None:
+        self._keep("input", module)
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        self._keep(pass_.name, module)
+
+    def _keep(self, name: str, module: Module) -> None:
+        text = print_module(module)
+        if text != next(reversed(self.texts.values()), ""):
+            self.texts[f"{len(self.texts):02}-{name}"] = text
+
+
+class DumpDir(Dumps):
+    """Writes these texts as files: `00-input.stg`, `01-infer-shapes.stg`, ..."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count, self._last = folder, 0, ""
+        super().__init__()
+        self._folder = folder
 
     def start(self, module: Module) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._write("input", module)
+        super().start(module)
 
-    def after_pass(self, pass_: Pass, module: Module) -> None:
-        self._write(pass_.name, module)
-
-    def _write(self, name: str, module: Module) -> None:
-        text = print_module(module)
-        if text != self._last:
-            write_file(self._folder / f"{self._count:02}-{name}.stg", text)
-            self._count += 1
-        self._last = text
+    def _keep(self, name: str, module: Module) -> None:
+        known = len(self.texts)
+        super()._keep(name, module)
+        for new in [*self.texts][known:]:
+            write_file(self._folder / f"{new}.stg", self.texts[new])
 
 
 class Timing(Hooks):

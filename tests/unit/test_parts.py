@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stagec.api import DiagnosticError, time_step
 from stagec.formats.chakra.files import read_trace
 from tests.oracle.test_parts import ENDS, path
 from tests.support import EXHAUSTIVE, stagec
@@ -129,15 +128,13 @@ def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) ->
 
 
 def test_parts_do_not_vary() -> None:
-    """Sweeps, searches and `time_step` are of a job on one mesh."""
+    """Sweeps and searches are of a job on one mesh."""
     ran = stagec("analyze", path("whisper"), "--sweep", "part=encoder=e")
     assert ran.code == 2
     assert "no flag 'part' to sweep" in ran.err
     ran = stagec("search", path("whisper"), "--part", "encoder=e", "--ranks", "8")
     assert ran.code == 2
     assert "No such option '--part'" in ran.err
-    with pytest.raises(DiagnosticError, match="no flag 'part'"):
-        time_step(path("whisper"), part="encoder=e")
 
 
 def test_memory_is_that_of_each_part() -> None:

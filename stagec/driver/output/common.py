@@ -91,16 +91,24 @@ def reports_once() -> Generator[None]:
             report(diagnostic)
 
 
+@contextmanager
+def sources() -> Generator[dict[str, Source]]:
+    """Keep the texts that are read meanwhile, so that diagnostics can show their lines."""
+    texts: dict[str, Source] = {}
+    before = _sources.set(texts)
+    try:
+        yield texts
+    finally:
+        _sources.reset(before)
+
+
 def run_safely(run: Callable[[], object]) -> int:
     """Run a command; the exit code. All that can go wrong is told on stderr, without a traceback.
 
     A command returns its exit code, or None for 0.
     """
-    before = _sources.set({})
-    try:
+    with sources():
         return _exit_code(run)
-    finally:
-        _sources.reset(before)
 
 
 def _exit_code(run: Callable[[], object]) -> int:

@@ -33,6 +33,7 @@ from stagec.driver.verbs.pods import PodsAnalysis
 from stagec.driver.verbs.serve import ServeAnswer, serve
 from stagec.driver.verbs.time import StepAnswer, time
 from stagec.driver.verbs.words import asked, job_of, read
+from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
 
@@ -171,12 +172,12 @@ class Job:
             return compile_job(self._options, {**given, "dry_run": not writes or given["dry_run"]})
 
     def dumps(self) -> dict[str, str]:
-        """The text of the IR behind each pass, in their order. Raises `DiagnosticError`."""
-        from stagec.text.printer import print_module
-
+        """The text of the IR at first and behind each pass that changes it, in their order:
+        `00-input`, `01-infer-shapes`, as `--dump-dir` names them. Raises `DiagnosticError`."""
         with asked():
-            builder = JobBuilder(self._options)
-            return {name: print_module(builder.module) for name in builder.passes()}
+            dumps = Dumps()
+            JobBuilder(self._options).lower(watching=[dumps])
+            return dumps.texts
 
     def sweep(self, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
         """`stagec.sweep` of this job. Raises `DiagnosticError`."""
@@ -194,6 +195,22 @@ def job(model: str | Path = "", strategy: str | Path | None = None, **flags: Any
     """
     with asked():
         return Job(job_of(str(model), strategy, flags))
+
+
+def time_step(
+    model: str = "",
+    machine: str | Machine = "h100-sxm",
+    *,
+    overlap: bool = True,
+    levers: bool = False,
+    **flags: Any,
+) -> StepAnswer:
+    """How long a step takes on a machine, and why: `job(model, **flags).time(machine)` of a job of
+    one step. Raises `DiagnosticError`."""
+    found = job(model, **flags).time(machine, overlap=overlap, levers=levers)
+    if not isinstance(found, StepAnswer):
+        raise error("time_step: the job has two steps", remedy="use stagec.job(...).time(machine)")
+    return found
 
 
 def search(

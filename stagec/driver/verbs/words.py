@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import click
 
-from stagec.driver.output.common import kept_reports
+from stagec.driver.output.common import kept_reports, sources
 from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.support.diagnostics import Diagnostic, NotAnIntegerError, error
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError, error, render
 from stagec.support.suggest import did_you_mean
 
 _LOG = logging.getLogger("stagec")
@@ -88,12 +88,18 @@ def _text(value: Any) -> str:
 @contextmanager
 def asked(depth: int = 4) -> Generator[None]:
     """Let what is reported meanwhile be warnings of Python, `depth` calls above, and what does not
-    come out even, or cannot be read, a `DiagnosticError`. Remarks, which commands print, go to the
-    logger `stagec` as information."""
+    come out even, or cannot be read, a `DiagnosticError`. Such an error has notes as a command
+    prints it, with the line and the remedy. Remarks, which commands print, go to the logger
+    `stagec` as information."""
     told: list[Diagnostic] = []
     try:
-        with kept_reports() as told:
-            yield
+        with kept_reports() as told, sources() as texts:
+            try:
+                yield
+            except DiagnosticError as problem:
+                for diagnostic in problem.diagnostics:
+                    problem.add_note(render(diagnostic, texts))
+                raise
     except NotAnIntegerError as problem:
         raise error(str(problem), remedy="choose sizes that divide") from None
     except OSError as problem:

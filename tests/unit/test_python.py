@@ -1,0 +1,297 @@
+"""`import stagec`: every verb gives what its command prints, says what it says, and no more."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stagec
+from stagec.driver.output.report import Report
+from tests.support import stagec as command
+
+MACHINE = "h100-sxm"
+SIZES = {"L": 2, "S": 256, "D": 256, "F": 512, "V": 1024, "H": 8, "G": 4, "K": 32, "B": 16}
+WORDS = ("llama3-8b", "--set", ",".join(f"{n}={v}" for n, v in SIZES.items()))
+DECODE = {"serve": "decode", "batch": 8, "context": 64}
+DECODE_WORDS = ("--serve", "decode", "--batch", "8", "--context", "64")
+PODS = {"serve": "disaggregated", "batch": 4, "prompt": 32, "prefill": "tp=2", "decode": "tp=2"}
+PODS_WORDS = (
+    *("--serve", "disaggregated", "--batch", "4", "--prompt", "32"),
+    *("--prefill", "tp=2", "--decode", "tp=2"),
+)
+
+
+#: Steps of serving have sequences and a batch of their own.
+SERVED = {name: size for name, size in SIZES.items() if name not in ("S", "B")}
+
+
+def made(**flags: Any) -> stagec.Job:
+    serves = "serve" in flags or "prompt" in flags
+    return stagec.job("llama3-8b", sizes=SERVED if serves else SIZES, **flags)
+
+
+def words_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Model, sizes, and these words."""
+    sizes = SERVED if {"--serve", "--prompt"} & set(words) else SIZES
+    return "llama3-8b", "--set", ",".join(f"{n}={v}" for n, v in sizes.items()), *words
+
+
+def printed(*words: str | Path) -> Any:
+    ran = command(*words, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+def plain(report: Report) -> Any:
+    return json.loads(json.dumps(report.as_json()))
+
+
+# -- the same as the command -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            {"tp": 2, "dp": 2, "zero": 3, "sp": True},
+            ("--tp", "2", "--dp", "2", "--zero", "3", "--sp"),
+        ),
+        (DECODE, DECODE_WORDS),
+        (PODS, PODS_WORDS),
+    ],
+)
+def test_analysis_and_memory(flags: dict[str, Any], words: tuple[str, ...]) -> None:
+    job = made(**flags)
+    assert plain(job.analyze()) == printed("analyze", *words_of(tuple(words)))
+    assert plain(job.memory()) == printed("memory", *words_of(tuple(words)))
+
+
+def test_an_analysis_in_symbols_and_one_of_a_machine() -> None:
+    assert plain(made(tp=2).analyze(symbolic=True)) == printed(
+        "analyze", *WORDS, "--tp", "2", "--symbolic"
+    )
+    found = made(**DECODE).analyze(machine=MACHINE, limit="h100")
+    words = (*DECODE_WORDS, "--machine", MACHINE, "--limit", "h100")
+    assert plain(found) == printed("analyze", *words_of(tuple(words)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"pp": 2, "microbatches": 4}, ("--pp", "2", "--microbatches", "4")),
+        (DECODE, DECODE_WORDS),
+        (PODS, PODS_WORDS),
+        (
+            {**DECODE, "speculative": 2, "draft": "llama3-8b[L=1,V=1024]: tp=1"},
+            (*DECODE_WORDS, "--speculative", "2", "--draft", "llama3-8b[L=1,V=1024]: tp=1"),
+        ),
+    ],
+)
+def test_time(flags: dict[str, Any], words: tuple[str, ...]) -> None:
+    found = made(**flags).time(MACHINE)
+    told = printed("time", *words_of(words), "--machine", MACHINE, "--no-levers")
+    assert plain(found) == told
+
+
+def test_serve() -> None:
+    found = made(tp=2, prompt=64).serve(MACHINE, output_tokens=16, batches=[4, 1], tpot=0.01)
+    words = ("--tp", "2", "--prompt", "64", "--output-tokens", "16", "--batches", "1,4")
+    limits = ("--machine", MACHINE, "--tpot", "10ms")
+    assert plain(found) == printed("serve", *words_of(words), *limits)
+    assert found.best is not None
+    assert [row["batch"] for row in found.rows()] == [1, 4]
+
+
+def test_sweep() -> None:
+    over = {"tp": [1, 2], "S": "128..256", "machine.memory.bandwidth": ["x1", "x2"]}
+    found = stagec.sweep("llama3-8b", over, sizes=SIZES, dp=2, machine=MACHINE, jobs=1)
+    words = "--dp 2 --sweep tp=1,2 --sweep S=128..256 --sweep machine.memory.bandwidth=x1,x2"
+    assert plain(found) == printed("time", *WORDS, *shlex.split(words), "--machine", MACHINE)
+    assert len(found.rows()) == 8
+
+
+def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    how: dict[str, Any] = {
+        "ranks": 4,
+        "pp": 1,
+        "cp": 1,
+        "zero": [0, 1],
+        "tp": "1..2",
+        "jobs": 1,
+        "cache": False,
+    }
+    found = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    words = "--ranks 4 --pp 1 --cp 1 --zero 0,1 --tp 1..2 --jobs 1 --no-cache"
+    told = printed("search", *WORDS, *shlex.split(words), "--machine", MACHINE)
+    best = plain(found)["best"]
+    assert best == told["best"]
+    assert found.best[0].step_seconds == best[0]["step_seconds"]
+    assert found.best[0].command.startswith("stagec compile llama3-8b")
+    assert found.proven
+
+
+def test_compile_and_check(tmp_path: Path) -> None:
+    written = made(tp=2).compile(tmp_path / "one", names="short")
+    ran = command(
+        "compile", *WORDS, "--tp", "2", "-o", tmp_path / "two", "--names", "short", "--quiet"
+    )
+    assert ran.code == 0
+    assert sorted(written.files) == sorted(p.name for p in (tmp_path / "two").iterdir())
+    for trace in (tmp_path / "one").glob("*.et"):
+        assert trace.read_bytes() == (tmp_path / "two" / trace.name).read_bytes()
+    checked = stagec.check_traces(tmp_path / "one")
+    assert checked.ok
+    assert checked.errors == []
+    assert checked.as_json() == json.loads(command("check", tmp_path / "one", "--json").out)
+
+
+def test_a_compile_without_a_folder_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert made(tp=2).compile().files == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_strategies_and_dumps(tmp_path: Path) -> None:
+    job = made(tp=2, dp=2)
+    words = (*WORDS, "--tp", "2", "--dp", "2")
+    assert job.print_strategy() == command("analyze", *words, "--print-strategy").out
+    assert command("analyze", *words, "--dump-dir", tmp_path / "dumps").code == 0
+    files = {path.stem: path.read_text() for path in (tmp_path / "dumps").iterdir()}
+    assert job.dumps() == files
+
+
+def test_a_configuration_and_a_machine() -> None:
+    import stagec.models
+
+    config = Path(stagec.models.__file__).parent / "configs" / "gpt2.json"
+    assert stagec.import_config(config) == command("import", config).out
+    assert stagec.machine("h100").name == MACHINE
+    used = stagec.machine("gb200", used_ranks={"nvlink": 64})
+    assert used != stagec.machine("gb200")
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def test_texts_are_those_of_commands() -> None:
+    job = made(tp=2)
+    assert str(job.analyze()) == command("analyze", *WORDS, "--tp", "2").out
+    assert str(job.memory()) == command("memory", *WORDS, "--tp", "2").out
+    assert job.analyze()._repr_html_().startswith("<pre")
+
+
+def test_rows_have_the_same_keys() -> None:
+    job = made(pp=2, microbatches=4)
+    for report in (job.analyze(), job.memory(), job.time(MACHINE)):
+        assert len(report.rows()) == 2
+
+
+def test_without_pandas_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(stagec.DiagnosticError, match="pandas is not installed"):
+        made(tp=2).analyze().to_pandas()
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    job = made(tp=2, fusion="elementwise")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        job.analyze()
+        job.memory(limit="1MiB")
+        job.time("mi300x")
+        job.compile()
+        stagec.sweep("llama3-8b", {"tp": [1, 3]}, sizes=SIZES, jobs=1)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_warnings_are_those_of_python() -> None:
+    with pytest.warns(UserWarning, match="--sp has no effect without --tp") as told:
+        made(sp=True).analyze()
+    assert told[0].filename == __file__
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "remedy"),
+    [
+        ({"tpp": 2}, "no flag 'tpp'", "tp"),
+        ({"tp": "many"}, "Invalid value for '--tp'", "command line"),
+        ({"print_strategy": True}, "no flag 'print_strategy'", "dashes"),
+        ({"zero": 7}, "Invalid value for '--zero'", "command line"),
+    ],
+)
+def test_flags_that_are_none(flags: dict[str, Any], message: str, remedy: str) -> None:
+    with pytest.raises(stagec.DiagnosticError) as told:
+        made(**flags)
+    assert message in str(told.value)
+    assert remedy in "".join(told.value.__notes__)
+
+
+def test_an_error_has_the_line_and_the_remedy(tmp_path: Path) -> None:
+    model = tmp_path / "model.stg"
+    model.write_text("stg.module @m {\n  stg.nothing\n}\n")
+    with pytest.raises(stagec.DiagnosticError) as told:
+        stagec.job(model).analyze()
+    (note,) = told.value.__notes__
+    assert f"{model}:2:3: error" in note
+    assert "^^^" in note
+
+
+def test_sizes_that_do_not_divide_and_files_that_are_not_there() -> None:
+    with pytest.raises(stagec.DiagnosticError):
+        made(tp=3).analyze()
+    with pytest.raises(stagec.DiagnosticError, match="nowhere"):
+        stagec.job("nowhere.stg").analyze()
+    with pytest.raises(stagec.DiagnosticError, match="expects a size"):
+        made().memory(limit="-1")
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def test_a_job_with_other_flags_keeps_the_rest() -> None:
+    job = made(tp=2)
+    other = job.with_(dp=2, sizes={"S": 128})
+    assert other.command == made(tp=2, dp=2).with_(sizes={"S": 128}).command
+    assert (
+        other.analyze().as_json()
+        == stagec.job("llama3-8b", tp=2, dp=2, sizes={**SIZES, "S": 128}).analyze().as_json()
+    )
+    assert job.analyze().as_json()["ranks"] == 2
+
+
+def test_two_threads_do_not_mix() -> None:
+    def of(tp: int) -> list[str]:
+        with pytest.raises(stagec.DiagnosticError) as told:
+            made(tp=tp).analyze()
+        return list(told.value.__notes__)
+
+    degrees = [3, 5, 7, 6] * 2
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(of, degrees))
+    assert found == [of(tp) for tp in degrees]
+
+
+def test_importing_it_imports_next_to_nothing() -> None:
+    code = "import stagec, sys; print([n for n in ('sympy', 'click', 'numpy') if n in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def test_other_names_are_no_attributes() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'jobs'"):
+        stagec.jobs  # noqa: B018
