@@ -47,8 +47,8 @@ def read(
     for name, value in flags.items():
         if name not in options or name in _SHOWN:
             known = [n for n in options if n not in _SHOWN]
-            remedy = did_you_mean(name, known) or "flags are those of the command line"
-            raise error(f"no flag '{name}'", remedy=f"{remedy}, with underscores for dashes")
+            usual = "flags are those of the command line, with underscores for dashes"
+            raise error(f"no flag '{name}'", remedy=did_you_mean(name, known) or usual)
         if value is not None:
             texts += _words(options[name], value)
     # behind the flags, as a model may be a file whose name begins with a dash

@@ -1,0 +1,40 @@
+"""docs/python.md and the notebook: what they show is what they give."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.notebook import ran, read
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "python.md"
+NOTEBOOK = ROOT / "docs" / "examples" / "tour.ipynb"
+
+
+def test_the_page_shows_what_python_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = "\n".join(
+        "" if line.startswith("```") else line for line in PAGE.read_text().split("\n")
+    )
+    test = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
+    assert len(test.examples) > 15
+    found: list[str] = []
+    failed, _ = doctest.DocTestRunner(verbose=False).run(test, out=found.append)
+    assert not failed, "".join(found)
+
+
+def test_the_notebook_shows_what_its_cells_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stored: Any = json.loads(NOTEBOOK.read_text())
+    assert ran(read(NOTEBOOK)) == stored, (
+        "to accept: python -m tools.notebook docs/examples/tour.ipynb"
+    )
