@@ -344,6 +344,11 @@ class EtRegionOp(OpDef):
     def infer(self, op: Operation) -> list[Type]:
         return [NODE] * len(op.body.terminator.operands)
 
+    def verify(self, op: Operation) -> Iterator[str]:
+        yielded = len(op.body.terminator.operands)
+        if yielded != len(op.results):
+            yield f"has {len(op.results)} results, but its region yields {yielded} values"
+
 
 class EtRepeatOp(EtRegionOp):
     """As `stg.repeat`: a carried node is that of the iteration before, the others are one per

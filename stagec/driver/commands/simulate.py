@@ -164,25 +164,33 @@ def _mfu(about: Mapping[str, Any], seconds: float) -> float | None:
     return flops / could if could > 0 else None
 
 
+#: Ranks of jobs that a simulator takes.
+_MOST_RANKS = 1 << 24
+
+
 def _about(folder: Path) -> dict[str, Any]:
     """What `stagec.json` says. Raises `DiagnosticError` for a folder without it."""
     from stagec.formats.astra_sim.files import ABOUT
 
     given = _read_object(folder / ABOUT)
     ranks, groups = given.get("ranks"), given.get("groups")
-    sound = isinstance(given.get("name"), str) and type(ranks) is int and ranks > 0
-    if not sound or not isinstance(groups, dict):
+    if not isinstance(ranks, int) or not isinstance(given.get("name"), str) or ranks < 1:
         raise _no_job(folder / ABOUT)
-    if not all(map(_is_range, cast("dict[str, object]", groups).values())):
+    if not isinstance(groups, dict):
+        raise _no_job(folder / ABOUT)
+    if not all(_is_range(each, ranks) for each in cast("dict[str, object]", groups).values()):
         raise _no_job(folder / ABOUT)
     return given
 
 
-def _is_range(given: object) -> bool:
-    """Whether the numbers of an axis' groups are given as the first and the last one."""
-    if not isinstance(given, list):
+def _is_range(given: object, ranks: int) -> bool:
+    """Whether the numbers of an axis' groups are given as the first and the last one: there are at
+    most as many as ranks, and no more than a simulator takes."""
+    numbers: list[Any] = given if isinstance(given, list) else []
+    if [type(each) for each in numbers] != [int, int]:
         return False
-    return [type(each) for each in cast("list[object]", given)] == [int, int]
+    first, last = numbers
+    return bool(first <= last < first + min(ranks, _MOST_RANKS))
 
 
 def _read_object(path: Path) -> dict[str, Any]:

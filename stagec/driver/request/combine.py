@@ -7,7 +7,7 @@ warning for what has no effect. `complete` fills in the axis that `--ranks` leav
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from math import prod
+from math import isqrt, prod
 
 from stagec.driver.request.flags import FLAGS, STATEMENTS
 from stagec.driver.request.options import JobOptions
@@ -45,6 +45,10 @@ def given_axes(options: JobOptions) -> list[str]:
     return [a for a in AXES if getattr(options, a) > 1]
 
 
+#: The square of it is more than there are ranks.
+_LARGEST = 1 << 16
+
+
 def nearest(wanted: int, valid: Iterable[int], count: int = 3) -> str:
     """The valid numbers that are nearest to what was tried."""
     best = sorted(sorted(valid), key=lambda n: abs(n - wanted))[:count]
@@ -52,8 +56,9 @@ def nearest(wanted: int, valid: Iterable[int], count: int = 3) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number that a job may have, in order."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    """All divisors of a number that a job may have, in order; of a larger one the least of them, and
+    what they leave."""
+    small = [n for n in range(1, min(isqrt(number), _LARGEST) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 

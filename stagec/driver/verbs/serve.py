@@ -17,12 +17,14 @@ from stagec.driver.output.common import kept_reports, reports_once
 from stagec.driver.output.report import Report
 from stagec.driver.output.tables import bytes_text, console, fit_text, table
 from stagec.driver.request.accepted import Accepted
+from stagec.driver.request.combine import divisors
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.driver.request.units import on_machine
 from stagec.driver.time.table import seconds_text
 from stagec.driver.verbs.time import NOT_GIVEN
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.words import counted
@@ -236,8 +238,9 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     """Numbers of sequences of which a strategy may take the least at once: the divisors of its
     ranks times its microbatches. Raises `DiagnosticError`."""
     module = JobBuilder(options.changed(batch=None)).module
+    verify_module(module)  # so that its ranks can be numbered
     most = prod(_mesh(module).values()) * max(1, read_strategy(module).microbatches)
-    yield from (n for n in range(1, most + 1) if most % n == 0)
+    yield from divisors(most)
 
 
 def _at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:

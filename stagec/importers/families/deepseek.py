@@ -242,7 +242,8 @@ def latent_of(
         read_groups=False,
         dim_keys=["qk_nope_head_dim"],
     )
-    read_size(config, kin.text, "R", "qk_rope_head_dim", default=own.turned)
+    if read_size(config, kin.text, "R", "qk_rope_head_dim", default=own.turned) % 2:
+        raise config.wrong("qk_rope_head_dim", "an even number")
     read_size(config, kin.text, "W", "v_head_dim", default=own.values or kin.width // kin.heads)
     read_size(config, kin.text, "C", "kv_lora_rank", default=own.keys)
     low_rank = config.has("q_lora_rank") or not config.names("q_lora_rank")
