@@ -56,8 +56,8 @@ def nearest(wanted: int, valid: Iterable[int], count: int = 3) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number that a job may have, in order; of a larger one the least of them, and
-    what they leave."""
+    """All divisors of a number that a job may have, in order; of a larger one the least of them,
+    and what they leave."""
     small = [n for n in range(1, min(isqrt(number), _LARGEST) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
