@@ -11,7 +11,7 @@ import click
 
 from stagec.driver.request.draft import DraftText
 from stagec.driver.request.flags import FLAGS
-from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.options import JobOptions, job_command
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, PREFILL
@@ -148,19 +148,13 @@ def _lacks(flag: Flag, axes: Set[str]) -> bool:
     return any(set(names) <= set(AXES) and not axes & set(names) for names in each)
 
 
-@click.command()
-@job_options
-def _given(**given: Any) -> JobOptions:
-    return take_options(given)
-
-
 def read_flags(option: str, text: str) -> JobOptions:
     """The flags of `tp=4,sp`, or of `--tp 4 --sp`, which an option gives a pod. Raises
     `DiagnosticError`."""
     words = _words(option, text)
     try:
-        with _given.make_context(option, words) as context:
-            found: JobOptions = _given.invoke(context)
+        with job_command.make_context(option, words) as context:
+            found: JobOptions = job_command.invoke(context)
     except click.UsageError as problem:
         raise error(
             f"{option} '{text}': {problem.format_message()}", remedy="as in 'tp=4,sp'"

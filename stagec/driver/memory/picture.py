@@ -13,7 +13,7 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.limit import Limit
-from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.options import JobOptions, job_command
 from stagec.driver.request.rates import H100, rate_options, rated_machine, roofline_of
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.ir.module import Module
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.command("job", add_help_option=False)
-@job_options
-def _job(**given: Any) -> JobOptions:
-    return take_options(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +53,8 @@ class _Flags(click.ParamType[Changes]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Changes:
         try:
-            with _job.make_context("job", shlex.split(value)) as inner:
-                return Changes(value, _job.invoke(inner))
+            with job_command.make_context("job", shlex.split(value)) as inner:
+                return Changes(value, job_command.invoke(inner))
         except ValueError as e:
             self.fail(f"'{value}': {e}", param, ctx)
         except click.UsageError as e:

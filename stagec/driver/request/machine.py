@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Under this name the context of a command has its `--used-ranks`.
-_USED = "stagec.used-ranks"
+#: Under these names the context of a command has its `--used-ranks`, and the text of its machine.
+USED, GIVEN_MACHINE = "stagec.used-ranks", "stagec.machine"
 _NUMBER = re.compile(r"[0-9]{1,13}")
 
 
@@ -42,7 +42,7 @@ def machine_of(given: str) -> Machine:
 def _with_used(machine: Machine) -> Machine:
     """The machine with `--used-ranks` of the command that runs."""
     context = click.get_current_context(silent=True)
-    used: Mapping[str, int] = context.meta.get(_USED) or {} if context is not None else {}
+    used: Mapping[str, int] = context.meta.get(USED) or {} if context is not None else {}
     levels = [level.name for level in machine.network]
     for level in (level for level in used if level not in levels):
         raise error(
@@ -61,6 +61,8 @@ class MachineType(click.ParamType["Machine"]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Machine:
         """The machine."""
+        if ctx is not None:
+            ctx.meta[GIVEN_MACHINE] = str(value)
         return machine_of(str(value))
 
     def shell_complete(
@@ -80,7 +82,7 @@ def used_option(function: F) -> F:
     """Give a command `--used-ranks`, of all machines that it names."""
 
     def keep(ctx: click.Context, param: click.Parameter, sizes: Mapping[str, int] | None) -> Any:
-        ctx.meta[_USED] = sizes
+        ctx.meta[USED] = sizes
         return sizes
 
     return click.option(

@@ -127,6 +127,11 @@ _OPTIONS = (
     ),
     click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
     click.option(
+        "--print-job",
+        is_flag=True,
+        help="Print the job as a file, which can be given as MODEL, and stop.",
+    ),
+    click.option(
         "--print-after",
         multiple=True,
         metavar="NAME|all|change",
@@ -166,9 +171,27 @@ def job_options(function: F) -> F:
 
 def take_options(given: dict[str, Any]) -> JobOptions:
     """Move the shared options out of what click gave, with the names of those that were given, by
-    a preset too. Raises `DiagnosticError` for a preset that there is not."""
+    a preset or a job file too; what is given beside a file wins, and its machine is that of a
+    command that asks for one. With `--print-job` the job is printed, and the command ends. Raises
+    `DiagnosticError` for a preset or a file that there is not."""
     context = click.get_current_context()
     written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     explicit = frozenset(n for n in given if context.get_parameter_source(n) in written)
     taken = {f.name: given.pop(f.name) for f in fields(JobOptions) if f.name in given}
-    return with_step(JobOptions(**taken, explicit=explicit))
+    prints = given.pop("print_job", False)
+    options = JobOptions(**taken, explicit=explicit & {f.name for f in fields(JobOptions)})
+    if options.model.endswith(".toml") or prints:
+        from stagec.driver.request.job_file import printed, with_job_file
+
+        options = with_job_file(options, given)
+        if prints:
+            click.echo(printed(options, given), nl=False)
+            context.exit()
+    return with_step(options)
+
+
+@click.command("job", add_help_option=False)
+@job_options
+def job_command(**given: Any) -> JobOptions:
+    """The options of a job alone, for texts that hold some."""
+    return take_options(given)

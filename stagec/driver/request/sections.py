@@ -44,7 +44,15 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
     ),
     Section.REQUESTS: ("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
     Section.PASSES: (
-        *("pipeline", "print_strategy", "print_after", "dump_dir", "time_passes", "reproducer"),
+        *(
+            "pipeline",
+            "print_strategy",
+            "print_job",
+            "print_after",
+            "dump_dir",
+            "time_passes",
+            "reproducer",
+        ),
         *("check_numerics", "plugin"),
     ),
     Section.MANY: ("sweep", "sort", "pareto", "plot", "as_csv"),

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import click
 
 from stagec.driver.output.common import read_source
+from stagec.driver.request.arguments import text_of
 from stagec.driver.request.flags import OF_ONE_MESH, type_of
+from stagec.driver.request.job_file import key_place
 from stagec.driver.request.machine import MachineType
 from stagec.driver.request.ranges import RULE, is_range, values_of
 from stagec.driver.request.sizes import SizesType
 from stagec.driver.sweep.rows import Case
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.support.source import FileLoc, Source
+from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ class SweepType(click.ParamType[Axis]):
 
 def axis_of(name: str, values: object) -> Axis:
     """An axis of a list of values, or of their text. Raises `DiagnosticError`."""
-    text = values if isinstance(values, str) else ",".join(map(_text, _listed(values)))
+    text = values if isinstance(values, str) else ",".join(map(text_of, _listed(values)))
     try:
         return SweepType().convert(f"{name}={text}", None, None)
     except click.BadParameter as problem:
@@ -180,7 +182,7 @@ def _read(path: str, param: click.Parameter | None, ctx: click.Context | None) -
         settings: list[Setting] = []
         for key, value in table.items():
             try:
-                settings.append(_setting(key, _text(value), param, ctx))
+                settings.append(_setting(key, text_of(value), param, ctx))
             except click.BadParameter as e:
                 raise _wrong(source, name, key, e.message) from None
         choices.append(Choice(name, tuple(settings)))
@@ -203,29 +205,8 @@ def _tables(source: Source) -> _Tables:
 _EXAMPLE = "write a table for each configuration: [fsdp], and below it zero = 3 and B = 1024"
 
 
-def _text(value: object) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list):
-        return ",".join(map(str, cast("Sequence[object]", value)))
-    return str(value)
-
-
 def _wrong(source: Source, table: str, key: str, message: str) -> DiagnosticError:
-    return error(message, _place(source, table, key), remedy=_EXAMPLE)
-
-
-def _place(source: Source, table: str, key: str) -> FileLoc:
-    """Where a key stands; tomllib does not tell."""
-    inside = not table
-    for number, line in enumerate(source.text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*[\"']?(.*?)[\"']?\s*\]", line):
-            inside = header[1] == table
-        found = re.match(rf"\s*([\"']?{re.escape(key)}[\"']?)\s*=", line)
-        if inside and found:
-            return FileLoc(source.name, number, found.start(1) + 1, len(found[1]))
-    return FileLoc(source.name, 1, 1)
+    return error(message, key_place(source, table, key), remedy=_EXAMPLE)
 
 
 def conflicts(axes: Sequence[Axis]) -> Iterator[str]:

@@ -17,8 +17,10 @@ import click
 from stagec.driver.job.builder import JobBuilder, model_name
 from stagec.driver.job.pods import strategy_of
 from stagec.driver.request.accepted import Accepted, take_accepted
+from stagec.driver.request.arguments import read
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.configurations import import_configuration
+from stagec.driver.request.job_file import JobFile, job_text
 from stagec.driver.request.limit import Limit, LimitType
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measurements
@@ -32,7 +34,7 @@ from stagec.driver.verbs.memory import MemoryPlan, PodsMemory, memory
 from stagec.driver.verbs.pods import PodsAnalysis
 from stagec.driver.verbs.serve import ServeAnswer, serve
 from stagec.driver.verbs.time import StepAnswer, time
-from stagec.driver.verbs.words import asked, job_of, read
+from stagec.driver.verbs.words import asked, job_of
 from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
@@ -85,6 +87,11 @@ class Job:
         `DiagnosticError`."""
         with asked():
             return strategy_of(self._options)
+
+    def print_job(self, machine: str | None = None) -> str:
+        """The job as a file, `job.toml`, which can be given as a model; with the name or file of a
+        machine, if that is given."""
+        return job_text(JobFile(self._options, machine))
 
     def analyze(
         self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None

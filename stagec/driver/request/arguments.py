@@ -1,0 +1,67 @@
+"""Values by the names of options as the words of a command line, which these options read: of
+Python calls and of job files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+
+#: What prints instead of answering.
+_SHOWN = ("print_strategy", "print_job", "print_after", "print_space", "time_passes", "as_json")
+
+
+def read(
+    command: click.Command,
+    arguments: Sequence[str],
+    flags: Mapping[str, Any],
+    then: Callable[[click.Context], Any] | None = None,
+) -> Any:
+    """What a command makes of these arguments and flags, which are named as its options are, with
+    underscores for dashes; a flag that is None is not given. With `then`, what that makes of them.
+    Raises `DiagnosticError`."""
+    options = {str(p.name): p for p in command.params if isinstance(p, click.Option)}
+    texts = list[str]()
+    for name, value in flags.items():
+        if name not in options or name in _SHOWN:
+            known = [n for n in options if n not in _SHOWN]
+            usual = "flags are those of the command line, with underscores for dashes"
+            raise error(f"no flag '{name}'", remedy=did_you_mean(name, known) or usual)
+        if value is not None:
+            texts += _words(options[name], value)
+    # behind the flags, as a model may be a file whose name begins with a dash
+    words = [*texts, *(["--", *arguments] if arguments else [])]
+    try:
+        with command.make_context(command.name, words) as context:
+            return then(context) if then is not None else command.invoke(context)
+    except click.UsageError as problem:
+        raise error(problem.format_message(), remedy="give it as the command line has it") from None
+
+
+def _words(option: click.Option, value: Any) -> list[str]:
+    """The words that give an option a value."""
+    name = option.opts[0]
+    if option.is_flag:
+        return [name] if value else option.secondary_opts[:1]
+    if option.multiple and not isinstance(value, str | Path | Mapping):
+        return [word for each in value for word in (name, text_of(each))]
+    return [name, text_of(value)]
+
+
+def text_of(value: Any) -> str:
+    """A value as the command line writes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return ",".join(n if v is None else f"{n}={text_of(v)}" for n, v in items)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(text_of, value))
+    return str(value)

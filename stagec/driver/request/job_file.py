@@ -1,0 +1,208 @@
+"""A job as a TOML file, which stands where a model does: `stagec time job.toml`.
+
+    model = "llama3-8b"
+
+    [sizes]
+    L = 4
+
+    [strategy]
+    tp = 8
+    zero = 3
+
+    [serving]
+    serve = "decode"
+    batch = 8
+
+    [machine]
+    name = "h100-sxm"
+
+Keys are options of the command line, with or without their dashes. `--print-job` writes such a
+file, and what is given beside it wins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from stagec.driver.output.common import read_source
+from stagec.driver.request.arguments import read
+from stagec.driver.request.flags import SHORTHANDS, words
+from stagec.driver.request.machine import GIVEN_MACHINE, USED
+from stagec.driver.request.options import JobOptions, job_command
+from stagec.driver.request.preset import find_preset
+from stagec.driver.request.serving import STEP
+from stagec.ir_spec.ops.axes import AXES
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.source import FileLoc, Source
+
+SUFFIX = ".toml"
+_SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "strategy": ("ranks", *AXES, *SHORTHANDS),
+    "serving": ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode"),
+    "passes": ("pipeline", "plugin"),
+}
+_FIRST = ("model", "strategy", "preset")
+_EXAMPLE = "as --print-job writes it: model, [sizes], [strategy], [serving], [machine], [passes]"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """What a file says: a job, and the machine that it runs on."""
+
+    options: JobOptions
+    machine: str | None = None
+    used_ranks: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def is_job_file(model: str) -> bool:
+    """Whether a job is given in place of a model."""
+    return model.endswith(SUFFIX)
+
+
+def read_job_file(path: str) -> JobFile:
+    """The job of a file; files that it names are beside it. Raises `DiagnosticError` with the line
+    that is wrong."""
+    source = read_source(path)
+    try:
+        found = tomllib.loads(source.text)
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise error(f"{source.name}: no TOML: {e}", remedy=_EXAMPLE) from None
+    flags: dict[str, Any] = {}
+    for name, value in found.items():
+        if isinstance(value, dict) and name in _SECTIONS:
+            table = cast("dict[str, Any]", value)
+            for key, each in table.items():
+                flags[_known(source, name, key)] = each
+        elif name not in (*_FIRST, "sizes", "mesh", "machine"):
+            raise _wrong(source, "", name, f"there is no '{name}' in a job")
+    machine = found.get("machine", {})
+    if not isinstance(machine, dict) or not {"name", "used_ranks"}.issuperset(machine):
+        raise _wrong(source, "", "machine", "expected a table with name and used_ranks")
+    flags |= {name: found[name] for name in ("sizes", "mesh", "preset") if name in found}
+    plugins = flags.get("plugin", [])
+    listed: list[Any] = plugins if isinstance(plugins, list) else [plugins]
+    flags["plugin"] = [_beside(path, str(each)) for each in listed]
+    names = [found.get("model", ""), *([found["strategy"]] if _names_file(found) else [])]
+    try:
+        options = read(job_command, [_beside(path, str(each)) for each in names], flags)
+    except DiagnosticError as problem:
+        first = problem.diagnostics[0]
+        raise error(f"{source.name}: {first.message}", remedy=first.remedy) from None
+    return JobFile(options, machine.get("name"), machine.get("used_ranks", {}))
+
+
+def _names_file(found: Mapping[str, Any]) -> bool:
+    return isinstance(found.get("strategy"), str)
+
+
+def _known(source: Source, table: str, key: str) -> str:
+    """The option of a key of a table. Raises `DiagnosticError`."""
+    name = key.replace("-", "_")
+    if name not in _SECTIONS[table] and not (table == "strategy" and name == "mesh"):
+        raise _wrong(source, table, key, f"there is no '{key}' in [{table}]")
+    return name
+
+
+def _beside(path: str, name: str) -> str:
+    """A name of a file as seen from here; names of models stay."""
+    beside = Path(path).parent / name
+    return str(beside) if name.endswith((".stg", ".json", ".py")) or beside.is_file() else name
+
+
+def key_place(source: Source, table: str, key: str) -> FileLoc:
+    """Where a key of a table stands; tomllib does not tell."""
+    inside = not table
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*[\"']?(.*?)[\"']?\s*\]", line):
+            inside = header[1] == table
+        found = re.match(rf"\s*\[?\s*([\"']?{re.escape(key)}[\"']?)\s*[=\]]", line)
+        if found and (inside or line.lstrip().startswith("[")):
+            return FileLoc(source.name, number, found.start(1) + 1, len(found[1]))
+    return FileLoc(source.name, 1, 1)
+
+
+def _wrong(source: Source, table: str, key: str, message: str) -> DiagnosticError:
+    return error(message, key_place(source, table, key), remedy=_EXAMPLE)
+
+
+def with_job_file(options: JobOptions, given: dict[str, Any]) -> JobOptions:
+    """The job of a file that stands where the model does, with what is given beside it; its machine
+    is given too, where one can be and none is. Raises `DiagnosticError`."""
+    if not is_job_file(options.model):
+        return options
+    job = read_job_file(options.model)
+    more = {name: getattr(options, name) for name in options.explicit - {"model", "sizes"}}
+    sizes = {**job.options.sizes, **options.sizes}
+    explicit = job.options.explicit | options.explicit
+    if "machine" in given and given["machine"] is None and job.machine is not None:
+        context = click.get_current_context()
+        parameter = next(p for p in context.command.params if p.name == "machine")
+        if job.used_ranks and not context.meta.get(USED):
+            context.meta[USED] = job.used_ranks
+        given["machine"] = parameter.type.convert(job.machine, parameter, context)
+        context.meta[GIVEN_MACHINE] = job.machine
+    return job.options.changed(**more, sizes=sizes, explicit=explicit)
+
+
+def printed(options: JobOptions, given: Mapping[str, Any]) -> str:
+    """The text of a job as a command was asked about it."""
+    meta = click.get_current_context().meta
+    named = given.get("machine")
+    machine = named if isinstance(named, str) else named and meta.get(GIVEN_MACHINE)
+    return job_text(JobFile(options, machine, meta.get(USED) or {}))
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def job_text(job: JobFile) -> str:
+    """The file of a job, which reads back as the same."""
+    options, default = job.options, JobOptions("")
+    if options.preset:  # which says its step
+        default = default.changed(**find_preset(options).step)
+    first = {name: getattr(options, name) for name in _FIRST}
+    lines = [f"{name} = {_toml(str(value))}" for name, value in first.items() if value]
+    tables: dict[str, dict[str, Any]] = {"sizes": dict(options.sizes)}
+    for section, names in _SECTIONS.items():
+        values = {name: getattr(options, name) for name in names}
+        said = options.explicit if section == "strategy" else ()
+        tables[section] = {
+            name: value
+            for name, value in values.items()
+            if value is not None and (name in said or value != getattr(default, name))
+        }
+    if options.mesh:
+        sizes = options.mesh.items()
+        tables["strategy"]["mesh"] = ",".join(n if v is None else f"{n}={v}" for n, v in sizes)
+    if job.machine is not None:
+        used = {"used_ranks": dict(job.used_ranks)} if job.used_ranks else {}
+        tables["machine"] = {"name": job.machine, **used}
+    for section, table in tables.items():
+        if table:
+            lines += ["", f"[{section}]", *(f"{n} = {_value(n, v)}" for n, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(name: str, value: Any) -> str:
+    """A value as TOML: numbers, switches and texts as they are, others as the command line writes
+    them."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return "{" + ", ".join(f"{_toml(n)} = {_toml(v)}" for n, v in items) + "}"
+    if isinstance(value, bool | int | str):
+        return _toml(value)
+    if name in ("part", "plugin"):
+        return _toml([str(each) for each in value])
+    return _toml([*words(name, value)][-1])
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,111 @@
+"""Jobs as TOML files: what is printed reads back as the same job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stagec
+from tests.support import stagec as command
+
+SIZES = "L=2,S=256,D=256,F=512,V=1024,H=8,G=4,K=32,B=16"
+JOBS = {
+    "flags": f"llama3-8b --set {SIZES} --tp 2 --dp 2 --sp --zero 3 --recompute full",
+    "mesh": f"llama3-8b --set {SIZES} --mesh dp=2,tp=2 --no-async-tp",
+    "pipeline": f"llama3-8b --set {SIZES} --pp 2 --microbatches 4 --stage-layers 1*2",
+    "loads": "mixtral-8x7b --set L=2,S=256,B=8 --ep 2 --dp 2 --expert-load [3,1,1,1,1,1,1,1]",
+    "decode": "llama3-8b --set L=2 --serve decode --batch 8 --context 64 --kv-dtype fp8",
+    "draft": "llama3-8b --set L=2 --serve decode --batch 8 --context 64 --speculative 2 "
+    "--draft llama3-8b[L=1]:tp=1",
+    "parts": "whisper-large-v3 --set B=8,L=1,L_dec=1 --dp 2 --part encoder=e:dp=1",
+    "preset": "--preset llama3-405b-decode",
+    "capacity": "mixtral-8x7b --set L=1,S=64,B=4 --capacity-factor 5/4 --dp 2 --ep 2",
+}
+
+
+def analyzed(*words: object) -> object:
+    ran = command("analyze", *map(str, words), "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_printed_job_reads_back_as_the_same(name: str, tmp_path: Path) -> None:
+    words = JOBS[name].split()
+    text = command("analyze", *words, "--print-job")
+    assert text.code == 0, text.err
+    file = tmp_path / "job.toml"
+    file.write_text(text.out)
+    assert analyzed(file) == analyzed(*words)
+    assert command("analyze", file, "--print-job").out == text.out
+
+
+def test_what_is_given_beside_it_wins(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('model = "llama3-8b"\n[sizes]\nL = 2\nS = 256\n[strategy]\ntp = 2\ndp = 2\n')
+    assert analyzed(file, "--tp", "4", "--set", "S=128") == analyzed(
+        *["llama3-8b", "--set", "L=2,S=128", "--tp", "4", "--dp", "2"]
+    )
+
+
+def test_the_machine_of_a_job_is_that_of_commands(tmp_path: Path) -> None:
+    words = ("llama3-8b", "--set", SIZES, "--tp", "2")
+    about = ("--machine", "gb200", "--used-ranks", "nvlink=36")
+    file = tmp_path / "job.toml"
+    file.write_text(command("time", *words, *about, "--print-job").out)
+    assert 'name = "gb200"' in file.read_text()
+    assert command("time", file, "--json").out == command("time", *words, *about, "--json").out
+    other = command("time", file, "--machine", "h100-sxm", "--json")
+    assert json.loads(other.out)["machine"] == "h100-sxm"
+
+
+def test_files_are_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    strategy = command("analyze", "llama3-8b", "--tp", "2", "--print-strategy").out
+    (tmp_path / "here" / "two.stg").write_text(strategy)
+    file = tmp_path / "here" / "job.toml"
+    file.write_text('model = "llama3-8b"\nstrategy = "two.stg"\n')
+    monkeypatch.chdir(tmp_path)
+    assert analyzed("here/job.toml") == analyzed("llama3-8b", "here/two.stg")
+
+
+def test_python_takes_and_gives_them(tmp_path: Path) -> None:
+    job = stagec.job("llama3-8b", tp=2, sizes={"L": 2, "S": 256})
+    file = tmp_path / "job.toml"
+    file.write_text(job.print_job("h100-sxm"))
+    again = stagec.job(file)
+    assert again.analyze().as_json() == job.analyze().as_json()
+    assert again.print_job("h100-sxm") == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model = ", "job.toml: no TOML"),
+        ("[[[[", "job.toml: no TOML"),
+        ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "job.toml:3:1: error: there is no 'tpp'"),
+        ("colour = 1\n", "job.toml:1:1: error: there is no 'colour' in a job"),
+        ("[colours]\nred = 1\n", "there is no 'colours' in a job"),
+        ('model = "llama3-8b"\n[strategy]\ntp = "many"\n', "Invalid value for '--tp'"),
+        ('model = "llama3-8b"\nmachine = 3\n', "expected a table with name and used_ranks"),
+        ('model = "llama3-8b"\n[sizes]\nL = -1\n', "error"),
+        ('model = "llama3-8b"\n[passes]\nplugin = 3\n', "error"),
+        ("model = [1]\n", "error"),
+        ("", "no model is given"),
+    ],
+)
+def test_a_wrong_file_is_said(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    ran = command("analyze", file)
+    assert ran.code == 1
+    assert message in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_file_that_is_not_there() -> None:
+    ran = command("analyze", "nowhere.toml")
+    assert ran.code == 1
+    assert "nowhere.toml" in ran.err
