@@ -21,7 +21,7 @@ from stagec.support.diagnostics import error
 from tests.support import LLAMA, MIXTRAL, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep/sweep.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/verbs/sweep.schema.json").read_text())
 VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 BASE = ["analyze", LLAMA, "--set", "L=4,B=32", "--pp", "2", "--sp"]
 SWEPT = ["--sweep", "tp=1,2,3", "--sweep", "S=1024,2048"]

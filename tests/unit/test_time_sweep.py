@@ -22,7 +22,7 @@ from stagec.time.measured.tables import Table
 from tests.support import LLAMA, examples, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep/sweep.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/verbs/sweep.schema.json").read_text())
 VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 SIZES = {"L": 2, "B": 8}
 JOB = ("time", LLAMA, "--set", "L=2,B=8", "--ranks", "8", "--jobs", "1")

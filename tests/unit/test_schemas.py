@@ -1,0 +1,104 @@
+"""The published schemas of answers: outputs have them, and others do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.support import stagec
+
+FOLDER = Path(__file__).resolve().parents[2] / "stagec" / "driver" / "verbs"
+SIZES = ("--set", "L=2,S=256,D=256,F=512,V=1024,H=8,G=4,K=32,B=16")
+SERVED = ("--set", "L=2,D=256,F=512,V=1024,H=8,G=4,K=32")
+JOB, SERVER = ("llama3-8b", *SIZES), ("llama3-8b", *SERVED)
+H100 = ("--machine", "h100-sxm")
+PODS = ("--serve", "disaggregated", "--prompt", "32", "--prefill", "tp=2", "--decode", "tp=1")
+SPACE = ("--ranks", "2", "--pp", "1", "--cp", "1", "--zero", "1", "--jobs", "1", "--no-cache")
+_LIMITED = ("--prompt", "64", "--batches", "1", "--tpot", "1us")
+_PRICED = ("--price", "2,1", "--objective", "cost")
+_STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "memory": ("memory", *JOB, "--tp", "2"),
+    "memory of stages": ("memory", *JOB, "--pp", "2", "--limit", "80GiB", "--fit", "caching"),
+    "memory on hosts": ("memory", *JOB, "--dp", "2", "--offload", "optimizer"),
+    "memory of pods": ("memory", *SERVER, *PODS, "--batch", "4"),
+    "serve": ("serve", *SERVER, "--prompt", "64", "--batches", "1,2", *H100),
+    "serve of pods": ("serve", *SERVER, *PODS, "--batches", "1,2", *H100),
+    "serve within limits": ("serve", *SERVER, *_LIMITED, "--machine", "mi300x"),
+    "search": ("search", *JOB, *SPACE, *H100),
+    "search, all of it": ("search", *JOB, *SPACE, *H100, "--sensitivity", "--neighbours"),
+    "search for a front": ("search", *JOB, *SPACE, *H100, "--pareto", "time,memory"),
+    "searches": ("search", *JOB, *SPACE, "--machine", "h100-sxm,a100", *_PRICED),
+    "search of steps": ("search", *SERVER, *_STEPS, "--jobs", "1", "--no-cache", *H100),
+    "search that finds nothing": ("search", "llama3-70b", *SPACE, *H100, "--set", "B=8"),
+}
+
+
+def schema(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
+
+
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema(name))
+
+
+def test_every_schema_is_one_and_says_what_its_fields_are() -> None:
+    names = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.schema.json"))
+    assert names == ["analyze", "check", "diff", "memory", "search", "serve", "sweep", "time"]
+    for name in names:
+        jsonschema.Draft202012Validator.check_schema(schema(name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_outputs_have_it(name: str) -> None:
+    words = COMMANDS[name]
+    ran = stagec(*words, "--json")
+    found = json.loads(ran.out)
+    problems = [e.message for e in validator(words[0]).iter_errors(found)]
+    assert not problems, problems[:3]
+
+
+def test_checks_and_differences_have_it(tmp_path: Path) -> None:
+    for folder, flags in (("a", ()), ("b", ("--sp",))):
+        assert stagec("compile", *JOB, "--tp", "2", *flags, "-o", tmp_path / folder).code == 0
+    outputs = [
+        ("check", stagec("check", tmp_path / "a", "--json")),
+        ("diff", stagec("diff", tmp_path / "a", tmp_path / "a", "--json")),
+        ("diff", stagec("diff", tmp_path / "a", tmp_path / "b", "--json")),
+    ]
+    (tmp_path / "a" / "llama3-8b.1.et").unlink()
+    outputs.append(("check", stagec("check", tmp_path / "a", "--json")))
+    for name, ran in outputs:
+        validator(name).validate(json.loads(ran.out))
+    assert json.loads(outputs[-1][1].out)["errors"]
+
+
+@pytest.mark.parametrize("name", ["memory", "serve"])
+def test_other_outputs_do_not_have_it(name: str) -> None:
+    """Without any one of its fields an output is refused, and with one more, at every depth."""
+    found = json.loads(stagec(*COMMANDS[name], "--json").out)
+    check = validator(name)
+    wrong = 0
+    for inner in objects(found):
+        for key in [*inner]:
+            value = inner.pop(key)
+            wrong += not check.is_valid(found)
+            inner[key] = value
+        inner["another"] = 1
+        wrong += not check.is_valid(found)
+        del inner["another"]
+    assert check.is_valid(found)
+    assert wrong > 20
+
+
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            yield from objects(inner)
