@@ -16,7 +16,7 @@ STRATEGIES = {
     "fsdp": ["--dp", "2", "--zero", "3"],
     "all": ["--dp", "2", "--tp", "2", "--sp", "--zero", "3"],
     "zero1-accumulated": ["--dp", "2", "--zero", "1", "--microbatches", "2"],
-    "gathered loss": ["--tp", "2", "--no-vocab-parallel", "--tp-inputs", "save-gathered"],
+    "gathered loss": ["--tp", "2", "--sp", "--no-vocab-parallel", "--tp-inputs", "save-gathered"],
 }
 WRONG_PASS = '''
 from dataclasses import dataclass

@@ -33,6 +33,8 @@ BYTE, TWO = 1, 2
 @pytest.mark.parametrize("recipe", ["hybrid", pytest.param("block", marks=EXHAUSTIVE)])
 def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any], recipe: str) -> None:
     """Casts change no number in the interpreter, so nothing but casts may have been added."""
+    if recipe == "block":  # which scales what is cast where it is cast
+        options = {name: value for name, value in options.items() if name != "fp8_scaling"}
     inputs, expected = plain(model, 16, "bf16")
     module = tiny(model, PLACED, sizes={**SIZES, "B": 16}, fp8=recipe, **options)
     found = run_named(module, module.env, inputs)
