@@ -16,7 +16,7 @@ from stagec.analysis.report import analysis
 from stagec.driver.job.builder import JobBuilder
 from stagec.machines import load_machine
 from stagec.time.costs.durations import Durations
-from stagec.traces.emit import Job, make_job
+from stagec.traces.emit import EmittedJob, make_job
 from stagec.traces.writer import Emission, write_source
 from tests.support import (
     DEEPSEEK,
@@ -98,7 +98,7 @@ def tried(*quick: Tried, jobs: Sequence[Tried] = JOBS) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("tried_job", rows)
 
 
-def made(tried_job: Tried, **more: Any) -> tuple[Job, dict[str, Any]]:
+def made(tried_job: Tried, **more: Any) -> tuple[EmittedJob, dict[str, Any]]:
     """A job with the times of computations on a machine, and what `analyze` says of it."""
     options = {**tried_job.options, **more}
     module = JobBuilder(tiny_options(tried_job.model, **options)).lower(verify=False)
@@ -107,7 +107,7 @@ def made(tried_job: Tried, **more: Any) -> tuple[Job, dict[str, Any]]:
     return job, analysis(module, tried_job.model)
 
 
-def written(job: Job, folder: Path) -> Path:
+def written(job: EmittedJob, folder: Path) -> Path:
     """The job's files."""
     write_source(job, folder, {}, Emission())
     return folder

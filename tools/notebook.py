@@ -56,7 +56,11 @@ def _outputs(text: str, names: dict[str, Any], number: int) -> list[dict[str, An
                 "text/html": value._repr_html_().splitlines(True),
                 "text/plain": [f"<{type(value).__name__}>"],
             }
-        about = {"execution_count": number, "metadata": {}, "output_type": "execute_result"}
+        about: dict[str, Any] = {
+            "execution_count": number,
+            "metadata": {},
+            "output_type": "execute_result",
+        }
         found.append({"data": data, **about})
     return found
 

@@ -41,7 +41,7 @@ from stagec.support.diagnostics import error
 from stagec.support.files import new_file
 from stagec.support.words import counted
 from stagec.traces.archive_index import Index, StoredClass, StoredVariant, parse_index
-from stagec.traces.emit import Job
+from stagec.traces.emit import EmittedJob
 from stagec.traces.pods import PodsJob, groups_of, of_one_mesh, one_behind_the_other
 from stagec.traces.stored import stored_program, stored_seconds
 from stagec.traces.writer import DROPPED
@@ -69,7 +69,7 @@ def is_archive(path: Path) -> bool:
         return False
 
 
-def write_archive(job: Job | PodsJob, path: Path, about: Mapping[str, object]) -> int:
+def write_archive(job: EmittedJob | PodsJob, path: Path, about: Mapping[str, object]) -> int:
     """Write a job to a file, all or nothing; the bytes of the file. Raises `DiagnosticError` for a
     format without a table of what differs between ranks."""
     if not job.format.patched or isinstance(job.format, JobFormat):
@@ -79,7 +79,7 @@ def write_archive(job: Job | PodsJob, path: Path, about: Mapping[str, object]) -
     return path.stat().st_size
 
 
-def _write(job: Job | PodsJob, file: BinaryIO, about: Mapping[str, object]) -> None:
+def _write(job: EmittedJob | PodsJob, file: BinaryIO, about: Mapping[str, object]) -> None:
     """Frames first, then the index, then the head, whose place was left free."""
     file.write(bytes(_HEAD.size))
     classes: list[dict[str, object]] = []

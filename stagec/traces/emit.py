@@ -29,7 +29,7 @@ _KEPT = 4
 
 
 @dataclass(frozen=True)
-class Job:
+class EmittedJob:
     """The rank classes and the mesh that runs them."""
 
     name: str
@@ -135,17 +135,17 @@ def make_job(
     annotate: Annotate | None = None,
     format_: Format = CHAKRA,
     machine: Machine | None = None,
-) -> Job:
+) -> EmittedJob:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
     classes = rank_classes(module)
     how = durations, names, granularity, annotate, format_, machine
-    return Job(name, classes, sizes, *how, module=module)
+    return EmittedJob(name, classes, sizes, *how, module=module)
 
 
 def write_job(
-    job: Job, directory: Path, about: Mapping[str, object], how: Emission | None = None
+    job: EmittedJob, directory: Path, about: Mapping[str, object], how: Emission | None = None
 ) -> Written:
     """Write the traces of a job. Raises `DiagnosticError`."""
     return write_source(job, directory, about, how or Emission())

@@ -12,7 +12,7 @@ from stagec.program.classes import RankClass
 from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.traces.emit import Job
+from stagec.traces.emit import EmittedJob
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -24,7 +24,7 @@ class Pod:
     its ranks exchange values with: by the name of that pod and the number of the message."""
 
     name: str
-    job: Job
+    job: EmittedJob
     far: Mapping[str, Sequence[Ints]]
 
 

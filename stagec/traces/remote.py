@@ -20,7 +20,7 @@ from stagec.formats.registry import BUILTIN
 from stagec.support.diagnostics import error
 from stagec.traces.archive import Archive, write_archive
 from stagec.traces.cluster import Run
-from stagec.traces.emit import Job
+from stagec.traces.emit import EmittedJob
 from stagec.traces.pods import PodsJob
 from stagec.traces.writer import Done, Elsewhere, Files, RankWriter, Unit
 
@@ -41,7 +41,7 @@ class WorkOrder:
     compare: bool
 
 
-def written_by(run: Run, source: Job | PodsJob | Archive) -> Elsewhere:
+def written_by(run: Run, source: EmittedJob | PodsJob | Archive) -> Elsewhere:
     """Writes files of a job with the workers that `run` gives work to."""
 
     def write(folder: Path, units: Sequence[Unit], compare: bool) -> Iterator[tuple[int, Done]]:
@@ -56,7 +56,7 @@ def written_by(run: Run, source: Job | PodsJob | Archive) -> Elsewhere:
 
 
 @contextmanager
-def _stored(source: Job | PodsJob | Archive, folder: Path) -> Generator[Archive]:
+def _stored(source: EmittedJob | PodsJob | Archive, folder: Path) -> Generator[Archive]:
     """An archive of the job: itself, or one beside the folder for as long as it is needed."""
     if isinstance(source, Archive):
         yield source

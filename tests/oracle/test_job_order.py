@@ -14,11 +14,11 @@ import pytest
 from stagec.check.traces import check_directory
 from stagec.driver.job.builder import JobBuilder
 from stagec.program.nodes import Node, Program
-from stagec.traces.emit import Job, make_job, write_job
+from stagec.traces.emit import EmittedJob, make_job, write_job
 from tests.support import GPT, LLAMA, MIXTRAL, each_value, pairwise, tiny_options
 
 
-def job(model: str = LLAMA, **options: Any) -> Job:
+def job(model: str = LLAMA, **options: Any) -> EmittedJob:
     """The job of a tiny model."""
     return make_job(JobBuilder(tiny_options(model, **options)).lower(), "tiny")
 

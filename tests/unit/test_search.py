@@ -57,7 +57,11 @@ SMALL = (
 @pytest.fixture
 def space_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is tried beyond the space, for tests of what is in it."""
-    monkeypatch.setattr(trials, "tried", lambda *_: {"count": 0, "better": []})
+
+    def none(*_: object) -> dict[str, Any]:
+        return {"count": 0, "better": []}
+
+    monkeypatch.setattr(trials, "tried", none)
 
 
 #: Small spaces: model, sizes, ranks, machine, and what varies beside the usual.

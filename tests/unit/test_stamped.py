@@ -14,13 +14,13 @@ from stagec.formats.base import Durations, Layout
 from stagec.formats.chakra.format import CHAKRA
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
-from stagec.traces.emit import Job, make_job
+from stagec.traces.emit import EmittedJob, make_job
 from tests.layer_kinds import ORDERS, STRATEGIES, kinds_job
 from tests.plain_writer import plain_trace, program_of
 from tests.support import GPT, LLAMA, crossed, one_of_each_kind, tiny_options
 
 
-def job(model: str = LLAMA, **options: Any) -> Job:
+def job(model: str = LLAMA, **options: Any) -> EmittedJob:
     """The job of a tiny model."""
     return make_job(JobBuilder(tiny_options(model, **options)).lower(), "tiny")
 
@@ -30,7 +30,7 @@ def slow(node: Node) -> float:
     return max(node.flops, node.size) / 1e6
 
 
-def assert_same_as_plain(made: Job, durations: Durations | None = None) -> None:
+def assert_same_as_plain(made: EmittedJob, durations: Durations | None = None) -> None:
     """Of each class, its first and its last rank."""
     layout = Layout(made.mesh, made.groups)
     for each in made.classes:

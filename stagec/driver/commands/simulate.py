@@ -186,7 +186,7 @@ def _about(folder: Path) -> dict[str, Any]:
 def _is_range(given: object, ranks: int) -> bool:
     """Whether the numbers of an axis' groups are given as the first and the last one: there are at
     most as many as ranks, and no more than a simulator takes."""
-    numbers: list[Any] = given if isinstance(given, list) else []
+    numbers = cast("list[int]", given) if isinstance(given, list) else list[int]()
     if [type(each) for each in numbers] != [int, int]:
         return False
     first, last = numbers

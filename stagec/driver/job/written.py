@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stagec.driver.request.emission import Source
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.traces.emit import Job
+    from stagec.traces.emit import EmittedJob
     from stagec.traces.pods import PodsJob
     from stagec.traces.writer import Written
 
@@ -109,7 +109,7 @@ def tell_written(written: Sequence[Written], output: Path, times: str) -> None:
 
 
 def write_one_archive(
-    job: Job | PodsJob, path: Path, about: Mapping[str, object], *, quiet: bool
+    job: EmittedJob | PodsJob, path: Path, about: Mapping[str, object], *, quiet: bool
 ) -> None:
     """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
     from stagec.traces.archive import write_archive

@@ -63,5 +63,5 @@ def text_of(value: Any) -> str:
         items = cast("Mapping[str, Any]", value).items()
         return ",".join(n if v is None else f"{n}={text_of(v)}" for n, v in items)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(text_of, value))
+        return ",".join(map(text_of, cast("Sequence[object]", value)))
     return str(value)

@@ -18,12 +18,12 @@ from stagec.support.processors import processors
 if TYPE_CHECKING:
     from stagec.traces.archive import Archive
     from stagec.traces.cluster import Run
-    from stagec.traces.emit import Job
+    from stagec.traces.emit import EmittedJob
     from stagec.traces.pods import PodsJob
     from stagec.traces.recorded import RecordedJob
     from stagec.traces.writer import Emission, Progress, Written
 
-    Source = Job | PodsJob | Archive | RecordedJob
+    Source = EmittedJob | PodsJob | Archive | RecordedJob
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,12 +112,12 @@ def _emit_elsewhere(
 ) -> Written:
     """Write by the workers of a cluster what they can be sent."""
     from stagec.traces.archive import Archive
-    from stagec.traces.emit import Job
+    from stagec.traces.emit import EmittedJob
     from stagec.traces.pods import PodsJob
     from stagec.traces.remote import written_by
     from stagec.traces.writer import write_source
 
-    if not isinstance(source, Job | PodsJob | Archive):
+    if not isinstance(source, EmittedJob | PodsJob | Archive):
         return write_source(source, directory, about, how)
     with workers(given) as run:
         elsewhere = written_by(run, source)

@@ -83,12 +83,9 @@ def read_job_file(path: str) -> JobFile:
                 flags[_known(source, name, key)] = each
         elif name not in (*_FIRST, "sizes", "mesh", "machine"):
             raise _wrong(source, "", name, f"there is no '{name}' in a job")
-    machine = found.get("machine", {})
-    if not isinstance(machine, dict) or not {"name", "used_ranks"}.issuperset(machine):
-        raise _wrong(source, "", "machine", "expected a table with name and used_ranks")
     flags |= {name: found[name] for name in ("sizes", "mesh", "preset") if name in found}
-    plugins = flags.get("plugin", [])
-    listed: list[Any] = plugins if isinstance(plugins, list) else [plugins]
+    plugins: object = flags.get("plugin", [])
+    listed = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
     flags["plugin"] = [_beside(path, str(each)) for each in listed]
     names = [found.get("model", ""), *([found["strategy"]] if _names_file(found) else [])]
     try:
@@ -96,7 +93,18 @@ def read_job_file(path: str) -> JobFile:
     except DiagnosticError as problem:
         first = problem.diagnostics[0]
         raise error(f"{source.name}: {first.message}", remedy=first.remedy) from None
-    return JobFile(options, machine.get("name"), machine.get("used_ranks", {}))
+    return JobFile(options, *_machine(source, found.get("machine", {})))
+
+
+def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, int]]:
+    """The name of a machine and its used ranks. Raises `DiagnosticError`."""
+    table = cast("dict[str, object]", given) if isinstance(given, dict) else {"": given}
+    name, used = table.pop("name", None), table.pop("used_ranks", {})
+    sizes = cast("dict[str, int]", used) if isinstance(used, dict) else {"": -1}
+    numbers = all(type(number) is int and number > 0 for number in sizes.values())
+    if not table and numbers and (name is None or isinstance(name, str)):
+        return name, sizes
+    raise _wrong(source, "", "machine", "expected a table with name and used_ranks, of numbers")
 
 
 def _names_file(found: Mapping[str, Any]) -> bool:

@@ -128,7 +128,8 @@ def axis_of(name: str, values: object) -> Axis:
 
 
 def _listed(values: object) -> Sequence[object]:
-    return values if isinstance(values, list | tuple | range) else [values]
+    listed = isinstance(values, list | tuple | range)
+    return cast("Sequence[object]", values) if listed else [values]
 
 
 def _axis(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Analysis(Report):
+class JobAnalysis(Report):
     """The counts of a step: the object of `stagec analyze --json` (docs/json.md)."""
 
     found: Mapping[str, Any]
@@ -76,7 +76,7 @@ def analyze(
     symbolic: bool = False,
     machine: Machine | None = None,
     limit: Limit | None = None,
-) -> Analysis | PodsAnalysis:
+) -> JobAnalysis | PodsAnalysis:
     """The counts of a step. With `symbolic` they are expressions in the symbols. Of a step of
     serving, `machine` says whether each op waits for memory or computes, and `limit` which batch is
     the largest that fits. Raises `DiagnosticError`."""
@@ -115,7 +115,7 @@ def analyze(
         result["serving"] = {**kept.found, "ops": ops}
     if machine is not None:
         result |= verdict_on(machine, result["mesh"], most.found)
-    return Analysis(result)
+    return JobAnalysis(result)
 
 
 def _check(builder: JobBuilder, limit: Limit | None, machine: Machine | None) -> None:

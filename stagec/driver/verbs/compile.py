@@ -30,7 +30,7 @@ from stagec.driver.request.options import JobOptions, job_options
 from stagec.driver.request.rates import rate_options, rated_machine
 from stagec.driver.request.steps import has_steps, steps_options
 from stagec.driver.request.units import on_machine
-from stagec.driver.verbs.analyze import Analysis
+from stagec.driver.verbs.analyze import JobAnalysis
 from stagec.driver.verbs.compiled import CompileAnswer, times_text
 from stagec.driver.verbs.pods import compile_pods
 from stagec.formats.registry import BUILTIN
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.pipeline.instrument import Hooks
     from stagec.time.costs.durations import Durations
-    from stagec.traces.emit import Annotate, Job
+    from stagec.traces.emit import Annotate, EmittedJob
     from stagec.traces.writer import Written
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -177,7 +177,7 @@ def _compile_one(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer
             write_one_archive(job, archive, about, quiet=given["quiet"])
     wrote = time.perf_counter() - began - compiled
     return CompileAnswer(
-        result, Analysis(result).print, output, written, times_text(compiled, wrote)
+        result, JobAnalysis(result).print, output, written, times_text(compiled, wrote)
     )
 
 
@@ -251,7 +251,7 @@ def _job(
     durations: Durations | None,
     annotate: Annotate | None,
     format_: Format,
-) -> Job:
+) -> EmittedJob:
     from stagec.traces.emit import make_job
 
     name = given["name"] or builder.model_name

@@ -34,7 +34,7 @@ from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
-from stagec.traces.emit import Job
+from stagec.traces.emit import EmittedJob
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
 #: Of many steps the first and the last ones are shown.
@@ -119,14 +119,14 @@ def _job(
     classes: Sequence[SteppedClass],
     given: Mapping[str, Any],
     durations: Durations | None,
-) -> Job:
+) -> EmittedJob:
     name = given["name"] or modules.builder.model_name
     check_name(name)
     mesh = modules.builder.module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
     machine = durations.machine if durations is not None else None
     how = durations, given["names"], given["granularity"]
-    return Job(name, classes, sizes, *how, machine=machine)
+    return EmittedJob(name, classes, sizes, *how, machine=machine)
 
 
 # -- tables ----------------------------------------------------------------------------------------

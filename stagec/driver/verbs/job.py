@@ -26,7 +26,7 @@ from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions, take_options
 from stagec.driver.time.pods import PodsTime
-from stagec.driver.verbs.analyze import Analysis, analyze
+from stagec.driver.verbs.analyze import JobAnalysis, analyze
 from stagec.driver.verbs.check import CheckAnswer, check
 from stagec.driver.verbs.compile import compile_job, compile_options
 from stagec.driver.verbs.compiled import CompileAnswer
@@ -95,7 +95,7 @@ class Job:
 
     def analyze(
         self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None
-    ) -> Analysis | PodsAnalysis:
+    ) -> JobAnalysis | PodsAnalysis:
         """Parameters, FLOPs, bytes of communication and memory of each class of ranks, with
         `symbolic` as expressions in the symbols. Of a step of serving, `machine` says what each op
         waits for, and `limit` (`"80GiB"`, `"h100"`) which batch is the largest that fits. Raises

@@ -21,7 +21,7 @@ LESS = "let it run, or give a smaller space"
 
 
 @dataclass(frozen=True)
-class Strategy:
+class RankedStrategy:
     """A strategy that a search found: flags as they are written, and `command`, that compiles it.
     `row` has all its figures."""
 
@@ -55,9 +55,9 @@ class SearchAnswer(Report):
     found: Mapping[str, Any]
 
     @property
-    def best(self) -> Sequence[Strategy]:
+    def best(self) -> Sequence[RankedStrategy]:
         """The best strategies, the first one first."""
-        return [Strategy(row) for row in self.found["best"]]
+        return [RankedStrategy(row) for row in self.found["best"]]
 
     @property
     def proven(self) -> bool:
