@@ -1,5 +1,9 @@
 """Tries mutants: one line of the compiler is made wrong, in a copy, and the lit folder of its pass
-must notice. `make mutants` tries all of tools/mutants.txt."""
+must notice. `make mutants` tries all of tools/mutants.txt.
+
+    python -m tools.mutants --generate 40 --seed 1     lines made wrong by chance
+
+Of these (tools/mutations.py) some change nothing, and some crash, which counts as noticed."""
 
 from __future__ import annotations
 
@@ -121,9 +125,9 @@ class Copies:
             self._free.put(copy)
 
 
-def run(mutants: Sequence[Mutant], jobs: int) -> int:
+def run(mutants: Sequence[Mutant], jobs: int, *, crashes: bool = False) -> int:
     """Try mutants and tell of each; how many survive or do not fit, or how many folders fail as
-    they are."""
+    they are. Those that crash are noticed with `crashes`."""
     with (
         tempfile.TemporaryDirectory(prefix="stagec-mutants-") as folder,
         ThreadPoolExecutor(jobs) as pool,
@@ -132,7 +136,7 @@ def run(mutants: Sequence[Mutant], jobs: int) -> int:
         folders = dict.fromkeys(m.folder for m in mutants)
         if wrong := _count(pool.map(partial(_as_it_is, copies), folders)):
             return wrong
-        return _count(pool.map(partial(_tried, copies), mutants))
+        return _count(pool.map(partial(_tried, copies, crashes), mutants))
 
 
 def _count(told: Iterable[tuple[bool, str]]) -> int:
@@ -151,7 +155,7 @@ def _as_it_is(copies: Copies, folder: str) -> tuple[bool, str]:
     return not failed, f"FAILS    {folder}: without a mutant, {', '.join(failed)}" if failed else ""
 
 
-def _tried(copies: Copies, mutant: Mutant) -> tuple[bool, str]:
+def _tried(copies: Copies, crashing: bool, mutant: Mutant) -> tuple[bool, str]:
     """Whether a mutant is killed, and the line that says so."""
     text = (ROOT / mutant.file).read_text()
     try:
@@ -166,7 +170,7 @@ def _tried(copies: Copies, mutant: Mutant) -> tuple[bool, str]:
         return False, f"SURVIVED {mutant}"
     killers = [name for name, crashes in failed.items() if not crashes]
     if not killers:
-        return False, f"CRASHES  {mutant}: make it wrong only, no test needs to notice a crash"
+        return crashing, f"CRASHES  {mutant}: make it wrong only, no test needs to notice a crash"
     return True, f"killed   {mutant}: by {', '.join(killers)}"
 
 
@@ -178,9 +182,17 @@ def main() -> int:
     )
     cores = processors()
     parser.add_argument("-j", type=int, default=cores, metavar="N", help="mutants at once")
+    parser.add_argument("--generate", type=int, metavar="N", help="N mutants by chance instead")
+    parser.add_argument("--seed", type=int, default=1, help="of --generate")
     given = parser.parse_args()
-    mutants = [m for m in read_table(TABLE.read_text()) if given.k in f"{m} {m.file}"]
-    wrong = run(mutants, given.j)
+    if given.generate is not None:
+        from tools.mutations import sampled
+
+        every = sampled(given.generate, given.seed)
+    else:
+        every = read_table(TABLE.read_text())
+    mutants = [m for m in every if given.k in f"{m} {m.file}"]
+    wrong = run(mutants, given.j, crashes=given.generate is not None)
     print(f"{len(mutants)} mutants, {wrong} problems")
     return 1 if wrong or not mutants else 0
 

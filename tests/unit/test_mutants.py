@@ -8,6 +8,7 @@ from stagec.passes import PLUGIN
 from stagec.testing.syntax import find_tests
 from tests.support import DISTINCT
 from tools.mutants import LIT, ROOT, TABLE, Mutant, read_table
+from tools.mutations import mutants_of, sampled
 
 pytestmark = DISTINCT
 
@@ -43,3 +44,17 @@ def test_every_pass_has_a_lit_folder_and_a_mutant() -> None:
     assert {p.name for p in (ROOT / LIT / "passes").iterdir()} == names - {"emit"}
     mutated = {m.folder for m in MUTANTS}
     assert {name for name in names if f"passes/{name}" not in mutated} == {"emit", "verify"}
+
+
+def test_generated_mutants_are_other_programs() -> None:
+    path = ROOT / "passes" / "lower" / "fuse_kernels.py"
+    found = list(mutants_of(path, "passes/fuse_kernels"))
+    assert len(found) > 30
+    assert {m.stands for m in found} == {path.read_text()}
+    kinds = {"->": 0, " and ": 0, " not in ": 0}
+    for mutant in found:
+        compile(mutant.instead, mutant.file, "exec")
+        assert mutant.instead != mutant.stands
+        kinds |= {kind: kinds[kind] + (kind in mutant.breaks) for kind in kinds}
+    assert all(kinds.values())
+    assert [str(m) for m in sampled(5, 3)] == [str(m) for m in sampled(5, 3)]
