@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import click
+
 from stagec.driver.output.common import kept_reports, sources
 from stagec.driver.request.arguments import read
 from stagec.driver.request.options import JobOptions, job_command
@@ -45,6 +47,8 @@ def asked(depth: int = 4) -> Generator[None]:
                 for diagnostic in problem.diagnostics:
                     problem.add_note(render(diagnostic, texts))
                 raise
+    except click.UsageError as problem:
+        raise error(problem.format_message(), remedy="give it as the command line has it") from None
     except NotAnIntegerError as problem:
         raise error(str(problem), remedy="choose sizes that divide") from None
     except OSError as problem:
