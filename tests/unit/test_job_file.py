@@ -88,7 +88,7 @@ def test_python_takes_and_gives_them(tmp_path: Path) -> None:
         ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "job.toml:3:1: error: there is no 'tpp'"),
         ("colour = 1\n", "job.toml:1:1: error: there is no 'colour' in a job"),
         ("[colours]\nred = 1\n", "there is no 'colours' in a job"),
-        ('model = "llama3-8b"\n[strategy]\ntp = "many"\n', "Invalid value for '--tp'"),
+        ('model = "llama3-8b"\n[strategy]\ntp = "many"\n', "tp: 'many' is not a valid integer"),
         ('model = "llama3-8b"\nmachine = 3\n', "expected a table with name and used_ranks"),
         ('model = "llama3-8b"\n[sizes]\nL = -1\n', "error"),
         ('model = "llama3-8b"\n[passes]\nplugin = 3\n', "error"),

@@ -229,9 +229,9 @@ def test_warnings_are_those_of_python() -> None:
     ("flags", "message", "remedy"),
     [
         ({"tpp": 2}, "no flag 'tpp'", "tp"),
-        ({"tp": "many"}, "Invalid value for '--tp'", "command line"),
+        ({"tp": "many"}, "tp: 'many' is not a valid integer", "command line"),
         ({"print_strategy": True}, "no flag 'print_strategy'", "dashes"),
-        ({"zero": 7}, "Invalid value for '--zero'", "command line"),
+        ({"zero": 7}, "zero: 7 is not in the range", "command line"),
     ],
 )
 def test_flags_that_are_none(flags: dict[str, Any], message: str, remedy: str) -> None:

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import click
 
+from stagec.driver.request.sizes import SizesType
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
+_AS_THERE = "give it as the command line has it"
 #: What prints instead of answering.
 _SHOWN = ("print_strategy", "print_job", "print_after", "print_space", "time_passes", "as_json")
 
@@ -39,15 +41,26 @@ def read(
     try:
         with command.make_context(command.name, words) as context:
             return then(context) if then is not None else command.invoke(context)
+    except click.BadParameter as problem:
+        name = problem.param.name if problem.param is not None else ""
+        raise error(f"{name}: {problem.message}", remedy=_AS_THERE) from None
     except click.UsageError as problem:
-        raise error(problem.format_message(), remedy="give it as the command line has it") from None
+        raise error(problem.format_message(), remedy=_AS_THERE) from None
 
 
 def _words(option: click.Option, value: Any) -> list[str]:
     """The words that give an option a value."""
     name = option.opts[0]
     if option.is_flag:
+        if value not in (True, False):
+            raise error(
+                f"{option.name}: expects True or False, found {value!r:.60}", remedy=_AS_THERE
+            )
         return [name] if value else option.secondary_opts[:1]
+    if isinstance(option.type, SizesType) and not isinstance(value, str | Mapping):
+        raise error(
+            f"{option.name}: expects a dictionary, found {value!r:.60}", remedy='as in {"L": 4}'
+        )
     if option.multiple and not isinstance(value, str | Path | Mapping):
         return [word for each in value for word in (name, text_of(each))]
     return [name, text_of(value)]
