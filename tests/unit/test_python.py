@@ -116,6 +116,12 @@ def test_sweep() -> None:
     words = "--dp 2 --sweep tp=1,2 --sweep S=128..256 --sweep machine.memory.bandwidth=x1,x2"
     assert plain(found) == printed("time", *WORDS, *shlex.split(words), "--machine", MACHINE)
     assert len(found.rows()) == 8
+    for row in found.rows():
+        parts = row["time"]["breakdown"]
+        assert sum(parts.values()) == pytest.approx(row["time"]["step_seconds"])
+    header, *lines = found.as_csv().splitlines()
+    assert len(lines) == 8
+    assert {"matrix_products_seconds", "step_seconds"} <= set(header.split(","))
 
 
 def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,5 +111,6 @@ def time_row(found: TimeReport) -> SweepRow:
         "hfu": found.hfu,
         "bubble_share": found.breakdown.get("bubble", 0.0) / step,
         "exposed_share": exposed / step,
+        "breakdown": dict(found.breakdown),
         "cautions": list(found.cautions),
     }

@@ -179,7 +179,10 @@ def _flat(row: SweepRow) -> dict[str, object]:
         return {**found, _ERROR: row[_ERROR]}
     found |= {name: row[name] for name in _NUMBERS}
     found |= {f"{name}_bytes": size for name, size in row["memory"].items()}
-    found |= {name: value for name, value in row.get("time", {}).items() if name not in found}
+    time = dict(row.get("time", {}))
+    parts = time.pop("breakdown", {})
+    found |= {name: value for name, value in time.items() if name not in found}
+    found |= {f"{part.replace(' ', '_')}_seconds": seconds for part, seconds in parts.items()}
     found |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}
     fit = fits(row)
     return (
