@@ -121,7 +121,7 @@ def test_sweep() -> None:
         assert sum(parts.values()) == pytest.approx(row["time"]["step_seconds"])
     header, *lines = found.as_csv().splitlines()
     assert len(lines) == 8
-    assert {"matrix_products_seconds", "step_seconds"} <= set(header.split(","))
+    assert {"launch_gaps_seconds", "step_seconds"} <= set(header.split(","))
 
 
 def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
