@@ -213,7 +213,7 @@ MEDIANS = {
     "nanotron": 0.1,
 }
 #: Rows of a source that are predicted for its median, spread evenly.
-MOST_ROWS = 100
+MOST_ROWS = 40
 
 
 @pytest.mark.parametrize("source", SMALL)
