@@ -64,9 +64,6 @@ class Reshape(OpDef):
         given = op.attrs.get("sizes", ())
         if len(op.names("factors")) != len(given if isinstance(given, tuple) else ()):
             yield "expects one size for each of 'factors'"
-        values = [v.value for v in given if isinstance(v, Expr)] if isinstance(given, tuple) else []
-        if any(value is not None and value < 1 for value in values):
-            yield "expects sizes of at least 1"
         (left,), (right,) = parse_rule(op.text("spec"))
         if [f for g in left for f in g] != [f for g in right for f in g]:
             yield f"keeps the order of the factors, found '{op.text('spec')}'"

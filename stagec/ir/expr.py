@@ -376,8 +376,6 @@ def _print_atom(node: Any) -> str:
             left, right = map(_print_operand, node.args)
             return f"({left} % {right})"
         return f"{name}({', '.join(map(_print, node.args))})"
-    if not node.is_finite and not node.args:
-        return "1/0"  # what a size of zero divides
     return f"({_print(node)})"
 
 
