@@ -164,3 +164,11 @@ def test_steps_of_one_structure_share_compiles(monkeypatch: pytest.MonkeyPatch) 
         own = compiled_of(modules.builder_of(parse_step(text)))
         assert each.figures() == own.at(each.values)
     assert len(made) == modules.compiles < len(texts)
+
+
+def test_the_strategy_of_a_server_is_printed() -> None:
+    """It has requests and no step of its own."""
+    words = ("llama3-8b", "--set", "L=2", "--serve", "mixed", "--tp", "2")
+    ran = stagec("compile", *words, "--requests", "poisson:rate=9,count=2", "--print-strategy")
+    assert ran.code == 0, ran.err
+    assert "stg.mesh @pod[tp = 2]" in ran.out

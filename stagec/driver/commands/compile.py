@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.pods import strategy_of
 from stagec.driver.job.written import tell_written
 from stagec.driver.request.options import take_options
 from stagec.driver.request.sections import LongCommand
-from stagec.driver.verbs.compile import compile_job, compile_options
+from stagec.driver.verbs.compile import compile_job, compile_options, strategy_to_compile
 
 
 @click.command("compile", cls=LongCommand)
@@ -27,12 +26,12 @@ def command(**given: Any) -> int:
     """
     options = take_options(given)
     if options.print_strategy:
-        sys.stdout.write(strategy_of(options))
+        sys.stdout.write(strategy_to_compile(options, given))
         return 0
-    found = compile_job(options, given)
+    answer = compile_job(options, given)
     if not given["quiet"]:
-        found.print(sys.stdout)
+        answer.print(sys.stdout)
         sys.stdout.flush()  # before what follows on stderr
-        if found.output is not None and found.written:
-            tell_written(found.written, found.output, found.times)
+        if answer.output is not None and answer.written:
+            tell_written(answer.written, answer.output, answer.times)
     return 0

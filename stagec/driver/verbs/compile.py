@@ -13,6 +13,7 @@ import click
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import has_pods
+from stagec.driver.job.pods import strategy_of
 from stagec.driver.job.provenance import provenance
 from stagec.driver.job.verdict import verdict_on
 from stagec.driver.job.written import (
@@ -118,6 +119,16 @@ def compile_options(function: F) -> F:
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
+
+
+def strategy_to_compile(options: JobOptions, given: Mapping[str, Any]) -> str:
+    """The text of mesh and strategy of a job, also of one of many steps. Raises
+    `DiagnosticError`."""
+    if has_steps(options, given) and not has_pods(options):
+        from stagec.driver.job.step_modules import StepModules
+
+        return StepModules(options).builder.strategy()
+    return strategy_of(options)
 
 
 def compile_job(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
