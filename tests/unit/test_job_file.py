@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import stagec
+import stagec.models
 from tests.support import stagec as command
 
 SIZES = "L=2,S=256,D=256,F=512,V=1024,H=8,G=4,K=32,B=16"
@@ -66,9 +67,31 @@ def test_files_are_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     strategy = command("analyze", "llama3-8b", "--tp", "2", "--print-strategy").out
     (tmp_path / "here" / "two.stg").write_text(strategy)
     file = tmp_path / "here" / "job.toml"
-    file.write_text('model = "llama3-8b"\nstrategy = "two.stg"\n')
+    file.write_text('model = "llama3-8b"\nstrategy_file = "two.stg"\n')
     monkeypatch.chdir(tmp_path)
     assert analyzed("here/job.toml") == analyzed("llama3-8b", "here/two.stg")
+
+
+def test_a_strategy_file_with_flags_beside_it_reads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    strategy = command("analyze", "llama3-8b", "--tp", "2", "--print-strategy").out
+    Path("two.stg").write_text(strategy)
+    words = ("llama3-8b", "two.stg", "--tp", "4", "--set", "L=2")
+    Path("job.toml").write_text(command("analyze", *words, "--print-job").out)
+    assert analyzed("job.toml") == analyzed(*words)
+
+
+def test_the_folder_of_a_configuration_is_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = Path(stagec.models.__file__).parent / "configs" / "gpt2.json"
+    (tmp_path / "there" / "gpt").mkdir(parents=True)
+    (tmp_path / "there" / "gpt" / "config.json").write_text(configuration.read_text())
+    (tmp_path / "there" / "job.toml").write_text('model = "gpt"\n')
+    monkeypatch.chdir(tmp_path)
+    assert analyzed("there/job.toml") == analyzed("there/gpt")
 
 
 def test_python_takes_and_gives_them(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from stagec.driver.request.options import JobOptions, job_command
 from stagec.driver.request.preset import find_preset
 from stagec.driver.request.serving import STEP
 from stagec.ir_spec.ops.axes import AXES
+from stagec.models import library
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
 
@@ -49,7 +50,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "serving": ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode"),
     "passes": ("pipeline", "plugin"),
 }
-_FIRST = ("model", "strategy", "preset")
+_FIRST = ("model", "strategy_file", "preset")
 _EXAMPLE = "as --print-job writes it: model, [sizes], [strategy], [serving], [machine], [passes]"
 
 
@@ -72,28 +73,29 @@ def read_job_file(path: str) -> JobFile:
     that is wrong."""
     source = read_source(path)
     try:
-        found = tomllib.loads(source.text)
+        tables = tomllib.loads(source.text)
     except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise error(f"{source.name}: no TOML: {e}", remedy=_EXAMPLE) from None
     flags: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in tables.items():
         if isinstance(value, dict) and name in _SECTIONS:
             table = cast("dict[str, Any]", value)
             for key, each in table.items():
                 flags[_known(source, name, key)] = each
         elif name not in (*_FIRST, "sizes", "mesh", "machine"):
             raise _wrong(source, "", name, f"there is no '{name}' in a job")
-    flags |= {name: found[name] for name in ("sizes", "mesh", "preset") if name in found}
+    flags |= {name: tables[name] for name in ("sizes", "mesh", "preset") if name in tables}
     plugins: object = flags.get("plugin", [])
     listed = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
     flags["plugin"] = [_beside(path, str(each)) for each in listed]
-    names = [found.get("model", ""), *([found["strategy"]] if _names_file(found) else [])]
+    files = [tables.get("model", ""), tables.get("strategy_file", "")]
+    names = [_beside(path, str(each)) for each in files]
     try:
-        options = read(job_command, [_beside(path, str(each)) for each in names], flags)
+        options = read(job_command, names if names[1] else names[:1], flags)
     except DiagnosticError as problem:
         first = problem.diagnostics[0]
         raise error(f"{source.name}: {first.message}", remedy=first.remedy) from None
-    return JobFile(options, *_machine(source, found.get("machine", {})))
+    return JobFile(options, *_machine(source, tables.get("machine", {})))
 
 
 def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, int]]:
@@ -107,10 +109,6 @@ def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, in
     raise _wrong(source, "", "machine", "expected a table with name and used_ranks, of numbers")
 
 
-def _names_file(found: Mapping[str, Any]) -> bool:
-    return isinstance(found.get("strategy"), str)
-
-
 def _known(source: Source, table: str, key: str) -> str:
     """The option of a key of a table. Raises `DiagnosticError`."""
     name = key.replace("-", "_")
@@ -122,7 +120,8 @@ def _known(source: Source, table: str, key: str) -> str:
 def _beside(path: str, name: str) -> str:
     """A name of a file as seen from here; names of models stay."""
     beside = Path(path).parent / name
-    return str(beside) if name.endswith((".stg", ".json", ".py")) or beside.is_file() else name
+    is_file = name.endswith((".stg", ".json", ".py")) or (beside.exists() and name not in library())
+    return str(beside) if name and is_file else name
 
 
 def key_place(source: Source, table: str, key: str) -> FileLoc:
@@ -131,9 +130,9 @@ def key_place(source: Source, table: str, key: str) -> FileLoc:
     for number, line in enumerate(source.text.splitlines(), 1):
         if header := re.match(r"\s*\[\s*[\"']?(.*?)[\"']?\s*\]", line):
             inside = header[1] == table
-        found = re.match(rf"\s*\[?\s*([\"']?{re.escape(key)}[\"']?)\s*[=\]]", line)
-        if found and (inside or line.lstrip().startswith("[")):
-            return FileLoc(source.name, number, found.start(1) + 1, len(found[1]))
+        line_of_key = re.match(rf"\s*\[?\s*([\"']?{re.escape(key)}[\"']?)\s*[=\]]", line)
+        if line_of_key and (inside or line.lstrip().startswith("[")):
+            return FileLoc(source.name, number, line_of_key.start(1) + 1, len(line_of_key[1]))
     return FileLoc(source.name, 1, 1)
 
 
@@ -176,8 +175,8 @@ def job_text(job: JobFile) -> str:
     options, default = job.options, JobOptions("")
     if options.preset:  # which says its step
         default = default.changed(**find_preset(options).step)
-    first = {name: getattr(options, name) for name in _FIRST}
-    lines = [f"{name} = {_toml(str(value))}" for name, value in first.items() if value]
+    first = zip(_FIRST, (options.model, options.strategy, options.preset), strict=True)
+    lines = [f"{name} = {_toml(value)}" for name, value in first if value]
     tables: dict[str, dict[str, Any]] = {"sizes": dict(options.sizes)}
     for section, names in _SECTIONS.items():
         values = {name: getattr(options, name) for name in names}
