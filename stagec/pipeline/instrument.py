@@ -116,21 +116,28 @@ class Dumps(Hooks):
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
+        self._count, self._last = 0, ""
 
     def start(self, module: Module) -> None:
-        self._keep("input", module)
+        self._look("input", module)
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
-        self._keep(pass_.name, module)
+        self._look(pass_.name, module)
 
-    def _keep(self, name: str, module: Module) -> None:
+    def _look(self, name: str, module: Module) -> None:
         text = print_module(module)
-        if text != next(reversed(self.texts.values()), ""):
-            self.texts[f"{len(self.texts):02}-{name}"] = text
+        if text != self._last:
+            self.add(f"{self._count:02}-{name}", text)
+            self._count += 1
+        self._last = text
+
+    def add(self, name: str, text: str) -> None:
+        """Keep a text."""
+        self.texts[name] = text
 
 
 class DumpDir(Dumps):
-    """Writes these texts as files: `00-input.stg`, `01-infer-shapes.stg`, ..."""
+    """Writes these texts as files, `00-input.stg` first, and keeps none."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -140,11 +147,9 @@ class DumpDir(Dumps):
         self._folder.mkdir(parents=True, exist_ok=True)
         super().start(module)
 
-    def _keep(self, name: str, module: Module) -> None:
-        known = len(self.texts)
-        super()._keep(name, module)
-        for new in [*self.texts][known:]:
-            write_file(self._folder / f"{new}.stg", self.texts[new])
+    def add(self, name: str, text: str) -> None:
+        """Write a text."""
+        write_file(self._folder / f"{name}.stg", text)
 
 
 class Timing(Hooks):
