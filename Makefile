@@ -42,7 +42,7 @@ test-all: $(VENV)/.stamp-test
 check: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy & types=$$!; $(BIN)/pyright && wait $$types
+	$(BIN)/mypy & types=$$!; $(BIN)/pyright; right=$$?; wait $$types && exit $$right
 	$(BIN)/lint-imports
 	$(BIN)/python tools/lint_checks.py
 	$(BIN)/python -m tools.size --check

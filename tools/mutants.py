@@ -170,7 +170,9 @@ def _tried(copies: Copies, crashing: bool, mutant: Mutant) -> tuple[bool, str]:
         return False, f"SURVIVED {mutant}"
     killers = [name for name, crashes in failed.items() if not crashes]
     if not killers:
-        return crashing, f"CRASHES  {mutant}: make it wrong only, no test needs to notice a crash"
+        if crashing:
+            return True, f"crashed  {mutant}"
+        return False, f"CRASHES  {mutant}: make it wrong only, no test needs to notice a crash"
     return True, f"killed   {mutant}: by {', '.join(killers)}"
 
 

@@ -194,7 +194,6 @@ def test_texts_are_those_of_commands() -> None:
     job = made(tp=2)
     assert str(job.analyze()) == command("analyze", *WORDS, "--tp", "2").out
     assert str(job.memory()) == command("memory", *WORDS, "--tp", "2").out
-    assert "_repr_html_" in dir(job.analyze())
 
 
 def test_rows_have_the_same_keys() -> None:
@@ -257,6 +256,41 @@ def test_an_error_has_the_line_and_the_remedy(tmp_path: Path) -> None:
     assert "^^^" in note
 
 
+def test_a_command_is_quoted_for_a_shell() -> None:
+    job = made(**DECODE, speculative=2, draft="llama3-8b[L=1]: tp=1")
+    assert "--draft 'llama3-8b[L=1]: tp=1'" in job.command
+
+
+@pytest.mark.parametrize("flag", ["output", "html", "as_csv", "print_space"])
+def test_a_search_does_not_write(flag: str) -> None:
+    given: dict[str, Any] = {flag: "file"}
+    with pytest.raises(stagec.DiagnosticError, match=f"no flag '{flag}'"):
+        stagec.search("llama3-8b", ranks=2, machine=MACHINE, **given)
+
+
+def test_a_machine_that_is_not_there() -> None:
+    for call in (made().time, stagec.machine, made(prompt=8).serve):
+        with pytest.raises(stagec.DiagnosticError) as told:
+            call("nowhere.toml")
+        assert "nowhere.toml" in str(told.value)
+        with pytest.raises(stagec.DiagnosticError) as told:
+            call("h100-smx")
+        assert "h100-sxm" in "".join(told.value.__notes__)
+
+
+def test_an_interrupt_before_an_answer_is_one(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def stop(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stagec.search(
+            "llama3-8b", ranks=2, machine=MACHINE, sizes=SIZES, jobs=1, cache=False, progress=stop
+        )
+    assert capfd.readouterr().err == ""
+
+
 def test_sizes_that_do_not_divide_and_files_that_are_not_there() -> None:
     with pytest.raises(stagec.DiagnosticError):
         made(tp=3).analyze()
@@ -301,5 +335,8 @@ def test_importing_it_imports_next_to_nothing() -> None:
 
 
 def test_other_names_are_no_attributes() -> None:
+    name = "jobs"
+    assert name not in dir(stagec)
+    assert {"job", "search", "DiagnosticError"} <= set(dir(stagec))
     with pytest.raises(AttributeError, match="no attribute 'jobs'"):
-        stagec.jobs  # noqa: B018
+        getattr(stagec, name)

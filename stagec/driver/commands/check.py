@@ -27,11 +27,11 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
     Reads traces of other tools too, and archives. Exit code 1 if anything is wrong. A recorded
     trace that lacks what a simulator needs is not broken: it cannot be simulated as it is.
     """
-    found = check(directory, strict=strict)
+    answer = check(directory, strict=strict)
     if not as_json:
-        _tell(found.report, failed=not found.ok)
-    show(found, {"as_json": as_json, "output": None})
-    return int(not found.ok)
+        _tell(answer.report, failed=not answer.ok)
+    show(answer, {"as_json": as_json, "output": None})
+    return int(not answer.ok)
 
 
 def _tell(report: CheckReport, *, failed: bool) -> None:

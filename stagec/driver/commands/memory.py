@@ -86,10 +86,10 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     plan = memory(options, fit=given["fit"], limit=given["limit"])
     each = {"": plan} if isinstance(plan, MemoryPlan) else plan.pods
     if given["as_json"] or given["output"]:
-        for pod, found in each.items():
-            _tell_verdict(f"{pod}/" if pod else "", found)
+        for pod, one in each.items():
+            _tell_verdict(f"{pod}/" if pod else "", one)
     if isinstance(plan, MemoryPlan):  # first: a reader of the table may close the pipe
-        draw(plan.builder, options, plan.found, given)
+        draw(plan.builder, options, plan.data, given)
     show(plan, given)
     if plan.fits is not False:
         return 0
@@ -108,8 +108,8 @@ def _tell_verdict(of: str, plan: MemoryPlan) -> None:
     """Say whether it fits, where the table does not."""
     from stagec.driver.output.tables import fit_text
 
-    if (found := plan.found.get("fit")) is not None:
-        tell(f"{of}{found['class']}: {fit_text(MemoryFit(found['peak'], found['room']))}")
+    if (fit := plan.data.get("fit")) is not None:
+        tell(f"{of}{fit['class']}: {fit_text(MemoryFit(fit['peak'], fit['room']))}")
 
 
 def _tell_why(worst: Mapping[str, Any]) -> None:

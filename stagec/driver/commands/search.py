@@ -16,12 +16,14 @@ from stagec.driver.request.machine import tell_cautions
 from stagec.driver.request.sections import LongCommand
 from stagec.driver.search.asked import search_options
 from stagec.driver.search.question import questions, space_text
-from stagec.driver.verbs.search import LESS, search
+from stagec.driver.verbs.search import search
 from stagec.ir_spec.ops.statement import Section
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: What other commands have of the same name is something else.
 _PLACES = {"batch": Section.DATA, "pareto": None, "as_csv": None}
+#: The remedy where an interrupt leaves nothing to tell.
+_LESS = "let it run, or give a smaller space"
 
 
 @click.command("search", cls=LongCommand, places=_PLACES)
@@ -41,22 +43,26 @@ def command(**given: Any) -> int:
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])
         return 0
-    with line_on_terminal() as progress:
-        answer = search(asked, given, progress)
-    found = answer.found
-    tell_cautions(found["cautions"])
+    try:
+        with line_on_terminal() as progress:
+            answer = search(asked, given, progress)
+    except KeyboardInterrupt:
+        tell(f"interrupted while the points were listed: {_LESS}")
+        raise
+    data = answer.data
+    tell_cautions(data["cautions"])
     if given["html"] is not None:
         from stagec.driver.search.page import write_page
 
-        write_page(given["html"], found)
+        write_page(given["html"], data)
     show(answer, given)
-    if not found["proven"]:
-        if not found["best"]:
-            left = found["left"]
-            tell(f"interrupted before a strategy was found; {left:,} points are left: {LESS}")
+    if not data["proven"]:
+        if not data["best"]:
+            left = data["left"]
+            tell(f"interrupted before a strategy was found; {left:,} points are left: {_LESS}")
         return INTERRUPTED
-    if not found["best"]:
-        raise _nothing(found["nearest"], serves=given["serve"] is not None)
+    if not data["best"]:
+        raise _nothing(data["nearest"], serves=given["serve"] is not None)
     return 0
 
 

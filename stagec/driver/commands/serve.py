@@ -87,11 +87,11 @@ def command(**given: Any) -> int:
     options = take_options(given)
     asked = {name: given[name] for name in ("output_tokens", "batches", "ttft", "tpot")}
     accepted = take_accepted(on_machine(options, machine), given)
-    found = serve(options, machine, **asked, accepted=accepted)
-    tell_cautions(found.cautions)
+    answer = serve(options, machine, **asked, accepted=accepted)
+    tell_cautions(answer.cautions)
     if given["html"] is not None:
-        _draw(given["html"], found)
-    show(found, given)
+        _draw(given["html"], answer)
+    show(answer, given)
     return 0
 
 

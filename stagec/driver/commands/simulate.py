@@ -190,7 +190,7 @@ def _is_range(given: object, ranks: int) -> bool:
     if [type(each) for each in numbers] != [int, int]:
         return False
     first, last = numbers
-    return bool(first <= last < first + min(ranks, _MOST_RANKS))
+    return first <= last < first + min(ranks, _MOST_RANKS)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def command(**given: Any) -> int:
     asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
     with line_on_terminal() as progress:
-        found = time(
+        answer = time(
             options,
             **asked,
             measured=measured,
@@ -92,9 +92,9 @@ def command(**given: Any) -> int:
             memory=pictures,
             progress=progress,
         )
-    if isinstance(found, StepAnswer) and found.timed is not None:
-        draw(found.timed, given)
-    show(found, given)
+    if isinstance(answer, StepAnswer) and answer.timed is not None:
+        draw(answer.timed, given)
+    show(answer, given)
     return 0
 
 

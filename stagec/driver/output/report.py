@@ -28,8 +28,8 @@ class Report(ABC):
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of a data frame, each with the same keys: by default one, of all figures."""
-        found = self.as_json()
-        return [found] if isinstance(found, dict) else list(found)
+        data = self.as_json()
+        return [data] if isinstance(data, dict) else list(data)
 
     def as_csv(self) -> str:
         """What `--csv` prints. Raises `DiagnosticError` where there are no rows to print."""

@@ -3,7 +3,7 @@ Python calls and of job files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,33 +14,40 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 _AS_THERE = "give it as the command line has it"
-#: What prints instead of answering.
-_SHOWN = ("print_strategy", "print_job", "print_after", "print_space", "time_passes", "as_json")
+#: What prints or draws instead of answering.
+_SHOWN = (
+    *("print_strategy", "print_job", "print_after", "print_space", "time_passes"),
+    *("as_json", "as_csv", "html"),
+)
 
 
 def read(
     command: click.Command,
     arguments: Sequence[str],
     flags: Mapping[str, Any],
-    then: Callable[[click.Context], Any] | None = None,
+    *,
+    without: Sequence[str] = (),
 ) -> Any:
     """What a command makes of these arguments and flags, which are named as its options are, with
-    underscores for dashes; a flag that is None is not given. With `then`, what that makes of them.
-    Raises `DiagnosticError`."""
-    options = {str(p.name): p for p in command.params if isinstance(p, click.Option)}
+    underscores for dashes; a flag that is None is not given. Those `without` are not its flags
+    here. Raises `DiagnosticError`."""
+    options = {
+        str(p.name): p
+        for p in command.params
+        if isinstance(p, click.Option) and p.name not in (*_SHOWN, *without)
+    }
     texts = list[str]()
     for name, value in flags.items():
-        if name not in options or name in _SHOWN:
-            known = [n for n in options if n not in _SHOWN]
+        if name not in options:
             usual = "flags are those of the command line, with underscores for dashes"
-            raise error(f"no flag '{name}'", remedy=did_you_mean(name, known) or usual)
+            raise error(f"no flag '{name}'", remedy=did_you_mean(name, options) or usual)
         if value is not None:
             texts += _words(options[name], value)
     # behind the flags, as a model may be a file whose name begins with a dash
     words = [*texts, *(["--", *arguments] if arguments else [])]
     try:
         with command.make_context(command.name, words) as context:
-            return then(context) if then is not None else command.invoke(context)
+            return command.invoke(context)
     except click.BadParameter as problem:
         name = problem.param.name if problem.param is not None else ""
         raise error(f"{name}: {problem.message}", remedy=_AS_THERE) from None

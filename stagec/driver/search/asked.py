@@ -56,7 +56,7 @@ _OPTIONS = (
     click.option(
         "--objective",
         type=click.Choice(["time", "tokens-per-rank", "cost", "memory"]),
-        help="What is best: the shortest step (default), most tokens/s of a rank, fewest "
+        help="What is best: the shortest step (default), most tokens/s per rank, fewest "
         "rank-seconds, or the smallest peak of memory.",
     ),
     click.option(

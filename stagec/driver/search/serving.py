@@ -33,7 +33,7 @@ _OPTIONS = (
     click.option(
         "--serve",
         type=click.Choice(MODES),
-        help="Search for a step of serving, by default for most tokens/s of a rank; --batch are "
+        help="Search for a step of serving, by default for most tokens/s per rank; --batch are "
         "sequences of it, of mixed those of each group that decode.",
     ),
     *(STEP[n] for n in _STEP),

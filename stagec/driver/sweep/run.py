@@ -101,25 +101,25 @@ def check_alone(given: Mapping[str, Any]) -> None:
 class SweepAnswer(Report):
     """The configurations of a sweep in their order: what each costs, or why it cannot be."""
 
-    found: Sequence[SweepRow]
+    configurations: Sequence[SweepRow]
     columns: Sequence[SweepColumn]
 
     def as_json(self) -> list[SweepRow]:
-        return list(self.found)
+        return list(self.configurations)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each configuration."""
-        return list(self.found)
+        return list(self.configurations)
 
     def as_csv(self) -> str:
         from stagec.driver.sweep.table import csv_text
 
-        return csv_text(self.found)
+        return csv_text(self.configurations)
 
     def print(self, stream: TextIO) -> None:
         from stagec.driver.sweep.table import print_sweep
 
-        print_sweep(self.found, self.columns, stream)
+        print_sweep(self.configurations, self.columns, stream)
 
 
 def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:

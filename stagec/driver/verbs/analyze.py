@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 class JobAnalysis(Report):
     """The counts of a step: the object of `stagec analyze --json` (docs/json.md)."""
 
-    found: Mapping[str, Any]
+    data: Mapping[str, Any]
 
     @property
     def ranks(self) -> int:
         """The ranks of the job."""
-        return int(self.found["ranks"])
+        return int(self.data["ranks"])
 
     @property
     def mesh(self) -> Mapping[str, int]:
         """The axes of the mesh, slowest first."""
-        mesh: Mapping[str, int] = self.found["mesh"]
+        mesh: Mapping[str, int] = self.data["mesh"]
         return mesh
 
     @property
     def parameters(self) -> Any:
         """The parameters of the model, counted once; an expression if it is symbolic."""
-        return self.found["parameters"]
+        return self.data["parameters"]
 
     @property
     def model_flops(self) -> Any:
         """FLOPs of a step by the model's text; a multiply-add is 2."""
-        return self.found["model_flops"]
+        return self.data["model_flops"]
 
     @property
     def classes(self) -> list[Mapping[str, Any]]:
         """The classes of ranks, those of which all do the same: FLOPs by phase, collectives,
         messages and memory in bytes, of one rank each."""
-        classes: list[Mapping[str, Any]] = self.found["classes"]
+        classes: list[Mapping[str, Any]] = self.data["classes"]
         return classes
 
     def as_json(self) -> dict[str, Any]:
-        return dict(self.found)
+        return dict(self.data)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each class of ranks."""
@@ -67,7 +67,7 @@ class JobAnalysis(Report):
     def print(self, stream: TextIO) -> None:
         from stagec.driver.output.analysis_table import print_analysis
 
-        print_analysis(dict(self.found), stream)
+        print_analysis(dict(self.data), stream)
 
 
 def analyze(

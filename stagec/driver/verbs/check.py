@@ -45,10 +45,8 @@ class CheckAnswer(Report):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each finding."""
-        found = self.as_json()
-        return [
-            {"severity": kind, **each} for kind in ("errors", "warnings") for each in found[kind]
-        ]
+        data, kinds = self.as_json(), ("errors", "gaps", "warnings")
+        return [{"kind": kind, **each} for kind in kinds for each in data[kind]]
 
     def print(self, stream: TextIO) -> None:
         report, failed = self.report, not self.ok

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileAnswer(Report):
-    """A compiled job: `found` are its counts, as `analyze` has them, or of many steps what they
+    """A compiled job: `data` are its counts, as `analyze` has them, or of many steps what they
     hold. `times` says how long compiling and writing took."""
 
-    found: Mapping[str, Any]
+    data: Mapping[str, Any]
     summary: Callable[[TextIO], None] = field(repr=False, compare=False)
     output: Path | None = None
     written: Sequence[Written] = ()
@@ -37,7 +37,7 @@ class CompileAnswer(Report):
     def as_json(self) -> dict[str, Any]:
         output = None if self.output is None else str(self.output)
         sizes = {"files": len(self.files), "bytes": self.bytes}
-        return {"schema": 1, "job": dict(self.found), "output": output, **sizes}
+        return {"schema": 1, "job": dict(self.data), "output": output, **sizes}
 
     def print(self, stream: TextIO) -> None:
         self.summary(stream)

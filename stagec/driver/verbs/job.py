@@ -8,6 +8,7 @@ is not given. What a command prints as a warning is a warning of Python, and wha
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ class Job:
         self._options = options
 
     def __repr__(self) -> str:
-        return f"<stagec job: {' '.join(job_words(self._options))}>"
+        return f"<stagec job: {self.command}>"
 
     @property
     def model(self) -> str:
@@ -71,7 +72,7 @@ class Job:
     @property
     def command(self) -> str:
         """The words of a command line that stand for it: model and flags."""
-        return " ".join(job_words(self._options))
+        return shlex.join(job_words(self._options))
 
     def with_(self, **flags: Any) -> Job:
         """The job with these flags; of `sizes`, those that are given. Raises `DiagnosticError`."""
@@ -129,8 +130,8 @@ class Job:
         `speculative` decode, `accepted` tokens come of each sequence and step, or a share
         `acceptance` of drafts is right. A process compiles a structure once: a call that differs in
         sizes and degrees takes milliseconds. Raises `DiagnosticError`."""
-        on = _machine(machine)
         with asked(), seldom_collected():
+            on = _machine(machine)
             return time(
                 self._options,
                 on,
@@ -214,10 +215,10 @@ def time_step(
 ) -> StepAnswer:
     """How long a step takes on a machine, and why: `job(model, **flags).time(machine)` of a job of
     one step. Raises `DiagnosticError`."""
-    found = job(model, **flags).time(machine, overlap=overlap, levers=levers)
-    if not isinstance(found, StepAnswer):
+    answer = job(model, **flags).time(machine, overlap=overlap, levers=levers)
+    if not isinstance(answer, StepAnswer):
         raise error("time_step: the job has two steps", remedy="use stagec.job(...).time(machine)")
-    return found
+    return answer
 
 
 def search(
@@ -240,7 +241,7 @@ def search(
         return given
 
     with asked():
-        given = read(command, [str(model)] if model else [], flags)
+        given = read(command, [str(model)] if model else [], flags, without=("output",))
         return verb.search(questions(given), given, progress or _silent)
 
 
@@ -296,16 +297,15 @@ def import_config(
     """The STG text of a model from its config.json, or the folder of one. Keys in `ignore` are
     taken as left out, with `ignore_unknown` all that are not known. Raises `DiagnosticError`."""
     with asked():
-        found = import_configuration(str(config), ignore, images=images, unknown=ignore_unknown)
-        return found.text
+        return import_configuration(str(config), ignore, images=images, unknown=ignore_unknown).text
 
 
 def machine(name: str | Path, used_ranks: Mapping[str, int] | None = None) -> Machine:
     """A machine by its name or file; `used_ranks` of levels of its network. Raises
     `DiagnosticError`."""
-    return machine_of(str(name)).changed(
-        {f"network.{level}.used": n for level, n in (used_ranks or {}).items()}
-    )
+    with asked():
+        used = {f"network.{level}.used": number for level, number in (used_ranks or {}).items()}
+        return machine_of(str(name)).changed(used)
 
 
 def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:

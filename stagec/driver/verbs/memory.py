@@ -23,13 +23,13 @@ class MemoryPlan(Report):
     """The footprint of a job: the object of `stagec memory --json`. `builder` has the planned
     module."""
 
-    found: Mapping[str, Any]
+    data: Mapping[str, Any]
     builder: JobBuilder = field(repr=False, compare=False)
 
     @property
     def classes(self) -> list[Mapping[str, Any]]:
         """The classes of ranks: bytes at the peak by category, and the largest buffers then."""
-        classes: list[Mapping[str, Any]] = self.found["classes"]
+        classes: list[Mapping[str, Any]] = self.data["classes"]
         return classes
 
     @property
@@ -45,10 +45,10 @@ class MemoryPlan(Report):
     @property
     def fits(self) -> bool | None:
         """Whether this fits the limit; None if none was given."""
-        return self.found["fit"]["fits"] if "fit" in self.found else None
+        return self.data["fit"]["fits"] if "fit" in self.data else None
 
     def as_json(self) -> dict[str, Any]:
-        return dict(self.found)
+        return dict(self.data)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each class of ranks."""
@@ -57,7 +57,7 @@ class MemoryPlan(Report):
     def print(self, stream: TextIO) -> None:
         from stagec.driver.output.analysis_table import print_footprint
 
-        print_footprint(dict(self.found), stream)
+        print_footprint(dict(self.data), stream)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PodsMemory(Report):
 
     def print(self, stream: TextIO) -> None:
         for plan in self.pods.values():
-            stream.write(f"{plan.found['model']}\n")
+            stream.write(f"{plan.data['model']}\n")
             plan.print(stream)
 
 

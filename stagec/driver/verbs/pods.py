@@ -42,16 +42,16 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
 class PodsAnalysis(Report):
     """The counts of each pod, and of what goes from one to another."""
 
-    found: Mapping[str, Any]
+    data: Mapping[str, Any]
 
     @property
     def pods(self) -> Mapping[str, Mapping[str, Any]]:
         """The counts of each pod, as those of a job of one."""
-        pods: Mapping[str, Mapping[str, Any]] = self.found["pods"]
+        pods: Mapping[str, Mapping[str, Any]] = self.data["pods"]
         return pods
 
     def as_json(self) -> dict[str, Any]:
-        return dict(self.found)
+        return dict(self.data)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each class of ranks of each pod."""
@@ -59,7 +59,7 @@ class PodsAnalysis(Report):
         return [{"pod": pod, **dict(c)} for pod, found in each for c in found["classes"]]
 
     def print(self, stream: TextIO) -> None:
-        _print(self.found, stream)
+        _print(self.data, stream)
 
 
 def analyze_pods(options: JobOptions, **given: Any) -> PodsAnalysis:

@@ -9,15 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.output.report import Report
-from stagec.driver.output.streams import tell
 from stagec.support.processors import processors
 
 if TYPE_CHECKING:
     from stagec.driver.search.jobs import Run
     from stagec.driver.search.run import Answer, Question
-
-#: The remedy where an interrupt leaves nothing to tell.
-LESS = "let it run, or give a smaller space"
 
 
 @dataclass(frozen=True)
@@ -52,34 +48,34 @@ class RankedStrategy:
 class SearchAnswer(Report):
     """What a search found: the object of `stagec search --json`."""
 
-    found: Mapping[str, Any]
+    data: Mapping[str, Any]
 
     @property
     def best(self) -> Sequence[RankedStrategy]:
         """The best strategies, the first one first."""
-        return [RankedStrategy(row) for row in self.found["best"]]
+        return [RankedStrategy(row) for row in self.data["best"]]
 
     @property
     def proven(self) -> bool:
         """Whether no other point of the space can be better: it was not interrupted."""
-        return bool(self.found["proven"])
+        return bool(self.data["proven"])
 
     def as_json(self) -> dict[str, Any]:
-        return dict(self.found)
+        return dict(self.data)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each strategy that was evaluated."""
-        return [dict(row) for row in self.found["evaluations"]]
+        return [dict(row) for row in self.data["evaluations"]]
 
     def as_csv(self) -> str:
         from stagec.driver.search.table import csv_text
 
-        return csv_text(self.found)
+        return csv_text(self.data)
 
     def print(self, stream: TextIO) -> None:
         from stagec.driver.search.table import print_answer
 
-        print_answer(self.found, stream)
+        print_answer(self.data, stream)
 
 
 def search(
@@ -88,7 +84,8 @@ def search(
     progress: Callable[[str], None] = lambda text: None,
 ) -> SearchAnswer:
     """The answer to questions that `questions(given)` made; `given` says who works, and what is
-    asked about the best. `progress` is told what goes on. Raises `DiagnosticError`."""
+    asked about the best. `progress` is told what goes on. Raises `DiagnosticError`, and
+    `KeyboardInterrupt` for one that comes while points are listed: there is no answer by then."""
     from stagec.driver.search.cache import cached
 
     return SearchAnswer(cached(given, asked, lambda: _found(asked, given, progress)))
@@ -110,7 +107,6 @@ def _found(
                 answers.append(search(question, run, at_a_time, progress))
             except KeyboardInterrupt:
                 if not answers:
-                    tell(f"interrupted while the points were listed: {LESS}")
                     raise
                 answers[-1].interrupted = True
             if answers[-1].interrupted:
