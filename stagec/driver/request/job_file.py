@@ -43,6 +43,7 @@ from stagec.ir_spec.ops.axes import AXES
 from stagec.models import library
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
+from stagec.support.suggest import did_you_mean
 
 SUFFIX = ".toml"
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -94,7 +95,9 @@ def read_job_file(path: str) -> JobFile:
         options = read(job_command, names if names[1] else names[:1], flags)
     except DiagnosticError as problem:
         first = problem.diagnostics[0]
-        raise error(f"{source.name}: {first.message}", remedy=first.remedy) from None
+        name = first.message.partition(":")[0]
+        where = next((section for section, names in _SECTIONS.items() if name in names), "")
+        raise error(first.message, key_place(source, where, name), remedy=first.remedy) from None
     return JobFile(options, *_machine(source, tables.get("machine", {})))
 
 
@@ -113,7 +116,10 @@ def _known(source: Source, table: str, key: str) -> str:
     """The option of a key of a table. Raises `DiagnosticError`."""
     name = key.replace("-", "_")
     if name not in _SECTIONS[table] and not (table == "strategy" and name == "mesh"):
-        raise _wrong(source, table, key, f"there is no '{key}' in [{table}]")
+        remedy = did_you_mean(name, _SECTIONS[table]) or _EXAMPLE
+        raise error(
+            f"there is no '{key}' in [{table}]", key_place(source, table, key), remedy=remedy
+        )
     return name
 
 
@@ -126,11 +132,11 @@ def _beside(path: str, name: str) -> str:
 
 def key_place(source: Source, table: str, key: str) -> FileLoc:
     """Where a key of a table stands; tomllib does not tell."""
-    inside = not table
+    inside, word = not table, re.escape(key).replace("_", "[-_]")
     for number, line in enumerate(source.text.splitlines(), 1):
         if header := re.match(r"\s*\[\s*[\"']?(.*?)[\"']?\s*\]", line):
             inside = header[1] == table
-        line_of_key = re.match(rf"\s*\[?\s*([\"']?{re.escape(key)}[\"']?)\s*[=\]]", line)
+        line_of_key = re.match(rf"\s*\[?\s*([\"']?{word}[\"']?)\s*[=\]]", line)
         if line_of_key and (inside or line.lstrip().startswith("[")):
             return FileLoc(source.name, number, line_of_key.start(1) + 1, len(line_of_key[1]))
     return FileLoc(source.name, 1, 1)
