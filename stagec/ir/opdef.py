@@ -345,25 +345,12 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
                 found[factor] = (size, value.loc, value.name)
             else:
                 _agree(op, factor, found[factor], size, value, local)
-    sizes = {f: s for f, (s, _, _) in found.items()} | _stated_sizes(op, rule)
+    sizes = {f: s for f, (s, _, _) in found.items()} | dict(rule.sizes)
     for group, size, value in compound:
         _solve(op, sizes, group, size, value)
     if local:
         _sizes_from_results(op, rule, sizes)
     return sizes
-
-
-def _stated_sizes(op: Operation, rule: Rule) -> dict[str, Expr]:
-    """The sizes that an op states. Raises `DiagnosticError` for one that nothing can be split
-    into."""
-    for factor, size in rule.sizes.items():
-        if size.value is not None and size.value < 1:
-            raise error(
-                f"'{op.name}' gives factor '{factor}' the size {size}, expected at least 1",
-                op.loc,
-                remedy="give it a size that divides the dimension",
-            )
-    return dict(rule.sizes)
 
 
 def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
@@ -469,6 +456,13 @@ def _solve(
     value: Value,
 ) -> None:
     unknown = [f for f in group if f not in sizes]
+    for factor in group:
+        if factor in sizes and (stated := sizes[factor].value) is not None and stated < 1:
+            raise error(
+                f"'{op.name}' gives factor '{factor}' the size {stated}, expected at least 1",
+                op.loc,
+                remedy="give it a size that divides the dimension",
+            )
     known = product(sizes[f] for f in group if f in sizes)
     if len(unknown) > 1:
         raise error(
