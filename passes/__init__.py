@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagec.api import Plugin
-from stagec.ir_spec.ops import BUILTIN
+from stagec.ir_spec.builtin import BUILTIN
 from stagec.passes.autodiff.add_optimizer import AddOptimizer
 from stagec.passes.autodiff.differentiate import Differentiate
 from stagec.passes.cleanup.canonicalize import Canonicalize

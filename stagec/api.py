@@ -31,8 +31,8 @@ from stagec.ir.opdef import Array, OpDef, Registry, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import AxisUse, Dim, Load, OpaqueType, Partial, TensorType, Type, axis_size
-from stagec.ir_spec.ops.statement import Record, Statement, parameter
 from stagec.ir_spec.phases import Phase
+from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 from stagec.pipeline.instrument import Hooks, Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass, Plugin

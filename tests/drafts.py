@@ -18,7 +18,7 @@ from stagec.ir.drafts import CHOSEN, DRAFT
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
-from stagec.ir_spec.ops.parts import MAIN
+from stagec.ir_spec.strategy.part import MAIN
 from stagec.program.nodes import Ints
 from tests.parts import batch_order, lowered_pods, run_each
 from tests.pods import logits_of

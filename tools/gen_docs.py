@@ -19,7 +19,7 @@ from stagec.ir import traits
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Arity, Param
 from stagec.ir.traits import Trait
-from stagec.ir_spec.ops.statement import Statement
+from stagec.ir_spec.strategy.statement import Statement
 from stagec.pipeline.passes import Pass, option_text, options_of, reads_its_own_options
 from stagec.pipeline.plugins import Loaded, load_plugins
 from tools.gen_api import api_page
@@ -34,15 +34,9 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Declarations stay in all phases, functions end with `lower-to-trace`.",
     ),
     "strategy": (
-        "Strategies: where values lie",
+        "Statements of a strategy",
         "In the region of a `stg.strategy`. [flags.md](flags.md) has the flags that write them.",
     ),
-    "special_splits": (
-        "Strategies: ops that treat a split in their own way",
-        "In the region of a `stg.strategy`.",
-    ),
-    "policies": ("Strategies: how it runs", "In the region of a `stg.strategy`."),
-    "adapters": ("Strategies: what is trained", "In the region of a `stg.strategy`."),
     "contraction": ("Contractions, sums, scaling", "In functions."),
     "extremes": (
         "Extremes",
@@ -143,8 +137,14 @@ def ops_page(loaded: Loaded) -> str:
     """docs/ops.md."""
     by_room: dict[str, list[OpDef]] = {}
     for op in loaded.registry:
-        by_room.setdefault(type(op).__module__.rpartition(".")[2], []).append(op)
+        by_room.setdefault(_room(op), []).append(op)
     return page("Ops", _OPS_INTRO, _ops_body(by_room))
+
+
+def _room(op: OpDef) -> str:
+    """The file of an op; statements of a strategy, a file each, are one room."""
+    package, _, name = type(op).__module__.rpartition(".")
+    return "strategy" if package.endswith(".strategy") and name != "space" else name
 
 
 def _ops_body(by_room: Mapping[str, Sequence[OpDef]]) -> Iterator[str]:

@@ -1,18 +1,16 @@
-"""The built-in ops, one class each; `BUILTIN` lists them."""
+"""The built-in ops, one class each; `OPS` lists them."""
 
 from __future__ import annotations
 
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops import (
     activation,
-    adapters,
     attention,
     attention_parts,
     causal_conv,
     comm,
     contraction,
     convolution,
-    copies,
     distance,
     extremes,
     functions,
@@ -28,7 +26,6 @@ from stagec.ir_spec.ops import (
     parts,
     pipeline,
     pods,
-    policies,
     quantized,
     recommend,
     rg_lru,
@@ -40,25 +37,18 @@ from stagec.ir_spec.ops import (
     selection,
     sequence_parts,
     serving,
-    space,
     state_space,
-    strategy,
     structure,
     token_shift,
     trace,
     vocabulary,
 )
 
-BUILTIN: tuple[OpDef, ...] = (
+OPS: tuple[OpDef, ...] = (
     *structure.OPS,
     *functions.OPS,
-    *strategy.OPS,
-    *policies.OPS,
-    *copies.OPS,
     *quantized.OPS,
-    *adapters.OPS,
     *parts.OPS,
-    *space.OPS,
     *contraction.OPS,
     *convolution.OPS,
     *extremes.OPS,

@@ -15,6 +15,7 @@ from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
+    ORDERS,
     SCORES,
     VALUES,
     WHOLE,
@@ -37,7 +38,6 @@ from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.latent import rows_of_latent
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
-from stagec.ir_spec.ops.special_splits import ORDERS
 from stagec.support.diagnostics import error
 
 _PARAMS = (

@@ -59,6 +59,9 @@ WHOLE = (
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
 )
 
+#: How the positions of a split sequence lie on the ranks of a ring.
+ORDERS = ("zigzag", "plain")
+
 
 def further(op: Operation) -> list[str]:
     """The operands after keys and values, by the flags that name them."""

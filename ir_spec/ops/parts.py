@@ -3,9 +3,7 @@ crosses from one to another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
@@ -15,45 +13,6 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import BeginsBackward, Stays
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
-
-#: The part that has what no statement names.
-MAIN = "main"
-
-
-@dataclass(frozen=True)
-class PartRule(Record):
-    """A part of the model with a mesh and a strategy of its own: what a value is computed of."""
-
-    name: str = parameter("name", "what the part is called", required=True, positional=True)
-    of: tuple[str, ...] = parameter("values", "the value that the part computes", required=True)
-
-
-class PartOp(Statement):
-    """A part of the model is what a value is computed of. What no part has is the part `main`.
-
-    A job has a pod for each part, with a mesh and a strategy of its own; `cut-part` leaves it
-    its part. In a module that is not cut the statement changes nothing.
-    """
-
-    name, record, repeats = "stg.part", PartRule, True
-    section = Section.PARTS
-    flags = (
-        Flag(
-            "part",
-            "A part of the model with a mesh and a strategy of its own, by the value that it "
-            "computes: 'encoder=e: tp=2,dp=2'. May be given several times.",
-            "parts",
-            (),
-            metavar="NAME=VALUE:FLAGS",
-        ),
-    )
-    example = "stg.part[encoder, of = e]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        for part in request["part"]:
-            yield {"name": part.name, "of": part.value}
-
 
 _ENDS = (
     Param("value", "name", "what it is called at both ends", required=True, positional=True),
@@ -140,4 +99,4 @@ def _back(op: Operation) -> dict[str, RawAttr]:
     return {"value": f"d_{value}", "source": op.text("to"), "to": op.text("source")}
 
 
-OPS = (PartOp(), Depart(), Arrive())
+OPS = (Depart(), Arrive())

@@ -23,6 +23,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
+    ORDERS,
     SCORES,
     all_pairs,
     backward,
@@ -45,7 +46,6 @@ from stagec.ir_spec.ops.ring_work import (
     whole_hops,
 )
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
-from stagec.ir_spec.ops.special_splits import ORDERS
 
 
 def _kernel(op: Operation, kind: str, n: Sizes) -> KernelShape:

@@ -17,7 +17,8 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
-from stagec.ir_spec.ops.parts import MAIN, arrive, depart
+from stagec.ir_spec.ops.parts import arrive, depart
+from stagec.ir_spec.strategy.part import MAIN
 from stagec.sharding.zero import StatePlacement
 
 

@@ -53,7 +53,8 @@ from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Accumulates, BeginsBackward
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.parts import MAIN, Arrive
+from stagec.ir_spec.ops.parts import Arrive
+from stagec.ir_spec.strategy.part import MAIN
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over, pin_again
 from stagec.sharding.strategy import RecomputeRule

@@ -22,7 +22,7 @@ from stagec.api import (
 from stagec.ir.expr import same
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.traits import AddsToSum, CopiesMemory, Free, Fusible, Repeats
-from stagec.ir_spec.ops.policies import FusionRule
+from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
 
 

@@ -22,7 +22,8 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, FLOATS, PARAMETERS
-from stagec.ir_spec.ops.parts import MAIN, Arrive, Depart, PartRule, arrive, depart
+from stagec.ir_spec.ops.parts import Arrive, Depart, arrive, depart
+from stagec.ir_spec.strategy.part import MAIN, PartRule
 from stagec.sharding.strategy import PipelineRule
 from stagec.support.suggest import did_you_mean
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
-from stagec.ir_spec.ops.strategy import PipelineRule
+from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.passes.pipeline_stages.far_values import critical_ops
 from stagec.passes.pipeline_stages.layers import runs_layers
 from stagec.passes.pipeline_stages.sections import dissect

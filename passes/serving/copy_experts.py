@@ -19,7 +19,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.infer import forget_types, infer_module
-from stagec.ir_spec.ops.copies import CopiesRule
+from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 
 #: The parameter of ops that choose among experts with copies.
 COPIES = "copies"

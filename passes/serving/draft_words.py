@@ -33,7 +33,8 @@ from stagec.ir.drafts import (
 )
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.serving import PAST
-from stagec.ir_spec.ops.parts import MAIN, arrive, depart
+from stagec.ir_spec.ops.parts import arrive, depart
+from stagec.ir_spec.strategy.part import MAIN
 
 #: What says how many keys a query sees.
 _SPANS = {"span", "window", "chunk"}

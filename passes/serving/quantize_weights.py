@@ -29,13 +29,8 @@ from stagec.ir.rule import Group, Shape, parse_rule, shape_text
 from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum
-from stagec.ir_spec.ops.quantized import (
-    ACTIVATIONS,
-    AUTO,
-    FORMATS,
-    WeightFormat,
-    WeightsRule,
-)
+from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, WeightFormat
+from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
 
 PASS = "quantize-weights"
 #: Blocks get no smaller than this part of what the format has.

@@ -8,7 +8,8 @@ from stagec.api import Builder, Module, Pass, Phase, Value, const, error, made_b
 from stagec.ir.builder import RawAttr
 from stagec.ir.drafts import CHOSEN, DRAFT, DRAFTS, logits_chosen, most_likely, words_taken
 from stagec.ir.expr import ONE
-from stagec.ir_spec.ops.parts import MAIN, arrive, depart
+from stagec.ir_spec.ops.parts import arrive, depart
+from stagec.ir_spec.strategy.part import MAIN
 
 
 @dataclass(frozen=True)

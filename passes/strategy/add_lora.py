@@ -22,8 +22,8 @@ from stagec.api import (
 from stagec.ir.rewrite import carried, slice_into, uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir.traits import Repeats
-from stagec.ir_spec.ops.adapters import LoraRule
 from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.support.suggest import did_you_mean
 
 _PACKED = (2, 3)  # gate and up; query, key and value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stagec.api import DiagnosticList, Module, Pass, Phase, Region, Strategy, read_strategy
 from stagec.ir.bind import drop_unit_axes
-from stagec.ir_spec.ops.special_splits import GatherRule
+from stagec.ir_spec.strategy.gather import GatherRule
 from stagec.sharding.strategy import PipelineRule, SplitRule
 from stagec.support.suggest import did_you_mean
 

@@ -22,7 +22,7 @@ from stagec.ir.module import BATCH, Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.trained import trained_values
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.adapters import LoraRule
+from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.sharding.strategy import read_strategy
 
 #: Gradients of a product: one for each operand.

@@ -8,8 +8,8 @@ from dataclasses import replace
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
-from stagec.ir_spec.ops.special_splits import GatherRule
-from stagec.ir_spec.ops.strategy import SplitRule
+from stagec.ir_spec.strategy.gather import GatherRule
+from stagec.ir_spec.strategy.split import SplitRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import is_part
 from stagec.sharding.stages import accumulation

@@ -16,26 +16,24 @@ from typing import TypeVar, cast
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
-from stagec.ir_spec.ops.policies import (
-    BlockingRule,
-    BucketRule,
-    CapacityRule,
-    DtypesRule,
-    ExpertLoadRule,
-    OffloadRule,
-    OptimizerRule,
-    RecomputeRule,
-    TpInputsRule,
-)
-from stagec.ir_spec.ops.special_splits import ExchangeRule, GatherRule, RingRule
-from stagec.ir_spec.ops.statement import Axes, Record, Statement
-from stagec.ir_spec.ops.strategy import (
-    DeferRule,
-    MicrobatchesRule,
-    PipelineRule,
-    ShardParamsRule,
-    SplitRule,
-)
+from stagec.ir_spec.strategy.blocking import BlockingRule
+from stagec.ir_spec.strategy.bucket import BucketRule
+from stagec.ir_spec.strategy.capacity import CapacityRule
+from stagec.ir_spec.strategy.defer import DeferRule
+from stagec.ir_spec.strategy.dtypes import DtypesRule
+from stagec.ir_spec.strategy.exchange import ExchangeRule
+from stagec.ir_spec.strategy.expert_load import ExpertLoadRule
+from stagec.ir_spec.strategy.gather import GatherRule
+from stagec.ir_spec.strategy.microbatches import MicrobatchesRule
+from stagec.ir_spec.strategy.offload import OffloadRule
+from stagec.ir_spec.strategy.optimizer import OptimizerRule
+from stagec.ir_spec.strategy.pipeline import PipelineRule
+from stagec.ir_spec.strategy.recompute import RecomputeRule
+from stagec.ir_spec.strategy.ring import RingRule
+from stagec.ir_spec.strategy.shard_params import ShardParamsRule
+from stagec.ir_spec.strategy.split import SplitRule
+from stagec.ir_spec.strategy.statement import Axes, Record, Statement
+from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN, Loc
 

@@ -18,7 +18,7 @@ from stagec.driver.advice.search import Advice, Suggestion, advise
 from stagec.driver.job.builder import JobBuilder, mesh_axes
 from stagec.driver.job.legal import count_of
 from stagec.driver.request.options import JobOptions
-from stagec.ir_spec.ops.axes import DATA_AXES
+from stagec.ir_spec.strategy.axes import DATA_AXES
 from tests.support import DEEPSEEK, LLAMA
 
 SIZES = {"B": 256, "S": 8192, "L": 32, "H": 32, "G": 8, "F": 14336, "V": 128256}

@@ -10,7 +10,7 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.output.common import kept_reports
 from stagec.driver.request.flags import OF_ONE_MESH
 from stagec.driver.request.options import JobOptions
-from stagec.ir_spec.ops.axes import AXES
+from stagec.ir_spec.strategy.axes import AXES
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
 from tests.support import EXHAUSTIVE, GPT, LLAMA, MIXTRAL, TINY

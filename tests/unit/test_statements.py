@@ -17,15 +17,24 @@ import pytest
 from stagec.driver.cli import cli
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.command_line import job_words
-from stagec.driver.request.flags import FLAGS, SHORTHANDS, STATEMENTS, PartText
+from stagec.driver.request.flags import FLAGS, SHORTHANDS, PartText
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.sections import section_of
 from stagec.ir.opdef import Registry
-from stagec.ir_spec.ops import BUILTIN
-from stagec.ir_spec.ops.axes import EXPERTS, MESH_ORDER
-from stagec.ir_spec.ops.policies import BucketRule, RecomputeRule
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
-from stagec.ir_spec.ops.strategy import ShardParamsRule
+from stagec.ir_spec.builtin import BUILTIN
+from stagec.ir_spec.strategy import STATEMENTS
+from stagec.ir_spec.strategy.axes import EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.bucket import BucketRule
+from stagec.ir_spec.strategy.recompute import RecomputeRule
+from stagec.ir_spec.strategy.shard_params import ShardParamsRule
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source

@@ -16,7 +16,7 @@ from stagec.ir.sound import Sound
 from stagec.ir.traits import HasRegion
 from stagec.ir.types import TensorType, Type
 from stagec.ir.verify import verify_module
-from stagec.ir_spec.ops import BUILTIN
+from stagec.ir_spec.builtin import BUILTIN
 from stagec.pipeline import verify as phases
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList
 from stagec.support.source import Source

@@ -16,8 +16,8 @@ from stagec.driver.request.combine import flag, without_effect
 from stagec.driver.request.flags import FLAGS, SHORTHANDS
 from stagec.driver.request.options import JobOptions
 from stagec.ir.module import BATCH
-from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
-from stagec.ir_spec.ops.statement import Flag
+from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS
+from stagec.ir_spec.strategy.statement import Flag
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 MICROBATCHES = "microbatches"

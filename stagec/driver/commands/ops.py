@@ -10,7 +10,7 @@ import click
 from stagec.driver.output.common import write_output
 from stagec.ir.opdef import OpDef, Registry
 from stagec.ir.param import Arity, Param
-from stagec.ir_spec.ops.statement import Statement
+from stagec.ir_spec.strategy.statement import Statement
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
 

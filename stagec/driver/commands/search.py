@@ -17,7 +17,7 @@ from stagec.driver.request.sections import LongCommand
 from stagec.driver.search.asked import search_options
 from stagec.driver.search.question import questions, space_text
 from stagec.driver.verbs.search import search
-from stagec.ir_spec.ops.statement import Section
+from stagec.ir_spec.strategy.statement import Section
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: What other commands have of the same name is something else.

@@ -36,10 +36,10 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS, ordered
-from stagec.ir_spec.ops.copies import CopiesRule
-from stagec.ir_spec.ops.parts import MAIN
-from stagec.ir_spec.ops.statement import FlagValues
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, REPLICAS, ordered
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.redundant_experts import CopiesRule
+from stagec.ir_spec.strategy.statement import FlagValues
 from stagec.models import library
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager

@@ -14,9 +14,9 @@ from stagec.driver.request.experts import check_experts
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions, request
 from stagec.ir.module import BATCH
-from stagec.ir_spec.ops.axes import DATA_AXES
-from stagec.ir_spec.ops.statement import Flag, FlagValues
-from stagec.ir_spec.ops.strategy import microbatches
+from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.ir_spec.strategy.microbatches import microbatches
+from stagec.ir_spec.strategy.statement import Flag, FlagValues
 from stagec.schedule.registry import SCHEDULES
 from stagec.sharding.stages import shared_out
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error

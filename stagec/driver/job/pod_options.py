@@ -15,9 +15,9 @@ from stagec.driver.request.options import JobOptions, job_command
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, PREFILL
-from stagec.ir_spec.ops.axes import AXES
-from stagec.ir_spec.ops.parts import MAIN
-from stagec.ir_spec.ops.statement import Flag
+from stagec.ir_spec.strategy.axes import AXES
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.statement import Flag
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import isqrt, prod
 
-from stagec.driver.request.flags import FLAGS, STATEMENTS
+from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.ir.module import Module
-from stagec.ir_spec.ops.axes import AXES as ALL_AXES
-from stagec.ir_spec.ops.axes import MESH_ORDER, SHARDING
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Need, Statement
-from stagec.ir_spec.ops.strategy import microbatches
+from stagec.ir_spec.strategy import STATEMENTS
+from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
+from stagec.ir_spec.strategy.axes import MESH_ORDER, SHARDING
+from stagec.ir_spec.strategy.microbatches import microbatches
+from stagec.ir_spec.strategy.statement import Flag, FlagValues, Need, Statement
 from stagec.schedule.registry import SCHEDULES
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error

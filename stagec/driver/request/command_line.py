@@ -8,7 +8,7 @@ from stagec.driver.request.flags import SHORTHANDS, words
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import STEP
 from stagec.driver.request.units import settled
-from stagec.ir_spec.ops.axes import AXES
+from stagec.ir_spec.strategy.axes import AXES
 
 #: The options of a step of serving.
 _SERVING = ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from stagec.driver.request.combine import divisors, nearest
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
-from stagec.ir_spec.ops.axes import EXPERTS
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.support.diagnostics import error
 
 

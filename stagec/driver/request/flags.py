@@ -13,13 +13,11 @@ from typing import Any, TypeAlias, cast
 import click
 
 from stagec.driver.request.expert_load import LoadFile
-from stagec.ir_spec.ops import BUILTIN
-from stagec.ir_spec.ops.axes import AXES, EXPERTS, MESH_ORDER
-from stagec.ir_spec.ops.axes import FLAGS as AXIS_FLAGS
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Statement
+from stagec.ir_spec.strategy import STATEMENTS
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.axes import FLAGS as AXIS_FLAGS
+from stagec.ir_spec.strategy.statement import Flag, FlagValues
 
-#: The statements of a strategy, in the order in which flags write them.
-STATEMENTS = tuple(op for op in BUILTIN if isinstance(op, Statement))
 #: Axes behind which flags stand that need the same: the axis, or experts.
 _GROUPS = {"pp": "pp", "cp": "cp", "ep": EXPERTS}
 

@@ -39,7 +39,7 @@ from stagec.driver.request.machine import GIVEN_MACHINE, USED
 from stagec.driver.request.options import JobOptions, job_command
 from stagec.driver.request.preset import find_preset
 from stagec.driver.request.serving import STEP
-from stagec.ir_spec.ops.axes import AXES
+from stagec.ir_spec.strategy.axes import AXES
 from stagec.models import library
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source

@@ -15,8 +15,8 @@ from stagec.driver.request.flags import FLAGS, option
 from stagec.driver.request.preset import with_step
 from stagec.driver.request.serving import OPTIONS
 from stagec.driver.request.sizes import SizesType
-from stagec.ir_spec.ops.parts import MAIN
-from stagec.ir_spec.ops.statement import FlagValues
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.statement import FlagValues
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import click
 
-from stagec.driver.request.flags import FLAGS, STATEMENTS
-from stagec.ir_spec.ops.axes import AXES, EXPERTS, MESH_ORDER
-from stagec.ir_spec.ops.statement import Flag, Section
+from stagec.driver.request.flags import FLAGS
+from stagec.ir_spec.strategy import STATEMENTS
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.statement import Flag, Section
 
 _ABOUT = {flag.name: statement.section for statement in STATEMENTS for flag in statement.flags}
 _BESIDE = {

@@ -13,7 +13,7 @@ from stagec.ir.expr import ZERO, Expr, const, symbol
 from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.statement import Statement
+from stagec.ir_spec.strategy.statement import Statement
 from stagec.serving.step import Step, parse_step
 from stagec.support.diagnostics import Diagnostic, error
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagec.driver.request.options import JobOptions
-from stagec.ir_spec.ops.quantized import AUTO, FORMATS
+from stagec.ir_spec.ops.quantized import FORMATS
+from stagec.ir_spec.strategy.weights import AUTO
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.source import UNKNOWN
 

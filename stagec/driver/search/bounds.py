@@ -43,7 +43,7 @@ from stagec.explore.bounds import SLACK, Floats, Held, Work, columns, memory_bou
 from stagec.explore.layout import Layers, StepLayout, laid_out, rank_layers
 from stagec.explore.pipelined import ActionTimes, Pair, PipelineBound, pipelined
 from stagec.ir.module import BATCH
-from stagec.ir_spec.ops.axes import DATA_AXES
+from stagec.ir_spec.strategy.axes import DATA_AXES
 from stagec.machines import Machine
 
 #: Makes probes, in order.

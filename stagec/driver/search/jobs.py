@@ -11,7 +11,7 @@ from stagec.driver.output.common import kept_reports
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.probes import Asked, Probe, probe
-from stagec.ir_spec.ops.axes import AXES
+from stagec.ir_spec.strategy.axes import AXES
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
 if TYPE_CHECKING:

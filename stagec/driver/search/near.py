@@ -8,7 +8,7 @@ from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.listed import Jobs
 from stagec.driver.search.space import microbatch_of, values_text
-from stagec.ir_spec.ops.axes import DATA_AXES
+from stagec.ir_spec.strategy.axes import DATA_AXES
 
 #: Flags that follow from others where ranks and batch stay; and how many flags a change of one may
 #: change: chunks go with a schedule, sp with tp.

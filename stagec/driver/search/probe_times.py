@@ -14,7 +14,7 @@ from itertools import product
 from typing import NamedTuple
 
 from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes
-from stagec.ir_spec.ops.axes import DATA_AXES
+from stagec.ir_spec.strategy.axes import DATA_AXES
 from stagec.program.groups import GroupAxes
 from stagec.time.clock.replay import At, ClassReplay
 from stagec.time.clock.shapes import ShapeNode

@@ -14,7 +14,7 @@ from stagec.driver.request.times import TimeType
 from stagec.explore.space import Space, doubled
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, MIXED, MODES, PREFILL
-from stagec.ir_spec.ops.axes import EXPERTS
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.serving.step import Step
 from stagec.support.diagnostics import error
 

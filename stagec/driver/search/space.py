@@ -24,8 +24,8 @@ from stagec.driver.search.listed import Jobs
 from stagec.explore.remembered import NotedValues, Remembered
 from stagec.explore.space import Point, Space, doubled
 from stagec.ir.module import BATCH
-from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER
-from stagec.ir_spec.ops.statement import Flag
+from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.statement import Flag
 from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, error
 

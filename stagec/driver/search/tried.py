@@ -25,8 +25,8 @@ from stagec.driver.search.space import (
 )
 from stagec.driver.search.table import command_of, strategy_of
 from stagec.explore.space import Space, doubled
-from stagec.ir_spec.ops.axes import DATA_AXES, MESH_ORDER
-from stagec.ir_spec.ops.statement import Flag
+from stagec.ir_spec.strategy.axes import DATA_AXES, MESH_ORDER
+from stagec.ir_spec.strategy.statement import Flag
 from stagec.schedule.registry import SCHEDULES
 
 #: What follows from other flags: data parallelism from ranks, microbatches from their size.

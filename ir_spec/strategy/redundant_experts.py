@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.ops.axes import EXPERTS
-from stagec.ir_spec.ops.statement import Flag, Record, Statement, parameter
+from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,3 @@ class CopiesOp(Statement):
 
     name, record = "stg.redundant_experts", CopiesRule
     example = "stg.redundant_experts[count = 32]"
-
-
-OPS = (CopiesOp(),)

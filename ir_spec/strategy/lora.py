@@ -1,4 +1,4 @@
-"""Statements of a strategy about which parameters are trained: low-rank adapters."""
+"""Low-rank adapters: which parameters are trained."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Value
-from stagec.ir_spec.ops.statement import Flag, FlagValues, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,3 @@ class LoraOp(Statement):
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["lora"]:
             yield self.flag_values(request)
-
-
-OPS = (LoraOp(),)

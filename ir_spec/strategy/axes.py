@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stagec.ir_spec.ops.statement import Flag
+from stagec.ir_spec.strategy.statement import Flag
 
 #: Axes over which the batch is split.
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")

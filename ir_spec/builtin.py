@@ -1,0 +1,10 @@
+"""All that a text may hold: ops, the statements of a strategy and what holds them."""
+
+from __future__ import annotations
+
+from stagec.ir.opdef import OpDef
+from stagec.ir_spec.ops import OPS
+from stagec.ir_spec.strategy import STATEMENTS, space
+from stagec.ir_spec.strategy.strategy import StrategyOp
+
+BUILTIN: tuple[OpDef, ...] = (StrategyOp(), *STATEMENTS, *space.OPS, *OPS)

@@ -1,0 +1,54 @@
+"""The statements of a strategy: how a model is split over a mesh and how it runs, without touching
+its text. A file each; `STATEMENTS` lists them."""
+
+from __future__ import annotations
+
+from stagec.ir_spec.strategy.blocking import BlockingOp
+from stagec.ir_spec.strategy.bucket import BucketOp
+from stagec.ir_spec.strategy.capacity import CapacityOp
+from stagec.ir_spec.strategy.defer import DeferOp
+from stagec.ir_spec.strategy.dtypes import DtypesOp
+from stagec.ir_spec.strategy.exchange import ExchangeOp
+from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
+from stagec.ir_spec.strategy.fusion import FusionOp
+from stagec.ir_spec.strategy.gather import GatherOp
+from stagec.ir_spec.strategy.lora import LoraOp
+from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
+from stagec.ir_spec.strategy.offload import OffloadOp
+from stagec.ir_spec.strategy.optimizer import OptimizerOp
+from stagec.ir_spec.strategy.part import PartOp
+from stagec.ir_spec.strategy.pipeline import PipelineOp
+from stagec.ir_spec.strategy.recompute import RecomputeOp
+from stagec.ir_spec.strategy.redundant_experts import CopiesOp
+from stagec.ir_spec.strategy.ring import RingOp
+from stagec.ir_spec.strategy.shard_params import ShardParamsOp
+from stagec.ir_spec.strategy.split import SplitOp
+from stagec.ir_spec.strategy.statement import Statement
+from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
+from stagec.ir_spec.strategy.weights import WeightsOp
+
+#: In the order in which flags write them.
+STATEMENTS: tuple[Statement, ...] = (
+    SplitOp(),
+    DeferOp(),
+    ExchangeOp(),
+    RingOp(),
+    ShardParamsOp(),
+    MicrobatchesOp(),
+    PipelineOp(),
+    GatherOp(),
+    TpInputsOp(),
+    BlockingOp(),
+    FusionOp(),
+    CapacityOp(),
+    ExpertLoadOp(),
+    DtypesOp(),
+    BucketOp(),
+    RecomputeOp(),
+    OffloadOp(),
+    OptimizerOp(),
+    CopiesOp(),
+    WeightsOp(),
+    LoraOp(),
+    PartOp(),
+)

@@ -1,0 +1,51 @@
+"""Collectives that block computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.axes import REPLICAS
+from stagec.ir_spec.strategy.statement import (
+    Axes,
+    Flag,
+    FlagValues,
+    Record,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class BlockingRule(Record):
+    """Collectives of activations over these axes block."""
+
+    over: Axes = parameter(
+        "axes",
+        "mesh axes",
+        required=True,
+        flag=Flag(
+            "async_tp",
+            "Let computations overlap collectives of tensor parallelism, but for data, or not.",
+            "switch",
+            True,
+            needs=("tp",),
+        ),
+    )
+
+
+class BlockingOp(Statement):
+    """Collectives of activations over these axes block: they run in the stream of computations.
+
+    A computation that is issued after one waits for it, whether it uses the result or not, and it
+    waits for the computation before it. Without the statement only data dependencies hold between
+    the two streams (asynchronous tensor parallelism).
+    """
+
+    name, record, repeats = "stg.blocking", BlockingRule, True
+    example = "stg.blocking[over = tp]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if "tp" in request.axes and not request["async_tp"]:
+            yield {"over": request.over("tp", REPLICAS)}

@@ -1,0 +1,60 @@
+"""Calls that reduce many gradients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.axes import REDUCED
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+#: Bytes of a call that reduces gradients, as in PyTorch's DDP (`bucket_cap_mb`).
+BUCKET = 25 << 20
+
+
+@dataclass(frozen=True)
+class BucketRule(Record):
+    """Bytes of one call that reduces gradients; 0: one call after backward."""
+
+    bytes: int = parameter(
+        "int",
+        "bytes with which a call is full",
+        required=True,
+        least=1,
+        flag=Flag(
+            "ddp_bucket",
+            "ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are there "
+            "(default 25 MiB; 0: in one call after backward).",
+            default=BUCKET,
+            least=0,
+            metavar="BYTES",
+            needs=(REDUCED,),
+        ),
+    )
+
+
+class BucketOp(Statement):
+    """Gradients are reduced while backward goes on, under ZeRO 0 and 1: those that are complete go
+    together until a call has this many bytes. Without it there is one call after backward.
+
+    The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
+    cut, and the one with which a call reaches its size closes it. Each chunk of a pipeline stage
+    has calls of its own. PyTorch's first call, of 1 MiB, is not modelled.
+    """
+
+    name, record = "stg.bucket", BucketRule
+    section = Section.DATA
+    training = "there are no gradients to reduce"
+    example = "stg.bucket[bytes = 26214400]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if request["ddp_bucket"] and request["zero"] < 2 and request.over(*REDUCED):
+            yield {"bytes": request["ddp_bucket"]}

@@ -1,0 +1,39 @@
+"""Reductions of partial sums that wait for the end of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.axes import REPLICAS
+from stagec.ir_spec.strategy.statement import (
+    Axes,
+    FlagValues,
+    Record,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class DeferRule(Record):
+    """Partial sums over these axes are handed on."""
+
+    over: Axes = parameter("axes", "mesh axes", required=True)
+
+
+class DeferOp(Statement):
+    """Partial sums over these axes are handed on through products and rotations, and reduced where
+    another reduction is due.
+
+    For axes over which a value is replicated that others of its op split, as key and value heads
+    are where tensor parallelism is wider than they are many.
+    """
+
+    name, record, repeats = "stg.defer", DeferRule, True
+    example = "stg.defer[over = tpr]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if REPLICAS in request.axes and "tp" in request.axes and "G" in request.sizes:
+            yield {"over": REPLICAS}

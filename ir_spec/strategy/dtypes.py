@@ -1,0 +1,98 @@
+"""Element types of gradients, optimizer state and products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+DTYPES = ("f32", "bf16", "f16")
+
+
+FP8 = ("hybrid", "e4m3", "block")
+
+
+SCALING = ("delayed", "current")
+
+
+def _dtype(name: str, default: str, help: str) -> Any:
+    flag = Flag(f"{name}_dtype", help, tries=("f32", "bf16"), numerics=True)
+    return parameter("name", f"element type: {name}", default=default, choices=DTYPES, flag=flag)
+
+
+@dataclass(frozen=True)
+class DtypesRule(Record):
+    """Element types of parameters and activations, gradients, reductions on the wire and the master
+    copy; `fp8` is the recipe of 8-bit products, if there are any."""
+
+    param: str = _dtype("param", "bf16", "Parameters and activations.")
+    grad: str = _dtype("grad", "f32", "Gradients.")
+    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.")
+    master: str = _dtype("master", "f32", "The optimizer's copy of the parameters.")
+    fp8: str = parameter(
+        "name",
+        "recipe of 8-bit products",
+        choices=FP8,
+        flag=Flag(
+            "fp8",
+            "8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with "
+            "block, e4m3 with a scale for each 128 elements.",
+            default="none",
+            tries=("none", "hybrid"),
+            numerics=True,
+        ),
+    )
+    scaling: str = parameter(
+        "name",
+        "where the scales of 8-bit operands come from",
+        default="delayed",
+        choices=SCALING,
+        flag=Flag(
+            "fp8_scaling",
+            "Scales of --fp8 are known before (delayed: casts run in the kernels around them) or "
+            "come from the operand itself (current: casts are kernels).",
+            needs=("fp8",),
+            numerics=True,
+        ),
+    )
+
+
+class DtypesOp(Statement):
+    """Element types: of parameters and activations, gradients, reductions on the wire, the master
+    copy.
+
+    With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
+    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. With `block`
+    activations and gradients are f8e4m3s, which has an f32 scale for each 128 elements, as in
+    DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) and block scaling of Transformer Engine. Results,
+    and parameters at rest, keep their type. With `scaling = current` each scale is that of the
+    tensor which is cast, so that the cast waits for all of it and is a kernel: `stg.quantize`.
+    """
+
+    name, record = "stg.dtypes", DtypesRule
+    section = Section.KERNELS
+    example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if op.attrs.get("fp8") == "block" and op.attrs.get("scaling") == "current":
+            yield "with blocks scales what is cast where it is cast: leave out 'scaling'"
+        if "scaling" in op.attrs and "fp8" not in op.attrs:
+            yield "'scaling' is about products of 8 bits, expects 'fp8' beside it"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
+        found = {**types, **self.flag_values(request)}
+        if "fp8" not in found:
+            found.pop("scaling", None)  # it has no effect
+        yield found

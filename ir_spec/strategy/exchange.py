@@ -1,0 +1,36 @@
+"""Splits of a sequence that become splits of heads around attention (Ulysses)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.axes import HEADS
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Statement, parameter
+
+
+@dataclass(frozen=True)
+class ExchangeRule(Record):
+    """The split of a dimension moves to other ones, around attention."""
+
+    dim: str = parameter("dim", "the dimension", required=True, positional=True)
+    into: tuple[str, ...] = parameter(
+        "dims", "the dimensions that are split instead", required=True
+    )
+
+
+class ExchangeOp(Statement):
+    """Moves the split of a dimension to other ones around an op that would treat it specially.
+
+    `stg.exchange[S, into = (H, G)]` is Ulysses: an all_to_all of queries, keys and values before
+    attention, and of its result after.
+    """
+
+    name, record, repeats = "stg.exchange", ExchangeRule, True
+    example = "stg.exchange[S, into = (H, G)]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request.cp_mode == "ulysses":
+            into = tuple(n for n in HEADS if n in request.sizes)
+            yield from ({"dim": name, "into": into} for name in request.context)

@@ -1,0 +1,63 @@
+"""How many tokens each expert gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.core import Operation
+from stagec.ir.traits import Declares
+from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class ExpertLoadRule(Record):
+    """Relative loads of the experts, in one layer with experts or in all others."""
+
+    loads: tuple[int, ...] = parameter(
+        "ints",
+        "one for each expert, 0 or more",
+        required=True,
+        flag=Flag(
+            "expert_load",
+            "How many tokens the experts take: JSON, a list, or a list for each layer; or such a "
+            "list itself.",
+            "loads",
+            needs=(EXPERTS,),
+        ),
+    )
+    layer: int | None = parameter("int", "the layer (default: all others)", default=None, least=0)
+
+
+class ExpertLoadOp(Statement):
+    """How many tokens the experts take, relative to each other: one number for each.
+
+    With `layer` it is about one layer, counted from 0 among those with experts; without, about all
+    that no other statement is about. Ranks take whole rows, shared out by largest remainders.
+    """
+
+    name, record, repeats = "stg.expert_load", ExpertLoadRule, True
+    traits = (Declares("expert_loads"),)
+    example = "stg.expert_load[loads = (5, 1, 1, 1), layer = 0]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        loads = op.integers("loads")
+        if any(n < 0 for n in loads) or not any(loads):
+            yield "expects loads of 0 or more, and not only 0"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        loads = request["expert_load"]
+        if loads and not isinstance(loads[0], tuple):
+            yield {"loads": loads}
+            return
+        for layer, row in enumerate(loads):
+            yield {"loads": row, "layer": layer}

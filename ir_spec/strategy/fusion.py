@@ -1,0 +1,57 @@
+"""Neighbouring computations that run as one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class FusionRule(Record):
+    """Which neighbouring computations run as one kernel."""
+
+    kind: str = parameter(
+        "name",
+        "pointwise; elementwise: norms as well; epilogue: those behind matrix products as well",
+        default="none",
+        positional=True,
+        choices=("none", "pointwise", "elementwise", "epilogue"),
+        flag=Flag(
+            "fusion",
+            "Element-wise computations that follow each other run as one kernel: without norms and "
+            "softmax (pointwise), with them (elementwise), also behind a matrix product "
+            "(epilogue), or each by itself.",
+        ),
+    )
+    gradients: bool = parameter(
+        "flag",
+        "matrix products add weight gradients to the sum over microbatches themselves",
+        default=False,
+        flag=Flag(
+            "fuse_gradients",
+            "Matrix products add weight gradients to the sum over microbatches themselves.",
+        ),
+    )
+
+
+class FusionOp(Statement):
+    """Neighbouring computations run as one kernel, as a compiler would do it.
+
+    `pointwise` joins computations of single elements that follow each other, as TorchScript does;
+    `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to
+    the matrix product before them as well. With `gradients` the products of weight gradients add to
+    the sum over microbatches, as those of Megatron-LM do (`gradient_accumulation_fusion`); else it
+    is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. Without the statement every
+    computation is a kernel of its own, as PyTorch runs without a compiler.
+    """
+
+    name, record = "stg.fusion", FusionRule
+    section = Section.KERNELS
+    example = "stg.fusion[elementwise]"

@@ -1,0 +1,70 @@
+"""Values that are gathered where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.statement import Flag, FlagValues, Record, Statement, parameter
+
+
+@dataclass(frozen=True)
+class GatherRule(Record):
+    """Activations split over these dimensions are gathered, or the values named are whole."""
+
+    dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
+    of: tuple[str, ...] = parameter("values", "only values of these names")
+    regather: bool = parameter("flag", "backward gathers them again and does not keep them")
+
+
+class GatherOp(Statement):
+    """Activations split over these dimensions are gathered before an op that would treat the split
+    specially.
+
+    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one. With
+    `regather`, backward keeps the rank's own part and gathers it again, as Transformer Engine and
+    PyTorch do with keys and values under context parallelism. With `of`, the values of these names
+    are whole in the dimensions instead, whoever uses them.
+    """
+
+    name, record, repeats = "stg.gather", GatherRule, True
+    flags = (
+        Flag(
+            "no_vocab_parallel",
+            "Gather the logits instead of a vocabulary-parallel loss.",
+            "switch",
+            False,
+            needs=("tp",),
+            tries=(True, False),
+        ),
+        Flag(
+            "cp_inputs",
+            "--cp-mode all-gather: gather keys and values again in backward, or keep them.",
+            "choice",
+            "regather",
+            choices=("regather", "save-gathered"),
+            needs=("cp",),
+            tries=("save-gathered", "regather"),
+        ),
+    )
+    example = "stg.gather[V]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if op.flag("regather") and "of" in op.attrs:
+            yield "'regather' is about operands of ops, but 'of' names values"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request.cp_mode == "all-gather":
+            again = {"regather": True} if request["cp_inputs"] == "regather" else {}
+            yield {"dims": request.context, **again}
+        if "tp" in request.axes and request["no_vocab_parallel"]:
+            yield {"dims": "V"}
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        inputs, mode = request["cp_inputs"], request["cp_mode"]
+        if inputs != "regather" and mode != "all-gather":
+            message = f"--cp-inputs {inputs} is for --cp-mode all-gather, found --cp-mode {mode}"
+            yield message, "choose --cp-mode all-gather, or leave --cp-inputs out"

@@ -1,0 +1,51 @@
+"""The microbatches of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class MicrobatchesRule(Record):
+    """How many microbatches there are, and the symbol of the batch that they split."""
+
+    count: int = parameter("int", "how many", default=1, required=True, least=1)
+    split: str = parameter("dim", "the batch symbol", default="B")
+
+
+class MicrobatchesOp(Statement):
+    """Splits the batch into microbatches whose gradients are accumulated."""
+
+    name, record = "stg.microbatches", MicrobatchesRule
+    section = Section.DATA
+    flags = (
+        Flag(
+            "microbatches",
+            "Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).",
+            "int",
+            0,
+            least=0,
+        ),
+    )
+    example = "stg.microbatches[count = 4]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        count = microbatches(request["microbatches"], request.ranks("pp"))
+        if count > 1:
+            yield {"count": count}
+
+
+def microbatches(given: int, stages: int) -> int:
+    """How many microbatches a job has, with so many pipeline stages; 0: as many as fit them."""
+    return given or (2 * stages if stages > 1 else 1)

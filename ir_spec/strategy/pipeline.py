@@ -1,0 +1,86 @@
+"""Pipeline stages and their schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.axes import REPLICAS
+from stagec.ir_spec.strategy.statement import (
+    Axes,
+    Flag,
+    FlagValues,
+    Record,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class PipelineRule(Record):
+    """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
+
+    over: str = parameter("axis", "the mesh axis", required=True)
+    schedule: str = parameter(
+        "str",
+        "the schedule",
+        default="1f1b",
+        flag=Flag(
+            "schedule",
+            "Pipeline schedule; 'stagec schedule' lists them.",
+            metavar="NAME",
+            needs=("pp",),
+        ),
+    )
+    chunks: int = parameter(
+        "int",
+        "parts of the model per rank (default: the schedule's own)",
+        least=0,
+        flag=Flag(
+            "chunks",
+            "Parts of the model per stage (default: the schedule's own).",
+            needs=("pp",),
+        ),
+    )
+    layers: tuple[int, ...] = parameter(
+        "ints",
+        "layers of each part of the model",
+        flag=Flag(
+            "stage_layers",
+            "Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).",
+            metavar="N,N*COUNT,...",
+            needs=("pp",),
+        ),
+    )
+    scatter: Axes = parameter(
+        "axes",
+        "mesh axes over which ranks send a part each of what all hold",
+        flag=Flag(
+            "scatter_gather",
+            "Tensor-parallel ranks send a part each of what they hold alike to the next stage, "
+            "which gathers it.",
+            "switch",
+            False,
+            needs=("pp", "tp"),
+        ),
+    )
+
+
+class PipelineOp(Statement):
+    """Cuts the repeated layers into pipeline stages over an axis.
+
+    Each rank holds `chunks` parts of the model. `layers` gives the layers of each part, first to
+    last; by default all have the same, or the first and the last have fewer, for they hold
+    embedding and head. The schedule is a built-in one or that of a plug-in. Receivers put the parts
+    of a message that is scattered together with an all_gather.
+    """
+
+    name, record = "stg.pipeline", PipelineRule
+    example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if "pp" in request.axes:
+            said = {"over": "pp", "schedule": request["schedule"], **self.flag_values(request)}
+            scatter = request.over("tp", REPLICAS) if request["scatter_gather"] else ()
+            yield {**said, "scatter": scatter} if scatter else said

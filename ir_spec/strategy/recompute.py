@@ -1,0 +1,110 @@
+"""Activations that backward computes again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+RECOMPUTE = ("none", "selective", "full", "full_replay")
+
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+
+
+def _some_blocks(name: str, doc: str, help: str) -> Any:
+    flag = Flag(f"recompute_{name}", help, metavar="N", needs=("recompute",))
+    return parameter("int", doc, least=1, flag=flag)
+
+
+@dataclass(frozen=True)
+class RecomputeRule(Record):
+    """What backward computes again: by policy, or the results of these ops; in all blocks, in the
+    first `layers`, or in every `every`-th."""
+
+    policy: str = parameter(
+        "name",
+        "none, selective, full or full_replay",
+        default="none",
+        positional=True,
+        choices=RECOMPUTE,
+        flag=Flag(
+            "recompute",
+            "Activations that backward computes again: by policy, or the results of these ops.",
+            "text",
+            metavar="none|selective|full|full-replay|OP,...",
+            tries=("none", "selective", "full"),
+        ),
+    )
+    ops: tuple[str, ...] = parameter(
+        "names", "ops whose results are computed again, as in (attention, swiglu)"
+    )
+    layers: int = _some_blocks(
+        "layers",
+        "only in this many first blocks",
+        "Recompute in the first N layers of each stage only (0: in all).",
+    )
+    every: int = _some_blocks(
+        "every", "only in every n-th block", "Recompute in every N-th layer only (0: in all)."
+    )
+
+
+class RecomputeOp(Statement):
+    """Which activations of a block backward computes again instead of taking them from the stash.
+
+    `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
+    the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
+    the block, as the published formulas count. `ops` instead names the ops whose results are not
+    stashed. `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
+    `block`), `every` in every n-th block (as torchtitan does); the others stash all.
+    """
+
+    name, record = "stg.recompute", RecomputeRule
+    section = Section.MEMORY
+    training = "there is no backward to compute again for"
+    example = "stg.recompute[full, layers = 4]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if ("policy" in op.attrs) == ("ops" in op.attrs):
+            yield "expects a policy or a list of ops, and not both"
+        if "layers" in op.attrs and "every" in op.attrs:
+            yield "'layers' and 'every' both say in which blocks"
+        for name in ("layers", "every"):
+            if name in op.attrs and op.text("policy") == "none":
+                yield f"nothing is computed again, so '{name}' says nothing"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if request["recompute"] != "none":
+            names = _names(request)
+            is_policy = names[0] in RECOMPUTE
+            what = {"policy": names[0]} if is_policy else {"ops": names}
+            yield {**what, **self.flag_values(request)}
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
+        if unnamed:
+            message = (
+                f"--recompute {request['recompute']}: '{unnamed[0]}' is neither a policy nor the "
+                "name of an op"
+            )
+            policies = ", ".join(RECOMPUTE)
+            yield message, f"choose {policies}, or ops of the model, such as silu,multiply"
+
+
+def _names(request: FlagValues) -> tuple[str, ...]:
+    """A policy of recompute, or names of ops."""
+    given: str = request["recompute"]
+    policy = given.replace("-", "_")
+    return (policy,) if policy in RECOMPUTE else tuple(n.strip() for n in given.split(","))

@@ -1,0 +1,65 @@
+"""Attention whose keys and values go round the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.ops.attention_core import ORDERS
+from stagec.ir_spec.strategy.statement import Flag, FlagValues, Record, Statement, parameter
+
+
+@dataclass(frozen=True)
+class RingRule(Record):
+    """Attention along a dimension passes its parts round the ranks, in this order of positions."""
+
+    dim: str = parameter("dim", "the dimension", required=True, positional=True)
+    order: str = parameter(
+        "name",
+        "how positions lie on ranks",
+        default="zigzag",
+        choices=ORDERS,
+        flag=Flag(
+            "cp_order",
+            "How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
+            needs=("cp",),
+        ),
+    )
+
+
+class RingOp(Statement):
+    """Leaves attention split along a dimension: keys and values go round the ranks (ring attention,
+    arXiv 2310.01889).
+
+    `order = zigzag`, the default, gives rank i of n the chunks i and 2n-1-i of 2n, so that a causal
+    mask leaves the same work to all. `order = plain` gives it one piece: the last rank computes
+    2n-1 times what the first one does.
+    """
+
+    name, record, repeats = "stg.ring", RingRule, True
+    flags = (
+        Flag(
+            "cp_mode",
+            "How attention sees the whole sequence.",
+            "choice",
+            "ring",
+            choices=("ring", "ulysses", "all-gather"),
+            needs=("cp",),
+        ),
+    )
+    example = "stg.ring[S, order = zigzag]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request.cp_mode == "ring":
+            order = request["cp_order"]
+            yield from ({"dim": name, "order": order} for name in request.context)
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        mode, order = request["cp_mode"], request["cp_order"]
+        if mode != "ring" and order != "zigzag":
+            message = (
+                f"--cp-order {order} is for --cp-mode ring: --cp-mode {mode} leaves the sequence "
+                "in its order"
+            )
+            yield message, "leave --cp-order out"

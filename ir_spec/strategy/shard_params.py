@@ -1,0 +1,123 @@
+"""Parameters, gradients and optimizer state that are sharded over data-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.axes import SHARDING
+from stagec.ir_spec.strategy.statement import (
+    Axes,
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+RESHARD = ("always", "never", "last")
+
+
+#: Blocks ahead of which parameters may be gathered.
+MOST_AHEAD = 64
+
+
+@dataclass(frozen=True)
+class ShardParamsRule(Record):
+    """The stage of ZeRO, the axes that it shards over, and when parameters are gathered."""
+
+    over: Axes = parameter("axes", "mesh axes", required=True)
+    zero: int = parameter(
+        "int",
+        "the stage",
+        required=True,
+        least=1,
+        most=3,
+        flag=Flag(
+            "zero",
+            "ZeRO stage over dp; 3 is FSDP.",
+            needs=(SHARDING,),
+            tries=(0, 1, 2, 3),
+        ),
+    )
+    reshard: str = parameter(
+        "name",
+        "which blocks are dropped after forward",
+        default="always",
+        choices=RESHARD,
+        flag=Flag(
+            "reshard_after_forward",
+            "ZeRO-3: drop gathered parameters after forward, of all blocks but the last, or not.",
+            tries=("never", "last", "always"),
+        ),
+    )
+    prefetch: int = parameter(
+        "int",
+        "blocks ahead that parameters are gathered",
+        default=1,
+        least=0,
+        most=MOST_AHEAD,
+        flag=Flag(
+            "fsdp_prefetch", "ZeRO-3: gather parameters this many blocks ahead.", metavar="N"
+        ),
+    )
+    overlap: bool = parameter(
+        "flag",
+        "of stage 1: parameters are gathered beside forward, not behind their update",
+        default=False,
+        flag=Flag(
+            "overlap_param_gather",
+            "ZeRO-1: gather updated parameters beside the forward of the first microbatch, block "
+            "by block, in place of behind their update.",
+        ),
+    )
+
+
+class ShardParamsOp(Statement):
+    """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes.
+
+    For stage 3, `reshard` says whether the gathered parameters of a block are dropped after forward
+    and gathered again in backward (`always`), kept (`never`), or kept for the last block only,
+    with which backward begins (`last`); `prefetch` says how many blocks ahead gathers are issued.
+    What stages of a pipeline keep is gathered once, before the microbatches.
+
+    At stage 1 the ranks gather parameters when they are updated, at the end of the step. With
+    `overlap` they do so in the step that follows, block by block, beside the forward of its first
+    microbatch, as Megatron-LM with `--overlap-param-gather`: between steps a rank has the part of
+    the parameters that it updates.
+    """
+
+    name, record = "stg.shard_params", ShardParamsRule
+    section = Section.DATA
+    training = "it shards what training keeps of parameters; --tp, --pp and --ep split them"
+    example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        stage = op.integer("zero")
+        for name in ("reshard", "prefetch"):
+            if name in op.attrs and stage < 3:
+                yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
+        if op.flag("overlap") and stage != 1:
+            yield f"'overlap' is of stage 1, found stage {stage}"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        over = request.over(*SHARDING)
+        if request["zero"] and over:
+            yield {"over": over, **self.flag_values(request)}
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        if request["overlap_param_gather"] and request["zero"] != 1:
+            message = f"--overlap-param-gather is for --zero 1, found --zero {request['zero']}"
+            yield message, "choose --zero 1, or leave it out"
+        for flag in self.flags[1:3]:
+            value = request[flag.name]
+            if request["zero"] < 3 and not flag.is_default(value):
+                message = (
+                    f"{flag.option} {value} needs parameters that are sharded: --zero 3, found "
+                    f"--zero {request['zero']}"
+                )
+                yield message, "choose --zero 3, or leave it out"

@@ -1,0 +1,112 @@
+"""Dimensions that are split over axes of the mesh, and where that split gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERTS, REPLICAS, TENSOR_PARALLEL
+from stagec.ir_spec.strategy.statement import (
+    Axes,
+    Flag,
+    FlagValues,
+    Record,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class SplitRule(Record):
+    """Dimensions of these names are split over the axes."""
+
+    dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
+    over: Axes = parameter("axes", "mesh axes", required=True)
+    at: str = parameter("name", "rest, or everywhere by default", choices=("rest",))
+    of: tuple[str, ...] = parameter("values", "only values of these names")
+    weak: bool = parameter("flag", "give way where a computation uses the axes otherwise")
+    only_with: tuple[str, ...] = parameter(
+        "dims", "only in values that have one of these dimensions too"
+    )
+
+    @property
+    def rest(self) -> bool:
+        """Whether it is between blocks only."""
+        return self.at == "rest"
+
+    @property
+    def soft(self) -> bool:
+        """Whether it gives way where a computation uses the axes otherwise."""
+        return self.rest or self.weak
+
+
+class SplitOp(Statement):
+    """Dimensions of these names are split over the axes wherever that can be.
+
+    `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
+    no computation uses the axis otherwise: sequence parallelism. With `weak` the split is
+    everywhere, data included, but gives way to computations in the same way: the batch over the
+    axis of expert parallelism. `only_with` limits it to values that have one of those
+    dimensions too: the experts' weights, but not the router's. `of` names the values of the model
+    that are split, arguments or results; for them it comes before statements without names.
+    """
+
+    name, record, repeats = "stg.split", SplitRule, True
+    flags = (
+        Flag(
+            "etp",
+            "Ranks that split each expert: as many as tp (0, the default), or 1.",
+            "int",
+            0,
+            least=0,
+            needs=(EXPERTS, "tp"),
+        ),
+        Flag(
+            "sp",
+            "Sequence parallelism between the blocks, over tp.",
+            "switch",
+            False,
+            needs=("tp",),
+            tries=(False, True),
+        ),
+        Flag(
+            "dp_attention",
+            "Of --serve: split the sequences between the blocks over tp, for whole experts.",
+            "switch",
+            False,
+            needs=("tp",),
+        ),
+    )
+    example = "stg.split[(H, G, F, V), over = tp]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if data := request.over(*DATA_AXES):
+            yield {"dims": "B", "over": data}
+        if "ep" in request.axes:
+            yield {"dims": "B", "over": "ep", "weak": True}
+        whole = request["etp"] == 1 and (request["ep"] > 1 or "ep" in request.axes)
+        experts = request.over("ep", *(("tp",) if whole else ()))
+        if experts and EXPERTS in request.sizes:
+            yield {"dims": EXPERTS, "over": experts, "only_with": "M"}
+        if "cp" in request.axes:
+            yield {"dims": request.context, "over": "cp"}
+        if "tp" in request.axes:
+            yield from self._tensor_parallel(request)
+
+    def _tensor_parallel(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
+        for."""
+        over = request.over("tp", REPLICAS)
+        whole = ("M",) if request["etp"] == 1 else ()
+        dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
+        if REPLICAS in request.axes and "G" in dims:
+            dims.remove("G")
+            yield {"dims": "G", "over": "tp"}
+        if dims:
+            yield {"dims": tuple(dims), "over": over}
+        if request["sp"]:
+            sequences = request.split_over("tp", REPLICAS)
+            yield {"dims": sequences, "over": over, "at": "rest"}
+        if request["dp_attention"]:
+            yield {"dims": "B", "over": over, "at": "rest"}

@@ -1,0 +1,92 @@
+"""How the weights of the blocks are stored while serving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+#: Activations are in what the format has them in.
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class WeightsRule(Record):
+    """The format of the weights of the blocks."""
+
+    format: str = parameter(
+        "name",
+        "bf16 (as they are), fp8, int8, int4, mxfp4 or nvfp4",
+        default="bf16",
+        positional=True,
+        choices=("bf16", *FORMATS),
+        flag=Flag(
+            "weight_dtype",
+            "How the weights of the blocks are stored while serving.",
+            numerics=True,
+        ),
+    )
+    activations: str = parameter(
+        "name",
+        "what products take activations in: auto (as the format has it), bf16 (as they are), fp8, "
+        "fp4 or int8",
+        default=AUTO,
+        choices=(AUTO, *ACTIVATIONS),
+        flag=Flag(
+            "activation_dtype",
+            "What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with "
+            "nvfp4, else, or where the machine has no units for that, as they are).",
+            needs=("weight_dtype",),
+            numerics=True,
+        ),
+    )
+    block: int = parameter(
+        "int",
+        "elements of a block along a dimension (0: as the format has them)",
+        least=0,
+        flag=Flag(
+            "weight_block",
+            "Elements of a block of weights along a dimension (default: as the format has them).",
+            metavar="N",
+            needs=("weight_dtype",),
+            numerics=True,
+        ),
+    )
+
+
+class WeightsOp(Statement):
+    """The weights of the blocks are stored in few bits, with scales for blocks of elements. Bytes
+    of a weight of n elements, its matrix being rows (contracted) by columns:
+
+    | format  | elements | a block has | it shares                | bytes          |
+    |---------|----------|-------------|--------------------------|----------------|
+    | `fp8`   | f8e4m3   | 128 x 128   | an f32 scale             | n + 4n/16384   |
+    | `int8`  | 8 bits   | a column    | a bf16 scale             | n + 2n/rows    |
+    | `int4`  | 4 bits   | 128 rows    | bf16 scale, 4-bit zero   | n/2 + 2.5n/128 |
+    | `mxfp4` | f4e2m1   | 32 rows     | a scale of 8 bits        | n/2 + n/32     |
+    | `nvfp4` | f4e2m1   | 16 rows     | an f8e4m3 scale          | n/2 + n/16     |
+
+    Unless `activations` says otherwise, products take them in f8e4m3s with `fp8` and `mxfp4` (an
+    f32 scale for each 128 elements, as DeepGEMM, or one of 8 bits for each 32: as many bytes), in
+    f4e2m1s with `nvfp4` (a scale of 8 bits for each 16), else as they are: the kernel turns
+    weights into their type (W4A16, W8A16). The one f32 that nvfp4 has for a tensor is not counted,
+    nor those of rows in int8.
+    """
+
+    name, record = "stg.weights", WeightsRule
+    section = Section.SERVING
+    example = "stg.weights[int4]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if request["weight_dtype"] != "bf16":
+            yield self.flag_values(request)
