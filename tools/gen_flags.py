@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.driver.request.flags import FLAGS
-from stagec.driver.request.sections import section_of
+from stagec.driver.shell.sections import section_of
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Flag, Section

@@ -390,7 +390,7 @@ def test_what_each_constant_was_fitted_on_is_printed() -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     """The unit of makers is that of machines; a remark says so wherever it is not spelled out."""
-    limit = LimitType().convert(text, None, None)
+    limit = LimitType().read(text)
     assert (limit.text, limit.room({"tp": 8})) == (text, size)
     remarks = [d.message for d in limit.remarks({})]
     doubtful = text[-1] in "KMGTB" and not text.endswith(("iB", "80B"))
@@ -400,7 +400,7 @@ def test_sizes(text: str, size: int) -> None:
 
 def test_a_device_has_room_for_a_job_of_its_mesh() -> None:
     """An axis of one rank needs no communicator."""
-    limit = LimitType().convert("H100", None, None)
+    limit = LimitType().read("H100")
     h100 = machines()["h100-sxm"]
     assert limit.room({"dp": 4, "tp": 1}) == h100.left(1)
     (told,) = [d.message for d in limit.remarks({"dp": 4, "tp": 8})]
@@ -411,7 +411,7 @@ def test_a_device_has_room_for_a_job_of_its_mesh() -> None:
 
 
 def test_what_is_not_known_of_a_device_is_told() -> None:
-    (told,) = LimitType().convert("mi300x", None, None).remarks({"tp": 8})
+    (told,) = LimitType().read("mi300x").remarks({"tp": 8})
     assert told.message == (
         "mi300x has 191.98 GiB; not known, and not counted: driver, context, communicators"
     )

@@ -298,7 +298,7 @@ def test_sizes_that_do_not_divide_and_files_that_are_not_there() -> None:
         stagec.job("nowhere.stg").analyze()
     with pytest.raises(stagec.DiagnosticError, match="expects a size"):
         made().memory(limit="-1")
-    with pytest.raises(stagec.DiagnosticError, match="give a folder, -o DIR, or a file"):
+    with pytest.raises(stagec.DiagnosticError, match="--output and --archive"):
         made().compile("folder", archive="file")
 
 

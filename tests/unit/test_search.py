@@ -125,7 +125,7 @@ def asked(model: str, sizes: str, ranks: int, machine: str, **more: Any) -> Ques
     knobs = {**USUAL, **{n: v for n, v in more.items() if n in KNOBS}}
     rest = {n: v for n, v in more.items() if n not in KNOBS}
     about = {"model": model, "sizes": values, "ranks": (ranks,), "machine": (machine_of(machine),)}
-    fixed = {"objective": "time", "top": 3, "overlap": True}
+    fixed = {"objective": "time", "top": 3, "overlap": True, "used_ranks": None}
     return questions({**usual, **knobs, **about, **fixed, **rest})[0]
 
 

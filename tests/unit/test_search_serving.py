@@ -47,6 +47,7 @@ CASES = [
 def asked(model: str, sizes: dict[str, int], ranks: int, given: Given) -> list[Question]:
     about: dict[str, Any] = {"model": model, "sizes": sizes, "ranks": (ranks,)}
     about |= {"machine": (machine_of("h100-sxm"),), "top": 3, "overlap": True}
+    about |= {"used_ranks": None}
     return questions({**dict.fromkeys((*KNOBS, *NOT_GIVEN)), **about, **given})
 
 

@@ -18,8 +18,9 @@ from stagec.driver.cli import cli
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.flags import FLAGS, SHORTHANDS, PartText
-from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.sections import section_of
+from stagec.driver.request.options import JobOptions
+from stagec.driver.shell.options import take_options, takes_job
+from stagec.driver.shell.sections import section_of
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.builtin import BUILTIN
 from stagec.ir_spec.strategy import STATEMENTS
@@ -103,7 +104,7 @@ def read(text: str) -> Strategy:
 
 
 @click.command()
-@job_options
+@takes_job
 def given_options(**given: Any) -> JobOptions:
     """The options of a job, as the command line gives them."""
     return take_options(given)
@@ -167,7 +168,7 @@ def test_help_has_sections(name: str) -> None:
     assert next(iter(options)) == "Model"
     own = [*options][-1]
     assert own == f"Of {name} itself"
-    job = click.command()(job_options(lambda: None))
+    job = click.command()(takes_job(lambda: None))
     of_all_jobs = {p.opts[-1] for p in job.params if isinstance(p, click.Option)}
     assert not of_all_jobs & {*options[own]}
     assert Section.OTHERS.value not in options

@@ -10,11 +10,12 @@ from stagec.driver.job.pods import strategy_of
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import machine_option
-from stagec.driver.request.options import job_options, take_options
-from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
-from stagec.driver.request.sections import LongCommand
+from stagec.driver.request.machine import machine_options
+from stagec.driver.request.option import Option, switch
+from stagec.driver.request.result import JSON, OUTPUT, PAGE_OR_PLOT
 from stagec.driver.request.units import on_machine
+from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
+from stagec.driver.shell.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.verbs.analyze import analyze
@@ -22,25 +23,23 @@ from stagec.support.diagnostics import error
 
 
 @click.command("analyze", cls=LongCommand)
-@job_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--symbolic", is_flag=True, help="Print expressions in the symbols instead of numbers."
-)
-@sweep_options
-@click.option(
-    "--html",
-    type=PAGE_OR_PLOT,
-    metavar="FILE",
-    help="Of --sweep: write a page, or FILE.svg, with a plot.",
-)
-@machine_option("Of --serve: say whether each op waits for memory or computes, on this machine.")
-@limit_option(
-    "Of --sweep: say what holds no more, of a size or a device such as h100; of --serve: the "
-    "largest batch that does."
-)
-@click.option(
-    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+@takes_job
+@takes(
+    JSON,
+    switch("symbolic", "Print expressions in the symbols instead of numbers."),
+    *sweep_options(),
+    Option(
+        "html", PAGE_OR_PLOT, "Of --sweep: write a page, or FILE.svg, with a plot.", metavar="FILE"
+    ),
+    *machine_options(
+        "Of --serve: say whether each op waits for memory or computes, on this machine."
+    ),
+    limit_option(
+        "Of --sweep: say what holds no more, of a size or a device such as h100; of --serve: the "
+        "largest batch that does.",
+        at_hand=True,
+    ),
+    OUTPUT,
 )
 def command(**given: Any) -> int:
     """Count parameters, FLOPs, communication and memory of one training step, per rank.
@@ -51,6 +50,7 @@ def command(**given: Any) -> int:
         stagec analyze llama3-8b --tp 8 --dp 8 --sp --zero 3
     """
     options = take_options(given)
+    given["machine"] = take_machine(given)
     if given["sweep"]:
         from stagec.driver.sweep.table import ANALYSIS
 

@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from stagec.driver.job.written import tell_written
-from stagec.driver.request.options import take_options
-from stagec.driver.request.sections import LongCommand
-from stagec.driver.verbs.compile import compile_job, compile_options, strategy_to_compile
+from stagec.driver.shell.options import take_options, takes, takes_job
+from stagec.driver.shell.sections import LongCommand
+from stagec.driver.verbs.compile import COMPILE, compile_job, strategy_to_compile
 
 
 @click.command("compile", cls=LongCommand)
-@compile_options
+@takes_job
+@takes(*COMPILE)
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
     manifest.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from stagec.driver.output.common import write_output
-from stagec.driver.request import completion
 from stagec.driver.request.emission import progress_on_terminal
 from stagec.driver.request.machine import machine_of
+from stagec.driver.shell import completion
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _STDOUT = "-"
     "--machine",
     "base",
     metavar="NAME|FILE",
-    shell_complete=completion.machines,
+    shell_complete=completion.COMPLETERS["machines"],
     required=True,
     help="The machine whose constants are the base: one that 'stagec machines' lists, or a file.",
 )

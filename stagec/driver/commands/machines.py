@@ -11,13 +11,15 @@ import click
 
 from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
-from stagec.driver.request import completion
 from stagec.driver.request.machine import machine_of
+from stagec.driver.shell import completion
 from stagec.machines import Level, Machine, figure_text, machines
 
 
 @click.command("machines")
-@click.argument("name", metavar="[NAME|FILE]", required=False, shell_complete=completion.machines)
+@click.argument(
+    "name", metavar="[NAME|FILE]", required=False, shell_complete=completion.COMPLETERS["machines"]
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list, or one object.")
 def command(name: str | None, as_json: bool) -> None:
     """List the machines, or print every figure of one with its source. A file of your own is

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.job.written import formats_asked, tell_written, write_formats
-from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import MachineType, used_option
+from stagec.driver.request.emission import EMISSION
+from stagec.driver.request.machine import machine_options
+from stagec.driver.shell.options import take_machine, takes
 from stagec.formats.registry import formats_of
 from stagec.support.diagnostics import error
 
@@ -29,19 +30,14 @@ if TYPE_CHECKING:
     required=True,
     help="The folder to write (it must be new or empty).",
 )
-@emission_options
+@takes(*EMISSION)
 @click.option(
     "--format",
     metavar="NAME[,NAME]",
     help="Formats of the files (default: that of the archive). Others than Chakra's are made from "
     "what its records say: operations, bytes, partners and order.",
 )
-@click.option(
-    "--machine",
-    type=MachineType(),
-    help="The machine that a format such as astra-sim describes.",
-)
-@used_option
+@takes(*machine_options("The machine that a format such as astra-sim describes."))
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(archive: Path, output: Path, **given: Any) -> int:
     """Write the traces of ranks from an archive of stagec compile --archive.
@@ -51,6 +47,7 @@ def command(archive: Path, output: Path, **given: Any) -> int:
     from stagec.pipeline.plugins import load_plugins
     from stagec.traces.archive import Archive
 
+    given["machine"] = take_machine(given)
     registry = load_plugins(given["plugin"]).registry
     source = Archive.open(archive, formats_of(registry))
     asked = given["format"]

@@ -10,44 +10,42 @@ import click
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.pods import strategy_of
-from stagec.driver.memory.picture import draw, picture_options
+from stagec.driver.memory.picture import PICTURES, Changes, draw
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
 from stagec.driver.output.streams import tell
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.result import RESULT
-from stagec.driver.request.sections import LongCommand
+from stagec.driver.request.option import OneOf, Option, switch
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.result import JSON, OUTPUT
+from stagec.driver.shell.options import job_of_words, take_options, takes, takes_job
+from stagec.driver.shell.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.verbs.memory import MemoryPlan, memory
 from stagec.support.diagnostics import error
 
 #: Options that draw one job.
-_PICTURES = ("html", "snapshot", "compare")
+_DRAWN = ("html", "snapshot", "compare")
 
 
 @click.command("memory", cls=LongCommand)
-@job_options
-@limit_option(
-    "Say whether it fits: exit with 1 if a rank holds more than a size, or than a device such as "
-    "h100 has."
-)
-@click.option(
-    "--advise",
-    is_flag=True,
-    help="Of --limit: look for flags with which it fits, which may take a minute.",
-)
-@click.option(
-    "--fit",
-    type=click.Choice(["best-fit", "caching"]),
-    help="Place all buffers: in one arena, or as PyTorch's caching allocator does.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@picture_options
-@sweep_options
-@click.option(
-    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+@takes_job
+@takes(
+    limit_option(
+        "Say whether it fits: exit with 1 if a rank holds more than a size, or than a device such "
+        "as h100 has."
+    ),
+    switch("advise", "Of --limit: look for flags with which it fits, which may take a minute."),
+    Option(
+        "fit",
+        OneOf(("best-fit", "caching")),
+        "Place all buffers: in one arena, or as PyTorch's caching allocator does.",
+    ),
+    JSON,
+    *PICTURES,
+    *sweep_options(),
+    OUTPUT,
 )
 def command(**given: Any) -> int:
     """Plan the memory of one training step: what every rank holds at its worst moment.
@@ -58,6 +56,7 @@ def command(**given: Any) -> int:
         stagec memory llama3-8b --tp 8 --dp 8 --sp --zero 3 --limit h100
     """
     options = take_options(given)
+    given["compare"] = [Changes(text, job_of_words(text)) for text in given["compare"]]
     if given["sweep"]:
         from stagec.driver.sweep.table import FOOTPRINT
 
@@ -74,7 +73,7 @@ def command(**given: Any) -> int:
         write_output(strategy_of(options), given["output"])
         return 0
     if has_pods(options):
-        for name in (n for n in _PICTURES if given.get(n)):
+        for name in (n for n in _DRAWN if given.get(n)):
             raise error(
                 f"--{name} draws one job, and this one has several pods", remedy="leave it out"
             )

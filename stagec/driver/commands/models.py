@@ -10,7 +10,7 @@ import click
 
 from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
-from stagec.driver.request import completion
+from stagec.driver.shell import completion
 from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library
 from stagec.support.diagnostics import error
@@ -18,7 +18,7 @@ from stagec.support.suggest import did_you_mean
 
 
 @click.command("models")
-@click.argument("name", required=False, shell_complete=completion.models)
+@click.argument("name", required=False, shell_complete=completion.COMPLETERS["models"])
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def command(name: str | None, as_json: bool) -> None:
     """List the models of the library, or print the STG text of one with its values."""

@@ -10,7 +10,7 @@ import click
 from stagec.driver.commands.expect import Expectations
 from stagec.driver.job.instruments import instruments
 from stagec.driver.output.common import read_source, remember, report, write_output
-from stagec.driver.request import completion
+from stagec.driver.shell import completion
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import (
     reproducer_pipeline,
@@ -53,7 +53,7 @@ class Options:
 @click.option(
     "-p",
     "--pipeline",
-    shell_complete=completion.passes,
+    shell_complete=completion.COMPLETERS["passes"],
     default="",
     metavar="PASSES",
     help="Run these passes: 'a,b{x=1}'; '+after(a):c', '+before(a):c' and '-a' edit those before.",

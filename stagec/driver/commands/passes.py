@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from stagec.driver.output.common import write_output
-from stagec.driver.request import completion
+from stagec.driver.shell import completion
 from stagec.pipeline.passes import Pass, option_text, options_of
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.support.diagnostics import error
@@ -18,7 +18,7 @@ from stagec.support.suggest import did_you_mean
 
 
 @click.command("passes")
-@click.argument("name", required=False, shell_complete=completion.passes)
+@click.argument("name", required=False, shell_complete=completion.COMPLETERS["passes"])
 @click.option("--help-pass", hidden=True, help="The same as NAME, for older scripts.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")

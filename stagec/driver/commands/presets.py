@@ -10,14 +10,14 @@ import click
 
 from stagec.driver.output.common import write_output
 from stagec.driver.output.streams import tell
-from stagec.driver.request import completion
+from stagec.driver.shell import completion
 from stagec.models import Preset, presets
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 
 @click.command("presets")
-@click.argument("name", required=False, shell_complete=completion.presets)
+@click.argument("name", required=False, shell_complete=completion.COMPLETERS["presets"])
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def command(name: str | None, as_json: bool) -> None:
     """List the presets, or print the text of mesh and strategy of one: a file that can be changed

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from stagec.driver.job.written import formats_asked, tell_written, write_formats
-from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import MachineType, used_option
+from stagec.driver.request.emission import EMISSION
+from stagec.driver.request.machine import machine_options
+from stagec.driver.request.option import Option
 from stagec.driver.request.sizes import SizesType
+from stagec.driver.shell.options import take_machine, takes
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:
@@ -25,19 +27,21 @@ if TYPE_CHECKING:
 
 @click.command("scale")
 @click.argument("traces", metavar="DIR", type=Path)
-@click.option(
-    "--from",
-    "old",
-    type=SizesType(),
-    metavar="AXIS=N,...",
-    help="The mesh of the traces, the axis of neighbouring ranks last (default: the manifest's).",
-)
-@click.option(
-    "--to",
-    "new",
-    type=SizesType(),
-    metavar="AXIS=N,...",
-    help="The mesh to write (default: that of the traces).",
+@takes(
+    Option(
+        "old",
+        SizesType(),
+        "The mesh of the traces, the axis of neighbouring ranks last (default: the manifest's).",
+        metavar="AXIS=N,...",
+        spelling="--from",
+    ),
+    Option(
+        "new",
+        SizesType(),
+        "The mesh to write (default: that of the traces).",
+        metavar="AXIS=N,...",
+        spelling="--to",
+    ),
 )
 @click.option(
     "--microbatches",
@@ -54,9 +58,7 @@ if TYPE_CHECKING:
     "-o", "--output", type=Path, metavar="DIR", required=True, help="The folder to write."
 )
 @click.option("--format", default="chakra", metavar="NAME[,NAME]", help="Formats of the files.")
-@click.option("--machine", type=MachineType(), help="The machine that a format describes.")
-@used_option
-@emission_options
+@takes(*machine_options("The machine that a format describes."), *EMISSION)
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(traces: Path, output: Path, **given: Any) -> int:
     """Extend the traces of a job to more ranks along axes that replicate, such as data parallelism,
@@ -71,6 +73,7 @@ def command(traces: Path, output: Path, **given: Any) -> int:
     from stagec.pipeline.plugins import load_plugins
     from stagec.traces.recorded import scaled
 
+    given["machine"] = take_machine(given)
     if given["scheduler"] is not None:
         raise error("traces are scaled by processes here", remedy="drop --scheduler")
     if given["new"] is None and given["microbatches"] is None:

@@ -13,9 +13,12 @@ from stagec.driver.output.report import show
 from stagec.driver.output.streams import tell
 from stagec.driver.request.emission import line_on_terminal
 from stagec.driver.request.machine import tell_cautions
-from stagec.driver.request.sections import LongCommand
-from stagec.driver.search.asked import search_options
+from stagec.driver.request.option import Option, switch
+from stagec.driver.request.result import CSV, JSON, OUTPUT, PAGE
+from stagec.driver.search.asked import SEARCH
 from stagec.driver.search.question import questions, space_text
+from stagec.driver.shell.options import takes, takes_model
+from stagec.driver.shell.sections import LongCommand
 from stagec.driver.verbs.search import search
 from stagec.ir_spec.strategy.statement import Section
 from stagec.support.diagnostics import DiagnosticError, error
@@ -27,7 +30,20 @@ _LESS = "let it run, or give a smaller space"
 
 
 @click.command("search", cls=LongCommand, places=_PLACES)
-@search_options
+@takes_model
+@takes(
+    *SEARCH,
+    switch("print_space", "Print what varies, and stop."),
+    JSON,
+    CSV,
+    Option(
+        "html",
+        PAGE,
+        "Write a page: memory over time, all flags side by side, and what each is.",
+        metavar="FILE",
+    ),
+    OUTPUT,
+)
 def command(**given: Any) -> int:
     """Search the strategies that fit and are fastest, and tell why the others lose.
 

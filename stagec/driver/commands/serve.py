@@ -10,14 +10,15 @@ import click
 
 from stagec.driver.output.report import show
 from stagec.driver.output.tables import fit_text
-from stagec.driver.request.accepted import accepted_options, take_accepted
-from stagec.driver.request.machine import machine_option, tell_cautions
-from stagec.driver.request.options import job_options, take_options
+from stagec.driver.request.accepted import ACCEPTED, take_accepted
+from stagec.driver.request.machine import machine_of, machine_options, tell_cautions
+from stagec.driver.request.option import Kind, Option, Whole
 from stagec.driver.request.ranges import is_range, values_of
-from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
-from stagec.driver.request.sections import LongCommand
+from stagec.driver.request.result import JSON, OUTPUT, PAGE_OR_PLOT
 from stagec.driver.request.times import TimeType
 from stagec.driver.request.units import on_machine
+from stagec.driver.shell.options import take_options, takes, takes_job
+from stagec.driver.shell.sections import LongCommand
 from stagec.driver.sweep.page import page_of
 from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.driver.time.table import seconds_text
@@ -25,53 +26,50 @@ from stagec.driver.verbs.serve import LARGEST, ServeAnswer, ServedBatch, serve
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:
-    from stagec.machines import Machine
+    pass
 
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
 
 
-class Batches(click.ParamType[tuple[int, ...]]):
+class Batches(Kind[tuple[int, ...]]):
     """`1,2,4,8`, or `1..8`."""
 
     name = "N,N,..."
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
+    def read(self, text: str) -> tuple[int, ...]:
         """The batches, in order."""
-        given = [p.strip() for p in str(value).split(",")]
+        given = [p.strip() for p in text.split(",")]
         parts = [t for p in given for t in (values_of(p) if is_range(p) else (p,))]
         if not parts or not all(_BATCH.fullmatch(p) and int(p) <= LARGEST for p in parts):
-            self.fail(f"expects batches such as 1,8,64 or 1..64, found '{value}'", param, ctx)
+            raise ValueError(f"expects batches such as 1,8,64 or 1..64, found '{text}'")
         return tuple(sorted({int(p) for p in parts}))
 
 
 @click.command("serve", cls=LongCommand)
-@job_options
-@machine_option("The machine that serves: a name that 'stagec machines' lists.", required=True)
-@click.option(
-    "--output-tokens",
-    type=click.IntRange(min=2),
-    default=128,
-    show_default=True,
-    metavar="N",
-    help="Tokens that each sequence makes.",
-)
-@click.option(
-    "--batches",
-    type=Batches(),
-    help="Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit;"
-    " 1..64 doubles).",
-)
-@accepted_options
-@click.option("--ttft", type=TimeType(), help="A limit of the time to the first token: 500ms.")
-@click.option("--tpot", type=TimeType(), help="A limit of the time for each further token: 30ms.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--html", type=PAGE_OR_PLOT, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
-)
-@click.option(
-    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+@takes_job
+@takes(
+    *machine_options(
+        "The machine that serves: a name that 'stagec machines' lists.", required=True
+    ),
+    Option(
+        "output_tokens",
+        Whole(2),
+        "Tokens that each sequence makes (default: 128).",
+        128,
+        metavar="N",
+    ),
+    Option(
+        "batches",
+        Batches(),
+        "Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit; "
+        "1..64 doubles).",
+    ),
+    *ACCEPTED,
+    Option("ttft", TimeType(), "A limit of the time to the first token: 500ms."),
+    Option("tpot", TimeType(), "A limit of the time for each further token: 30ms."),
+    JSON,
+    Option("html", PAGE_OR_PLOT, "Write a page, or FILE.svg, with the curve.", metavar="FILE"),
+    OUTPUT,
 )
 def command(**given: Any) -> int:
     """Tell what a server gives: time to the first token (TTFT), time for each further one (TPOT),
@@ -83,8 +81,8 @@ def command(**given: Any) -> int:
 
         stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
     """
-    machine: Machine = given["machine"]
     options = take_options(given)
+    machine = machine_of(given["machine"], given["used_ranks"])
     asked = {name: given[name] for name in ("output_tokens", "batches", "ttft", "tpot")}
     accepted = take_accepted(on_machine(options, machine), given)
     answer = serve(options, machine, **asked, accepted=accepted)

@@ -10,46 +10,51 @@ from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.pods import strategy_of
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
-from stagec.driver.request.accepted import accepted_options, take_accepted
+from stagec.driver.request.accepted import ACCEPTED, take_accepted
 from stagec.driver.request.emission import line_on_terminal
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import graphs_option, machine_option
-from stagec.driver.request.measurements import measured_options, measurements
-from stagec.driver.request.options import JobOptions, job_options, take_options
-from stagec.driver.request.result import RESULT
-from stagec.driver.request.sections import LongCommand
+from stagec.driver.request.machine import GRAPHS, machine_options
+from stagec.driver.request.measurements import MEASURED, measurements
+from stagec.driver.request.option import switch
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.result import JSON, OUTPUT
 from stagec.driver.request.units import on_machine
+from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
+from stagec.driver.shell.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.time.files import draw, draws, time_files
+from stagec.driver.time.files import TIME_FILES, draw, draws
 from stagec.driver.verbs.time import StepAnswer, time
 from stagec.support.diagnostics import DiagnosticError, error
 
 
 @click.command("time", cls=LongCommand)
-@job_options
-@machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--overlap/--no-overlap",
-    default=True,
-    help="Whether collectives run beside computations, or all of them are blocking.",
-)
-@measured_options
-@click.option(
-    "--levers/--no-levers",
-    default=None,
-    help="Whether to try what would help. By default for steps of few actions.",
-)
-@graphs_option
-@accepted_options
-@sweep_options
-@time_files
-@limit_option(
-    "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row."
-)
-@click.option(
-    "-o", "--output", type=RESULT, metavar="FILE", help="Write the result here instead of stdout."
+@takes_job
+@takes(
+    *machine_options(
+        "The machine that the job runs on: a name that 'stagec machines' lists, or a file."
+    ),
+    JSON,
+    switch(
+        "overlap",
+        "Whether collectives run beside computations, or all of them are blocking.",
+        default=True,
+    ),
+    *MEASURED,
+    switch(
+        "levers",
+        "Whether to try what would help. By default for steps of few actions.",
+        default=None,
+    ),
+    GRAPHS,
+    *ACCEPTED,
+    *sweep_options(timed=True),
+    *TIME_FILES,
+    limit_option(
+        "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row.",
+        at_hand=True,
+    ),
+    OUTPUT,
 )
 def command(**given: Any) -> int:
     """Tell how long one training step takes on a machine, where the time goes, and what would help.
@@ -60,6 +65,7 @@ def command(**given: Any) -> int:
         stagec time llama3-8b --tp 8 --dp 8 --sp --zero 3 --machine h100-sxm
     """
     options = take_options(given)
+    given["machine"] = take_machine(given)
     accepted = take_accepted(options, given)
     if given["sweep"]:
         if accepted.given:
@@ -108,6 +114,7 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
     case = Case(
         *(options, given["machine"], given["overlap"], files, given["kernels_from"]),
         graphs=given["graphs"],
+        used=given["used_ranks"],
     )
     return sweep(case, given, TIME)
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-import click
-
 from stagec.driver.request.draft import DraftText
 from stagec.driver.request.flags import FLAGS
-from stagec.driver.request.options import JobOptions, job_command
+from stagec.driver.request.options import JobOptions, job_options
 from stagec.driver.request.serving import DISAGGREGATED, PODS
 from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, PREFILL
@@ -151,17 +149,7 @@ def _lacks(flag: Flag, axes: Set[str]) -> bool:
 def read_flags(option: str, text: str) -> JobOptions:
     """The flags of `tp=4,sp`, or of `--tp 4 --sp`, which an option gives a pod. Raises
     `DiagnosticError`."""
-    words = _words(option, text)
-    try:
-        with job_command.make_context(option, words) as context:
-            found: JobOptions = job_command.invoke(context)
-    except click.UsageError as problem:
-        raise error(
-            f"{option} '{text}': {problem.format_message()}", remedy="as in 'tp=4,sp'"
-        ) from None
-    if found.model:  # what belongs to no flag
-        raise _no_flag(option, text, found.model)
-    return found
+    return job_options("", None, _values(option, text), where=f"{option} '{text}': ")
 
 
 def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
@@ -172,18 +160,23 @@ def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
     )
 
 
-def _words(option: str, text: str) -> list[str]:
-    """The words of a command line: what is no flag belongs to the value before it."""
-    found: list[str] = []
+def _values(option: str, text: str) -> dict[str, str | bool]:
+    """The flags of a text and their values: what is no flag belongs to the value before it. Raises
+    `DiagnosticError`."""
+    values: dict[str, str | bool] = {}
+    last = ""
     for part in text.replace("--", " ").replace(",", " ").split():
-        name, _, value = part.partition("=")
+        name, equals, value = part.partition("=")
         known = name.replace("-", "_")
-        if value and known not in FLAGS and known not in _OF_MESH:
+        if known in FLAGS or known in _OF_MESH:
+            last = known
+            values[last] = value or (last in FLAGS and FLAGS[last].kind == "switch")
+        elif equals or not last or values[last] is True:
             raise _no_flag(option, text, name)
-        if value or known in FLAGS or known in _OF_MESH:
-            found += [f"--{name}", *([value] if value else [])]
-        elif found and not found[-1].startswith("--"):
-            found[-1] += f",{part}"
         else:
-            found.append(part)
-    return found
+            before = values[last]
+            values[last] = f"{before},{part}" if before else part
+    for name in (name for name, value in values.items() if value is False):
+        flag = name.replace("_", "-")
+        raise error(f"{option} '{text}': --{flag} expects a value", remedy="as in 'tp=4,sp'")
+    return values

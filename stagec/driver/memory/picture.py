@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.limit import Limit
-from stagec.driver.request.options import JobOptions, job_command
+from stagec.driver.request.option import Option, Text, Whole
+from stagec.driver.request.options import JobOptions
 from stagec.driver.request.rates import H100, rate_options, rated_machine, roofline_of
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import PLAN
 from stagec.schedule.attached import stages_of
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError, error
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,70 +43,42 @@ class Changes:
         )
 
 
-class _Flags(click.ParamType[Changes]):
-    name = "FLAGS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Changes:
-        try:
-            with job_command.make_context("job", shlex.split(value)) as inner:
-                return Changes(value, job_command.invoke(inner))
-        except ValueError as e:
-            self.fail(f"'{value}': {e}", param, ctx)
-        except click.UsageError as e:
-            self.fail(f"'{value}': {e.format_message()}", param, ctx)
-
-
-def picture_options(function: F) -> F:
-    """Give a command the options of `draw`."""
-    for decorate in reversed(
-        (
-            click.option(
-                "--html",
-                type=PAGE_OR_PLOT,
-                metavar="FILE",
-                help="Write a picture of the step over time.",
-            ),
-            click.option(
-                "--compare",
-                type=_Flags(),
-                multiple=True,
-                help="With --html: below it the same job with these flags, such as '--zero 3'; "
-                "several: one below the other.",
-            ),
-            click.option(
-                "--snapshot",
-                type=RESULT,
-                metavar="FILE",
-                help="Write a snapshot for PyTorch's memory_viz.",
-            ),
-            click.option(
-                "--stage",
-                type=click.IntRange(min=0),
-                metavar="N",
-                help="The stage of the snapshot, which the picture shows first (default: the "
-                "worst).",
-            ),
-            rate_options(f"times of --html (default: {H100[0]} and {H100[1]}, an H100)"),
-        )
-    ):
-        function = decorate(function)
-    return function
+#: The options of `draw`.
+PICTURES = (
+    Option("html", PAGE_OR_PLOT, "Write a picture of the step over time.", metavar="FILE"),
+    Option(
+        "compare",
+        Text(),
+        "With --html: below it the same job with these flags, such as '--zero 3'; "
+        "several: one below the other.",
+        metavar="FLAGS",
+        multiple=True,
+    ),
+    Option("snapshot", RESULT, "Write a snapshot for PyTorch's memory_viz.", metavar="FILE"),
+    Option(
+        "stage",
+        Whole(least=0),
+        "The stage of the snapshot, which the picture shows first (default: the worst).",
+        metavar="N",
+    ),
+    *rate_options(f"times of --html (default: {H100[0]} and {H100[1]}, an H100)"),
+)
 
 
 def draw(
     builder: JobBuilder, options: JobOptions, result: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
-    """Write the files that are asked for of a planned job, whose footprint is known. Raises
-    `DiagnosticError`."""
+    """Write the files that are asked for of a planned job, whose footprint is known; those of
+    `compare` are `Changes`. Raises `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
-        raise click.UsageError("--compare needs a page: --html FILE")
+        raise error("--compare is about a page", remedy="add --html FILE")
     rates = rated_machine(given)
     peaks = {c["stage"]: c["peak"] for c in result["classes"]}
     stage = given["stage"] if given["stage"] is not None else max(peaks, key=lambda s: peaks[s])
     if stage not in peaks:
-        raise click.UsageError(f"--stage {stage}: the stages are 0 to {max(peaks)}")
+        raise error(
+            f"--stage {stage}: there is no such stage", remedy=f"the stages are 0 to {max(peaks)}"
+        )
     if given["html"] is not None:
         jobs = {"": builder} | {c.text: _planned(c, options) for c in given["compare"]}
         write_file(given["html"], _page(jobs, stage, rates, result["mesh"], given))

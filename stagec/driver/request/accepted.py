@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeVar
-
-import click
+from typing import Any
 
 from stagec.analysis.serving_rates import tokens_accepted
+from stagec.driver.request.option import Number, Option
 from stagec.driver.request.options import JobOptions
 from stagec.support.diagnostics import error
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_OPTIONS = (
-    click.option(
-        "--accepted",
-        type=click.FloatRange(min=1),
-        metavar="N",
-        help="Of --speculative K: the tokens of each sequence that a step gives in the mean, from "
+#: The options of a step that verifies drafts.
+ACCEPTED = (
+    Option(
+        "accepted",
+        Number(least=1),
+        "Of --speculative K: the tokens of each sequence that a step gives in the mean, from "
         "1 to K + 1 (default: 1, as if no draft were right).",
+        metavar="N",
     ),
-    click.option(
-        "--acceptance",
-        type=click.FloatRange(min=0, max=1),
-        metavar="A",
-        help="Instead of --accepted: the share of drafts that are right, (1 - A^(K+1)) / (1 - A) "
+    Option(
+        "acceptance",
+        Number(least=0, most=1),
+        "Instead of --accepted: the share of drafts that are right, (1 - A^(K+1)) / (1 - A) "
         "tokens (arXiv 2211.17192).",
+        metavar="A",
     ),
 )
 
@@ -46,13 +44,6 @@ class Accepted:
     def speculates(self) -> bool:
         """Whether a step verifies drafts."""
         return self.most > 1
-
-
-def accepted_options(function: F) -> F:
-    """Give a command these options."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:

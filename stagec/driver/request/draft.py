@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import click
-
+from stagec.driver.request.option import Kind, Option
 from stagec.driver.request.sizes import SizesType
 
 _FORM = "as in 'llama3-8b: tp=2', or with sizes 'llama3-8b[L=4]: tp=2'"
@@ -28,28 +26,24 @@ class DraftText:
         return f"{model}: {self.flags}" if self.flags else model
 
 
-class DraftType(click.ParamType[DraftText]):
+class DraftType(Kind[DraftText]):
     """`MODEL`, `MODEL: FLAGS` or `MODEL[SIZES]: FLAGS`."""
 
     name = "MODEL: FLAGS"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> DraftText:
+    def read(self, text: str) -> DraftText:
         """The draft model."""
-        if isinstance(value, DraftText):
-            return value
-        head, _, flags = str(value).partition(":")
+        head, _, flags = text.partition(":")
         model, bracket, rest = head.strip().partition("[")
         sizes, closed, behind = rest.partition("]")
         if not model.strip() or bool(bracket) != bool(closed) or behind.strip():
-            self.fail(f"expects MODEL: FLAGS, {_FORM}, found '{value}'", param, ctx)
-        return DraftText(model.strip(), SizesType().convert(sizes, param, ctx), flags.strip())
+            raise ValueError(f"expects MODEL: FLAGS, {_FORM}, found '{text}'")
+        return DraftText(model.strip(), SizesType().read(sizes), flags.strip())
 
 
-DRAFT_OPTION = click.option(
-    "--draft",
-    type=DraftType(),
-    help="Of decode: the model that makes the --speculative drafts, in a pod of its own: "
+DRAFT_OPTION = Option(
+    "draft",
+    DraftType(),
+    "Of decode: the model that makes the --speculative drafts, in a pod of its own: "
     "'llama3-8b: tp=2'; 'llama3-8b[L=4]: tp=2' gives it sizes.",
 )

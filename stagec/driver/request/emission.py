@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import click
-
+from stagec.driver.request.option import Option, Text, Whole, switch
 from stagec.support.processors import processors
 
 if TYPE_CHECKING:
@@ -25,53 +24,31 @@ if TYPE_CHECKING:
 
     Source = EmittedJob | PodsJob | Archive | RecordedJob
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 #: The options that say who does the work.
-_WORKERS = (
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Worker processes (default: one for each processor).",
+WORKERS = (
+    Option(
+        "jobs", Whole(least=1), "Worker processes (default: one for each processor).", metavar="N"
     ),
-    click.option(
-        "--scheduler",
+    Option(
+        "scheduler",
+        Text(),
+        "Work on a Dask cluster: that of a scheduler, or N (--jobs) workers in SLURM jobs.",
         metavar="ADDRESS|FILE.json|slurm",
-        help="Work on a Dask cluster: that of a scheduler, or N (--jobs) workers in SLURM jobs.",
     ),
 )
-_OPTIONS = (
-    click.option("--force", is_flag=True, help="Replace earlier output in that folder."),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Complete what an interrupted run left, after comparing what is there.",
-    ),
-    click.option(
-        "--only-ranks",
+#: Those that say how traces are written.
+EMISSION = (
+    switch("force", "Replace earlier output in that folder."),
+    switch("resume", "Complete what an interrupted run left, after comparing what is there."),
+    Option(
+        "only_ranks",
+        Text(),
+        "Write the traces of these ranks (default: of all).",
         metavar="0-1023,4096",
-        help="Write the traces of these ranks (default: of all).",
     ),
-    *_WORKERS,
-    click.option("--quiet", is_flag=True, help="Print no summary and no progress."),
+    *WORKERS,
+    switch("quiet", "Print no summary and no progress."),
 )
-
-
-def emission_options(function: F) -> F:
-    """Give a command these options."""
-    return _with(_OPTIONS, function)
-
-
-def worker_options(function: F) -> F:
-    """Give a command the options that say who does the work."""
-    return _with(_WORKERS, function)
-
-
-def _with(options: Sequence[Callable[[F], F]], function: F) -> F:
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 @contextmanager

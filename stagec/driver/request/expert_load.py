@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
-import click
-
+from stagec.driver.request.option import Kind
 from stagec.ir.expr import MAX_INTEGER
 from stagec.support.diagnostics import error
 
@@ -18,19 +17,14 @@ _MOST_BYTES = 1 << 20
 _WHOLE = range(MAX_INTEGER + 1)
 
 
-class LoadFile(click.ParamType[ExpertLoads]):
+class LoadFile(Kind[ExpertLoads]):
     """A JSON file with a number for each expert, or a list of such lists, one for each layer; or
     such a list itself."""
 
     name = "FILE"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> ExpertLoads:
+    def read(self, text: str) -> ExpertLoads:
         """The loads."""
-        if isinstance(value, tuple):  # click converts defaults too
-            return cast(ExpertLoads, value)
-        text = str(value)
         return _parsed("--expert-load", text) if text.startswith("[") else read_loads(Path(text))
 
 

@@ -1,5 +1,5 @@
-"""The flags of statements, and of the axes of the mesh: as click options, as words of a command and
-as the strategy that they stand for."""
+"""The flags of statements, and of the axes of the mesh: as options, as words of a command and as
+the strategy that they stand for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias, cast
-
-import click
+from typing import Any, cast
 
 from stagec.driver.request.expert_load import LoadFile
+from stagec.driver.request.option import Kind, OneOf, Option, Switch, Text, Whole
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS, MESH_ORDER
 from stagec.ir_spec.strategy.axes import FLAGS as AXIS_FLAGS
@@ -40,21 +39,16 @@ OF_ONE_MESH = {name: flag for name, flag in FLAGS.items() if flag.kind != "parts
 SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 
 
-def option(flag: Flag) -> Callable[[Any], Any]:
-    """The click option of a flag."""
-    about: dict[str, Any] = {"default": flag.default, "metavar": flag.metavar, "help": flag.help}
-    if flag.kind == "int":
-        about["metavar"] = flag.metavar or "N"
-    if flag.kind != "switch":
-        multiple = flag.kind == "parts"
-        return click.option(flag.option, type=type_of(flag), multiple=multiple, **about)
-    negation = f"/--no-{flag.option[2:]}" if flag.default else ""
-    return click.option(flag.option + negation, is_flag=True, **about)
+def option(flag: Flag) -> Option:
+    """The option of a flag."""
+    metavar = flag.metavar or ("N" if flag.kind == "int" else None)
+    multiple = flag.kind == "parts"
+    return Option(flag.name, type_of(flag), flag.help, flag.default, metavar, multiple=multiple)
 
 
-def type_of(flag: Flag) -> click.ParamType[Any]:
-    """The type of its values on the command line."""
-    return click.BOOL if flag.kind == "switch" else _TYPES[flag.kind](flag)
+def type_of(flag: Flag) -> Kind[Any]:
+    """What values it has."""
+    return Switch() if flag.kind == "switch" else _TYPES[flag.kind](flag)
 
 
 def words(name: str, value: object) -> Iterator[str]:
@@ -88,22 +82,18 @@ def strategy_text(request: FlagValues) -> str:
 # -- types of values -------------------------------------------------------------------------------
 
 
-class LayersType(click.ParamType[tuple[int, ...]]):
+class LayersType(Kind[tuple[int, ...]]):
     """`7,8*14,7`: numbers of layers, each with how often it stands."""
 
     name = "LAYERS"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
+    def read(self, text: str) -> tuple[int, ...]:
         """One number for each part."""
-        if not isinstance(value, str):
-            return ()  # the default
         found: list[int] = []
-        for part in value.split(","):
+        for part in text.split(","):
             size, star, times = (p.strip() for p in part.partition("*"))
             if not _is_count(size) or (star and not _is_count(times)):
-                self.fail(f"'{part}' is not a number of layers, or NUMBER*TIMES", param, ctx)
+                raise ValueError(f"'{part}' is not a number of layers, or NUMBER*TIMES")
             found += [int(size)] * (int(times) if star else 1)
         return tuple(found)
 
@@ -112,7 +102,7 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 5
 
 
-class Names(click.ParamType[str]):
+class Names(Kind[str]):
     """Some of several names, with commas between them; without choices, names of values."""
 
     name = "NAMES"
@@ -120,30 +110,30 @@ class Names(click.ParamType[str]):
     def __init__(self, choices: Collection[str]) -> None:
         self._choices = choices
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def read(self, text: str) -> str:
         """The names, without spaces."""
-        names = [n.strip() for n in str(value).split(",")] if value else []
+        names = [n.strip() for n in text.split(",")] if text else []
         for name in names:
             if self._choices and name not in self._choices:
-                self.fail(f"'{name}' is not one of {', '.join(self._choices)}", param, ctx)
+                raise ValueError(f"'{name}' is not one of {', '.join(self._choices)}")
             if not name.isidentifier():
-                self.fail(f"'{name}' is no name of a value, such as wq", param, ctx)
+                raise ValueError(f"'{name}' is no name of a value, such as wq")
         return ",".join(names)
 
 
 class AxisOrder(Names):
     """Some of several names, each once."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def read(self, text: str) -> str:
         """The names in order, without spaces."""
-        found = super().convert(value, param, ctx)
+        found = super().read(text)
         names = found.split(",")
         if len(set(names)) < len(names):
-            self.fail(f"'{value}' names an axis twice", param, ctx)
+            raise ValueError(f"'{text}' names an axis twice")
         return found
 
 
-class Ratio(click.ParamType[Fraction]):
+class Ratio(Kind[Fraction]):
     """A fraction, such as `5/4` or `1.25`."""
 
     name = "RATIO"
@@ -151,16 +141,13 @@ class Ratio(click.ParamType[Fraction]):
     def __init__(self, least: int | None) -> None:
         self._least = least
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Fraction:
+    def read(self, text: str) -> Fraction:
         """The fraction."""
-        text = str(value)
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?", text):
-            self.fail(f"expects a fraction such as 5/4 or 1.25, found '{text}'", param, ctx)
+            raise ValueError(f"expects a fraction such as 5/4 or 1.25, found '{text}'")
         found = Fraction(text)
         if self._least is not None and found < self._least:
-            self.fail(f"expects {self._least} or more, found {text}", param, ctx)
+            raise ValueError(f"expects {self._least} or more, found {text}")
         return found
 
 
@@ -176,22 +163,18 @@ class PartText:
         return f"{self.name}={self.value}" + (f": {self.flags}" if self.flags else "")
 
 
-class PartFlag(click.ParamType[PartText]):
+class PartFlag(Kind[PartText]):
     """`NAME=VALUE`, or `NAME=VALUE: FLAGS`."""
 
     name = "PART"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> PartText:
+    def read(self, text: str) -> PartText:
         """The part."""
-        if isinstance(value, PartText):
-            return value
-        head, _, flags = str(value).partition(":")
+        head, _, flags = text.partition(":")
         name, _, of = (word.strip() for word in head.partition("="))
         of = of.removeprefix("%")
         if not (_is_name(name) and _is_name(of)):
-            self.fail(f"expects NAME=VALUE: FLAGS, as in 'encoder=e: tp=2', found '{value}'")
+            raise ValueError(f"expects NAME=VALUE: FLAGS, as in 'encoder=e: tp=2', found '{text}'")
         return PartText(name, of, flags.strip())
 
 
@@ -199,11 +182,10 @@ def _is_name(text: str) -> bool:
     return text.isascii() and text.isidentifier()
 
 
-_Type: TypeAlias = click.ParamType[Any]
-_TYPES: Mapping[str, Callable[[Flag], _Type]] = {
-    "int": lambda flag: click.IntRange(flag.least, flag.most),
-    "choice": lambda flag: click.Choice(flag.choices),
-    "text": lambda flag: click.STRING,
+_TYPES: Mapping[str, Callable[[Flag], Kind[Any]]] = {
+    "int": lambda flag: Whole(flag.least, flag.most),
+    "choice": lambda flag: OneOf(flag.choices),
+    "text": lambda flag: Text(),
     "names": lambda flag: Names(flag.choices),
     "order": lambda flag: AxisOrder(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),

@@ -30,13 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import click
-
 from stagec.driver.output.common import read_source
-from stagec.driver.request.arguments import read
 from stagec.driver.request.flags import SHORTHANDS, words
-from stagec.driver.request.machine import GIVEN_MACHINE, USED
-from stagec.driver.request.options import JobOptions, job_command
+from stagec.driver.request.options import JobOptions, job_options
 from stagec.driver.request.preset import find_preset
 from stagec.driver.request.serving import STEP
 from stagec.ir_spec.strategy.axes import AXES
@@ -92,7 +88,7 @@ def read_job_file(path: str) -> JobFile:
     files = [tables.get("model", ""), tables.get("strategy_file", "")]
     names = [_beside(path, str(each)) for each in files]
     try:
-        options = read(job_command, names if names[1] else names[:1], flags)
+        options = job_options(names[0], names[1] or None, flags)
     except DiagnosticError as problem:
         first = problem.diagnostics[0]
         name = first.message.partition(":")[0]
@@ -155,22 +151,21 @@ def with_job_file(options: JobOptions, given: dict[str, Any]) -> JobOptions:
     more = {name: getattr(options, name) for name in options.explicit - {"model", "sizes"}}
     sizes = {**job.options.sizes, **options.sizes}
     explicit = job.options.explicit | options.explicit
-    if "machine" in given and given["machine"] is None and job.machine is not None:
-        context = click.get_current_context()
-        parameter = next(p for p in context.command.params if p.name == "machine")
-        if job.used_ranks and not context.meta.get(USED):
-            context.meta[USED] = job.used_ranks
-        given["machine"] = parameter.type.convert(job.machine, parameter, context)
-        context.meta[GIVEN_MACHINE] = job.machine
+    if "machine" in given and given["machine"] is None:
+        given["machine"] = job.machine
+        given["used_ranks"] = given["used_ranks"] or dict(job.used_ranks) or None
     return job.options.changed(**more, sizes=sizes, explicit=explicit)
+
+
+def asked_job(model: str, strategy: str | None, flags: Mapping[str, Any]) -> JobOptions:
+    """The options of a model, or of the job of a file, with flags by their names. Raises
+    `DiagnosticError` for what the command line refuses."""
+    return with_job_file(job_options(model, strategy, flags), {})
 
 
 def printed(options: JobOptions, given: Mapping[str, Any]) -> str:
     """The text of a job as a command was asked about it."""
-    meta = click.get_current_context().meta
-    named = given.get("machine")
-    machine = named if isinstance(named, str) else named and meta.get(GIVEN_MACHINE)
-    return job_text(JobFile(options, machine, meta.get(USED) or {}))
+    return job_text(JobFile(options, given.get("machine"), given.get("used_ranks") or {}))
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import click
-
+from stagec.driver.request.option import Kind, Option
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: The limit that is the machine of the job.
 AT_HAND = "machine"
@@ -74,46 +71,41 @@ def _described(device: Machine, mesh: Mapping[str, int] | None) -> str:
     return told + (f"; not known, and not counted: {', '.join(unknown)}" if unknown else "")
 
 
-class LimitType(click.ParamType[Limit]):
-    """`80GiB`, `80GB`, a number of bytes, or a device such as `h100`."""
+class LimitType(Kind[Limit]):
+    """`80GiB`, `80GB`, a number of bytes, or a device such as `h100`; `machine` if one is
+    `at_hand`."""
 
     name = "SIZE|DEVICE"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Limit:
+    def __init__(self, *, at_hand: bool = False) -> None:
+        self._at_hand = at_hand
+
+    def read(self, text: str) -> Limit:
         """The limit."""
-        text = str(value)
-        if (
-            text == AT_HAND
-            and ctx is not None
-            and any(p.name == AT_HAND for p in ctx.command.params)
-        ):
+        if text == AT_HAND and self._at_hand:
             return Limit(text, 0)
         found = _SIZE.fullmatch(text)
         if found is not None and Fraction(found[1]):
             size = int(Fraction(found[1]) * _UNITS.get(found[2], 1))
             return Limit(text, size, remark="" if found[3] == "iB" else _taken(found, size))
         if text[:1].isalpha():
-            return self._device(text, param, ctx)
-        return self.fail(f"expects a size such as 80GiB, or a device, found '{text}'", param, ctx)
+            return _device(text)
+        raise ValueError(f"expects a size such as 80GiB, or a device, found '{text}'")
 
-    def _device(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
-        from stagec.machines import find_machine, machines
 
-        device = find_machine(text)
-        if device is not None:
-            return Limit(text, int(device.memory.capacity.value), device)
-        known = machines().values()
-        names = [n for m in known for n in (m.name, *m.aliases)]
-        hint = did_you_mean(text.lower(), names)
-        listed = ", ".join(m.name for m in known)
-        raise click.BadParameter(
-            f"expects a size such as 80GiB, or a device, found '{text}';"
-            f"{f' {hint}' if hint else ''} the devices are: {listed}",
-            ctx,
-            param,
-        )
+def _device(text: str) -> Limit:
+    from stagec.machines import find_machine, machines
+
+    device = find_machine(text)
+    if device is not None:
+        return Limit(text, int(device.memory.capacity.value), device)
+    known = machines().values()
+    names = [n for m in known for n in (m.name, *m.aliases)]
+    hint = did_you_mean(text.lower(), names)
+    raise ValueError(
+        f"expects a size such as 80GiB, or a device, found '{text}';"
+        f"{f' {hint}' if hint else ''} the devices are: {', '.join(m.name for m in known)}"
+    )
 
 
 def _taken(found: re.Match[str], size: int) -> str:
@@ -127,6 +119,6 @@ def _taken(found: re.Match[str], size: int) -> str:
     )
 
 
-def limit_option(text: str) -> Callable[[F], F]:
-    """`--limit`, with its help in this command."""
-    return click.option("--limit", type=LimitType(), help=text)
+def limit_option(text: str, *, at_hand: bool = False) -> Option:
+    """`--limit`, with its help in this command; `machine` is one too where it has `--machine`."""
+    return Option("limit", LimitType(at_hand=at_hand), text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING
 
 from stagec.driver.output.common import report
+from stagec.driver.request.option import File, OneOf, Option
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.source import UNKNOWN
 
@@ -19,28 +18,20 @@ if TYPE_CHECKING:
     from stagec.time.costs.nodes import Measurements
     from stagec.time.measured.tables import Table
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def measured_options(function: F) -> F:
-    """Give a command the options of `measurements`."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-_OPTIONS = (
-    click.option(
-        "--measured",
-        type=click.Path(path_type=Path),
-        multiple=True,
+#: The options of `measurements`.
+MEASURED = (
+    Option(
+        "measured",
+        File(),
+        "Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
         metavar="FILE",
-        help="Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
+        multiple=True,
     ),
-    click.option(
-        "--kernels-from",
-        type=click.Choice(["aiconfigurator"]),
-        help="Measured tables of a package: pip install 'stagec[kernels]'.",
+    Option(
+        "kernels_from",
+        OneOf(["aiconfigurator"]),
+        "Measured tables of a package: pip install 'stagec[kernels]'.",
     ),
 )
 

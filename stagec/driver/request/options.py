@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import click
-
-from stagec.driver.request import completion
 from stagec.driver.request.draft import DRAFT_OPTION, DraftText
 from stagec.driver.request.flags import FLAGS, option
+from stagec.driver.request.option import File, Option, Text, Whole, switch, values_of
 from stagec.driver.request.preset import with_step
 from stagec.driver.request.serving import OPTIONS
 from stagec.driver.request.sizes import SizesType
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import FlagValues
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def merged_sizes(
-    ctx: click.Context, param: click.Parameter, given: Sequence[dict[str, int | None]]
-) -> dict[str, int | None]:
+def merged_sizes(given: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
     """The sizes of several --set; of two for one symbol the later one counts."""
     return {name: value for sizes in given for name, value in sizes.items()}
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The options of a job that write no strategy, as click gives them."""
+    """The options of a job that write no strategy, as they are given."""
 
     model: str
     strategy: str | None = None
@@ -86,69 +80,62 @@ else:
 
 
 #: The sizes of a model's symbols.
-SIZES = click.option(
-    "--set",
+SIZES = Option(
     "sizes",
-    type=SizesType(),
+    SizesType(),
+    "Sizes of symbols; B is the global batch in sequences.",
     multiple=True,
-    callback=merged_sizes,
-    help="Sizes of symbols; B is the global batch in sequences.",
+    merge=merged_sizes,
+    spelling="--set",
 )
-_OPTIONS = (
-    click.argument("model", required=False, default="", shell_complete=completion.models),
-    click.argument("strategy", required=False),
-    click.option(
-        "--preset",
-        default="",
+#: The options of a job, in their order in the help.
+JOB = (
+    Option(
+        "preset",
+        Text("presets"),
+        "A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
+        "",
         metavar="NAME",
-        shell_complete=completion.presets,
-        help="A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
     ),
     SIZES,
-    click.option(
-        "--mesh",
-        type=SizesType(open_names=True),
-        help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
+    Option(
+        "mesh",
+        SizesType(open_names=True),
+        "Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
     ),
-    click.option(
-        "--ranks",
-        type=click.IntRange(min=1),
+    Option(
+        "ranks",
+        Whole(least=1),
+        "All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
         metavar="N",
-        help="All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
     ),
     *OPTIONS,
     DRAFT_OPTION,
     *map(option, FLAGS.values()),
-    click.option(
-        "--pipeline",
-        metavar="PASSES",
-        help="Passes to run (default: train; forward if no argument is a param), such as "
+    Option(
+        "pipeline",
+        Text(),
+        "Passes to run (default: train; forward if no argument is a param), such as "
         "'train,+after(infer-shapes):my-pass'.",
+        metavar="PASSES",
     ),
-    click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
-    click.option(
-        "--print-job",
-        is_flag=True,
-        help="Print the job as a file, which can be given as MODEL, and stop.",
-    ),
-    click.option(
-        "--print-after",
-        multiple=True,
+    switch("print_strategy", "Print the strategy and stop."),
+    switch("print_job", "Print the job as a file, which can be given as MODEL, and stop."),
+    Option(
+        "print_after",
+        Text(),
+        "Print the module after passes.",
         metavar="NAME|all|change",
-        help="Print the module after passes.",
+        multiple=True,
     ),
-    click.option("--dump-dir", type=Path, metavar="DIR", help="Write the module after every pass."),
-    click.option("--time-passes", is_flag=True, help="Print the time of each pass."),
-    click.option(
-        "--reproducer", type=Path, metavar="FILE", help="Where to write a crash reproducer."
-    ),
-    click.option(
-        "--check-numerics",
-        is_flag=True,
-        help="Compare numbers before and after each pass, on tiny sizes.",
-    ),
-    click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file."),
+    Option("dump_dir", File(), "Write the module after every pass.", metavar="DIR"),
+    switch("time_passes", "Print the time of each pass."),
+    Option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE"),
+    switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
+    Option("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
 )
+#: Those that show a job instead of being part of it.
+SHOWN = ("print_strategy", "print_job", "print_after", "time_passes")
 
 
 def request(
@@ -162,36 +149,14 @@ def request(
     return FlagValues(vars(options), axes, sizes, sequences)
 
 
-def job_options(function: F) -> F:
-    """The shared options, in this order in the help."""
-    for decorate in reversed(_OPTIONS):
-        function = decorate(function)
-    return function
-
-
-def take_options(given: dict[str, Any]) -> JobOptions:
-    """Move the shared options out of what click gave, with the names of those that were given, by
-    a preset or a job file too; what is given beside a file wins, and its machine is that of a
-    command that asks for one. With `--print-job` the job is printed, and the command ends. Raises
-    `DiagnosticError` for a preset or a file that there is not."""
-    context = click.get_current_context()
-    written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
-    explicit = frozenset(n for n in given if context.get_parameter_source(n) in written)
-    taken = {f.name: given.pop(f.name) for f in fields(JobOptions) if f.name in given}
-    prints = given.pop("print_job", False)
-    options = JobOptions(**taken, explicit=explicit & {f.name for f in fields(JobOptions)})
-    if options.model.endswith(".toml") or prints:
-        from stagec.driver.request.job_file import printed, with_job_file
-
-        options = with_job_file(options, given)
-        if prints:
-            click.echo(printed(options, given), nl=False)
-            context.exit()
+def job_options(
+    model: str, strategy: str | None, flags: Mapping[str, Any], *, where: str = ""
+) -> JobOptions:
+    """The options of a model, with a strategy of a file or of flags by their names, and those that
+    its preset gives. Raises `DiagnosticError` for what the command line refuses, with `where` in
+    front."""
+    values, explicit = values_of(JOB, flags, without=SHOWN, where=where)
+    names = {"model"} if model else set[str]()
+    names |= {"strategy"} if strategy is not None else set()
+    options = JobOptions(model, strategy=strategy, **values, explicit=explicit | names)
     return with_step(options)
-
-
-@click.command("job", add_help_option=False)
-@job_options
-def job_command(**given: Any) -> JobOptions:
-    """The options of a job alone, for texts that hold some."""
-    return take_options(given)

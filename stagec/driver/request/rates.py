@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import click
-
+from stagec.driver.request.option import Number, Option
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-F = TypeVar("F", bound=Callable[..., Any])
+_RATE = Number(0, above=True)
 _SLOWEST, _FASTEST = 1e-6, 1e9
 #: Dense BF16 TFLOP/s and GB/s of an H100 SXM (NVIDIA's data sheet): what pictures take by default.
 H100 = 989, 3350
 
 
-def rate_options(purpose: str) -> Callable[[F], F]:
-    """Give a command the two options; `purpose` says what the durations are for."""
-
-    def decorate(function: F) -> F:
-        flops = click.option(
-            "--peak-tflops",
-            type=click.FloatRange(min=0, min_open=True),
-            help=f"With --memory-gbps: {purpose}.",
-        )
-        bandwidth = click.option(
-            "--memory-gbps",
-            type=click.FloatRange(min=0, min_open=True),
-            help="Memory bandwidth for durations, GB/s.",
-        )
-        return flops(bandwidth(function))
-
-    return decorate
+def rate_options(purpose: str) -> tuple[Option, ...]:
+    """The two options; `purpose` says what the durations are for."""
+    return (
+        Option("peak_tflops", _RATE, f"With --memory-gbps: {purpose}."),
+        Option("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s."),
+    )
 
 
 def rated_machine(given: Mapping[str, Any]) -> Machine | None:

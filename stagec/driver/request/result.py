@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import click
-
+from stagec.driver.request.option import Kind, Option, switch
 from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
 
 
-class ResultFile(click.ParamType[Path]):
+class ResultFile(Kind[Path]):
     """A file to write, or `-` for stdout.
 
     A command that works for minutes says at once that there is no such folder.
@@ -19,11 +17,11 @@ class ResultFile(click.ParamType[Path]):
 
     name = "file"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def read(self, text: str) -> Path:
         """The path. Raises `OSError` where no file can be written."""
-        if str(value) != "-":
-            check_new_file(Path(value))
-        return Path(value)
+        if text != "-":
+            check_new_file(Path(text))
+        return Path(text)
 
 
 class Page(ResultFile):
@@ -32,9 +30,9 @@ class Page(ResultFile):
     def __init__(self, *, plots: bool) -> None:
         self._suffixes = (".html", ".htm", *([".svg"] if plots else []))
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def read(self, text: str) -> Path:
         """The path. Raises `DiagnosticError` for a name that says of something else."""
-        path = super().convert(value, param, ctx)
+        path = super().read(text)
         if path.suffix and path.suffix.lower() not in self._suffixes:
             raise error(
                 f"--html writes a page, and '{path}' is named as something else",
@@ -45,3 +43,13 @@ class Page(ResultFile):
 
 RESULT = ResultFile()
 PAGE, PAGE_OR_PLOT = Page(plots=False), Page(plots=True)
+#: What commands that answer have in common.
+JSON = switch("as_json", "Print one JSON object.", "--json")
+CSV = switch("as_csv", "Print comma-separated values.", "--csv")
+OUTPUT = Option(
+    "output",
+    RESULT,
+    "Write the result here instead of stdout.",
+    metavar="FILE",
+    spelling="-o --output",
+)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
+from stagec.driver.request.option import OneOf, Option, Text, Whole
 from stagec.ir.drafts import DRAFT
 from stagec.ir.expr import ZERO, Expr, const, symbol
 from stagec.ir.module import BATCH, Module
@@ -22,47 +21,48 @@ if TYPE_CHECKING:
 
 #: Element types of caches, as servers call them.
 KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
-_COUNT = click.IntRange(min=1)
+_COUNT = Whole(1)
 #: How tokens are chosen, that of engines first.
 SAMPLING = ("gather", "local", "none")
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
-    "batch": click.option(
-        "--batch",
-        type=_COUNT,
-        metavar="N",
-        help="Sequences of the step, of all ranks together; of a mixed step those that decode, of "
+    "batch": Option(
+        "batch",
+        _COUNT,
+        "Sequences of the step, of all ranks together; of a mixed step those that decode, of "
         "each group of ranks that has requests of its own.",
-    ),
-    "prompt": click.option(
-        "--prompt",
-        type=_COUNT,
         metavar="N",
-        help="New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
     ),
-    "context": click.option(
-        "--context",
-        type=click.IntRange(min=0),
+    "prompt": Option(
+        "prompt",
+        _COUNT,
+        "New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
         metavar="N",
-        help="Tokens of each sequence that are cached before the step.",
     ),
-    "chunk": click.option(
-        "--chunk",
-        type=_COUNT,
+    "context": Option(
+        "context",
+        Whole(least=0),
+        "Tokens of each sequence that are cached before the step.",
         metavar="N",
-        help="Of prefill and mixed steps: so many tokens of the prompt a step.",
     ),
-    "speculative": click.option(
-        "--speculative",
-        type=click.IntRange(min=0),
+    "chunk": Option(
+        "chunk",
+        _COUNT,
+        "Of prefill and mixed steps: so many tokens of the prompt a step.",
         metavar="N",
-        help="Of decode: so many more tokens of each sequence, which are drafts.",
     ),
-    "step": click.option(
-        "--step",
-        metavar="CLASSES",
-        help="Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x "
+    "speculative": Option(
+        "speculative",
+        Whole(least=0),
+        "Of decode: so many more tokens of each sequence, which are drafts.",
+        metavar="N",
+    ),
+    "step": Option(
+        "step",
+        Text(),
+        "Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x "
         "new tokens + cached ones; chunk= samples none, verify= all).",
+        metavar="CLASSES",
     ),
 }
 #: Two pods, one of which prefills; see `stagec.driver.job.pods`.
@@ -70,39 +70,36 @@ DISAGGREGATED = "disaggregated"
 PODS = (PREFILL, DECODE)
 #: Options of what a step keeps.
 CACHES = {
-    "page": click.option(
-        "--page",
-        type=_COUNT,
-        default=1,
-        metavar="N",
-        help="Of --serve: caches have whole pages of so many tokens.",
+    "page": Option(
+        "page", _COUNT, "Of --serve: caches have whole pages of so many tokens.", 1, metavar="N"
     ),
-    "kv_dtype": click.option(
-        "--kv-dtype",
-        type=click.Choice(tuple(KV_TYPES)),
-        help="Of --serve: the element type of cached keys and values (default: as they are made).",
+    "kv_dtype": Option(
+        "kv_dtype",
+        OneOf(tuple(KV_TYPES)),
+        "Of --serve: the element type of cached keys and values (default: as they are made).",
     ),
-    "sampling": click.option(
-        "--sampling",
-        type=click.Choice(SAMPLING),
-        default=SAMPLING[0],
-        help="Of --serve: how tokens are chosen by logits that are split over the vocabulary: the "
+    "sampling": Option(
+        "sampling",
+        OneOf(SAMPLING),
+        "Of --serve: how tokens are chosen by logits that are split over the vocabulary: the "
         "logits are gathered, as engines do it (default), or the maxima of ranks (local); none "
         "returns logits.",
+        SAMPLING[0],
     ),
 }
 OPTIONS = (
-    click.option(
-        "--serve",
-        type=click.Choice((*MODES, DISAGGREGATED)),
-        help="Compile a step of serving instead of a training step.",
+    Option(
+        "serve",
+        OneOf((*MODES, DISAGGREGATED)),
+        "Compile a step of serving instead of a training step.",
     ),
     *STEP.values(),
     *(
-        click.option(
-            f"--{mode}",
+        Option(
+            mode,
+            Text(),
+            f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
             metavar="FLAGS",
-            help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
         )
         for mode in PODS
     ),

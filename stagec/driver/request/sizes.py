@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import click
-
+from stagec.driver.request.option import Kind, text_of
 from stagec.ir.expr import MAX_INTEGER
 
 
-class SizesType(click.ParamType[dict[str, int | None]]):
+class SizesType(Kind[dict[str, int | None]]):
     """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
 
     name = "NAME=VALUE,..."
@@ -17,22 +17,20 @@ class SizesType(click.ParamType[dict[str, int | None]]):
     def __init__(self, *, open_names: bool = False) -> None:
         self._open = open_names
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, int | None]:
+    def read(self, text: str) -> dict[str, int | None]:
         """The values by name."""
         found: dict[str, int | None] = {}
-        for part in filter(None, (p.strip() for p in str(value).split(","))):
+        for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, number = (p.strip() for p in part.partition("="))
             if not name.isidentifier() or not name.isascii():
-                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
+                raise ValueError(f"'{part}' is not NAME=VALUE")
             if name in found:
-                self.fail(f"{name} is given twice", param, ctx)
+                raise ValueError(f"{name} is given twice")
             if not equals and self._open:
                 found[name] = None
                 continue
             if not equals:
-                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
+                raise ValueError(f"'{part}' is not NAME=VALUE")
             digits = number.replace("_", "")
             if (
                 not digits.isascii()
@@ -40,8 +38,11 @@ class SizesType(click.ParamType[dict[str, int | None]]):
                 or len(digits) > 19
                 or not 0 < int(digits) <= MAX_INTEGER
             ):
-                self.fail(
-                    f"{name} expects a positive integer below 2^63, found '{number}'", param, ctx
-                )
+                raise ValueError(f"{name} expects a positive integer below 2^63, found '{number}'")
             found[name] = int(digits)
         return found
+
+    def of(self, given: Any) -> dict[str, int | None]:
+        if not isinstance(given, str | Mapping):
+            raise ValueError(f"expects a dictionary such as {{'L': 4}}, found {given!r:.60}")
+        return self.read(text_of(given))

@@ -3,19 +3,16 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import click
-
+from stagec.driver.request.option import Kind, Option, Text, Whole
 from stagec.ir.serving import MIXED
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.driver.request.options import JobOptions
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: What a server takes by default: vLLM v1's budget of tokens of a step on cards of 70 GiB and more,
 #: and sequences at once (vllm/engine/arg_utils.py).
@@ -26,87 +23,82 @@ BLOCK = 16
 TICK = 10**7
 #: Most steps of a job.
 MAX_STEPS = 1_000_000
-_COUNT = click.IntRange(min=1)
+_COUNT = Whole(1)
 
 
-class Blocks(click.ParamType[int]):
+class Blocks(Kind[int]):
     """A number of blocks, or `all`: 0, as many as are needed."""
 
     name = "N|all"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def read(self, text: str) -> int:
         """The number."""
-        return 0 if str(value) == "all" else _COUNT.convert(value, param, ctx)
+        return 0 if text == "all" else _COUNT.read(text)
 
 
-class Milliseconds(click.ParamType[int]):
+class Milliseconds(Kind[int]):
     """A time in milliseconds; nanoseconds."""
 
     name = "MS"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def read(self, text: str) -> int:
         """The nanoseconds."""
-        text = str(value)
         try:
             found = Decimal(text) if len(text) <= 20 else Decimal(0)
         except InvalidOperation:
             found = Decimal(0)
         if not found.is_finite() or not Decimal("1e-6") <= found <= Decimal(10**9):
-            self.fail(f"'{text:.40}' is no time in milliseconds, such as 10", param, ctx)
+            raise ValueError(f"'{text:.40}' is no time in milliseconds, such as 10")
         return round(found * 10**6)
 
 
-_OPTIONS = (
-    click.option(
-        "--steps",
-        type=click.IntRange(1, MAX_STEPS),
+#: The options of several steps.
+STEPS = (
+    Option(
+        "steps",
+        Whole(1, MAX_STEPS),
+        "With --serve: so many steps, one after the other (with --requests: at most).",
         metavar="N",
-        help="With --serve: so many steps, one after the other (with --requests: at most).",
     ),
-    click.option(
-        "--requests",
-        metavar="FILE|poisson:...",
-        help="With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
+    Option(
+        "requests",
+        Text(),
+        "With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
         "arrivals, prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,"
         "seed=7. Groups of ranks that have requests of their own get them round robin.",
+        metavar="FILE|poisson:...",
     ),
-    click.option(
-        "--policy",
-        default="fcfs",
-        metavar="NAME",
-        help="Which requests a step holds: fcfs (default), or one of a plug-in. --chunk N bounds "
+    Option(
+        "policy",
+        Text(),
+        "Which requests a step holds: fcfs (default), or one of a plug-in. --chunk N bounds "
         f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
+        "fcfs",
+        metavar="NAME",
     ),
-    click.option(
-        "--cache-blocks",
-        type=Blocks(),
-        metavar="N|all",
-        help=f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all "
+    Option(
+        "cache_blocks",
+        Blocks(),
+        f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all "
         "that are needed (default: as many as the --machine has room for, else all).",
+        metavar="N|all",
     ),
-    click.option(
-        "--bucket",
-        type=_COUNT,
-        default=1,
-        metavar="N",
-        help="Round the cached tokens of sequences up to a multiple of N, so that more steps and "
+    Option(
+        "bucket",
+        _COUNT,
+        "Round the cached tokens of sequences up to a multiple of N, so that more steps and "
         "classes are equal: an approximation (default 1: exact).",
+        1,
+        metavar="N",
     ),
-    click.option(
-        "--tick",
-        type=Milliseconds(),
-        metavar="MS",
-        help="With --requests: the time that a step takes, in milliseconds (default: as long as it "
+    Option(
+        "tick",
+        Milliseconds(),
+        "With --requests: the time that a step takes, in milliseconds (default: as long as it "
         f"takes on the --machine, else {TICK // 10**6}).",
+        metavar="MS",
     ),
 )
-
-
-def steps_options(function: F) -> F:
-    """Give a command the options of several steps."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def has_steps(options: JobOptions, given: Mapping[str, Any]) -> bool:

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-import click
-
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.output.common import kept_reports, read_part, reports_once
 from stagec.driver.request.limit import AT_HAND, Limit
 from stagec.driver.request.machine import machine_of
+from stagec.driver.request.option import Kind
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.preset import find_preset
 from stagec.driver.request.units import on_machine
@@ -52,51 +51,50 @@ PARETO = ("time", "memory", "ranks")
 _FORM = "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints one to start from"
 
 
-class Machines(click.ParamType[tuple[Machine, ...]]):
-    """`h100-sxm`, or several with commas."""
+class Machines(Kind["tuple[str | Machine, ...]"]):
+    """`h100-sxm`, or several with commas; in Python machines too."""
 
     name = "NAME|FILE,..."
+    completes = "machines"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Machine, ...]:
-        """The machines."""
-        return tuple(machine_of(name.strip()) for name in str(value).split(","))
+    def read(self, text: str) -> tuple[str | Machine, ...]:
+        """Their names."""
+        return tuple(name.strip() for name in text.split(","))
+
+    def of(self, given: Any) -> tuple[str | Machine, ...]:
+        each = tuple(given) if isinstance(given, list | tuple) else (given,)
+        return each if any(isinstance(m, Machine) for m in each) else super().of(given)
 
 
-class Pareto(click.ParamType[tuple[str, ...]]):
+class Pareto(Kind[tuple[str, ...]]):
     """`time,memory`, or `time,memory,ranks`."""
 
     name = "time,memory[,ranks]"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
+    def read(self, text: str) -> tuple[str, ...]:
         """The respects."""
-        names = tuple(n.strip() for n in str(value).split(","))
+        names = tuple(n.strip() for n in text.split(","))
         for name in names:
             if name not in PARETO:
-                self.fail(f"'{name}' is not one of {', '.join(PARETO)}", param, ctx)
+                raise ValueError(f"'{name}' is not one of {', '.join(PARETO)}")
         if len(set(names) - {"ranks"}) < 2:
-            self.fail("expects time and memory, and ranks if these vary", param, ctx)
+            raise ValueError("expects time and memory, and ranks if these vary")
         return names
 
 
-class Prices(click.ParamType[tuple[float, ...]]):
+class Prices(Kind[tuple[float, ...]]):
     """`2.5`, or `2.5,6` for two machines."""
 
     name = "PRICE,..."
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
+    def read(self, text: str) -> tuple[float, ...]:
         """What a rank of each machine costs an hour."""
         try:
-            found = tuple(float(part) for part in str(value).split(","))
+            found = tuple(float(part) for part in text.split(","))
         except ValueError:
-            self.fail(f"expects numbers such as 2.5,6, found '{value}'", param, ctx)
+            raise ValueError(f"expects numbers such as 2.5,6, found '{text}'") from None
         if not all(0 < price < 1e9 for price in found):
-            self.fail(f"expects prices above 0, found '{value}'", param, ctx)
+            raise ValueError(f"expects prices above 0, found '{text}'")
         return found
 
 
@@ -104,6 +102,8 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     """What is asked. Raises `DiagnosticError`."""
     if not given["machine"]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
+    used = given["used_ranks"]
+    machines = [machine_of(m, used) if isinstance(m, str) else m for m in given["machine"]]
     if not given["ranks"]:
         batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
         remedy = f"add --ranks 512{batch}, for example"
@@ -121,9 +121,9 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     with reports_once() if serves else kept_reports():
         module = JobBuilder(first, symbolic=not serves).module
     known = {n: v for n, v in module.symbols.items() if v is not None}
-    layers, prices, said = _layers(module, known), _prices(given), _said(given)
+    layers, prices, said = _layers(module, known), _prices(machines, given["price"]), _said(given)
     found: list[Question] = []
-    places: Iterator[tuple[Machine, int]] = product(given["machine"], given["ranks"])
+    places: Iterator[tuple[Machine, int]] = product(machines, given["ranks"])
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
     for (machine, ranks), (base, sizes) in product(places, steps):
@@ -156,10 +156,11 @@ def _batches(
         yield base_options(options, mine), mine
 
 
-def _prices(given: Mapping[str, Any]) -> dict[str, float | None]:
+def _prices(
+    machines: Sequence[Machine], prices: tuple[float, ...] | None
+) -> dict[str, float | None]:
     """What a rank of each machine costs an hour, if that is known."""
-    machines: Sequence[Machine] = given["machine"]
-    names, prices = [m.name for m in machines], given["price"]
+    names = [m.name for m in machines]
     if prices is None:
         return dict.fromkeys(names)
     if len(prices) not in (1, len(names)):
@@ -244,9 +245,9 @@ def _of_text(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
             remedy = did_you_mean(flag, KNOBS) or "'stagec search --help' lists the flags"
             raise error(f"no flag '{flag}' to vary", each.loc, remedy=remedy)
         try:
-            yield flag, Values(KNOBS[flag]).convert(each.text("values"), None, None)
-        except click.BadParameter as problem:
-            raise error(f"{flag}: {problem.message}", each.loc, remedy='as in "1,2,4"') from None
+            yield flag, Values(KNOBS[flag]).read(each.text("values"))
+        except ValueError as problem:
+            raise error(f"{flag}: {problem}", each.loc, remedy='as in "1,2,4"') from None
 
 
 def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:

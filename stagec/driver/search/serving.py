@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import click
-
+from stagec.driver.request.option import OneOf, Option
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import CACHES, STEP, mixed_step
 from stagec.driver.request.times import TimeType
@@ -21,7 +20,6 @@ from stagec.support.diagnostics import error
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-F = TypeVar("F", bound=Callable[..., Any])
 #: The most sequences of a step that are tried where none are given.
 _MOST = {DECODE: 4096, PREFILL: 64}
 #: The limits of the time of a step, and the steps that they are about.
@@ -29,33 +27,19 @@ _LIMITS = {"ttft": (PREFILL, MIXED), "tpot": (DECODE, MIXED)}
 #: Options of the step that are no knobs of the search.
 _STEP = tuple(n for n in STEP if n != "batch")
 
-_OPTIONS = (
-    click.option(
-        "--serve",
-        type=click.Choice(MODES),
-        help="Search for a step of serving, by default for most tokens/s per rank; --batch are "
+#: The options of a search for a step of serving.
+SERVING = (
+    Option(
+        "serve",
+        OneOf(MODES),
+        "Search for a step of serving, by default for most tokens/s per rank; --batch are "
         "sequences of it, of mixed those of each group that decode.",
     ),
     *(STEP[n] for n in _STEP),
     *CACHES.values(),
-    click.option(
-        "--ttft",
-        type=TimeType(),
-        help="Of prefill and mixed: the most time to the first token, 500ms.",
-    ),
-    click.option(
-        "--tpot",
-        type=TimeType(),
-        help="Of decode and mixed: the most time for each further token, 30ms.",
-    ),
+    Option("ttft", TimeType(), "Of prefill and mixed: the most time to the first token, 500ms."),
+    Option("tpot", TimeType(), "Of decode and mixed: the most time for each further token, 30ms."),
 )
-
-
-def serving_options(function: F) -> F:
-    """Give a search the options of a step of serving."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def step_options(given: Mapping[str, Any]) -> dict[str, Any]:

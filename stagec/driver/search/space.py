@@ -12,12 +12,11 @@ from math import prod
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
-import click
-
 from stagec.driver.job.builder import mesh_axes
 from stagec.driver.job.legal import count_of, needless, rules
 from stagec.driver.request.combine import complete, in_usual_order
 from stagec.driver.request.flags import FLAGS, OF_ONE_MESH, type_of
+from stagec.driver.request.option import Kind, Option
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.ranges import RULE, is_range, values_of
 from stagec.driver.search.listed import Jobs
@@ -44,7 +43,7 @@ _MOST_VALUES = 1000
 # -- values ----------------------------------------------------------------------------------------
 
 
-class Values(click.ParamType[tuple[Any, ...]]):
+class Values(Kind[tuple[Any, ...]]):
     """`1,2,4`, or `1..8`: doubled from 1 up to 8."""
 
     name = "VALUES"
@@ -52,36 +51,32 @@ class Values(click.ParamType[tuple[Any, ...]]):
     def __init__(self, flag: Flag) -> None:
         self._flag = flag
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Any, ...]:
+    def read(self, text: str) -> tuple[Any, ...]:
         """The values, each as the flag takes it."""
-        text = str(value)
         parts = text.split("|" if self._flag.kind in _WITH_COMMAS else ",")
         found: list[Any] = []
         for part in (p.strip() for p in parts):
             if self._flag.kind == "int" and is_range(part):
-                found += self._range(part, param, ctx)
+                found += self._range(part)
             elif not part and self._flag.kind not in _WITH_COMMAS:
-                self.fail(f"'{text}' has an empty value; expected 1,2,4 or 1..8", param, ctx)
+                raise ValueError(f"'{text}' has an empty value; expected 1,2,4 or 1..8")
             else:
-                found.append(type_of(self._flag).convert(part, param, ctx))
+                found.append(type_of(self._flag).read(part))
         if len(found) > _MOST_VALUES:
-            self.fail(f"expects at most {_MOST_VALUES} values, found {len(found)}", param, ctx)
+            raise ValueError(f"expects at most {_MOST_VALUES} values, found {len(found)}")
         return tuple(dict.fromkeys(found))
 
-    def _range(
-        self, part: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Iterator[int]:
-        texts = values_of(part) or self.fail(f"'{part}' has no values: {RULE}", param, ctx)
-        return (type_of(self._flag).convert(text, param, ctx) for text in texts)
+    def _range(self, part: str) -> Iterator[int]:
+        if not (texts := values_of(part)):
+            raise ValueError(f"'{part}' has no values: {RULE}")
+        return (type_of(self._flag).read(text) for text in texts)
 
 
-def knob_option(flag: Flag) -> Callable[[Any], Any]:
+def knob_option(flag: Flag) -> Option:
     """The option of a search that says which values a flag may have."""
-    more: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if flag.kind == "switch" else {}
-    metavar = "VALUES" if flag.kind != "switch" else "on,off"
-    return click.option(flag.option, flag.name, type=Values(flag), metavar=metavar, **more)
+    switch = flag.kind == "switch"
+    metavar, alone = ("on,off", "on") if switch else ("VALUES", "")
+    return Option(flag.name, Values(flag), "", metavar=metavar, alone=alone)
 
 
 def values_text(name: str, values: Sequence[Any]) -> str:

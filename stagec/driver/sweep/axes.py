@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-import click
-
 from stagec.driver.output.common import read_source
-from stagec.driver.request.arguments import text_of
 from stagec.driver.request.flags import OF_ONE_MESH, type_of
 from stagec.driver.request.job_file import key_place
-from stagec.driver.request.machine import MachineType
+from stagec.driver.request.machine import machine_of, with_used
+from stagec.driver.request.option import Kind, Switch, Text, Whole, text_of
 from stagec.driver.request.ranges import RULE, is_range, values_of
 from stagec.driver.request.sizes import SizesType
 from stagec.driver.sweep.rows import Case
@@ -57,6 +55,8 @@ class Setting:
             given: dict[str, Any] = {self.name: self.value}
             explicit = options.explicit | {self.name}
             return replace(case, options=options.changed(**given, explicit=explicit))
+        if self.name == "machine":
+            return replace(case, machine=with_used(self.value, case.used))
         if self.what == "case":
             return replace(case, **{self.name: self.value})
         device = case.device or case.machine
@@ -93,38 +93,40 @@ class Axis:
         return frozenset(s.name for c in self.choices for s in c.settings)
 
 
-class SweepType(click.ParamType[Axis]):
+class SweepType(Kind[Axis]):
     """`tp=1,2,4` or `tp=1..4`, `S=4096,8192`, or a TOML file with a table for each of them."""
 
     name = "NAME=VALUE,...|FILE.toml"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Axis:
+    def __init__(self, *, timed: bool) -> None:
+        self._timed = timed
+
+    def read(self, text: str) -> Axis:
         """The axis."""
-        text = str(value)
         if "=" not in text and text.endswith(_SUFFIX):
-            return _read(text, param, ctx)
+            return _read(text, timed=self._timed)
         name, _, rest = (part.strip() for part in text.partition("="))
         parts = [part.strip() for part in rest.split(",")]
         if not name or not all(parts):
-            self.fail(f"'{value}' is neither NAME=VALUE,... nor a {_SUFFIX} file", param, ctx)
-        texts = list(dict.fromkeys(t for part in parts for t in self._texts(part, param, ctx)))
-        return _axis(name, texts, param, ctx)
+            raise ValueError(f"'{text}' is neither NAME=VALUE,... nor a {_SUFFIX} file")
+        texts = list(dict.fromkeys(t for part in parts for t in self._texts(part)))
+        return _axis(name, texts, timed=self._timed)
 
-    def _texts(
-        self, part: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Sequence[str]:
+    def _texts(self, part: str) -> Sequence[str]:
         if not is_range(part):
             return (part,)
-        return values_of(part) or self.fail(f"'{part}' has no values: {RULE}", param, ctx)
+        if not (texts := values_of(part)):
+            raise ValueError(f"'{part}' has no values: {RULE}")
+        return texts
 
 
 def axis_of(name: str, values: object) -> Axis:
     """An axis of a list of values, or of their text. Raises `DiagnosticError`."""
     text = values if isinstance(values, str) else ",".join(map(text_of, _listed(values)))
     try:
-        return SweepType().convert(f"{name}={text}", None, None)
-    except click.BadParameter as problem:
-        raise error(problem.message, remedy='as in {"tp": [1, 2, 4], "S": "4096..16384"}') from None
+        return SweepType(timed=True).read(f"{name}={text}")
+    except ValueError as problem:
+        raise error(str(problem), remedy='as in {"tp": [1, 2, 4], "S": "4096..16384"}') from None
 
 
 def _listed(values: object) -> Sequence[object]:
@@ -132,10 +134,8 @@ def _listed(values: object) -> Sequence[object]:
     return cast("Sequence[object]", values) if listed else [values]
 
 
-def _axis(
-    name: str, texts: Sequence[str], param: click.Parameter | None, ctx: click.Context | None
-) -> Axis:
-    settings = (_setting(name, text, param, ctx) for text in texts)
+def _axis(name: str, texts: Sequence[str], *, timed: bool) -> Axis:
+    settings = (_setting(name, text, timed=timed) for text in texts)
     choices = (Choice(_plain(t, s), (s,)) for t, s in zip(texts, settings, strict=True))
     return Axis(name, tuple(choices))
 
@@ -144,30 +144,32 @@ def _plain(text: str, setting: Setting) -> int | str:
     return setting.value if isinstance(setting.value, int) else text
 
 
-def _types(timed: bool) -> dict[str, click.ParamType[Any]]:
+class _Machine(Kind["Machine"]):
+    def read(self, text: str) -> Machine:
+        return machine_of(text)
+
+
+def _types(timed: bool) -> dict[str, Kind[Any]]:
     """How the values of what can be swept are read."""
-    types: dict[str, click.ParamType[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
-    types |= {"preset": click.STRING, "ranks": click.IntRange(min=1)}
-    return types | ({"machine": MachineType(), "overlap": click.BOOL} if timed else {})
+    types: dict[str, Kind[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
+    types |= {"preset": Text(), "ranks": Whole(1)}
+    return types | ({"machine": _Machine(), "overlap": Switch()} if timed else {})
 
 
-def _setting(
-    name: str, text: str, param: click.Parameter | None, ctx: click.Context | None
-) -> Setting:
-    """A value as the flag of that name takes it. Raises `click.BadParameter`."""
+def _setting(name: str, text: str, *, timed: bool) -> Setting:
+    """A value as the flag of that name takes it; of `timed` jobs, those of a machine too. Raises
+    `ValueError`."""
     option = name.replace("-", "_")
-    taken = {p.name for p in ctx.command.params} if ctx is not None else set(OF_TIME)
-    timed = taken.issuperset(OF_TIME)  # `analyze` has a machine for one step only
     types = _types(timed)
     if option in types:
-        value = types[option].convert(text, param, ctx)
+        value = types[option].read(text)
         return Setting(option, "option" if option in NAMES else "case", value)
     if name.startswith(_MACHINE) and timed:
         return Setting(name.removeprefix(_MACHINE), "figure", text)
     if not name[:1].isupper():
         hint = did_you_mean(name, (n.replace("_", "-") for n in types)) or "tp=1,2"
-        raise click.BadParameter(f"no flag '{name}' to sweep, nor a symbol; {hint}", ctx, param)
-    return Setting(name, "symbol", SizesType()(f"{name}={text}", param, ctx)[name])
+        raise ValueError(f"no flag '{name}' to sweep, nor a symbol; {hint}")
+    return Setting(name, "symbol", SizesType().read(f"{name}={text}")[name])
 
 
 # -- configurations in a file ----------------------------------------------------------------------
@@ -175,7 +177,7 @@ def _setting(
 _Tables: TypeAlias = Mapping[str, Mapping[str, object]]
 
 
-def _read(path: str, param: click.Parameter | None, ctx: click.Context | None) -> Axis:
+def _read(path: str, *, timed: bool) -> Axis:
     """The configurations of a file. Raises `DiagnosticError` with the line that is wrong."""
     source = read_source(path)
     choices: list[Choice] = []
@@ -183,9 +185,9 @@ def _read(path: str, param: click.Parameter | None, ctx: click.Context | None) -
         settings: list[Setting] = []
         for key, value in table.items():
             try:
-                settings.append(_setting(key, text_of(value), param, ctx))
-            except click.BadParameter as e:
-                raise _wrong(source, name, key, e.message) from None
+                settings.append(_setting(key, text_of(value), timed=timed))
+            except ValueError as e:
+                raise _wrong(source, name, key, str(e)) from None
         choices.append(Choice(name, tuple(settings)))
     return Axis(NAMED, tuple(choices))
 

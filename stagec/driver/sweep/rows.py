@@ -27,7 +27,7 @@ class Case:
     """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
     collectives are blocking, without `graphs` hosts issue steps of serving op by op. Files
     and a package may have measured times, those of `device`: the machine before its figures were
-    changed, if they were."""
+    changed, if they were; `used` are the `--used-ranks` of all machines."""
 
     options: JobOptions
     machine: Machine | None = None
@@ -36,6 +36,7 @@ class Case:
     kernels_from: str | None = None
     device: Machine | None = None
     graphs: bool = True
+    used: Mapping[str, int] | None = None
 
 
 def row(case: Case) -> SweepRow:

@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import is_file_name
 from stagec.driver.output.common import report
 from stagec.driver.output.report import Report, show
-from stagec.driver.request.emission import progress_on_terminal, worker_options, workers
+from stagec.driver.request.emission import WORKERS, progress_on_terminal, workers
 from stagec.driver.request.limit import Limit
+from stagec.driver.request.option import Option, Text, switch
 from stagec.driver.request.options import JobOptions
 from stagec.driver.sweep.axes import Axis, Choice, SweepType, conflicts
 from stagec.driver.sweep.rows import Case, SweepRow, refused, row
@@ -28,7 +27,6 @@ from stagec.support.diagnostics import DiagnosticError, error
 if TYPE_CHECKING:
     from stagec.driver.sweep.table import SweepColumn
 
-F = TypeVar("F", bound=Callable[..., Any])
 Numbered = tuple[int, SweepRow]
 
 #: What is about one job.
@@ -50,38 +48,35 @@ _ALONE = (
 _MOST_ROWS = 100_000
 
 _OPTIONS = (
-    click.option(
-        "--sweep",
-        type=SweepType(),
-        multiple=True,
-        help="One row for each of these values of a flag (sp=on,off; tp=1..8 doubles from 1) or "
-        "symbol (S=4096,8192), or each table of a file; several: for each combination.",
-    ),
-    click.option(
-        "--sort",
+    Option(
+        "sort",
+        Text(),
+        "Of --sweep: the rows by this column, least first; -KEY: greatest first.",
         metavar="KEY",
-        help="Of --sweep: the rows by this column, least first; -KEY: greatest first.",
     ),
-    click.option(
-        "--pareto",
+    Option(
+        "pareto",
+        Text(),
+        "Of --sweep: only rows that no other beats in these columns (time,memory).",
         metavar="KEY,...",
-        help="Of --sweep: only rows that no other beats in these columns (time,memory).",
     ),
-    click.option(
-        "--plot",
+    Option(
+        "plot",
+        Text(),
+        "Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
         metavar="X,Y",
-        help="Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
     ),
-    click.option("--csv", "as_csv", is_flag=True, help="Of --sweep: print comma-separated values."),
+    switch("as_csv", "Of --sweep: print comma-separated values.", "--csv"),
 )
 
 
-def sweep_options(function: F) -> F:
-    """Give a command the options of a sweep."""
-    function = worker_options(function)
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+def sweep_options(*, timed: bool = False) -> tuple[Option, ...]:
+    """The options of a sweep; `timed` of jobs on a machine."""
+    about = (
+        "One row for each of these values of a flag (sp=on,off; tp=1..8 doubles from 1) or symbol "
+        "(S=4096,8192), or each table of a file; several: for each combination."
+    )
+    return (Option("sweep", SweepType(timed=timed), about, multiple=True), *_OPTIONS, *WORKERS)
 
 
 def check_alone(given: Mapping[str, Any]) -> None:

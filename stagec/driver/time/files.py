@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.machine import used_text
+from stagec.driver.request.option import Option, Text
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.files import new_file, write_file
@@ -21,40 +20,28 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.program.nodes import Events
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def time_files(function: F) -> F:
-    """Give a command the options of `draw`."""
-    for decorate in reversed(
-        (
-            click.option(
-                "--html",
-                type=PAGE_OR_PLOT,
-                metavar="FILE",
-                help="Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
-            ),
-            click.option(
-                "--perfetto",
-                type=RESULT,
-                metavar="FILE",
-                help="Write a trace for ui.perfetto.dev.",
-            ),
-            click.option(
-                "--perfetto-ranks",
-                metavar="0-7,64",
-                help="The ranks of that trace (default: the first of each class).",
-            ),
-        )
-    ):
-        function = decorate(function)
-    return function
+#: The options of `draw`.
+TIME_FILES = (
+    Option(
+        "html",
+        PAGE_OR_PLOT,
+        "Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
+        metavar="FILE",
+    ),
+    Option("perfetto", RESULT, "Write a trace for ui.perfetto.dev.", metavar="FILE"),
+    Option(
+        "perfetto_ranks",
+        Text(),
+        "The ranks of that trace (default: the first of each class).",
+        metavar="0-7,64",
+    ),
+)
 
 
 def draws(given: Mapping[str, Any]) -> bool:
     """Whether a file is asked for."""
     if given["perfetto_ranks"] is not None and given["perfetto"] is None:
-        raise click.UsageError("--perfetto-ranks needs a trace: --perfetto FILE")
+        raise error("--perfetto-ranks is about a trace", remedy="add --perfetto FILE")
     return given["html"] is not None or given["perfetto"] is not None
 
 

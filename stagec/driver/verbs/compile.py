@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
@@ -23,13 +21,13 @@ from stagec.driver.job.written import (
     write_formats,
     write_one_archive,
 )
-from stagec.driver.request import completion
-from stagec.driver.request.emission import emission_options
-from stagec.driver.request.machine import graphs_option, machine_of, used_option
-from stagec.driver.request.measurements import measured_options, measurements
-from stagec.driver.request.options import JobOptions, job_options
+from stagec.driver.request.emission import EMISSION
+from stagec.driver.request.machine import GRAPHS, USED_RANKS, machine_of
+from stagec.driver.request.measurements import MEASURED, measurements
+from stagec.driver.request.option import File, OneOf, Option, Text, switch
+from stagec.driver.request.options import JobOptions
 from stagec.driver.request.rates import rate_options, rated_machine
-from stagec.driver.request.steps import has_steps, steps_options
+from stagec.driver.request.steps import STEPS, has_steps
 from stagec.driver.request.units import on_machine
 from stagec.driver.verbs.analyze import JobAnalysis
 from stagec.driver.verbs.compiled import CompileAnswer, times_text
@@ -46,79 +44,68 @@ if TYPE_CHECKING:
     from stagec.traces.emit import Annotate, EmittedJob
     from stagec.traces.writer import Written
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-#: The options of a compile, those of its job first.
-_OPTIONS = (
-    job_options,
-    click.option(
-        "-o",
-        "--output",
-        type=Path,
+#: The options of a compile, beside those of its job.
+COMPILE = (
+    Option(
+        "output",
+        File(),
+        "The folder to write (it must be new or empty).",
         metavar="DIR",
-        help="The folder to write (it must be new or empty).",
+        spelling="-o --output",
     ),
-    click.option(
-        "--granularity",
-        type=click.Choice(["op", "block", "layer"]),
-        default="op",
-        help="One node for each op, each matrix product and what follows it, or as much of a "
+    Option(
+        "granularity",
+        OneOf(["op", "block", "layer"]),
+        "One node for each op, each matrix product and what follows it, or as much of a "
         "layer as communication lets be one. FLOPs and bytes of a merged node are sums, and a cost "
         "model over sums is too fast: with --machine its duration is the sum of its parts'.",
+        "op",
     ),
-    click.option(
-        "--format",
-        default="chakra",
-        metavar="NAME[,NAME]",
-        help=f"Format of the files: {', '.join(BUILTIN)} (default: chakra), or one of a plug-in, "
+    Option(
+        "format",
+        Text(),
+        f"Format of the files: {', '.join(BUILTIN)} (default: chakra), or one of a plug-in, "
         "with options as NAME{option=value}. Several formats get a folder each, DIR/NAME.",
+        "chakra",
+        metavar="NAME[,NAME]",
     ),
-    click.option(
-        "--names",
-        type=click.Choice(["full", "short", "none", "chakra"]),
-        default="full",
-        help="Names of nodes: with phase, microbatch and layer, without, none (smaller files), or "
+    Option(
+        "names",
+        OneOf(["full", "short", "none", "chakra"]),
+        "Names of nodes: with phase, microbatch and layer, without, none (smaller files), or "
         "full ones after the type of their record (chakra), for Chakra's timeline tool.",
+        "full",
     ),
-    click.option(
-        "--memory-events",
-        is_flag=True,
-        help="Say of every node how many bytes it adds while it runs, and gives back at its end.",
+    switch(
+        "memory_events",
+        "Say of every node how many bytes it adds while it runs, and gives back at its end.",
     ),
-    click.option(
-        "--tensor-names",
-        is_flag=True,
-        help="Name the tensors that every node reads and writes, with their bytes: what "
+    switch(
+        "tensor_names",
+        "Name the tensors that every node reads and writes, with their bytes: what "
         "ASTRA-sim's replay of memory wants. Says what --memory-events does, too.",
     ),
-    click.option(
-        "--archive",
-        type=Path,
+    Option(
+        "archive",
+        File(),
+        "Write one compact file instead, for stagec materialize and check.",
         metavar="FILE",
-        help="Write one compact file instead, for stagec materialize and check.",
     ),
-    emission_options,
-    steps_options,
-    click.option("--name", metavar="NAME", help="Name of the files (default: the model's)."),
-    click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing."),
-    click.option(
-        "--machine",
+    *EMISSION,
+    *STEPS,
+    Option("name", Text(), "Name of the files (default: the model's).", metavar="NAME"),
+    switch("dry_run", "Compile and print the summary, write nothing."),
+    Option(
+        "machine",
+        Text("machines"),
+        "Write durations of computations on this machine, see 'stagec machines'.",
         metavar="NAME|FILE",
-        shell_complete=completion.machines,
-        help="Write durations of computations on this machine, see 'stagec machines'.",
     ),
-    graphs_option,
-    used_option,
-    measured_options,
-    rate_options("the machine is a roofline"),
+    GRAPHS,
+    USED_RANKS,
+    *MEASURED,
+    *rate_options("the machine is a roofline"),
 )
-
-
-def compile_options(function: F) -> F:
-    """Give a command the options of a compile."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def strategy_to_compile(options: JobOptions, given: Mapping[str, Any]) -> str:
@@ -132,10 +119,10 @@ def strategy_to_compile(options: JobOptions, given: Mapping[str, Any]) -> str:
 
 
 def compile_job(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
-    """Compile a job and write its traces, as `given` says: the values of `compile_options`. Raises
+    """Compile a job and write its traces, as `given` says: the values of `COMPILE`. Raises
     `DiagnosticError`, before anything is written."""
     if given["machine"] is not None:
-        options = on_machine(options, machine_of(given["machine"]))
+        options = on_machine(options, machine_of(given["machine"], given["used_ranks"]))
     _check_outputs(given["output"], given["archive"], given)
     if has_pods(options):
         return compile_pods(options, given, _durations(given))
@@ -194,9 +181,15 @@ def _compile_one(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer
 
 def _check_outputs(output: Path | None, archive: Path | None, given: Mapping[str, Any]) -> None:
     if output is not None and archive is not None:
-        raise click.UsageError("give a folder, -o DIR, or a file, --archive FILE")
+        raise error(
+            "--output and --archive are two places",
+            remedy="give a folder, -o DIR, or --archive FILE",
+        )
     if (output or archive) is None and not given["dry_run"]:
-        raise click.UsageError("give a folder: -o DIR (or --archive FILE, or --dry-run)")
+        raise error(
+            "a compile needs a folder for the traces",
+            remedy="give -o DIR (or --archive FILE, or --dry-run)",
+        )
     if archive is not None:
         check_archive_options(given)
 
@@ -246,7 +239,7 @@ def _durations(given: Mapping[str, Any]) -> Durations | None:
                 "--machine and --peak-tflops both say how fast a device is",
                 remedy="give a machine, or two rates",
             )
-        machine = machine_of(given["machine"])
+        machine = machine_of(given["machine"], given["used_ranks"])
     if machine is None:
         if given["measured"] or given["kernels_from"]:
             raise error("measured times need a machine", remedy="add --machine h100-sxm")

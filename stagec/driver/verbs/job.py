@@ -13,29 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from stagec.driver.job.builder import JobBuilder, model_name
 from stagec.driver.job.pods import strategy_of
 from stagec.driver.request.accepted import Accepted, take_accepted
-from stagec.driver.request.arguments import read
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.configurations import import_configuration
-from stagec.driver.request.job_file import JobFile, job_text
+from stagec.driver.request.job_file import JobFile, asked_job, job_text
 from stagec.driver.request.limit import Limit, LimitType
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measurements
-from stagec.driver.request.options import JobOptions, take_options
+from stagec.driver.request.option import text_of, values_of
+from stagec.driver.request.options import JobOptions
 from stagec.driver.time.pods import PodsTime
 from stagec.driver.verbs.analyze import JobAnalysis, analyze
 from stagec.driver.verbs.check import CheckAnswer, check
-from stagec.driver.verbs.compile import compile_job, compile_options
+from stagec.driver.verbs.compile import COMPILE, compile_job
 from stagec.driver.verbs.compiled import CompileAnswer
 from stagec.driver.verbs.memory import MemoryPlan, PodsMemory, memory
 from stagec.driver.verbs.pods import PodsAnalysis
 from stagec.driver.verbs.serve import ServeAnswer, serve
 from stagec.driver.verbs.time import StepAnswer, time
-from stagec.driver.verbs.words import asked, job_of
+from stagec.driver.verbs.words import asked
 from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
@@ -46,13 +44,6 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 Progress = Callable[[str], None]
-
-
-@click.command("compile", add_help_option=False)
-@compile_options
-def _compile(**given: Any) -> Mapping[str, Any]:
-    take_options(given)
-    return given
 
 
 class Job:
@@ -77,7 +68,7 @@ class Job:
     def with_(self, **flags: Any) -> Job:
         """The job with these flags; of `sizes`, those that are given. Raises `DiagnosticError`."""
         with asked():
-            more = job_of(self._options.model, self._options.strategy, flags)
+            more = asked_job(self._options.model, self._options.strategy, flags)
         given = {name: getattr(more, name) for name in more.explicit if name in flags}
         given["sizes"] = {**self._options.sizes, **more.sizes}
         explicit = self._options.explicit | more.explicit
@@ -176,7 +167,7 @@ class Job:
         `DiagnosticError`."""
         writes = folder is not None or how.get("archive") is not None
         with asked(), seldom_collected():
-            given = read(_compile, (), {"output": folder, **how, "quiet": True})
+            given, _ = values_of(COMPILE, {"output": folder, **how, "quiet": True})
             return compile_job(self._options, {**given, "dry_run": not writes or given["dry_run"]})
 
     def dumps(self) -> dict[str, str]:
@@ -202,7 +193,7 @@ def job(model: str | Path = "", strategy: str | Path | None = None, **flags: Any
         stagec.job("llama3-8b", tp=8, dp=8, sp=True, zero=3)
     """
     with asked():
-        return Job(job_of(str(model), strategy, flags))
+        return Job(asked_job(str(model), None if strategy is None else str(strategy), flags))
 
 
 def time_step(
@@ -231,18 +222,13 @@ def search(
 
         stagec.search("llama3-8b", ranks=16, machine="h100-sxm").best[0].step_seconds
     """
-    from stagec.driver.search.asked import search_options
+    from stagec.driver.search.asked import SEARCH
     from stagec.driver.search.question import questions
     from stagec.driver.verbs import search as verb
 
-    @click.command("search", add_help_option=False)
-    @search_options
-    def command(**given: Any) -> Mapping[str, Any]:
-        return given
-
     with asked():
-        given = read(command, [str(model)] if model else [], flags, without=("output",))
-        return verb.search(questions(given), given, progress or _silent)
+        given, _ = values_of(SEARCH, flags)
+        return verb.search(questions({**given, "model": str(model)}), given, progress or _silent)
 
 
 def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
@@ -255,7 +241,7 @@ def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer
     flags = {name: value for name, value in how.items() if name not in names}
     asked_for = {name: value for name, value in how.items() if name in names}
     with asked():
-        options = job_of(str(model), None, flags)
+        options = asked_job(str(model), None, flags)
     return _sweep(options, over, **asked_for)
 
 
@@ -324,9 +310,9 @@ def _limit(given: Any) -> Limit | None:
     if given is None:
         return None
     try:
-        return LimitType().convert(given, None, None)
-    except click.BadParameter as problem:
-        raise error(f"limit: {problem.message}", remedy='give "80GiB" or "h100"') from None
+        return LimitType().read(text_of(given))
+    except ValueError as problem:
+        raise error(f"limit: {problem}", remedy='give "80GiB" or "h100"') from None
 
 
 def _silent(_: str) -> None:

@@ -1,19 +1,13 @@
-"""What calls from Python have in common: flags as options, and what is reported."""
+"""What calls from Python have in common: what is reported while they run."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, cast
-
-import click
 
 from stagec.driver.output.common import kept_reports, sources
-from stagec.driver.request.arguments import read
-from stagec.driver.request.options import JobOptions, job_command
 from stagec.support.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -23,13 +17,6 @@ from stagec.support.diagnostics import (
 )
 
 _LOG = logging.getLogger("stagec")
-
-
-def job_of(model: str, strategy: str | Path | None, flags: Mapping[str, Any]) -> JobOptions:
-    """The options of a job. Raises `DiagnosticError` for what the command line refuses."""
-    return cast(
-        JobOptions, read(job_command, (model, *([str(strategy)] if strategy else [])), flags)
-    )
 
 
 @contextmanager
@@ -47,8 +34,6 @@ def asked(depth: int = 4) -> Generator[None]:
                 for diagnostic in problem.diagnostics:
                     problem.add_note(render(diagnostic, texts))
                 raise
-    except click.UsageError as problem:
-        raise error(problem.format_message(), remedy="give it as the command line has it") from None
     except NotAnIntegerError as problem:
         raise error(str(problem), remedy="choose sizes that divide") from None
     except OSError as problem:

@@ -5,7 +5,7 @@ Each list is read only when a shell asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -57,7 +57,10 @@ def _complete(
     return [*found, CompletionItem(incomplete, type="file")] if files else found
 
 
-models = partial(_complete, _models, True)
-machines = partial(_complete, _machines, True)
-presets = partial(_complete, _presets, False)
-passes = partial(_complete, _passes, False)
+#: By what an option completes.
+COMPLETERS: Mapping[str, Completer] = {
+    "models": partial(_complete, _models, True),
+    "machines": partial(_complete, _machines, True),
+    "presets": partial(_complete, _presets, False),
+    "passes": partial(_complete, _passes, False),
+}

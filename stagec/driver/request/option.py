@@ -1,0 +1,214 @@
+"""What an option is, on a command line, in a file and in Python alike: a name, the values that it
+takes, and what it says. Commands make click options of these records, the Python interface and job
+files read values by them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+
+T_co = TypeVar("T_co", covariant=True)
+_AS_THERE = "give it as the command line has it"
+_YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+
+
+class Kind(ABC, Generic[T_co]):
+    """What values an option takes. `name` stands for one in the help, `completes` is what a shell
+    may complete: `models`, `machines`, `presets`."""
+
+    name = "TEXT"
+    completes = ""
+
+    @abstractmethod
+    def read(self, text: str) -> T_co:
+        """The value of a text. Raises `ValueError` with what was expected."""
+
+    def of(self, given: Any) -> T_co:
+        """The value that is given in Python: as the command line has it, or as Python's. Raises
+        `ValueError`."""
+        return self.read(text_of(given))
+
+
+class Text(Kind[str]):
+    """Any text."""
+
+    def __init__(self, completes: str = "") -> None:
+        self.completes = completes
+
+    def read(self, text: str) -> str:
+        return text
+
+
+class File(Kind[Path]):
+    """The path of a file or a folder."""
+
+    name = "PATH"
+
+    def read(self, text: str) -> Path:
+        return Path(text)
+
+
+class Switch(Kind[bool]):
+    """On or off."""
+
+    name = "BOOLEAN"
+
+    def read(self, text: str) -> bool:
+        if (word := text.strip().lower()) in (*_YES, *_NO):
+            return word in _YES
+        raise ValueError(f"'{text}' is not a valid boolean: write on or off")
+
+    def of(self, given: Any) -> bool:
+        if given not in (True, False):
+            raise ValueError(f"expects True or False, found {given!r:.60}")
+        return bool(given)
+
+
+@dataclass(frozen=True)
+class Whole(Kind[int]):
+    """A whole number within bounds, which belong to it."""
+
+    least: int | None = None
+    most: int | None = None
+    name = "INTEGER"
+
+    def read(self, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f"'{text}' is not a valid integer.") from None
+        below = self.least is not None and number < self.least
+        if below or (self.most is not None and number > self.most):
+            raise ValueError(f"{number} is not in the range {_range(self.least, self.most)}.")
+        return number
+
+
+@dataclass(frozen=True)
+class Number(Kind[float]):
+    """A number within bounds, which belong to it; the least does not if `above`."""
+
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    name = "FLOAT"
+
+    def read(self, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(f"'{text}' is not a valid float.") from None
+        below = self.least is not None and (
+            number < self.least or (number == self.least and self.above)
+        )
+        if below or (self.most is not None and number > self.most):
+            limits = _range(self.least, self.most, "<" if self.above else "<=")
+            raise ValueError(f"{number} is not in the range {limits}.")
+        return number
+
+
+def _range(least: float | None, most: float | None, sign: str = "<=") -> str:
+    if least is None:
+        return f"x<={most}"
+    return f"x{sign.replace('<', '>')}{least}" if most is None else f"{least}{sign}x<={most}"
+
+
+@dataclass(frozen=True)
+class OneOf(Kind[str]):
+    """One of several words."""
+
+    choices: Sequence[str]
+
+    def read(self, text: str) -> str:
+        if text in self.choices:
+            return text
+        raise ValueError(f"'{text}' is not one of {', '.join(map(repr, self.choices))}.")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option. Several of one that is `multiple` are a tuple, or what `merge` makes of it."""
+
+    name: str  # as Python has it
+    kind: Kind[Any]
+    help: str
+    default: Any = None
+    metavar: str | None = None
+    multiple: bool = False
+    merge: Callable[[Sequence[Any]], Any] | None = None
+    spelling: str = ""  # on the command line, where it is not --name
+    alone: str = ""  # what the option without a value is taken for
+    required: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How it is spelled on a command line."""
+        return tuple((self.spelling or "--" + self.name.replace("_", "-")).split())
+
+    @property
+    def usual(self) -> Any:
+        """Its value where it is not given."""
+        if not self.multiple:
+            return self.default
+        return self.merge(()) if self.merge is not None else ()
+
+    def value_of(self, given: Any) -> Any:
+        """The value that is given in Python or in a file. Raises `ValueError`."""
+        if not self.multiple:
+            return self.kind.of(given)
+        several = not isinstance(given, str | Path | Mapping) and isinstance(given, Iterable)
+        each = cast("Iterable[Any]", given) if several else (given,)
+        values = tuple(map(self.kind.of, each))
+        return values if self.merge is None else self.merge(values)
+
+
+def switch(name: str, help: str, spelling: str = "", *, default: bool | None = False) -> Option:
+    """An option that is on where it is given; one whose default is not False has a `--no-`."""
+    return Option(name, Switch(), help, default, spelling=spelling)
+
+
+def values_of(
+    options: Iterable[Option],
+    flags: Mapping[str, Any],
+    *,
+    without: Collection[str] = (),
+    where: str = "",
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """The values of options by their names, the usual ones of those that no flag gives, and the
+    names of those that one does. A flag that is None is not given. The options `without` are not
+    asked for here. Raises `DiagnosticError` for flags and values that there are not, with `where`
+    in front."""
+    known = {option.name: option for option in options if option.name not in without}
+    values = {name: option.usual for name, option in known.items()}
+    explicit = set[str]()
+    for name, value in flags.items():
+        if name not in known:
+            usual = "flags are those of the command line, with underscores for dashes"
+            raise error(f"{where}no flag '{name}'", remedy=did_you_mean(name, known) or usual)
+        if value is None:
+            continue
+        try:
+            values[name] = known[name].value_of(value)
+        except ValueError as problem:
+            raise error(f"{where}{name}: {problem}", remedy=_AS_THERE) from None
+        explicit.add(name)
+    return values, frozenset(explicit)
+
+
+def text_of(value: Any) -> str:
+    """A value as the command line writes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return ",".join(n if v is None else f"{n}={text_of(v)}" for n, v in items)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(text_of, cast("Sequence[object]", value)))
+    return str(value)

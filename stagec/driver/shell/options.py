@@ -1,0 +1,154 @@
+"""Options of commands, as click has them, made of their records."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stagec.driver.request.job_file import is_job_file, printed, with_job_file
+from stagec.driver.request.machine import machine_of
+from stagec.driver.request.option import File, Kind, Number, OneOf, Option, Switch, Text, Whole
+from stagec.driver.request.options import JOB, JobOptions
+from stagec.driver.request.preset import with_step
+from stagec.driver.shell import completion
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from stagec.machines import Machine
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes(*options: Option) -> Callable[[F], F]:
+    """Give a command these options, in this order in its help."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = click_option(option)(function)
+        return function
+
+    return decorate
+
+
+def takes_job(function: F) -> F:
+    """Give a command a model, a strategy and the options of a job."""
+    function = takes(*JOB)(function)
+    function = click.argument("strategy", required=False)(function)
+    return takes_model(function)
+
+
+def takes_model(function: F) -> F:
+    """Give a command a model."""
+    complete = completion.COMPLETERS["models"]
+    return click.argument("model", required=False, default="", shell_complete=complete)(function)
+
+
+def click_option(option: Option) -> Callable[[F], F]:
+    """The click option of a record."""
+    words, negation = list(option.words), ""
+    about: dict[str, Any] = {"help": option.help, "default": option.default}
+    if isinstance(option.kind, Switch):
+        if option.default is not False:
+            negation = f"/--no-{words[0][2:]}"
+        return click.option(words[0] + negation, option.name, is_flag=True, **about)
+    if option.multiple:
+        about["multiple"] = True
+        del about["default"]
+        if (merge := option.merge) is not None:
+            about["callback"] = lambda ctx, param, values: merge(values)
+    if option.alone:
+        about |= {"is_flag": False, "flag_value": option.alone}
+    about |= {"metavar": option.metavar, "required": option.required}
+    return click.option(*words, option.name, type=type_of(option.kind), **about)
+
+
+def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
+    """The click type of values of a kind."""
+    match kind:
+        case Whole(least=least, most=most):
+            return click.IntRange(least, most)
+        case Number(least=least, most=most, above=above):
+            return click.FloatRange(least, most, min_open=above)
+        case OneOf(choices=choices):
+            return click.Choice(choices)
+        case File():
+            return click.Path(path_type=Path)
+        case Text(completes=""):
+            return click.STRING
+        case _:
+            return _OfKind(kind)
+
+
+class _OfKind(click.ParamType[Any]):
+    """Values that a kind of option reads."""
+
+    def __init__(self, kind: Kind[Any]) -> None:
+        self.name, self._kind = kind.name, kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value; one that is no text, such as a default, stays."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._kind.read(value)
+        except ValueError as problem:
+            self.fail(str(problem), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """What the kind completes."""
+        complete = completion.COMPLETERS.get(self._kind.completes)
+        return complete(ctx, param, incomplete) if complete is not None else []
+
+
+def take_options(given: dict[str, Any]) -> JobOptions:
+    """Move the options of a job out of what click gave, with the names of those that were given, by
+    a preset or a job file too; what is given beside a file wins, and its machine is that of a
+    command that asks for one. With `--print-job` the job is printed, and the command ends. Raises
+    `DiagnosticError` for a preset or a file that there is not."""
+    context = click.get_current_context()
+    written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    names = {f.name for f in fields(JobOptions)}
+    explicit = frozenset(n for n in given if context.get_parameter_source(n) in written)
+    taken = {name: given.pop(name) for name in names if name in given}
+    options = JobOptions(**taken, explicit=explicit & names)
+    prints = given.pop("print_job")
+    if is_job_file(options.model):
+        options = with_job_file(options, given)
+    if prints:
+        click.echo(printed(options, given), nl=False)
+        context.exit()
+    return with_step(options)
+
+
+@click.command("job", add_help_option=False)
+@takes_job
+def _job(**given: Any) -> JobOptions:
+    return take_options(given)
+
+
+def job_of_words(text: str) -> JobOptions:
+    """The options of a job in a text, as a command line has them. Raises `DiagnosticError`."""
+    try:
+        with _job.make_context("job", shlex.split(text)) as context:
+            options: JobOptions = _job.invoke(context)
+            return options
+    except ValueError as problem:
+        reason = str(problem)
+    except click.UsageError as problem:
+        reason = problem.format_message()
+    raise error(f"'{text}': {reason}", remedy="write flags, as in '--zero 3 --sp'")
+
+
+def take_machine(given: Mapping[str, Any]) -> Machine | None:
+    """The machine that `--machine` names, with `--used-ranks`. Raises `DiagnosticError`."""
+    name: str | None = given["machine"]
+    return None if name is None else machine_of(name, given["used_ranks"])
