@@ -51,6 +51,7 @@ MESH_ORDER = Flag(
     "",
     metavar="AXIS,...",
     choices=AXES,
+    rare=True,
 )
 
 

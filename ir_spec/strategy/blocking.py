@@ -31,6 +31,7 @@ class BlockingRule(Record):
             "switch",
             True,
             needs=("tp",),
+            rare=True,
         ),
     )
 

@@ -37,6 +37,7 @@ class BucketRule(Record):
             least=0,
             metavar="BYTES",
             needs=(REDUCED,),
+            rare=True,
         ),
     )
 

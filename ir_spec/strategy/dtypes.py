@@ -26,7 +26,7 @@ SCALING = ("delayed", "current")
 
 
 def _dtype(name: str, default: str, help: str) -> Any:
-    flag = Flag(f"{name}_dtype", help, tries=("f32", "bf16"), numerics=True)
+    flag = Flag(f"{name}_dtype", help, tries=("f32", "bf16"), numerics=True, rare=True)
     return parameter("name", f"element type: {name}", default=default, choices=DTYPES, flag=flag)
 
 
@@ -63,6 +63,7 @@ class DtypesRule(Record):
             "come from the operand itself (current: casts are kernels).",
             needs=("fp8",),
             numerics=True,
+            rare=True,
         ),
     )
 

@@ -32,6 +32,7 @@ class ExpertLoadRule(Record):
             "list itself.",
             "loads",
             needs=(EXPERTS,),
+            rare=True,
         ),
     )
     layer: int | None = parameter("int", "the layer (default: all others)", default=None, least=0)

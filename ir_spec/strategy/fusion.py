@@ -37,6 +37,7 @@ class FusionRule(Record):
         flag=Flag(
             "fuse_gradients",
             "Matrix products add weight gradients to the sum over microbatches themselves.",
+            rare=True,
         ),
     )
 

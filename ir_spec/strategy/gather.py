@@ -38,6 +38,7 @@ class GatherOp(Statement):
             False,
             needs=("tp",),
             tries=(True, False),
+            rare=True,
         ),
         Flag(
             "cp_inputs",
@@ -47,6 +48,7 @@ class GatherOp(Statement):
             choices=("regather", "save-gathered"),
             needs=("cp",),
             tries=("save-gathered", "regather"),
+            rare=True,
         ),
     )
     example = "stg.gather[V]"

@@ -42,6 +42,7 @@ class OffloadRule(Record):
             "memory_nodes",
             "Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).",
             needs=("offload",),
+            rare=True,
         ),
     )
 

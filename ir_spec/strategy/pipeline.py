@@ -51,6 +51,7 @@ class PipelineRule(Record):
             "Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).",
             metavar="N,N*COUNT,...",
             needs=("pp",),
+            rare=True,
         ),
     )
     scatter: Axes = parameter(
@@ -63,6 +64,7 @@ class PipelineRule(Record):
             "switch",
             False,
             needs=("pp", "tp"),
+            rare=True,
         ),
     )
 

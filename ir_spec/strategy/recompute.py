@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def _some_blocks(name: str, doc: str, help: str) -> Any:
-    flag = Flag(f"recompute_{name}", help, metavar="N", needs=("recompute",))
+    flag = Flag(f"recompute_{name}", help, metavar="N", needs=("recompute",), rare=True)
     return parameter("int", doc, least=1, flag=flag)
 
 

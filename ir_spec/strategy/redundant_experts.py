@@ -23,6 +23,7 @@ class CopiesRule(Record):
             "many tokens choose.",
             metavar="N",
             needs=(EXPERTS,),
+            rare=True,
         ),
     )
 

@@ -24,6 +24,7 @@ class RingRule(Record):
             "cp_order",
             "How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
             needs=("cp",),
+            rare=True,
         ),
     )
 

@@ -52,6 +52,7 @@ class ShardParamsRule(Record):
             "reshard_after_forward",
             "ZeRO-3: drop gathered parameters after forward, of all blocks but the last, or not.",
             tries=("never", "last", "always"),
+            rare=True,
         ),
     )
     prefetch: int = parameter(
@@ -61,7 +62,10 @@ class ShardParamsRule(Record):
         least=0,
         most=MOST_AHEAD,
         flag=Flag(
-            "fsdp_prefetch", "ZeRO-3: gather parameters this many blocks ahead.", metavar="N"
+            "fsdp_prefetch",
+            "ZeRO-3: gather parameters this many blocks ahead.",
+            metavar="N",
+            rare=True,
         ),
     )
     overlap: bool = parameter(
@@ -72,6 +76,7 @@ class ShardParamsRule(Record):
             "overlap_param_gather",
             "ZeRO-1: gather updated parameters beside the forward of the first microbatch, block "
             "by block, in place of behind their update.",
+            rare=True,
         ),
     )
 

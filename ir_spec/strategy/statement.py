@@ -75,6 +75,7 @@ class Flag:
     needs: tuple[Need, ...] = ()  # it has no effect without all of these
     tries: tuple[Any, ...] = ()  # values to try where memory is short, each with less than before
     numerics: bool = False  # it changes the numbers that training sees
+    rare: bool = False  # --help-all tells of it, --help does not
 
     @property
     def option(self) -> str:

@@ -31,6 +31,7 @@ class TpInputsRule(Record):
             "Gather inputs of split matmuls again in backward, or keep them.",
             needs=("tp", "sp"),
             tries=("save-gathered", "regather"),
+            rare=True,
         ),
     )
 

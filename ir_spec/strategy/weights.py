@@ -48,6 +48,7 @@ class WeightsRule(Record):
             "nvfp4, else, or where the machine has no units for that, as they are).",
             needs=("weight_dtype",),
             numerics=True,
+            rare=True,
         ),
     )
     block: int = parameter(
@@ -60,6 +61,7 @@ class WeightsRule(Record):
             metavar="N",
             needs=("weight_dtype",),
             numerics=True,
+            rare=True,
         ),
     )
 

@@ -138,7 +138,7 @@ def test_a_flag_says_what_it_is(name: str) -> None:
     flag = FLAGS[name]
     assert flag.help.endswith(".")
     assert getattr(JobOptions(""), name) == flag.default
-    assert f"  {flag.option}" in stagec("compile", "--help").out
+    assert f"  {flag.option}" in stagec("compile", "--help-all").out
     if flag.tries and flag.choices:
         assert set(flag.tries) <= set(flag.choices)
     needed = {n for need in flag.needs for n in ((need,) if isinstance(need, str) else need)}
@@ -152,7 +152,7 @@ def test_help_has_sections(name: str) -> None:
     """Each option once, a flag in the section that docs/flags.md has it in too."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    told = stagec(name, "--help").out
+    told = stagec(name, "--help-all").out
     assert all(len(line) <= 80 for line in told.splitlines())
     parts = re.split(r"^(\S.*):$", told, flags=re.MULTILINE)
     options = {
@@ -172,6 +172,19 @@ def test_help_has_sections(name: str) -> None:
     of_all_jobs = {p.opts[-1] for p in job.params if isinstance(p, click.Option)}
     assert not of_all_jobs & {*options[own]}
     assert Section.OTHERS.value not in options
+
+
+@pytest.mark.parametrize("name", ["compile", "analyze", "memory", "time", "serve", "search"])
+def test_help_is_what_is_often_used(name: str) -> None:
+    """At most 70 options; the others are counted, and work as those do."""
+    short, whole = (
+        re.findall(r"^  (?:-\w, )?(--[\w-]+)", stagec(name, option).out, re.MULTILINE)
+        for option in ("--help", "--help-all")
+    )
+    assert len(short) <= 70
+    assert set(short) < set(whole)
+    more = len(whole) - len(short)
+    assert f"--help-all shows {more} more options" in stagec(name, "--help").out
 
 
 def test_something_reads_what_a_statement_says() -> None:

@@ -34,6 +34,7 @@ WORKERS = (
         Text(),
         "Work on a Dask cluster: that of a scheduler, or N (--jobs) workers in SLURM jobs.",
         metavar="ADDRESS|FILE.json|slurm",
+        rare=True,
     ),
 )
 #: Those that say how traces are written.

@@ -43,7 +43,8 @@ def option(flag: Flag) -> Option:
     """The option of a flag."""
     metavar = flag.metavar or ("N" if flag.kind == "int" else None)
     multiple = flag.kind == "parts"
-    return Option(flag.name, type_of(flag), flag.help, flag.default, metavar, multiple=multiple)
+    about = flag.name, type_of(flag), flag.help, flag.default, metavar
+    return Option(*about, multiple=multiple, rare=flag.rare)
 
 
 def type_of(flag: Flag) -> Kind[Any]:

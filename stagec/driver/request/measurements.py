@@ -32,6 +32,7 @@ MEASURED = (
         "kernels_from",
         OneOf(["aiconfigurator"]),
         "Measured tables of a package: pip install 'stagec[kernels]'.",
+        rare=True,
     ),
 )
 

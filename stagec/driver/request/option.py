@@ -144,6 +144,7 @@ class Option:
     spelling: str = ""  # on the command line, where it is not --name
     alone: str = ""  # what the option without a value is taken for
     required: bool = False
+    rare: bool = False  # --help-all tells of it, --help does not
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -167,9 +168,16 @@ class Option:
         return values if self.merge is None else self.merge(values)
 
 
-def switch(name: str, help: str, spelling: str = "", *, default: bool | None = False) -> Option:
+def switch(
+    name: str,
+    help: str,
+    spelling: str = "",
+    *,
+    default: bool | None = False,
+    rare: bool = False,
+) -> Option:
     """An option that is on where it is given; one whose default is not False has a `--no-`."""
-    return Option(name, Switch(), help, default, spelling=spelling)
+    return Option(name, Switch(), help, default, spelling=spelling, rare=rare)
 
 
 def values_of(

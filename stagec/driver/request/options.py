@@ -129,8 +129,8 @@ JOB = (
         multiple=True,
     ),
     Option("dump_dir", File(), "Write the module after every pass.", metavar="DIR"),
-    switch("time_passes", "Print the time of each pass."),
-    Option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE"),
+    switch("time_passes", "Print the time of each pass.", rare=True),
+    Option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE", rare=True),
     switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
     Option("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
 )

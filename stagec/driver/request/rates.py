@@ -20,8 +20,8 @@ H100 = 989, 3350
 def rate_options(purpose: str) -> tuple[Option, ...]:
     """The two options; `purpose` says what the durations are for."""
     return (
-        Option("peak_tflops", _RATE, f"With --memory-gbps: {purpose}."),
-        Option("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s."),
+        Option("peak_tflops", _RATE, f"With --memory-gbps: {purpose}.", rare=True),
+        Option("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s.", rare=True),
     )
 
 

@@ -63,6 +63,7 @@ STEP = {
         "Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x "
         "new tokens + cached ones; chunk= samples none, verify= all).",
         metavar="CLASSES",
+        rare=True,
     ),
 }
 #: Two pods, one of which prefills; see `stagec.driver.job.pods`.
@@ -71,7 +72,12 @@ PODS = (PREFILL, DECODE)
 #: Options of what a step keeps.
 CACHES = {
     "page": Option(
-        "page", _COUNT, "Of --serve: caches have whole pages of so many tokens.", 1, metavar="N"
+        "page",
+        _COUNT,
+        "Of --serve: caches have whole pages of so many tokens.",
+        1,
+        metavar="N",
+        rare=True,
     ),
     "kv_dtype": Option(
         "kv_dtype",
@@ -85,6 +91,7 @@ CACHES = {
         "logits are gathered, as engines do it (default), or the maxima of ranks (local); none "
         "returns logits.",
         SAMPLING[0],
+        rare=True,
     ),
 }
 OPTIONS = (

@@ -75,6 +75,7 @@ STEPS = (
         f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
         "fcfs",
         metavar="NAME",
+        rare=True,
     ),
     Option(
         "cache_blocks",
@@ -82,6 +83,7 @@ STEPS = (
         f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all "
         "that are needed (default: as many as the --machine has room for, else all).",
         metavar="N|all",
+        rare=True,
     ),
     Option(
         "bucket",
@@ -90,6 +92,7 @@ STEPS = (
         "classes are equal: an approximation (default 1: exact).",
         1,
         metavar="N",
+        rare=True,
     ),
     Option(
         "tick",
@@ -97,6 +100,7 @@ STEPS = (
         "With --requests: the time that a step takes, in milliseconds (default: as long as it "
         f"takes on the --machine, else {TICK // 10**6}).",
         metavar="MS",
+        rare=True,
     ),
 )
 

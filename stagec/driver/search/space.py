@@ -76,7 +76,7 @@ def knob_option(flag: Flag) -> Option:
     """The option of a search that says which values a flag may have."""
     switch = flag.kind == "switch"
     metavar, alone = ("on,off", "on") if switch else ("VALUES", "")
-    return Option(flag.name, Values(flag), "", metavar=metavar, alone=alone)
+    return Option(flag.name, Values(flag), "", metavar=metavar, alone=alone, rare=flag.rare)
 
 
 def values_text(name: str, values: Sequence[Any]) -> str:

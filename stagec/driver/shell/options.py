@@ -16,6 +16,7 @@ from stagec.driver.request.option import File, Kind, Number, OneOf, Option, Swit
 from stagec.driver.request.options import JOB, JobOptions
 from stagec.driver.request.preset import with_step
 from stagec.driver.shell import completion
+from stagec.driver.shell.sections import RareOption
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def click_option(option: Option) -> Callable[[F], F]:
     """The click option of a record."""
     words, negation = list(option.words), ""
     about: dict[str, Any] = {"help": option.help, "default": option.default}
+    about["cls"] = RareOption if option.rare else click.Option
     if isinstance(option.kind, Switch):
         if option.default is not False:
             negation = f"/--no-{words[0][2:]}"

@@ -66,6 +66,8 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
 _SECTIONS: Mapping[str, Section | None] = {
     name: section for section, names in _OTHERS.items() for name in names
 }
+#: In the context of a command whose help tells of all options.
+_ALL = "stagec.help-all"
 #: What click says of a number that is only bounded below: everybody knows.
 _LEAST = re.compile(r"  \[x>=?[0-9]+\]$")
 
@@ -78,6 +80,10 @@ def section_of(flag: Flag) -> Section:
     return beside[0] if beside else _ABOUT[flag.name]
 
 
+class RareOption(click.Option):
+    """An option that `--help-all` tells of, and `--help` does not."""
+
+
 class LongCommand(click.Command):
     """A command whose help has sections. `places` are those of options that mean something else
     here than in other commands; None is a place among its own."""
@@ -87,21 +93,44 @@ class LongCommand(click.Command):
     ) -> None:
         super().__init__(*args, **given)
         self._places = {**_SECTIONS, **(places or {})}
+        self._rare = sum(isinstance(p, RareOption) for p in self.params)
+        if self._rare:
+            every = click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_help_all,
+                help="Show this message with all options and exit.",
+            )
+            self.params.append(every)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, each in its section."""
-        found: dict[Section | None, list[tuple[str, str]]] = {}
+        rows: dict[Section | None, list[tuple[str, str]]] = {}
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
-            if record is not None:
+            if record is not None and (_ALL in ctx.meta or not isinstance(option, RareOption)):
                 words, text = record
-                found.setdefault(self._section(option), []).append((words, _LEAST.sub("", text)))
+                rows.setdefault(self._section(option), []).append((words, _LEAST.sub("", text)))
         for section in (*Section, None):
-            if section in found:
+            if section in rows:
                 title = section.value if section is not None else f"Of {self.name} itself"
                 with formatter.section(title):
-                    formatter.write_dl(found[section])
+                    formatter.write_dl(rows[section])
+        if self._rare and _ALL not in ctx.meta:
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"--help-all shows {self._rare} more options, which are rarely used."
+            )
 
     def _section(self, option: click.Parameter) -> Section | None:
         flag = FLAGS.get(str(option.name))
         return section_of(flag) if flag is not None else self._places.get(str(option.name))
+
+
+def _help_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()

@@ -60,6 +60,7 @@ COMPILE = (
         "layer as communication lets be one. FLOPs and bytes of a merged node are sums, and a cost "
         "model over sums is too fast: with --machine its duration is the sum of its parts'.",
         "op",
+        rare=True,
     ),
     Option(
         "format",
@@ -75,15 +76,18 @@ COMPILE = (
         "Names of nodes: with phase, microbatch and layer, without, none (smaller files), or "
         "full ones after the type of their record (chakra), for Chakra's timeline tool.",
         "full",
+        rare=True,
     ),
     switch(
         "memory_events",
         "Say of every node how many bytes it adds while it runs, and gives back at its end.",
+        rare=True,
     ),
     switch(
         "tensor_names",
         "Name the tensors that every node reads and writes, with their bytes: what "
         "ASTRA-sim's replay of memory wants. Says what --memory-events does, too.",
+        rare=True,
     ),
     Option(
         "archive",
