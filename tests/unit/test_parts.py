@@ -113,8 +113,8 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
     [
         (("compile", "--format", "simai", "--dry-run"), "'simai' is of one mesh"),
         (("analyze", "--symbolic"), "--symbolic is of one mesh"),
-        (("memory", "--html", "x.html"), "--html draws one job"),
-        (("time", "--machine", "h100-sxm", "--html", "x.html"), "are of one pod"),
+        (("memory", "--snapshot", "x.pickle"), "--snapshot draws one job"),
+        (("time", "--machine", "h100-sxm", "--perfetto", "x.gz"), "is of one pod"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
         (("analyze", "--serve", "decode", "--context", "8"), "does not compute a value '%e'"),
         (("serve", "--machine", "h100-sxm", "--prompt", "8"), "--part makes several pods"),

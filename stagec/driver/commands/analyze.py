@@ -32,7 +32,7 @@ from stagec.support.diagnostics import error
     "--html",
     type=PAGE_OR_PLOT,
     metavar="FILE",
-    help="Of --sweep: write a page, or FILE.svg, with a plot.",
+    help="Write a page with the counts; with --sweep a plot (FILE.svg: alone).",
 )
 @machine_option("Of --serve: say whether each op waits for memory or computes, on this machine.")
 @limit_option(
@@ -65,8 +65,6 @@ def command(**given: Any) -> int:
         job = on_machine(options, given["machine"])
         write_output(strategy_of(job, symbolic=given["symbolic"]), given["output"])
         return 0
-    if given["html"] is not None:
-        raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     asked = {name: given[name] for name in ("symbolic", "machine", "limit")}
     show(analyze(options, **asked), given)
     return 0

@@ -51,10 +51,6 @@ def command(**given: Any) -> int:
         raise
     data = answer.data
     tell_cautions(data["cautions"])
-    if given["html"] is not None:
-        from stagec.driver.search.page import write_page
-
-        write_page(given["html"], data)
     show(answer, given)
     if not data["proven"]:
         if not data["best"]:

@@ -21,7 +21,7 @@ from stagec.driver.request.sections import LongCommand
 from stagec.driver.request.units import on_machine
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.time.files import draw, draws, time_files
+from stagec.driver.time.files import draws, time_files, write_perfetto
 from stagec.driver.verbs.time import StepAnswer, time
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -74,12 +74,12 @@ def command(**given: Any) -> int:
         write_output(strategy_of(on_machine(options, given["machine"])), given["output"])
         return 0
     pictures = draws(given)
-    if pictures and has_pods(options):
+    if given["perfetto"] is not None and has_pods(options):
         raise error(
-            "pictures and traces of time are of one pod, and the job has several",
+            "a trace of time is of one pod, and the job has several",
             remedy="look at one: --serve prefill, or --serve decode"
             if options.serve
-            else "leave them out",
+            else "leave --perfetto out",
         )
     asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
@@ -92,8 +92,8 @@ def command(**given: Any) -> int:
             memory=pictures,
             progress=progress,
         )
-    if isinstance(answer, StepAnswer) and answer.timed is not None:
-        draw(answer.timed, given)
+    if given["perfetto"] is not None and isinstance(answer, StepAnswer) and answer.drawn:
+        write_perfetto(answer.drawn(), given["perfetto"], given["perfetto_ranks"])
     show(answer, given)
     return 0
 
