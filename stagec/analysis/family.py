@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
-from stagec.analysis.figures import FigureFormulas, Figures, MemoryMoments
+from stagec.analysis.figures import FigureFormulas, Figures
+from stagec.analysis.memory_moments import MemoryMoments
 from stagec.analysis.model_flops import ModelFlops, model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
 from stagec.ir.decisions import Decisions

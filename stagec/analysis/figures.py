@@ -10,20 +10,18 @@ rows of counts; `at` puts numbers in. The worst moment is found anew for each of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stagec.analysis.count import (
     FLOP_PHASES,
     Counts,
-    copied,
     count_graph,
     group_size,
     lowered_graphs,
@@ -31,23 +29,19 @@ from stagec.analysis.count import (
 )
 from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import turns_of, work_of
+from stagec.analysis.memory_moments import Ints, MemoryMoments, by_category, most, worst
 from stagec.ir.core import Operation
-from stagec.ir.decisions import Decisions, Watched, plain
-from stagec.ir.expr import ZERO, Env, Expr, evaluate, total
-from stagec.ir.loads import planned_env
+from stagec.ir.expr import ZERO, Env, evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
-from stagec.memory.buffers import Buffer
-from stagec.memory.lifetimes import lifetimes
-from stagec.memory.step import ActionInState, MemoryRun, MicrobatchState, Planner
+from stagec.memory.buffers import CATEGORIES
+from stagec.memory.step import ActionInState, MicrobatchState
 from stagec.memory.timeline import CACHES, STATIC
-from stagec.memory.worst import on_device
 from stagec.program.classes import index_axes
 from stagec.schedule.attached import idle_share, stages_of
 
 #: What is there for a time, as far as it is there at the peak.
 OTHERS = "others"
-Ints = npt.NDArray[np.int64]
 Values = Mapping[str, Any]
 
 
@@ -57,9 +51,9 @@ class Figures:
 
     `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
     and device, `host` bytes in host memory. `memory` says what is held at the peak by the rank
-    whose peak it is, in bytes, `by_stage` the same of each pipeline stage; `idle` is the share of
-    the step in which the schedule leaves a rank without work, on a clock on which backward takes
-    twice as long as forward.
+    whose peak it is, in bytes, `by_stage` the same of each pipeline stage, and `categories` has it
+    by every category of `stagec memory`. `idle` is the share of the step in which the schedule
+    leaves a rank without work, on a clock on which backward takes twice as long as forward.
     """
 
     ranks: int
@@ -71,70 +65,13 @@ class Figures:
     host: int
     idle: Fraction
     memory: Mapping[str, int]
+    categories: Mapping[str, int]
     by_stage: Sequence[Mapping[str, int]] = ()
 
     @property
     def peak(self) -> int:
         """Bytes on the device at the worst moment."""
         return sum(self.memory.values())
-
-
-class MemoryMoments:
-    """The moments of the memory plans of a module, taken when its memory is planned."""
-
-    def __init__(self, module: Module, decisions: Decisions) -> None:
-        values = plain(planned_env(module))
-        watched = Watched(values, decisions)
-        works = module.ops("stg.working")
-        self.loads = {n: v for n, v in values.items() if n not in module.env}
-        self.of: dict[object, _Plan] = {}
-        self.copied: list[Expr] = []
-        for func in module.functions:
-            planner = Planner(lifetimes(func.body, watched))
-            mine = [op for op in works if op.attrs["stages"] == func.attrs.get("stages")]
-            self.of[func.attrs.get("stages")] = _Plan(planner, mine)
-            self.copied.append(copied(module, func))
-
-
-class _Plan:
-    """The moments of a function."""
-
-    def __init__(self, planner: Planner, works: Sequence[Operation]) -> None:
-        wanted = [b for b in planner.buffers if on_device(b)]
-        self.sizes = list(dict.fromkeys(b.size for b in wanted))
-        number = {size: i for i, size in enumerate(self.sizes)}
-        slots = {b: number[b.size] for b in wanted}
-        self.outside = _moments(planner.run(None), slots, len(number))
-        runs = {work: planner.run(work) for work in map(work_of, works)}
-        self.works = {work: _moments(run, slots, len(number)) for work, run in runs.items()}
-
-
-def _moments(run: MemoryRun, slots: Mapping[Buffer, int], count: int) -> Ints:
-    """How many buffers of each size live at each moment of a run that may be the worst, beside
-    what was there at its start."""
-    held = np.zeros(count, dtype=np.int64)
-    rows: list[Ints] = []
-
-    def add(buffers: Iterable[Buffer], sign: int) -> None:
-        for buffer in buffers:
-            if buffer in slots:
-                held[slots[buffer]] += sign
-
-    for step, ends in run:
-        add(step.made, 1)
-        if step.counts:
-            rows.append(held.copy())
-        add(ends, -1)
-    return np.unique(np.array(rows, dtype=np.int64).reshape(-1, count), axis=0)
-
-
-def _most(rows: Ints, sizes: Sequence[int]) -> int:
-    """The largest sum of a row's counts times the sizes; 0 if there are none."""
-    if not rows.size:
-        return 0
-    bound = int(np.abs(rows).sum(axis=1).max()) * max(map(abs, sizes), default=0)
-    kind = np.int64 if bound < 1 << 62 else object
-    return int((rows.astype(kind) @ np.array(sizes, dtype=kind)).max())
 
 
 class FigureFormulas:
@@ -154,7 +91,7 @@ class FigureFormulas:
         mesh = {a: values[a] for a in self._axes}
         planned = {**values, **self._plans.loads}
         memory = [m for graph in self._graphs for m in graph.memory(planned)]
-        host, worst = max(h for h, _ in memory), max((m for _, m in memory), key=_total)
+        fullest = max(memory, key=lambda each: sum(each.memory.values()))
         counted = [c for graph in self._graphs for c in graph.counted(values)]
         return Figures(
             prod(mesh.values()),
@@ -163,15 +100,21 @@ class FigureFormulas:
             flops=max(flops for flops, _ in counted),
             sent=max(sent for _, sent in counted),
             copied=max(evaluate(e, planned) for e in self._plans.copied),
-            host=host,
+            host=max(each.host for each in memory),
             idle=self._idle,
-            memory=worst,
-            by_stage=[m for _, m in memory],
+            memory=fullest.memory,
+            categories=fullest.categories(),
+            by_stage=[each.memory for each in memory],
         )
 
 
-def _total(memory: Mapping[str, int]) -> int:
-    return sum(memory.values())
+@dataclass(frozen=True, slots=True)
+class _StageMemory:
+    """What a rank of a stage holds at its peak, in bytes; `host` is the most in host memory."""
+
+    host: int
+    memory: Mapping[str, int]
+    categories: Callable[[], Mapping[str, int]]
 
 
 class _Graph:
@@ -223,23 +166,49 @@ class _Graph:
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def memory(self, values: Values) -> list[tuple[int, Mapping[str, int]]]:
-        """Bytes in host memory, and by category those at the peak, of each of its stages."""
+    def memory(self, values: Values) -> list[_StageMemory]:
+        """The memory of each of its stages."""
         planned = self.counts.memory
         static = {n: evaluate(planned[n], values) for n in (*STATIC, CACHES) if n in planned}
-        sizes = [evaluate(e, values) for e in self._plan.sizes]
-        outside = _most(self._plan.outside, sizes)
+        sizes = self._plan.bytes_of(values)
+        outside, row = worst(self._plan.outside, sizes)
         host = evaluate(planned.get("host", ZERO), values)
+
+        def stage(host: int, others: int, counts: Callable[[], Ints]) -> _StageMemory:
+            def categories() -> Mapping[str, int]:
+                held = by_category(counts(), self._plan.categories, sizes)
+                return {**static, **{c: held.get(c, 0) for c in CATEGORIES}}
+
+            return _StageMemory(host, {**static, OTHERS: others}, categories)
+
+        def alone() -> Ints:
+            counts: Ints = self._plan.outside[row]
+            return counts
+
         if self._around is None:
-            return [(host, {**static, OTHERS: outside})]
+            return [stage(host, outside, alone)]
         around = evaluate(self._around, values)
-        rises = [max(0, _most(self._plan.works[w], sizes)) for w in self._columns]
+        rises = [worst(self._plan.works[w], sizes) for w in self._columns]
         held, hosted = (self._held(what, values) for what in ("left", "host"))
-        found: list[tuple[int, Mapping[str, int]]] = []
+        found: list[_StageMemory] = []
         for turns, stashes in self._turns:
-            others = max(outside, around + _most(turns, [*held, *rises]))
-            found.append((host + _most(stashes, hosted), {**static, OTHERS: others}))
+            more, turn = worst(turns, [*held, *(max(0, rise) for rise, _ in rises)])
+            counts = partial(self._at_turn, turns[turn], rises) if len(turns) else alone
+            if around + more < outside:
+                counts = alone
+            host_bytes = host + most(stashes, hosted)
+            found.append(stage(host_bytes, max(outside, around + more), counts))
         return found
+
+    def _at_turn(self, turn: Ints, rises: Sequence[tuple[int, int]]) -> Ints:
+        """How many buffers of each kind live at the worst moment of a turn."""
+        states = np.array([self._plan.held[s] for s in self._states], dtype=np.int64)
+        held: Ints = self._plan.around + turn[: len(states)] @ states
+        running = zip(turn[len(states) :], self._columns, rises, strict=True)
+        for number, work, (rise, row) in running:
+            if number and rise > 0:
+                held = held + number * self._plan.works[work][row]
+        return held
 
     @cached_property
     def _columns(self) -> list[ActionInState]:

@@ -53,10 +53,10 @@ class RankBytes(Protocol):
 class Layout:
     """Who talks to whom in a job: what the bytes of a rank need beside those of its class.
 
-    Of a job of several pods it is the layout of one, whose ranks begin with `start`; `far` are the
-    ranks of another pod that each of its ranks exchanges values with, by the name of that pod and
-    the number of the message. `sizes` are the numbers of the symbols of the model, none of an
-    archive.
+    Of a job of several pods it is the layout of one, `pod`, whose ranks begin with `start`; `far`
+    are the ranks of another pod that each of its ranks exchanges values with, by the name of that
+    pod and the number of the message. `sizes` are the numbers of the symbols of the model, none of
+    an archive.
     """
 
     mesh: Mapping[str, int]
@@ -64,6 +64,7 @@ class Layout:
     start: int = 0
     far: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    pod: str = ""
 
     def peer(self, rank: int, over: str, by: int) -> int:
         """The rank that is `by` places further along an axis, round the ring; or the one of another
@@ -160,7 +161,8 @@ class Format:
     `suffix` ends the names of files, `NAME.RANK.SUFFIX`. What has `patched` makes encoders that are
     `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
     as archives. What takes `pods` writes jobs of several meshes: whom ranks talk to, `layout_of`
-    their class knows; one that looks at the mesh or the model of the job does not. All formats go
+    their class knows; one that looks at the mesh or the model of the job does not, and `one_pod`
+    says why. All formats go
     with worker processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
 
     A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
@@ -173,6 +175,7 @@ class Format:
     needs: ClassVar[frozenset[Need]] = frozenset()
     wants_flops: ClassVar[bool] = False
     pods: ClassVar[bool] = False
+    one_pod: ClassVar[str] = "is of one mesh and one model"
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> RankBytes:
         """Makes the files of the ranks that run a program; with `durations` the times of its

@@ -29,12 +29,15 @@ _PRIORITY, _PORT = 3, 100
 @dataclass(frozen=True)
 class HpccFormat(JobFormat):
     """`NAME.flow.txt`, the flows of the collective `node`, or else of the largest one of the first
-    rank class; they begin after `start` seconds. `collectives` is `ring`, `tree` or `pairwise`."""
+    rank class; they begin after `start` seconds. `collectives` is `ring`, `tree` or `pairwise`. Of
+    a job of several pods it is a collective of `pod`, or else of the first pod that has it."""
 
     node: str = ""
+    pod: str = ""
     collectives: str = "ring"
     start: float = 0.0
     name: ClassVar[str] = "hpcc"
+    pods: ClassVar[bool] = True
 
     def check(self, job: TraceJob) -> None:
         """Refuse a job without that collective. Raises `DiagnosticError`."""
@@ -64,9 +67,8 @@ class HpccFormat(JobFormat):
         yield f"{job.name}.flow.txt", self._lines(job)
 
     def _lines(self, job: TraceJob) -> Iterator[bytes]:
-        node, ranks = self._chosen(job)
-        rows = job.layout.groups.members[node.group]
-        rows = rows[np.isin(rows, ranks).all(axis=1)]
+        node, groups, ranks = self._chosen(job)
+        rows = groups[np.isin(groups, ranks).all(axis=1)]
         flows = flows_of(node.kind, node.size, rows.shape[1], self.collectives)
         yield f"{len(rows) * len(flows)}\n".encode()
         for row in rows:
@@ -77,36 +79,46 @@ class HpccFormat(JobFormat):
             )
             yield "".join(lines).encode()
 
-    def _chosen(self, job: TraceJob) -> tuple[Node, Ints]:
-        """The collective, and the ranks of all classes that have one of that name."""
-        name = self.node
-        if not name:
-            name, largest = max(_collectives(job.program(0)), key=_size, default=("", None))
-            if largest is not None and not name:
-                raise error("nodes have no names", remedy="leave out --names none")
-        if not name:
+    def _chosen(self, job: TraceJob) -> tuple[Node, Ints, Ints]:
+        """The collective, its groups, and the ranks of all classes of its pod that have one of that
+        name."""
+        pods = [job.layout_of(number).pod for number in range(len(job.members))]
+        classes = [number for number, pod in enumerate(pods) if self.pod in ("", pod)]
+        if not classes:
             raise error(
-                "the first rank class has no collectives, and the format 'hpcc' writes one",
-                remedy="add --tp 2 or --dp 2, or name one of another class: hpcc{node=NAME}",
+                f"no pod '{self.pod}' in the job",
+                remedy=did_you_mean(self.pod, pods) or "leave it out: pod=NAME is of several pods",
             )
+        name = self.node or _largest(job.program(classes[0]))
         names: set[str] = set()
-        found: list[tuple[Node, Ints]] = []
-        for number, members in enumerate(job.members):
+        having: dict[int, Node] = {}
+        for number in classes:
             known = dict(_collectives(job.program(number)))
             names |= known.keys()
             if name in known:
-                found.append((known[name], members))
-        if not found:
+                having[number] = known[name]
+        if not having:
             raise error(
                 f"no collective '{name}' in the job",
                 remedy=did_you_mean(name, names) or "stagec show has the names of nodes",
             )
-        if found[0][0].group not in job.layout.groups.members:
-            raise error(
-                "the job has several pods, and a flow list is of one",
-                remedy="compile one of them: --serve prefill, for example",
-            )
-        return found[0][0], np.concatenate([members for _, members in found])
+        first, node = next(iter(having.items()))
+        ranks = [job.members[number] for number in having if pods[number] == pods[first]]
+        groups = job.layout_of(first).groups.members[node.group]
+        return node, groups, np.concatenate(ranks)
+
+
+def _largest(program: Program) -> str:
+    """The name of the largest collective. Raises `DiagnosticError` if there is none."""
+    name, largest = max(_collectives(program), key=_size, default=("", None))
+    if largest is None:
+        raise error(
+            "the first rank class has no collectives, and the format 'hpcc' writes one",
+            remedy="add --tp 2 or --dp 2, or name one of another class: hpcc{node=NAME}",
+        )
+    if not name:
+        raise error("nodes have no names", remedy="leave out --names none")
+    return name
 
 
 def flows_of(kind: str, size: int, n: int, algorithm: str) -> Counter[tuple[int, int]]:

@@ -113,6 +113,7 @@ class SimAiFormat(JobFormat):
     pp: str = "pp"
     ep: str = "ep"
     name: ClassVar[str] = "simai"
+    one_pod: ClassVar[str] = "is of one mesh, whose ranks have no messages to those of another"
     needs: ClassVar[frozenset[Need]] = frozenset({"durations", "model"})
 
     def check(self, job: TraceJob) -> None:

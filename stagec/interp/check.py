@@ -10,12 +10,14 @@ import numpy as np
 from stagec.interp.data import random_inputs, tiny_sizes
 from stagec.interp.machine import DisagreementError
 from stagec.interp.pipeline import is_staged, run_named
+from stagec.ir.core import Operation
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.traits import PicksOne, Repeats
 from stagec.ir.types import CACHED, TensorType
 from stagec.ir_spec.ops.parts import Arrive, Depart
+from stagec.ir_spec.ops.pods import TakeOver
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
@@ -99,11 +101,18 @@ def _runs(module: Module) -> bool:
     """Whether the module is a program with all its types, and not one of several pods."""
     if not (len(module.functions) == 1 or is_staged(module)):
         return False
-    if any(isinstance(op.definition, Depart | Arrive) for op in module.walk()):
+    if any(map(_is_of_pods, module.walk())):
         return False
     bodies = [func.body for func in module.functions]
     values = [v for b in bodies for v in (*b.args, *(r for op in b.walk() for r in op.results))]
     return all(v.type is not None for v in values)
+
+
+def _is_of_pods(op: Operation) -> bool:
+    """Whether an op gives what another pod has made, or takes a gradient from there."""
+    return isinstance(op.definition, Depart | Arrive) or (
+        isinstance(op.definition, TakeOver) and not op.operands
+    )
 
 
 def _serves(module: Module) -> bool:

@@ -113,7 +113,8 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     A scalar is not cut: it goes the way of another value, and each message is all of it, so that
     the messages of two ranks are in order; all stages get it, and the first one sends it. Raises
     `DiagnosticError` for ends that do not fit together, different numbers of microbatches,
-    sequences in zigzag order, stages with two copies of layers, and placements whose parts do not
+    sequences in zigzag order, stages with two copies of layers, which different microbatches enter,
+    and placements whose parts do not
     fall together.
     """
     pods = {pod_of(module): module for module in (one, other)}
@@ -159,9 +160,11 @@ def _held(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -
         placement = placement_of(module, end.func)
         if placement is not None and placement.copies > 1:
             raise error(
-                f"{end.way} has no one stage to come to: stages have two copies of each layer",
+                f"{end.way} has two stages to come to: half of the microbatches enter each copy of "
+                "the layers, at either end of the pipeline, and the ranks that a part talks to are "
+                "the same for all microbatches",
                 end.op.loc,
-                remedy="choose a schedule with one, such as 1f1b",
+                remedy="choose a schedule with one copy: dualpipev, or 1f1b",
             )
         for stage, chunk in end.shares:
             depth = 0 if placement is None else placement.stage(stage, chunk)

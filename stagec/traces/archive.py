@@ -268,7 +268,7 @@ class Archive:
         for name, pod in self.index.pods.items():
             classes = zip(self.index.classes, self.members, strict=True)
             used = [(c.uses, ranks - pod.start) for c, ranks in classes if c.pod == name]
-            found.append(Layout(pod.mesh, number_groups(pod.mesh, used), far=pod.far))
+            found.append(Layout(pod.mesh, number_groups(pod.mesh, used), far=pod.far, pod=name))
         return dict(zip(self.index.pods, one_behind_the_other(found), strict=True))
 
     @property

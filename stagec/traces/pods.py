@@ -90,7 +90,7 @@ class PodsJob:
         found: list[Layout] = []
         for pod in self.pods:
             far = {n: [r + self.starts[n] for r in ranks] for n, ranks in pod.far.items()}
-            found.append(replace(pod.job.layout, far=far))
+            found.append(replace(pod.job.layout, far=far, pod=pod.name))
         return dict(zip(self.starts, one_behind_the_other(found), strict=True))
 
     @property
@@ -180,6 +180,6 @@ def groups_of(pods: Mapping[str, Layout]) -> Groups:
 def of_one_mesh(format_: Format) -> DiagnosticError:
     """The error for a format that does not take jobs of several pods."""
     return error(
-        f"the format '{format_.name}' is of one mesh and one model, and the job has several pods",
+        f"the format '{format_.name}' {format_.one_pod}, and the job has several pods",
         remedy="write --format chakra",
     )

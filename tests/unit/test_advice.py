@@ -61,6 +61,7 @@ def world(options: JobOptions, *, gathers: bool = True) -> Figures:
         host=0,
         idle=1 - 1 / Fraction(stretch(options)),
         memory=memory,
+        categories={},
     )
 
 

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.formats.astra_sim.log import breakdown, rank_ends, spans_of
-from stagec.formats.astra_sim.topology import GIB, dimensions
+from stagec.formats.astra_sim.topology import GIB, dimensions, pod_dimensions
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.formats.chakra.tensors import tensors_of
-from stagec.machines import load_machine
+from stagec.machines import Machine, load_machine
+from stagec.machines.placement import crossed
 from stagec.program.nodes import Events, Node, Program
+from stagec.support.diagnostics import DiagnosticError
+from stagec.time.costs.network import level_between_pods
 from tests.exported import WRITTEN, Tried
 from tests.exported import tiny as words_of
 from tests.support import examples, stagec
@@ -36,6 +40,11 @@ from tests.support import examples, stagec
 ROOT = Path(__file__).parents[2]
 COPIES = (NodeKind.MEM_STORE, NodeKind.MEM_LOAD)
 MACHINE = ("--machine", "h100-sxm")
+SERVED = "L=2,D=64,H=8,G=8,K=8,F=64,V=64"
+PODS = (
+    *("compile", "llama3-8b", "--set", SERVED),
+    *("--serve", "disaggregated", "--prompt", "64", "--batch", "8"),
+)
 FORMAT = ("--format", "astra-sim", *MACHINE, "--quiet")
 
 
@@ -79,6 +88,74 @@ def test_every_axis_of_two_ranks_or_more_is_a_dimension(mesh: list[int]) -> None
         within = prod(mesh) <= 8 or 8 % inside == 0  # no group is in two nodes
         assert dim.level == ("nvlink" if within else "infiniband")
     assert inside == prod(mesh)
+
+
+#: Meshes of two pods, from the outside in.
+MESHES = st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=3)
+
+
+#: Ranks of the dimensions of a network, innermost first, each with the level that it is.
+Grid = Sequence[tuple[int, str]]
+
+
+def level_of(grid: Grid, one: int, other: int) -> str:
+    """The level that ASTRA-sim takes between two ranks: of the innermost dimension along which
+    they differ."""
+    for ranks, level in grid:
+        if one % ranks != other % ranks:
+            return level
+        one, other = one // ranks, other // ranks
+    raise AssertionError("a rank sends itself")
+
+
+def expresses(grid: Grid, pods: Mapping[str, Mapping[str, int]], machine: Machine) -> bool:
+    """Whether any two ranks of a group take the level that the pod takes by itself, and
+    ranks in the same place of two pods the level between pods."""
+    start = 0
+    for mesh in pods.values():
+        ranks = start + np.arange(prod(mesh.values())).reshape([*mesh.values()])
+        for axis, level in crossed(machine, mesh).items():
+            groups = np.moveaxis(ranks, [*mesh].index(axis), -1).reshape(-1, mesh[axis])
+            steps = [pair for group in groups.tolist() for pair in combinations(group, 2)]
+            if level is None or any(level_of(grid, *step) != level.name for step in steps):
+                return False
+        between = level_between_pods(machine, pods.values()).name
+        if start and level_of(grid, 0, start) != between:
+            return False
+        start += prod(mesh.values())
+    return start == prod(ranks for ranks, _ in grid)
+
+
+@examples(100)
+@given(meshes=st.lists(MESHES, min_size=2, max_size=3))
+def test_pods_take_the_levels_that_each_takes_alone(meshes: list[list[int]]) -> None:
+    """And no grid of nodes of any size does where pods are refused."""
+    machine = load_machine("h100-sxm")
+    pods = {f"p{i}": {f"a{j}": n for j, n in enumerate(m)} for i, m in enumerate(meshes)}
+    total = sum(map(prod, meshes))
+    try:
+        grid = [(d.ranks, d.level) for d in pod_dimensions(pods, machine)]
+    except DiagnosticError:
+        nodes = [n for n in range(1, total) if total % n == 0]
+        others = [[(n, "nvlink"), (total // n, "infiniband")] for n in nodes]
+        assert not any(expresses(each, pods, machine) for each in others)
+        return
+    assert expresses(grid, pods, machine)
+
+
+def test_pods_are_one_dimension_of_a_machine_of_one_level() -> None:
+    machine = load_machine(str(ROOT / "docs" / "examples" / "astra-sim.toml"))
+    (dim,) = pod_dimensions({"main": {"dp": 2, "tp": 4}, "encoder": {"dp": 3}}, machine)
+    assert dim.ranks == 11
+
+
+def test_pods_that_are_no_grid_are_refused(tmp_path: Path) -> None:
+    words = (*PODS, "--prefill", "tp=2", "--decode", "tp=4")
+    done = stagec(*words, *FORMAT, "-o", tmp_path / "job")
+    assert done.code == 1
+    assert "pods of 2 and 4 ranks are no grid" in done.err
+    assert "'decode/tp' has 4 ranks over nvlink, in blocks of 2" in done.err
+    assert not (tmp_path / "job").exists()
 
 
 def test_figures_are_of_a_link(tmp_path: Path) -> None:
@@ -216,6 +293,44 @@ def assert_as_analyzed(tmp_path: Path, words: Sequence[str]) -> None:
     )
     rate = found["step_seconds"] * found["ranks"] * 989e12
     assert found["mfu"] == pytest.approx(about["model_flops"] / rate)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "count"),
+    [("tp=4", "dp=2,tp=2", "4, 2"), ("tp=8", "tp=8,dp=2", "8, 3")],
+)
+def test_pods_are_one_job(prefill: str, decode: str, count: str, tmp_path: Path) -> None:
+    """Every rank ends, and calls and bytes of a rank are those of its pod."""
+    words = (*PODS, "--prefill", prefill, "--decode", decode)
+    folder = written(tmp_path, *words)
+    assert stagec("check", folder).code == 0
+    network = (folder / "network.yml").read_text().splitlines()
+    assert network[1] == f"npus_count: [ {count} ]"
+    assert "over nvlink, " in network[0]
+    assert network[0].endswith(f"pods {count[-1]} over infiniband")
+    found = simulated(folder, stub(tmp_path))
+    assert found["ranks"] == prod(int(n) for n in count.split(", "))
+    about = json.loads(stagec("analyze", *words[1:], "--json").out)
+    first = about["pods"]["prefill"]["ranks"]
+    pod = "prefill" if found["slowest_rank"] < first else "decode"
+    (each,) = about["pods"][pod]["classes"]
+    expected = {
+        (row["op"], f"{pod}/{'+'.join(row['over'])}"): [row["count"], row["bytes"]]
+        for row in each["collectives"]
+        if row["op"] == "all_reduce"
+    }
+    ours = {
+        (row["collective"], row["over"]): [row["calls"], row["bytes"]]
+        for row in found["communication"]
+        if row["collective"] == "all_reduce"
+    }
+    assert ours == expected
+    assert {r["collective"] for r in found["communication"]} & {"send", "recv"}
+    assert stagec(*words, "--archive", tmp_path / "file", "--quiet").code == 0
+    made = stagec("materialize", tmp_path / "file", *FORMAT, "-o", tmp_path / "again")
+    assert made.code == 0, made.err
+    for name in ("network.yml", "llama3-8b.0.et", "stagec.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
 @WRITTEN

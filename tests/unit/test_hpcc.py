@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,50 @@ def test_a_collective_is_chosen_by_name(tmp_path: Path) -> None:
         assert {f.start for f in flows} == {2.5}
 
 
+PODS = (
+    "--serve",
+    "disaggregated",
+    "--prompt",
+    "64",
+    "--batch",
+    "4",
+    "--prefill",
+    "tp=2",
+    "--decode",
+    "tp=4,dp=2",
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "pod", "ranks", "each"),
+    [("", "prefill", [0, 2], 2), ("{pod=decode}", "decode", [2, 10], 4)],
+)
+def test_a_collective_of_a_pod(
+    option: str, pod: str, ranks: list[int], each: int, tmp_path: Path
+) -> None:
+    """Ranks of pods follow each other; in all groups of the pod go the bytes that its counts say,
+    and an archive has the same list."""
+    words = LLAMA, *PODS, "--set", "L=2"
+    done = stagec("compile", *words, "--format", f"hpcc{option}", "-o", tmp_path / "job")
+    assert done.code == 0, done.err
+    flows = read(tmp_path / "job" / "llama3-8b.flow.txt")
+    assert {f.source for f in flows} == {f.destination for f in flows} == {*range(*ranks)}
+    assert all((f.source - ranks[0]) // each == (f.destination - ranks[0]) // each for f in flows)
+    found = json.loads(stagec("analyze", *words, "--json").out)["pods"][pod]["classes"]
+    (one,) = found
+    rows = [r for r in one["collectives"] if r["group_size"] == each]
+    largest = max(rows, key=lambda r: r["bytes"] / r["count"])
+    rounds = 2 if largest["op"] == "all_reduce" else 1
+    size = largest["bytes"] // largest["count"]
+    groups = (ranks[1] - ranks[0]) // each
+    assert sum(f.size for f in flows) == groups * rounds * (each - 1) * size
+    assert stagec("compile", *words, "--archive", tmp_path / "file", "--quiet").code == 0
+    again = "materialize", tmp_path / "file", "--format", f"hpcc{option}", "-o", tmp_path / "again"
+    assert stagec(*again).code == 0
+    name = "llama3-8b.flow.txt"
+    assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "job" / name).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "format_", "problem"),
     [
@@ -109,11 +154,9 @@ def test_a_collective_is_chosen_by_name(tmp_path: Path) -> None:
         (("--tp", "2"), "hpcc{start=-1}", "expects seconds from 0 on, found -1"),
         (("--tp", "2"), "hpcc{start=nan}", "expects seconds from 0 on, found nan"),
         (("--tp", "2", "--names", "none"), "hpcc", "nodes have no names"),
-        (
-            ("--serve", "disaggregated", "--prompt", "64", "--prefill", "tp=2", "--decode", "tp=4"),
-            "hpcc",
-            "the format 'hpcc' is of one mesh and one model",
-        ),
+        (PODS, "hpcc{pod=decoder}", "no pod 'decoder' in the job"),
+        (PODS, "hpcc{pod=decoder}", "did you mean 'decode'?"),
+        (("--tp", "2"), "hpcc{pod=main}", "leave it out: pod=NAME is of several pods"),
         (("--pp", "1"), "hpcc", "has no collectives, and the format 'hpcc' writes one"),
     ],
 )

@@ -23,6 +23,7 @@ CASES = (
     ("dp=2", "--pp 2 --microbatches 4 --tp 2"),
     ("pp=2,schedule=gpipe", "--pp 2 --microbatches 4 --schedule zb-h1"),
     ("dp=2", "--pp 2 --microbatches 4 --schedule interleaved --chunks 2"),
+    ("dp=2", "--pp 2 --microbatches 4 --schedule dualpipev"),
 )
 
 
@@ -40,7 +41,7 @@ def flags(name: str, part: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "part", "main"),
     [
-        pytest.param(name, *c, marks=[] if name == "whisper" and i in (0, 5) else EXHAUSTIVE)
+        pytest.param(name, *c, marks=[] if name == "whisper" and i in (0, 5, 8) else EXHAUSTIVE)
         for name in ("whisper", "t5")
         for i, c in enumerate(CASES)
         if name == "whisper" or "pp" not in c[1]
@@ -92,6 +93,13 @@ def test_each_rank_gets_what_it_holds() -> None:
     }
 
 
+@pytest.mark.parametrize("more", ["", "--pp 2 --schedule dualpipev"])
+def test_numbers_of_parts_are_checked_until_they_are_cut(more: str) -> None:
+    words = ("--set", f"B={BATCH}", "--microbatches", "4", *more.split())
+    ran = stagec("analyze", path("whisper"), *words, "--part", "encoder=e", "--check-numerics")
+    assert ran.code == 0, ran.err
+
+
 def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
     """All microbatches leave before the gradient of the first one is needed."""
     words = ("--set", f"B={BATCH}", "--microbatches", "4", "--part", "encoder=e: dp=2")
@@ -113,8 +121,8 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
     [
         (("compile", "--format", "simai", "--dry-run"), "'simai' is of one mesh"),
         (("analyze", "--symbolic"), "--symbolic is of one mesh"),
-        (("memory", "--html", "x.html"), "--html draws one job"),
-        (("time", "--machine", "h100-sxm", "--html", "x.html"), "are of one pod"),
+        (("memory", "--snapshot", "x.pickle"), "--snapshot draws one job"),
+        (("time", "--machine", "h100-sxm", "--perfetto", "x.gz"), "is of one pod"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
         (("analyze", "--serve", "decode", "--context", "8"), "does not compute a value '%e'"),
         (("serve", "--machine", "h100-sxm", "--prompt", "8"), "--part makes several pods"),

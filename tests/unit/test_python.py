@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,82 @@ def test_a_configuration_and_a_machine() -> None:
     assert stagec.machine("h100").name == MACHINE
     used = stagec.machine("gb200", used_ranks={"nvlink": 64})
     assert used != stagec.machine("gb200")
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def drawn(tmp_path: Path, *words: str, code: int = 0) -> str:
+    """The page that a command writes."""
+    page = tmp_path / "page.html"
+    ran = command(*words, "--html", page)
+    assert ran.code == code, ran.err
+    return page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"pp": 2, "microbatches": 4}, ("--pp", "2", "--microbatches", "4")),
+        (DECODE, DECODE_WORDS),
+        (PODS, PODS_WORDS),
+    ],
+)
+def test_pages_of_a_job(flags: dict[str, Any], words: tuple[str, ...], tmp_path: Path) -> None:
+    job = made(**flags)
+    on = "--machine", MACHINE, "--no-levers"
+    assert job.analyze().page() == drawn(tmp_path, "analyze", *words_of(words))
+    assert job.memory().page() == drawn(tmp_path, "memory", *words_of(words))
+    assert job.time(MACHINE).page() == drawn(tmp_path, "time", *words_of(words), *on)
+
+
+def test_a_page_has_the_limit_and_the_levers(tmp_path: Path) -> None:
+    job = made(tp=2)
+    words = *WORDS, "--tp", "2"
+    limited = drawn(tmp_path, "memory", *words, "--limit", "1MiB", code=1)
+    assert job.memory(limit="1MiB").page() == limited != job.memory().page()
+    on = "--machine", MACHINE, "--no-overlap", "--levers"
+    told = job.time(MACHINE, overlap=False, levers=True).page()
+    assert told == drawn(tmp_path, "time", *words, *on)
+
+
+def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    served = made(tp=2, prompt=64).serve(MACHINE, output_tokens=16, batches=[1, 4])
+    words = "serve", *words_of(("--tp", "2", "--prompt", "64", "--output-tokens", "16"))
+    assert served.page() == drawn(tmp_path, *words, "--batches", "1,4", "--machine", MACHINE)
+    assert served.plot().startswith("<svg")
+    swept = made(dp=2).sweep({"tp": [1, 2, 3]}, machine=MACHINE, jobs=1)
+    words = "time", *WORDS, "--dp", "2", "--sweep", "tp=1,2,3", "--machine", MACHINE
+    assert swept.page() == drawn(tmp_path, *words)
+    assert swept.plot() in swept.page()
+    how: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": [0, 1], "jobs": 1, "cache": False}
+    found = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    words = "search", *WORDS, *shlex.split("--ranks 2 --pp 1 --cp 1 --zero 0,1 --jobs 1 --no-cache")
+    assert found.page() == drawn(tmp_path, *words, "--machine", MACHINE)
+
+
+def test_sweeps_without_a_job_have_a_page_with_the_reasons(tmp_path: Path) -> None:
+    page = drawn(tmp_path, "analyze", *WORDS, "--sweep", "tp=3", code=1)
+    assert "does not divide" in page
+    assert "<svg" not in page
+
+
+@pytest.mark.parametrize("flags", [{"tp": 2}, PODS])
+def test_other_answers_have_a_page_with_their_rows(flags: dict[str, Any], tmp_path: Path) -> None:
+    job = made(**flags)
+    written = job.compile(tmp_path / "traces")
+    answers: list[Report] = [written, job.analyze(), stagec.check_traces(tmp_path / "traces")]
+    for answer in answers:
+        page = answer.page()
+        assert f"<title>{answer.title}</title>" in page
+        assert "://" not in page
+        assert "<script" not in page
+        assert escape(str(answer)) in page
+        names = {f"<th>{name}</th>" for row in answer.rows() for name in row if row[name] == 1}
+        assert all(name in page for name in names)
+        with pytest.raises(stagec.DiagnosticError, match="has no plot"):
+            answer.plot()
 
 
 # -- what is shown ---------------------------------------------------------------------------------

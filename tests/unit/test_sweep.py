@@ -17,6 +17,8 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.sweep import rows as sweep_rows
 from stagec.driver.sweep import run as sweep
 from stagec.driver.sweep.rows import Case
+from stagec.memory.buffers import CATEGORIES
+from stagec.memory.timeline import STATIC
 from stagec.support.diagnostics import error
 from tests.support import LLAMA, MIXTRAL, stagec
 
@@ -122,6 +124,32 @@ def test_what_is_no_range(value: str) -> None:
     assert "Error: Invalid value for" in ran.err
 
 
+_JOBS = (
+    (),
+    ("--zero", "3", "--dp", "2", "--tp", "2"),
+    ("--pp", "2", "--microbatches", "4", "--zero", "1", "--dp", "2"),
+    ("--pp", "2", "--microbatches", "4", "--schedule", "interleaved", "--chunks", "2"),
+    ("--pp", "2", "--microbatches", "4", "--schedule", "zb-h1", "--recompute", "full"),
+    ("--pp", "2", "--microbatches", "4", "--schedule", "dualpipev"),
+    ("--offload", "activations", "--recompute", "selective"),
+    ("--lora", "wq,wv", "--dp", "2"),
+    ("--serve", "prefill", "--prompt", "512", "--tp", "2"),
+    ("--serve", "decode", "--context", "512"),
+)
+
+
+@pytest.mark.parametrize("flags", _JOBS, ids=" ".join)
+def test_memory_has_the_categories_of_the_fullest_rank(flags: tuple[str, ...]) -> None:
+    job = LLAMA, "--set", "L=8", *flags
+    for row in rows("analyze", *job, "--sweep", "V=32000,256000"):
+        sizes = "--set", f"V={row['configuration']['V']}"
+        classes = json.loads(stagec("memory", *job, *sizes, "--json").out)["classes"]
+        fullest = max(classes, key=lambda each: each["peak"])
+        assert row["memory"] == fullest["categories"]
+        assert list(row["memory"]) == list(fullest["categories"])
+        assert sum(row["memory"].values()) == row["peak_bytes"] == fullest["peak"]
+
+
 def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.stg").write_text((ROOT / "docs/examples/layer.stg").read_text())
     monkeypatch.chdir(tmp_path)
@@ -143,7 +171,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
         options = case.options
         if options.tp % 3 == 0:
             raise error(f"H = 8 does not divide over tp = {options.tp}", remedy="choose --tp")
-        held = {"parameters": 2**36 // options.tp, "gradients": 0, "optimizer": 0, "others": 0}
+        held = dict.fromkeys((*STATIC, *CATEGORIES), 0) | {"parameters": 2**36 // options.tp}
         return {
             "model": "m",
             "ranks": options.tp,
@@ -252,7 +280,9 @@ def test_values_separated_by_commas() -> None:
             continue
         for name in ("ranks", "parameters", "flops", "sent_bytes", "peak_bytes", "host_bytes"):
             assert line[name] == str(row[name])
-        assert {n: int(line[f"{n}_bytes"]) for n in row["memory"]} == row["memory"]
+        assert {n: int(line[f"{n.replace(' ', '_')}_bytes"]) for n in row["memory"]} == row[
+            "memory"
+        ]
         assert line["fits"] == ("yes" if row["fits"] else "no")
 
 

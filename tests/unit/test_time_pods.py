@@ -128,6 +128,6 @@ def test_times_of_pods_are_told() -> None:
     )
     assert end.startswith("TTFT ")
     assert "; TPOT " in end
-    refused = stagec("time", *WORDS, *pods, "--machine", "h100-sxm", "--html", "x.html")
+    refused = stagec("time", *WORDS, *pods, "--machine", "h100-sxm", "--perfetto", "x")
     assert refused.code == 1
-    assert "of one pod" in refused.err
+    assert "is of one pod" in refused.err

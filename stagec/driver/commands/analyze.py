@@ -29,7 +29,10 @@ from stagec.support.diagnostics import error
     switch("symbolic", "Print expressions in the symbols instead of numbers."),
     *sweep_options(),
     Option(
-        "html", PAGE_OR_PLOT, "Of --sweep: write a page, or FILE.svg, with a plot.", metavar="FILE"
+        "html",
+        PAGE_OR_PLOT,
+        "Write a page with the counts; with --sweep a plot (FILE.svg: alone).",
+        metavar="FILE",
     ),
     *machine_options(
         "Of --serve: say whether each op waits for memory or computes, on this machine."
@@ -65,8 +68,6 @@ def command(**given: Any) -> int:
         job = on_machine(options, given["machine"])
         write_output(strategy_of(job, symbolic=given["symbolic"]), given["output"])
         return 0
-    if given["html"] is not None:
-        raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     asked = {name: given[name] for name in ("symbolic", "machine", "limit")}
     show(analyze(options, **asked), given)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -26,7 +27,7 @@ from stagec.driver.verbs.memory import MemoryPlan, memory
 from stagec.support.diagnostics import error
 
 #: Options that draw one job.
-_DRAWN = ("html", "snapshot", "compare")
+_DRAWN = ("snapshot", "compare")
 
 
 @click.command("memory", cls=LongCommand)
@@ -87,8 +88,8 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     if given["as_json"] or given["output"]:
         for pod, one in each.items():
             _tell_verdict(f"{pod}/" if pod else "", one)
-    if isinstance(plan, MemoryPlan):  # first: a reader of the table may close the pipe
-        draw(plan.builder, options, plan.data, given)
+    if isinstance(plan, MemoryPlan):
+        plan = replace(plan, drawing=draw(plan.builder, options, plan.data, given))
     show(plan, given)
     if plan.fits is not False:
         return 0

@@ -48,8 +48,8 @@ def command(**given: Any) -> int:
     """Search the strategies that fit and are fastest, and tell why the others lose.
 
     Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A);
-    'stagec compile --help-all' says what it means. What is not given varies as practitioners vary it
-    (--print-space), or has its default.
+    'stagec compile --help-all' says what it means. What is not given varies as practitioners vary
+    it (--print-space), or has its default.
 
         stagec search llama3-8b --ranks 64 --machine h100-sxm --batch 256
     """
@@ -67,10 +67,6 @@ def command(**given: Any) -> int:
         raise
     data = answer.data
     tell_cautions(data["cautions"])
-    if given["html"] is not None:
-        from stagec.driver.search.page import write_page
-
-        write_page(given["html"], data)
     show(answer, given)
     if not data["proven"]:
         if not data["best"]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stagec.driver.output.report import show
-from stagec.driver.output.tables import fit_text
 from stagec.driver.request.accepted import ACCEPTED, take_accepted
 from stagec.driver.request.machine import machine_of, machine_options, tell_cautions
 from stagec.driver.request.option import Kind, Option, Whole
@@ -19,11 +17,7 @@ from stagec.driver.request.times import TimeType
 from stagec.driver.request.units import on_machine
 from stagec.driver.shell.options import take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
-from stagec.driver.sweep.page import page_of
-from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
-from stagec.driver.time.table import seconds_text
-from stagec.driver.verbs.serve import LARGEST, ServeAnswer, ServedBatch, serve
-from stagec.support.files import write_file
+from stagec.driver.verbs.serve import LARGEST, serve
 
 if TYPE_CHECKING:
     pass
@@ -87,40 +81,5 @@ def command(**given: Any) -> int:
     accepted = take_accepted(on_machine(options, machine), given)
     answer = serve(options, machine, **asked, accepted=accepted)
     tell_cautions(answer.cautions)
-    if given["html"] is not None:
-        _draw(given["html"], answer)
     show(answer, given)
     return 0
-
-
-def _draw(file: Path, found: ServeAnswer) -> None:
-    """The curve: tokens of a rank over tokens of a user."""
-    title, rows = f"{found.model} on {found.machine}", found.points
-    points = [
-        PlotPoint(row.rates.per_user, row.rates.per_rank, title, _about(row), row.fits)
-        for row in rows
-    ]
-    x = PlotAxis("tokens/s of a user", lambda v: f"{v:,.3g}")
-    y = PlotAxis("tokens/s of a rank", lambda v: f"{v:,.3g}")
-    drawn = plot(points, x, y, joined=True)
-    head = ["batch", "TTFT", "TPOT", "a request", "tokens/s a rank", "tokens/s a user", "memory"]
-    cells = [
-        [
-            f"{r.batch:,}",
-            *map(seconds_text, (r.ttft, r.tpot, r.latency)),
-            f"{r.per_rank:,.1f}",
-            f"{r.per_user:,.1f}",
-            fit_text(fit),
-        ]
-        for r, fit in ((row.rates, row.fit) for row in rows)
-    ]
-    page = page_of(title, drawn, head, cells, found.cautions)
-    write_file(file, drawn if file.suffix == ".svg" else page)
-
-
-def _about(row: ServedBatch) -> str:
-    r = row.rates
-    return (
-        f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}, "
-        f"{r.per_rank:,.1f} tokens/s a rank, {fit_text(row.fit)}"
-    )

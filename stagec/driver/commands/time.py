@@ -23,7 +23,7 @@ from stagec.driver.shell.options import take_machine, take_options, takes, takes
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.time.files import TIME_FILES, draw, draws
+from stagec.driver.time.files import TIME_FILES, draws, write_perfetto
 from stagec.driver.verbs.time import StepAnswer, time
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -80,12 +80,12 @@ def command(**given: Any) -> int:
         write_output(strategy_of(on_machine(options, given["machine"])), given["output"])
         return 0
     pictures = draws(given)
-    if pictures and has_pods(options):
+    if given["perfetto"] is not None and has_pods(options):
         raise error(
-            "pictures and traces of time are of one pod, and the job has several",
+            "a trace of time is of one pod, and the job has several",
             remedy="look at one: --serve prefill, or --serve decode"
             if options.serve
-            else "leave them out",
+            else "leave --perfetto out",
         )
     asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
@@ -98,8 +98,8 @@ def command(**given: Any) -> int:
             memory=pictures,
             progress=progress,
         )
-    if isinstance(answer, StepAnswer) and answer.timed is not None:
-        draw(answer.timed, given)
+    if given["perfetto"] is not None and isinstance(answer, StepAnswer) and answer.drawn:
+        write_perfetto(answer.drawn(), given["perfetto"], given["perfetto_ranks"])
     show(answer, given)
     return 0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
-from stagec.driver.request.limit import Limit
 from stagec.driver.request.option import Option, Text, Whole
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.rates import H100, rate_options, rated_machine, roofline_of
@@ -65,11 +64,21 @@ PICTURES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How memory is drawn: the stage that is shown first (the worst), rates for times (those of an
+    H100), and below it other planned jobs, by the flags that make them."""
+
+    stage: int | None = None
+    rates: Machine | None = None
+    others: Mapping[str, JobBuilder] = field(default_factory=dict[str, JobBuilder])
+
+
 def draw(
     builder: JobBuilder, options: JobOptions, result: Mapping[str, Any], given: Mapping[str, Any]
-) -> None:
-    """Write the files that are asked for of a planned job, whose footprint is known; those of
-    `compare` are `Changes`. Raises `DiagnosticError`."""
+) -> Drawing:
+    """How the page of a planned job, whose footprint is known, is drawn; the snapshot is written if
+    it is asked for. Raises `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
         raise error("--compare is about a page", remedy="add --html FILE")
     rates = rated_machine(given)
@@ -79,15 +88,14 @@ def draw(
         raise error(
             f"--stage {stage}: there is no such stage", remedy=f"the stages are 0 to {max(peaks)}"
         )
-    if given["html"] is not None:
-        jobs = {"": builder} | {c.text: _planned(c, options) for c in given["compare"]}
-        write_file(given["html"], _page(jobs, stage, rates, result["mesh"], given))
+    others = {c.text: _planned(c, options) for c in given["compare"]}
     if given["snapshot"] is not None:
         from stagec.analysis.footprint import timelines
         from stagec.driver.memory.files import snapshot
 
         timeline = next(t for s, _, t in timelines(builder.module) if s == stage)
         write_file(given["snapshot"], snapshot(timeline))
+    return Drawing(given["stage"], rates, others)
 
 
 def _planned(changes: Changes, options: JobOptions) -> JobBuilder:
@@ -102,30 +110,24 @@ def _planned(changes: Changes, options: JobOptions) -> JobBuilder:
     return builder
 
 
-def _page(
-    jobs: Mapping[str, JobBuilder],
-    stage: int,
-    rates: Machine | None,
-    mesh: Mapping[str, int],
-    given: Mapping[str, Any],
-) -> str:
-    """The page of jobs by what is changed in them; `mesh` is that of the first."""
+def memory_page(builder: JobBuilder, drawing: Drawing, room: int | None) -> str:
+    """The page of a planned job; `room` is a limit in bytes."""
     from stagec.analysis.picture import pictures
     from stagec.driver.memory.page import Drawn, columns_for, page
 
-    rates = rates or roofline_of(*H100)
+    rates = drawing.rates or roofline_of(*H100)
+    jobs = {"": builder, **drawing.others}
     most = columns_for(sum(_classes(builder.module) for builder in jobs.values()))
     drawn: list[Drawn] = []
     for changes, builder in jobs.items():
         found = pictures(builder.module, rates, most)
         worst = max(found, key=lambda picture: picture.peak).stage
-        shown = stage if given["stage"] is not None and stage < len(found) else worst
+        stage = drawing.stage
+        shown = stage if stage is not None and stage < len(found) else worst
         command = shlex.join(["stagec", "memory", *job_words(builder.options)])
         title = builder.model_name + (f" with {changes}" if changes else "")
         drawn.append(Drawn(title, command, shown, found))
     models = dict.fromkeys(builder.model_name for builder in jobs.values())
-    limit: Limit | None = given["limit"]
-    room = None if limit is None else limit.room(mesh)
     return page(f"Memory of {', '.join(models)}", drawn, rates, room)
 
 

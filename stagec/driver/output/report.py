@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from stagec.driver.output.common import write_output
 from stagec.support.diagnostics import error
+from stagec.support.files import write_file
 
 
 class Report(ABC):
@@ -30,6 +31,23 @@ class Report(ABC):
         """The rows of a data frame, each with the same keys: by default one, of all figures."""
         data = self.as_json()
         return [data] if isinstance(data, dict) else list(data)
+
+    @property
+    def title(self) -> str:
+        """The title of its page: by default the model, as `--json` has it."""
+        data: Any = self.as_json()
+        return str(data["model"]) if "model" in data else "stagec"
+
+    def page(self) -> str:
+        """What `--html` writes: a page that loads nothing from elsewhere. By default it has the
+        text for people and the rows. Raises `DiagnosticError` where a picture cannot be made."""
+        from stagec.driver.output.page import table_page
+
+        return table_page(self.title, str(self), self.rows())
+
+    def plot(self) -> str:
+        """What `--html FILE.svg` writes. Raises `DiagnosticError` where there is no plot."""
+        raise error("this answer has no plot", remedy="write a page: --html FILE.html")
 
     def as_csv(self) -> str:
         """What `--csv` prints. Raises `DiagnosticError` where there are no rows to print."""
@@ -56,8 +74,11 @@ class Report(ABC):
 
 
 def show(report: Report, given: Mapping[str, Any]) -> None:
-    """Write an answer as a command was asked to: `--json`, `--csv`, or as a text, to `-o` or to
-    stdout, where a text is as wide as the terminal."""
+    """Write an answer as a command was asked to: its page or plot to `--html`, and `--json`,
+    `--csv`, or a text, to `-o` or to stdout, where a text is as wide as the terminal. The page is
+    written first: a reader of the text may close the pipe. Raises `DiagnosticError`, `OSError`."""
+    if (file := given.get("html")) is not None:
+        write_file(file, report.plot() if file.suffix == ".svg" else report.page())
     if given["as_json"]:
         write_output(json.dumps(report.as_json(), indent=1) + "\n", given["output"])
     elif given.get("as_csv"):

@@ -70,7 +70,7 @@ def evaluate(task: Task) -> Evaluated | str:
             job = CompiledJob.of(task.options)
             figures = job.figures()
             room = task.limit.room(figures.mesh, task.machine) if task.limit else None
-            found = Evaluated(figures.mesh, figures.memory, room)
+            found = Evaluated(figures.mesh, figures.categories, room)
             if room is not None and figures.peak > room:
                 return found
             return _timed(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from stagec.driver.output.page import plain
@@ -15,8 +14,6 @@ from stagec.driver.output.tables import bytes_text
 from stagec.driver.sweep.order import unbeaten
 from stagec.driver.sweep.plot import WIDTH
 from stagec.driver.time.table import seconds_text
-from stagec.support.diagnostics import error
-from stagec.support.files import write_file
 
 _BODY = """<p>{about}. Red is the best, the dashed line joins those that no other beats in both
 respects, and each mark leads to where its time and memory go.</p>
@@ -51,12 +48,12 @@ _HEIGHT, _LEFT, _BOTTOM = 380, 80, 40
 _MOST = 400
 
 
-def write_page(file: Path, found: Mapping[str, Any]) -> None:
-    """Write the page. Raises `DiagnosticError` where nothing was timed, `OSError`."""
+def search_page(found: Mapping[str, Any]) -> str | None:
+    """The text of the page; None where nothing was timed, so that there is nothing to draw."""
     timed = [p for p in found["evaluations"] if p["step_seconds"] is not None]
     timed.sort(key=lambda p: p["step_seconds"])
     if not timed:
-        raise error(f"{file}: nothing to draw: no strategy fits", remedy="leave out --html")
+        return None
     shown = timed[:_MOST]
     about = (
         f"{found['points']:,} points, {found['legal']:,} legal, {found['evaluated']:,} evaluated, "
@@ -71,7 +68,7 @@ def write_page(file: Path, found: Mapping[str, Any]) -> None:
         tried="\n".join(_tried(found.get("tried"))),
         details="\n".join(_details(shown)),
     )
-    write_file(file, plain(f"search: {found['model']}", body + told, _STYLE))
+    return plain(f"search: {found['model']}", body + told, _STYLE)
 
 
 def _link(number: int, point: Mapping[str, Any], mark: str) -> str:

@@ -1,4 +1,4 @@
-"""`--html` of a sweep: a page, or by its name an SVG, with a plot of two columns."""
+"""The page of a sweep, and its plot of two columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from stagec.driver.output.page import plain
@@ -17,7 +16,6 @@ from stagec.driver.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.driver.sweep.rows import SweepRow, fits, notes
 from stagec.driver.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.support.diagnostics import error
-from stagec.support.files import write_file
 
 _BODY = """{plot}
 <table>
@@ -37,7 +35,7 @@ def plotted(
     """The two columns of a plot: those asked for, else time, FLOPs or parameters, and memory.
     Raises `DiagnosticError`."""
     swept = [axis.name for axis in axes]
-    names = [part.strip() for part in wanted.split(",")] if wanted else [columns[1].name, "peak"]
+    names = [part.strip() for part in wanted.split(",")] if wanted else default_axes(columns)
     if len(names) != 2:
         raise error(f"--plot {wanted}: expected two columns", remedy="--plot time,memory")
     x, y = (known("plot", name, swept, columns) for name in names)
@@ -46,22 +44,30 @@ def plotted(
     return x, y
 
 
-def write_page(
-    file: Path,
+def default_axes(columns: Sequence[SweepColumn]) -> tuple[str, str]:
+    """Time, FLOPs or parameters, and memory."""
+    return columns[1].name, "peak"
+
+
+def sweep_plot(
+    rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
+) -> str:
+    """The plot of two columns, an SVG. Raises `DiagnosticError` where no row is a job."""
+    jobs = [row for row in rows if "error" not in row]
+    if not jobs:
+        raise error("no configuration to draw", remedy="see why: leave out --html")
+    return _drawn(jobs, names, columns)
+
+
+def sweep_page(
     title: str,
     rows: Sequence[SweepRow],
     names: tuple[str, str],
     columns: Sequence[SweepColumn],
-) -> None:
-    """Write the page, or for `FILE.svg` the plot alone. Raises `DiagnosticError` where there is
-    nothing to draw, `OSError`."""
+) -> str:
+    """The page: a plot, where a row is a job, and all rows."""
     jobs = [row for row in rows if "error" not in row]
-    if not jobs:
-        raise error(f"{file}: no configuration to draw", remedy="see why: leave out --html")
-    drawn = _drawn(jobs, names, columns)
-    if file.suffix == ".svg":
-        write_file(file, drawn)
-        return
+    drawn = _drawn(jobs, names, columns) if jobs else ""
     heads = [*rows[0]["configuration"], *(c.title for c in columns)]
     numbers: dict[str, int] = {}
     for text in (text for row in jobs for text in notes(row)):
@@ -69,7 +75,7 @@ def write_page(
     heads += [""] if numbers else []
     lines = (_line(row, columns, numbers) for row in rows)
     told = [f"[{number}] {text}" for text, number in numbers.items()]
-    write_file(file, _filled(title, drawn, heads, lines, told))
+    return _filled(title, drawn, heads, lines, told)
 
 
 def page_of(

@@ -72,7 +72,7 @@ def _summary(case: Case) -> SweepRow:
         "sent_bytes": found.sent,
         "peak_bytes": found.peak,
         "host_bytes": found.host,
-        "memory": found.memory,
+        "memory": found.categories,
     }
     if case.machine is None:
         return counts

@@ -94,10 +94,40 @@ def check_alone(given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class SweepAnswer(Report):
-    """The configurations of a sweep in their order: what each costs, or why it cannot be."""
+    """The configurations of a sweep in their order: what each costs, or why it cannot be. Its page
+    has `every` row, these if none are given, and draws two columns, `plotted`."""
 
     configurations: Sequence[SweepRow]
     columns: Sequence[SweepColumn]
+    model: str = ""
+    every: Sequence[SweepRow] = ()
+    plotted: tuple[str, str] | None = None
+
+    @property
+    def title(self) -> str:
+        """The model, and what is swept."""
+        return f"{self.model}: {' x '.join(self._drawn[0]['configuration'])}"
+
+    @property
+    def _drawn(self) -> Sequence[SweepRow]:
+        return self.every or self.configurations
+
+    @property
+    def _axes(self) -> tuple[str, str]:
+        from stagec.driver.sweep.page import default_axes
+
+        return self.plotted or default_axes(self.columns)
+
+    def page(self) -> str:
+        """A plot, and all rows."""
+        from stagec.driver.sweep.page import sweep_page
+
+        return sweep_page(self.title, self._drawn, self._axes, self.columns)
+
+    def plot(self) -> str:
+        from stagec.driver.sweep.page import sweep_plot
+
+        return sweep_plot(self._drawn, self._axes, self.columns)
 
     def as_json(self) -> list[SweepRow]:
         return list(self.configurations)
@@ -121,7 +151,7 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
     or holds no more than the limit. Raises `DiagnosticError`."""
     from stagec.driver.sweep.order import front, key_of
-    from stagec.driver.sweep.page import plotted, write_page
+    from stagec.driver.sweep.page import plotted
 
     axes: Sequence[Axis] = given["sweep"]
     limit: Limit | None = given["limit"]
@@ -130,17 +160,14 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     swept = [axis.name for axis in axes]
     key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
     best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
-    file: Path | None = given["html"]
-    names = plotted(given["plot"], axes, columns) if file is not None else None
+    names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
     with workers(given) as run, progress_on_terminal("analyzing", "configurations", False) as told:
         rows = rows_of(case, axes, run, limit, told)
     shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
     for remark in limit.remarks() if limit is not None else ():
         report(remark)
-    show(SweepAnswer(sorted(shown, key=key) if key is not None else shown, columns), given)
-    if file is not None and names is not None:
-        title = f"{_title(case)}: {' x '.join(swept)}"
-        write_page(file, title, rows, names, columns)
+    ordered = sorted(shown, key=key) if key is not None else shown
+    show(SweepAnswer(ordered, columns, title_of(case), rows, names), given)
     return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
 
 
@@ -151,7 +178,8 @@ def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[
     return columns if limit is None else [*(c for c in columns if c is not FITS), FITS]
 
 
-def _title(case: Case) -> str:
+def title_of(case: Case) -> str:
+    """The name of the model, if all configurations have one."""
     from stagec.driver.job.builder import model_name
 
     return model_name(case.options) if case.options.model or case.options.preset else "a sweep"

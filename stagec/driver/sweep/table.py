@@ -14,6 +14,7 @@ from rich.markup import escape
 from stagec.driver.output.tables import bytes_text, console, count_text, table
 from stagec.driver.sweep.rows import fits, notes
 from stagec.driver.time.table import seconds_text
+from stagec.memory.timeline import CACHES, STATIC
 
 SweepRow = Mapping[str, Any]
 
@@ -47,6 +48,12 @@ def _held(name: str) -> SweepColumn:
     return SweepColumn(name, name, lambda row: row["memory"][name], bytes_text)
 
 
+def _passing(row: SweepRow) -> int:
+    """Bytes at the peak that are not there for the whole step."""
+    size: int = row["peak_bytes"] - sum(row["memory"].get(name, 0) for name in (*STATIC, CACHES))
+    return size
+
+
 _RANKS = SweepColumn("ranks", "ranks", lambda row: row["ranks"])
 _PEAK = SweepColumn("peak", "peak", lambda row: row["peak_bytes"], bytes_text, aliases=("memory",))
 #: That of a sweep with a limit or a machine; what fits comes first.
@@ -66,7 +73,7 @@ FOOTPRINT = (
     _held("parameters"),
     _held("gradients"),
     _held("optimizer"),
-    _held("others"),
+    SweepColumn("others", "others", _passing, bytes_text),
     _PEAK,
     SweepColumn("host", "host", lambda row: row["host_bytes"], bytes_text),
 )
@@ -178,13 +185,18 @@ def _flat(row: SweepRow) -> dict[str, object]:
     if _ERROR in row:
         return {**found, _ERROR: row[_ERROR]}
     found |= {name: row[name] for name in _NUMBERS}
-    found |= {f"{name}_bytes": size for name, size in row["memory"].items()}
+    found |= {_column(name, "bytes"): size for name, size in row["memory"].items()}
     time = dict(row.get("time", {}))
     parts = time.pop("breakdown", {})
     found |= {name: value for name, value in time.items() if name not in found}
-    found |= {f"{part.replace(' ', '_')}_seconds": seconds for part, seconds in parts.items()}
+    found |= {_column(part, "seconds"): seconds for part, seconds in parts.items()}
     found |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}
     fit = fits(row)
     return (
         found | ({} if fit is None else {"fits": _YES[fit]}) | {"cautions": "; ".join(notes(row))}
     )
+
+
+def _column(name: str, unit: str) -> str:
+    """`gathered_weights_bytes`."""
+    return f"{name.replace(' ', '_')}_{unit}"

@@ -1,23 +1,19 @@
-"""The files of `stagec time`: a page, and a trace for Perfetto."""
+"""The files of `stagec time` beside its answer: a trace for Perfetto."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.output.common import report
-from stagec.driver.request.command_line import job_words
-from stagec.driver.request.machine import used_text
 from stagec.driver.request.option import Option, Text
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
 from stagec.support.diagnostics import Diagnostic, error
-from stagec.support.files import new_file, write_file
+from stagec.support.files import new_file
 
 if TYPE_CHECKING:
     from stagec.driver.time.timed import Timed
-    from stagec.machines import Machine
     from stagec.program.nodes import Events
 
 #: The options of `draw`.
@@ -39,32 +35,10 @@ TIME_FILES = (
 
 
 def draws(given: Mapping[str, Any]) -> bool:
-    """Whether a file is asked for."""
+    """Whether a page or a trace is asked for. Raises `DiagnosticError`."""
     if given["perfetto_ranks"] is not None and given["perfetto"] is None:
         raise error("--perfetto-ranks is about a trace", remedy="add --perfetto FILE")
     return given["html"] is not None or given["perfetto"] is not None
-
-
-def draw(timed: Timed, given: Mapping[str, Any]) -> None:
-    """Write the files that are asked for. Raises `DiagnosticError`."""
-    if given["html"] is not None:
-        write_file(given["html"], _page(timed, given))
-    if given["perfetto"] is not None:
-        write_perfetto(timed, given["perfetto"], given["perfetto_ranks"])
-
-
-def _page(timed: Timed, given: Mapping[str, Any]) -> str:
-    from stagec.analysis.time_picture import time_picture
-    from stagec.driver.time.page import time_page
-
-    machine: Machine = given["machine"]
-    words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
-    if given["used_ranks"]:
-        words += ["--used-ranks", used_text(given["used_ranks"])]
-    command = shlex.join([*words, *([] if given["overlap"] else ["--no-overlap"])])
-    picture = time_picture(timed.issued, timed.step, timed.plans)
-    capacity = machine.memory.capacity.value
-    return time_page(timed.report, picture, command, machine.title, capacity)
 
 
 # -- Perfetto --------------------------------------------------------------------------------------

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.time_report import TimeReport
 from stagec.driver.output.page import part, render
 from stagec.driver.output.tables import bytes_text, count_text, verdict_text
+from stagec.driver.request.command_line import job_words
+from stagec.driver.request.machine import used_text
 from stagec.driver.time.table import seconds_text
 from stagec.support.words import counted
 
+if TYPE_CHECKING:
+    from stagec.driver.time.timed import Timed
+
 _SCRIPTS = "time/data.js", "time/lanes.js", "time/page.js"
+
+
+def step_page(timed: Timed, report: TimeReport) -> str:
+    """The text of the page of a step whose memory was planned, with the levers of `report`."""
+    from stagec.analysis.time_picture import time_picture
+
+    machine = timed.machine
+    words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
+    if used := {level.name: level.used for level in machine.network if level.used is not None}:
+        words += ["--used-ranks", used_text(used)]
+    command = shlex.join([*words, *([] if timed.overlap else ["--no-overlap"])])
+    picture = time_picture(timed.issued, timed.step, timed.plans)
+    return time_page(report, picture, command, machine.title, machine.memory.capacity.value)
 
 
 def time_page(

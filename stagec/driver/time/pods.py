@@ -45,6 +45,10 @@ class PodsTime(Report):
         """Seconds for each further token."""
         return self.pods[DECODE].step_seconds / self.accepted.tokens
 
+    @property
+    def title(self) -> str:
+        return f"{self.pods[PREFILL].model} on {self.pods[PREFILL].machine}"
+
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
         found: dict[str, Any] = {"schema": SCHEMA}

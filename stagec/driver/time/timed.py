@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Timed:
-    """A job on a machine: its command line is of `options`; `plans` are those of its memory, if
-    they were asked for."""
+    """A job on a machine: its command line is of `options` and `overlap`; `plans` are those of its
+    memory, if they were asked for."""
 
     options: JobOptions
+    machine: Machine
+    overlap: bool
     report: TimeReport
     issued: Issued
     plans: EventPlans | None
@@ -98,7 +100,7 @@ def time_job(
         measured=measured,
     )
     found = None if plans is None else plans.needed("memory over time")
-    return Timed(options, report, issued, found)
+    return Timed(options, machine, overlap, report, issued, found)
 
 
 def report_of(

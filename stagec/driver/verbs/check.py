@@ -31,6 +31,10 @@ class CheckAnswer(Report):
         return self.report.ok() and not (self.strict and self.report.warnings)
 
     @property
+    def title(self) -> str:
+        return str(self.path)
+
+    @property
     def errors(self) -> list[str]:
         """What is broken."""
         return [str(finding) for finding in self.report.errors]

@@ -39,6 +39,10 @@ class CompileAnswer(Report):
         sizes = {"files": len(self.files), "bytes": self.bytes}
         return {"schema": 1, "job": dict(self.data), "output": output, **sizes}
 
+    @property
+    def title(self) -> str:
+        return str(self.data.get("model", "stagec"))
+
     def print(self, stream: TextIO) -> None:
         self.summary(stream)
 

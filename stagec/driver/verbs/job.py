@@ -259,7 +259,7 @@ def _sweep(
     from stagec.driver.request.emission import workers
     from stagec.driver.sweep.axes import axis_of
     from stagec.driver.sweep.rows import Case
-    from stagec.driver.sweep.run import SweepAnswer, rows_of, with_limit
+    from stagec.driver.sweep.run import SweepAnswer, rows_of, title_of, with_limit
     from stagec.driver.sweep.table import ANALYSIS, TIME
 
     with asked(depth=5):
@@ -270,7 +270,7 @@ def _sweep(
         columns = with_limit(TIME if timed else ANALYSIS, _limit(limit))
         with workers({"jobs": jobs, "scheduler": None}) as run:
             rows = rows_of(case, axes, run, _limit(limit), progress or (lambda done, total: None))
-        return SweepAnswer(rows, columns)
+        return SweepAnswer(rows, columns, title_of(case))
 
 
 def import_config(

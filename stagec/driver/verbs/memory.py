@@ -11,6 +11,7 @@ from stagec.driver.job.builder import JobBuilder, model_name
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import has_pods, options_of, pod_names
 from stagec.driver.job.pods import lower_pods
+from stagec.driver.memory.picture import Drawing, memory_page
 from stagec.driver.output.common import report
 from stagec.driver.output.report import Report
 from stagec.driver.request.limit import Limit
@@ -21,10 +22,11 @@ from stagec.pipeline.instrument import PLAN
 @dataclass(frozen=True)
 class MemoryPlan(Report):
     """The footprint of a job: the object of `stagec memory --json`. `builder` has the planned
-    module."""
+    module, `drawing` says how its page looks."""
 
     data: Mapping[str, Any]
     builder: JobBuilder = field(repr=False, compare=False)
+    drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
 
     @property
     def classes(self) -> list[Mapping[str, Any]]:
@@ -53,6 +55,11 @@ class MemoryPlan(Report):
     def rows(self) -> list[dict[str, Any]]:
         """A row for each class of ranks."""
         return [dict(each) for each in self.classes]
+
+    def page(self) -> str:
+        """What a rank of each stage holds over the step, with the limit as a line."""
+        room = self.data["fit"]["room"] if "fit" in self.data else None
+        return memory_page(self.builder, self.drawing, room)
 
     def print(self, stream: TextIO) -> None:
         from stagec.driver.output.analysis_table import print_footprint

@@ -67,6 +67,12 @@ class SearchAnswer(Report):
         """A row for each strategy that was evaluated."""
         return [dict(row) for row in self.data["evaluations"]]
 
+    def page(self) -> str:
+        """What was evaluated, drawn; where nothing fits, a table."""
+        from stagec.driver.search.page import search_page
+
+        return search_page(self.data) or super().page()
+
     def as_csv(self) -> str:
         from stagec.driver.search.table import csv_text
 

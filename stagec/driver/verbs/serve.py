@@ -91,6 +91,21 @@ class ServeAnswer(Report):
         """What to know before the figures are believed."""
         return list(dict.fromkeys(text for point in self.points for text in point.cautions))
 
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.machine}"
+
+    def page(self) -> str:
+        """The curve of tokens a second, and a row for each batch."""
+        from stagec.driver.verbs.serve_page import serve_page
+
+        return serve_page(self)
+
+    def plot(self) -> str:
+        from stagec.driver.verbs.serve_page import serve_plot
+
+        return serve_plot(self)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
-from stagec.driver.output.common import reports_once
+from stagec.driver.output.common import kept_reports, reports_once
 from stagec.driver.output.report import Report
 from stagec.driver.output.tables import console
 from stagec.driver.request.accepted import Accepted
@@ -32,12 +33,16 @@ NOT_GIVEN = Accepted(1.0, 1, given=False)
 class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
     which `alone_seconds` says what each takes without that. `serve` is the kind of a step of
-    serving. `timed` is what pictures are made of."""
+    serving. `drawn` gives what pictures of one pod are made of."""
 
     serve: str | None
     accepted: Accepted
     alone_seconds: Mapping[str, float]
-    timed: Timed | None = field(default=None, repr=False, compare=False)
+    drawn: Callable[[], Timed] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.machine}"
 
     @property
     def memory(self) -> MemoryFit | None:
@@ -64,6 +69,13 @@ class StepAnswer(TimeReport, Report):
             {"class": each.name, "ranks": each.ranks, "seconds": each.seconds, **each.breakdown}
             for each in self.classes
         ]
+
+    def page(self) -> str:
+        """What every rank does and holds over the step; of several pods, the classes in a table.
+        The step is compiled again if its memory was not planned. Raises `DiagnosticError`."""
+        from stagec.driver.time.page import step_page
+
+        return super().page() if self.drawn is None else step_page(self.drawn(), self)
 
     def print(self, stream: TextIO) -> None:
         print_time(self, stream)
@@ -98,9 +110,10 @@ def time(
         with reports_once():
             return pods_time(options, machine, accepted, levers=levers, **how)
     alone: Mapping[str, float] = {}
-    timed: Timed | None = None
+    drawn: Callable[[], Timed] | None = partial(_with_memory, options, machine, how)
     if options.part or options.draft:
         report, alone = parts_time(options, machine, levers=levers, **how)
+        drawn = None
     elif again:
         from stagec.driver.job.figures import CompiledJob
 
@@ -108,7 +121,20 @@ def time(
     else:
         timed = time_job(options, machine, **how, levers=levers, memory=memory, progress=progress)
         report = timed.report
+        if memory:
+            drawn = partial(_same, timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
-        **each, serve=options.serve, accepted=accepted, alone_seconds=alone, timed=timed
+        **each, serve=options.serve, accepted=accepted, alone_seconds=alone, drawn=drawn
     )
+
+
+def _same(timed: Timed) -> Timed:
+    return timed
+
+
+def _with_memory(options: JobOptions, machine: Machine, how: Mapping[str, Any]) -> Timed:
+    """A step once more, with its memory; what is reported was reported before. Raises
+    `DiagnosticError`."""
+    with kept_reports():
+        return time_job(options, machine, **how, levers=False, memory=True)

@@ -9,11 +9,17 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from stagec.formats.astra_sim import files
-from stagec.formats.astra_sim.topology import dimensions, network_text
+from stagec.formats.astra_sim.topology import (
+    Dimension,
+    dimensions,
+    network_text,
+    pod_dimensions,
+)
 from stagec.formats.base import Durations, Layout, Need, TraceJob
 from stagec.formats.chakra.encode import Encoder
 from stagec.formats.chakra.format import ChakraFormat
 from stagec.formats.chakra.limits import LARGEST_GROUP_ID
+from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Program
 from stagec.support.diagnostics import error
 
@@ -37,7 +43,6 @@ class AstraSimFormat(ChakraFormat):
     name: ClassVar[str] = "astra-sim"
     needs: ClassVar[frozenset[Need]] = frozenset({"machine"})
     wants_flops: ClassVar[bool] = True
-    pods: ClassVar[bool] = False
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
         _check_program(program)
@@ -46,7 +51,7 @@ class AstraSimFormat(ChakraFormat):
     def check(self, job: TraceJob) -> None:
         """Refuse what ASTRA-sim cannot take: one rank, and numbers of groups beyond its tags."""
         if job.machine is not None:
-            dimensions(job.layout.mesh, job.machine)
+            _dimensions(job, job.machine)
         largest = len(job.layout.groups.ids)
         if largest > LARGEST_GROUP_ID:
             raise error(
@@ -76,12 +81,22 @@ class AstraSimFormat(ChakraFormat):
                 f"many (the smallest has {small})"
             )
         inner = [axis for axis, size in layout.mesh.items() if size > 1]
-        joined = [g for g in program.groups if len(g.axes) > 1 and set(g.axes) < set(inner)]
+        apart = layout.start > 0 or layout.groups.ranks > prod(layout.mesh.values())
+        joined = [
+            group
+            for group in program.groups
+            if len(group.axes) > 1 and (apart or set(group.axes) < set(inner))
+        ]
         if joined:
             names = ", ".join("+".join(g.axes) for g in joined)
             found.append(
                 f"a group over several axes ({names}) is one ring, and a step of it along several "
                 "axes takes the link of the innermost"
+            )
+        if any(layout.far.values()):
+            found.append(
+                "the level between pods: a message to another one takes the link of the innermost "
+                "dimension along which the ranks differ"
             )
         return found
 
@@ -89,8 +104,7 @@ class AstraSimFormat(ChakraFormat):
         machine = job.machine
         if machine is None:
             return {}
-        mesh = job.layout.mesh
-        dims, ranks = dimensions(mesh, machine), prod(mesh.values())
+        dims, ranks = _dimensions(job, machine), job.layout.groups.ranks
         peak = _peak(job, machine)
         about: dict[str, object] = {
             "name": job.name,
@@ -98,9 +112,9 @@ class AstraSimFormat(ChakraFormat):
             "machine": machine.name,
             "peak_flops": peak,
             "model_flops": job.model.flops if job.model is not None else None,
-            "mesh": dict(mesh),
+            "mesh": dict(job.layout.mesh),
             "groups": {
-                "+".join(axes.words): [first, first + len(job.layout.groups.members[axes]) - 1]
+                _group_name(axes): [first, first + len(job.layout.groups.members[axes]) - 1]
                 for axes, first in job.layout.groups.first.items()
             },
         }
@@ -118,6 +132,19 @@ class AstraSimFormat(ChakraFormat):
             "run.sh": files.script(job.name, ranks, rendezvous=waits).encode(),
             files.ABOUT: files.text(about),
         }
+
+
+def _dimensions(job: TraceJob, machine: Machine) -> list[Dimension]:
+    """The dimensions of its network. Raises `DiagnosticError`."""
+    layouts = [job.layout_of(number) for number in range(len(job.members))]
+    pods = {layout.pod: layout.mesh for layout in layouts}
+    return pod_dimensions(pods, machine) if len(pods) > 1 else dimensions(job.layout.mesh, machine)
+
+
+def _group_name(axes: GroupAxes) -> str:
+    """`dp+tp`, or of a pod `main/dp+tp`."""
+    pod = axes.axes[0] if axes.axes[0].endswith("/") else ""
+    return pod + "+".join(axes.words[1:] if pod else axes.words)
 
 
 def _peak(job: TraceJob, machine: Machine) -> float:

@@ -9,17 +9,24 @@ joins all ranks of each of its groups:
 
 An axis is not cut where it leads out of a level. A ring is as fast as its slowest link, and
 ASTRA-sim sends between ranks that differ along two dimensions by the link of the inner one.
+
+Pods of a job have meshes of their own, and ASTRA-sim has one network, so there a dimension is what
+lies within a unit of a level and not within one of the level inside:
+
+    main dp=2, tp=8 (16 ranks), encoder dp=8 (8 ranks)
+    8 over nvlink (tp of main, dp of the encoder);  3 over infiniband (dp of main, and between pods)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from stagec.machines import Level, Machine
 from stagec.machines.placement import crossed
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.time.costs.network import level_between_pods
 
 #: ASTRA-sim's GB, analytical/common/NetworkFunction.cpp.
 GIB = 2**30
@@ -51,14 +58,77 @@ def dimensions(mesh: Mapping[str, int], machine: Machine) -> list[Dimension]:
             "the job has one rank, and ASTRA-sim's network has two at least",
             remedy="add --dp 2: both ranks then do the same",
         )
+    return [_dimension(axis, mesh[axis], level) for axis, level in _levels(machine, mesh).items()]
+
+
+def _levels(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level]:
+    """The level of each axis of two ranks or more, innermost first. Raises `DiagnosticError`."""
     levels = crossed(machine, mesh)
-    found = [_dimension(a, mesh[a], level) for a, level in levels.items() if level is not None]
-    if len(found) < len(levels):
+    joined = {axis: level for axis, level in levels.items() if level is not None}
+    if len(joined) < len(levels):
+        ranks, most = prod(mesh.values()), machine.network[-1].unit
         raise error(
-            f"the job has {ranks} ranks, and '{machine.name}' joins {machine.network[-1].unit}",
+            f"the job has {ranks} ranks, and '{machine.name}' joins {most}",
             remedy="choose a smaller mesh, or a machine with a further level",
         )
+    return joined
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """An axis of a pod: its groups join ranks `stride` apart, in blocks of `block` ranks, over the
+    level of a number, from the inside out."""
+
+    axis: str
+    stride: int
+    block: int
+    level: int
+
+
+def pod_dimensions(pods: Mapping[str, Mapping[str, int]], machine: Machine) -> list[Dimension]:
+    """The dimensions of a job of several pods, whose ranks follow each other: one for each level
+    that they use. Ranks of a group differ along that of its level only, ranks of two pods along
+    that of the level between pods. Raises `DiagnosticError` for pods that no such grid has."""
+    names = [level.name for level in machine.network]
+    spans = [span for pod, mesh in pods.items() for span in _spans(pod, mesh, machine, names)]
+    ranks = [prod(mesh.values()) for mesh in pods.values()]
+    between = names.index(level_between_pods(machine, pods.values()).name)
+    found: list[Dimension] = []
+    below = 1
+    for number, level in enumerate(machine.network):
+        outside = [span.stride for span in spans if span.level > number]
+        all_joined = between <= number and not outside
+        block = sum(ranks) if all_joined else gcd(*outside, *ranks)
+        inside = [span for span in spans if span.level == number]
+        wrong = next((span for span in inside if block % span.block), None)
+        if wrong is not None and not all_joined:
+            why = f"'{wrong.axis}' has {wrong.block} ranks over {level.name}"
+            raise _no_grid(why, ranks, block)
+        whole = all((s.stride, s.block) == (below, block) for s in inside)
+        if _KINDS[level.kind] != "Switch" and not (whole and number != between):
+            raise _no_grid(f"'{level.name}' is a {level.kind}, not a switch", ranks, block)
+        if block > below:
+            over = [*(span.axis for span in inside), *(["pods"] if number == between else [])]
+            found.append(_dimension(", ".join(over), block // below, level))
+        below = block
     return found
+
+
+def _spans(
+    pod: str, mesh: Mapping[str, int], machine: Machine, names: Sequence[str]
+) -> Iterator[_Span]:
+    block = 1
+    for axis, level in _levels(machine, mesh).items():
+        stride, block = block, block * mesh[axis]
+        yield _Span(f"{pod}/{axis}", stride, block, names.index(level.name))
+
+
+def _no_grid(why: str, ranks: Sequence[int], block: int) -> DiagnosticError:
+    return error(
+        f"pods of {' and '.join(map(str, ranks))} ranks are no grid, which ASTRA-sim's network is: "
+        f"{why}, in blocks of {block}",
+        remedy="give each pod whole nodes of the machine, or write --format chakra",
+    )
 
 
 def _dimension(axis: str, ranks: int, level: Level) -> Dimension:

@@ -1,0 +1,111 @@
+"""The moments of memory plans as rows of counts, of which any sizes make bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stagec.analysis.count import copied
+from stagec.analysis.memory import work_of
+from stagec.ir.core import Operation
+from stagec.ir.decisions import Decisions, Watched, plain
+from stagec.ir.expr import Env, Expr, evaluate
+from stagec.ir.loads import planned_env
+from stagec.ir.module import Module
+from stagec.memory.buffers import Buffer
+from stagec.memory.lifetimes import lifetimes
+from stagec.memory.step import ActionInState, MemoryRun, MicrobatchState, Planner
+from stagec.memory.worst import on_device
+
+Ints = npt.NDArray[np.int64]
+
+
+class MemoryMoments:
+    """The moments of the memory plans of a module, taken when its memory is planned."""
+
+    def __init__(self, module: Module, decisions: Decisions) -> None:
+        values = plain(planned_env(module))
+        watched = Watched(values, decisions)
+        works = module.ops("stg.working")
+        self.loads = {n: v for n, v in values.items() if n not in module.env}
+        self.of: dict[object, FunctionMoments] = {}
+        self.copied: list[Expr] = []
+        for func in module.functions:
+            planner = Planner(lifetimes(func.body, watched))
+            mine = [op for op in works if op.attrs["stages"] == func.attrs.get("stages")]
+            self.of[func.attrs.get("stages")] = FunctionMoments(planner, mine)
+            self.copied.append(copied(module, func))
+
+
+class FunctionMoments:
+    """The moments of a function. A row counts the live buffers of each kind: of a size, there for
+    one of `categories`."""
+
+    def __init__(self, planner: Planner, works: Sequence[Operation]) -> None:
+        kinds = {b: (b.size, b.category) for b in planner.buffers if on_device(b)}
+        numbers = {kind: i for i, kind in enumerate(dict.fromkeys(kinds.values()))}
+        self._slots = {b: numbers[kind] for b, kind in kinds.items()}
+        self._sizes = [size for size, _ in numbers]
+        self.categories = [category for _, category in numbers]
+        self.outside = self._moments(planner.run(None))
+        self.around = self._counts(planner.around())
+        runs = {work: planner.run(work) for work in map(work_of, works)}
+        self.works: Mapping[ActionInState, Ints] = {w: self._moments(r) for w, r in runs.items()}
+        states = {MicrobatchState(), *(before | frozenset(done) for done, before in runs)}
+        self.held = {state: self._counts(planner.held(state)) for state in states}
+
+    def bytes_of(self, values: Env) -> list[int]:
+        """The bytes of a buffer of each kind."""
+        sizes = {size: evaluate(size, values) for size in dict.fromkeys(self._sizes)}
+        return [sizes[size] for size in self._sizes]
+
+    def _counts(self, buffers: Iterable[Buffer]) -> Ints:
+        counts = np.zeros(len(self._sizes), dtype=np.int64)
+        self._add(counts, buffers, 1)
+        return counts
+
+    def _add(self, counts: Ints, buffers: Iterable[Buffer], sign: int) -> None:
+        for buffer in buffers:
+            if buffer in self._slots:
+                counts[self._slots[buffer]] += sign
+
+    def _moments(self, run: MemoryRun) -> Ints:
+        """How many buffers of each kind live at each moment of a run that may be the worst, beside
+        what was there at its start, in order."""
+        live = np.zeros(len(self._sizes), dtype=np.int64)
+        rows: list[Ints] = []
+        for step, ends in run:
+            self._add(live, step.made, 1)
+            if step.counts:
+                rows.append(live.copy())
+            self._add(live, ends, -1)
+        moments = np.array(rows, dtype=np.int64).reshape(-1, len(live))
+        return moments[np.sort(np.unique(moments, axis=0, return_index=True)[1])]
+
+
+def worst(rows: Ints, sizes: Sequence[int]) -> tuple[int, int]:
+    """The largest sum of a row's counts times the sizes, and the first row that has it; 0 if there
+    are none."""
+    if not rows.size:
+        return 0, 0
+    bound = int(np.abs(rows).sum(axis=1).max()) * max(map(abs, sizes), default=0)
+    kind = np.int64 if bound < 1 << 62 else object
+    sums = rows.astype(kind) @ np.array(sizes, dtype=kind)
+    first = int(sums.argmax())
+    return int(sums[first]), first
+
+
+def most(rows: Ints, sizes: Sequence[int]) -> int:
+    """The largest sum of a row's counts times the sizes; 0 if there are none."""
+    return worst(rows, sizes)[0]
+
+
+def by_category(counts: Ints, categories: Sequence[str], sizes: Sequence[int]) -> Mapping[str, int]:
+    """The bytes of buffers that are counted by kind."""
+    held: Counter[str] = Counter()
+    for number, category, size in zip(counts.tolist(), categories, sizes, strict=True):
+        held[category] += number * size
+    return held
