@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
 from stagec.driver.request.limit import limit_option
@@ -63,7 +63,7 @@ def command(**given: Any) -> int:
     check_alone(given)
     if options.print_strategy:
         job = on_machine(options, given["machine"])
-        write_output(strategy_of(job, symbolic=given["symbolic"]), given["output"])
+        write_output(Pods.of(job, symbolic=given["symbolic"]).strategy(), given["output"])
         return 0
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")

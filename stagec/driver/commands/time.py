@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.pod_options import has_pods
-from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
 from stagec.driver.request.accepted import accepted_options, take_accepted
@@ -18,11 +17,12 @@ from stagec.driver.request.measurements import measured_options, measurements
 from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.driver.request.result import RESULT
 from stagec.driver.request.sections import LongCommand
+from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.units import on_machine
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import draw, draws, time_files
-from stagec.driver.verbs.time import StepAnswer, time
+from stagec.driver.verbs.time import time
 from stagec.support.diagnostics import DiagnosticError, error
 
 
@@ -71,15 +71,13 @@ def command(**given: Any) -> int:
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     if options.print_strategy:
-        write_output(strategy_of(on_machine(options, given["machine"])), given["output"])
+        write_output(Pods.of(on_machine(options, given["machine"])).strategy(), given["output"])
         return 0
     pictures = draws(given)
-    if pictures and has_pods(options):
+    if given["html"] is not None and options.serve == DISAGGREGATED:
         raise error(
-            "pictures and traces of time are of one pod, and the job has several",
-            remedy="look at one: --serve prefill, or --serve decode"
-            if options.serve
-            else "leave them out",
+            "a page shows one step, and the job has two",
+            remedy="look at one, --serve prefill or --serve decode; --perfetto shows both",
         )
     asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
@@ -92,8 +90,9 @@ def command(**given: Any) -> int:
             memory=pictures,
             progress=progress,
         )
-    if isinstance(answer, StepAnswer) and answer.timed is not None:
-        draw(answer.timed, given)
+    if pictures and answer.timed is not None:
+        how = {"overlap": given["overlap"], "graphs": given["graphs"], "measured": measured}
+        draw(answer.timed, given, machine=given["machine"], **how)
     show(answer, given)
     return 0
 

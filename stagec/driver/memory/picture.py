@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.limit import Limit
@@ -99,62 +100,84 @@ def picture_options(function: F) -> F:
 
 
 def draw(
-    builder: JobBuilder, options: JobOptions, result: Mapping[str, Any], given: Mapping[str, Any]
+    builders: Mapping[str, JobBuilder],
+    footprints: Mapping[str, Mapping[str, Any]],
+    options: JobOptions,
+    given: Mapping[str, Any],
 ) -> None:
-    """Write the files that are asked for of a planned job, whose footprint is known. Raises
-    `DiagnosticError`."""
+    """Write the files that are asked for of a planned job, the footprints of whose pods are known:
+    the page of all, and a snapshot of what holds most. Raises `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
         raise click.UsageError("--compare needs a page: --html FILE")
+    if given["stage"] is not None and len(builders) > 1:
+        raise click.UsageError("--stage is one of a pod, and the job has several")
     rates = rated_machine(given)
-    peaks = {c["stage"]: c["peak"] for c in result["classes"]}
+    most = max(footprints, key=lambda pod: max(c["peak"] for c in footprints[pod]["classes"]))
+    peaks = {c["stage"]: c["peak"] for c in footprints[most]["classes"]}
     stage = given["stage"] if given["stage"] is not None else max(peaks, key=lambda s: peaks[s])
     if stage not in peaks:
         raise click.UsageError(f"--stage {stage}: the stages are 0 to {max(peaks)}")
     if given["html"] is not None:
-        jobs = {"": builder} | {c.text: _planned(c, options) for c in given["compare"]}
-        write_file(given["html"], _page(jobs, stage, rates, result["mesh"], given))
+        jobs = [_Job.of(options, builders), *(_planned(c, options) for c in given["compare"])]
+        write_file(given["html"], _page(jobs, stage, rates, footprints[most]["mesh"], given))
     if given["snapshot"] is not None:
         from stagec.analysis.footprint import timelines
         from stagec.driver.memory.files import snapshot
 
-        timeline = next(t for s, _, t in timelines(builder.module) if s == stage)
+        timeline = next(t for s, _, t in timelines(builders[most].module) if s == stage)
         write_file(given["snapshot"], snapshot(timeline))
 
 
-def _planned(changes: Changes, options: JobOptions) -> JobBuilder:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job on the page: its command line is of `options`; what is changed, and its pods."""
+
+    options: JobOptions
+    pods: Pods
+    changes: str = ""
+
+    @classmethod
+    def of(cls, options: JobOptions, builders: Mapping[str, JobBuilder], changes: str = "") -> _Job:
+        """The job of these builders: of one, the options are those that it has completed."""
+        pods = Pods(builders, {})
+        return cls(options if pods.several else pods.first.options, pods, changes)
+
+
+def _planned(changes: Changes, options: JobOptions) -> _Job:
     """Another job, up to its memory plan. Raises `DiagnosticError`."""
     try:
-        builder = JobBuilder(changes.made(options))
-        builder.lower(PLAN)
+        changed = changes.made(options)
+        return _Job.of(changed, Pods.of(changed).lower(until=PLAN).builders, changes.text)
     except (DiagnosticError, NotAnIntegerError):
         text = f"what follows is of the job of --compare '{changes.text}'"
         report(Diagnostic(text, severity="remark"))
         raise
-    return builder
 
 
 def _page(
-    jobs: Mapping[str, JobBuilder],
+    jobs: Sequence[_Job],
     stage: int,
     rates: Machine | None,
     mesh: Mapping[str, int],
     given: Mapping[str, Any],
 ) -> str:
-    """The page of jobs by what is changed in them; `mesh` is that of the first."""
+    """The page of jobs; `mesh` is that of what holds most."""
     from stagec.analysis.picture import pictures
     from stagec.driver.memory.page import Drawn, columns_for, page
 
     rates = rates or roofline_of(*H100)
-    most = columns_for(sum(_classes(builder.module) for builder in jobs.values()))
+    modules = [module for job in jobs for module in job.pods.modules.values()]
+    most = columns_for(sum(map(_classes, modules)))
     drawn: list[Drawn] = []
-    for changes, builder in jobs.items():
-        found = pictures(builder.module, rates, most)
-        worst = max(found, key=lambda picture: picture.peak).stage
-        shown = stage if given["stage"] is not None and stage < len(found) else worst
-        command = shlex.join(["stagec", "memory", *job_words(builder.options)])
-        title = builder.model_name + (f" with {changes}" if changes else "")
-        drawn.append(Drawn(title, command, shown, found))
-    models = dict.fromkeys(builder.model_name for builder in jobs.values())
+    for job in jobs:
+        command = shlex.join(["stagec", "memory", *job_words(job.options)])
+        for pod, module in job.pods.modules.items():
+            found = pictures(module, rates, most)
+            worst = max(found, key=lambda picture: picture.peak).stage
+            shown = stage if given["stage"] is not None and stage < len(found) else worst
+            title = job.pods.titles[pod] + (f" with {job.changes}" if job.changes else "")
+            drawn.append(Drawn(title, command, shown, found))
+    models = dict.fromkeys(each.model_name for job in jobs for each in job.pods.builders.values())
     limit: Limit | None = given["limit"]
     room = None if limit is None else limit.room(mesh)
     return page(f"Memory of {', '.join(models)}", drawn, rates, room)

@@ -1,17 +1,20 @@
-"""How long a step of one job takes: from its options to the report."""
+"""How long the steps of a job take: from its options to the reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.streams import tell
 from stagec.driver.request.machine import tell_cautions
 from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.time.joined import JoinedPods, PodsPlans
+from stagec.ir.expr import const, evaluate
 from stagec.pipeline.instrument import BUFFERS, PLAN, STATED, Hooks
 
 if TYPE_CHECKING:
@@ -28,19 +31,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class TimedStep:
+    """A step of `pods` that wait for each other, or of one: what they issue, and its time."""
+
+    pods: Sequence[str]
+    issued: IssuedStep
+    report: TimeReport
+
+
+@dataclass(frozen=True)
 class Timed:
-    """A job on a machine: its command line is of `options`; `plans` are those of its memory, if
-    they were asked for."""
+    """A job on a machine: its command line is of `options`. `each` is what each pod issues, `plans`
+    are those of their memory, if they were asked for; the steps are by their first pods."""
 
     options: JobOptions
-    report: TimeReport
-    issued: Issued
+    pods: Pods
+    each: Mapping[str, Issued]
+    steps: Mapping[str, TimedStep]
     plans: EventPlans | None
 
     @property
+    def report(self) -> TimeReport:
+        """The time of the first step."""
+        return next(iter(self.steps.values())).report
+
+    @property
     def step(self) -> StepTime:
-        """The replay of its step."""
+        """The replay of that step."""
         return self.report.step
+
+    @property
+    def issued(self) -> Issued:
+        """What all pods issue, as pictures take it: the ranks of pods follow each other."""
+        return JoinedPods(self.each) if self.pods.several else next(iter(self.each.values()))
 
 
 class _Passes(Hooks):
@@ -67,38 +90,83 @@ def time_job(
     memory: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Timed:
-    """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
-    `progress` is told what goes on. Raises `DiagnosticError`."""
-    from stagec.analysis.footprint import peak_bytes
-    from stagec.analysis.model_flops import model_flops, step_tokens
+    """The time of a job's step, and what it was computed from; with `memory`, the plans of that
+    too. Of a pod that prefills and one that decodes it is the step of each, in which caches take no
+    time on their way. `progress` is told what goes on. Raises `DiagnosticError`."""
+    from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued
 
-    builder = JobBuilder(options)
-    flops, tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
-    peak, plans = Planned(peak_bytes, BUFFERS), _event_plans() if memory else None
-    passes = _Passes(len(builder.loaded.pipeline(builder.pipeline_text()).passes), progress)
-    module = (
-        builder.lower(watching=[flops, tokens, peak, passes], without={PLAN})
-        if plans is None
-        else builder.lower(watching=[flops, tokens, peak, plans, passes])
-    )
+    pods = Pods.of(options)
+    names = [*pods.builders]
+    groups = [names[:-1], names[-1:]] if options.serve == DISAGGREGATED else [names]
+    # parts have one model
+    counted = names if options.draft is not None else [first for first, *_ in groups]
+    looks = {pod: _Look(states=pod in counted, memory=memory) for pod in pods.builders}
+    watching: dict[str, list[Hooks]] = {}
+    for pod, look in looks.items():
+        passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)
+        watching[pod] = [*look.watching, _Passes(passes, progress)]
+    pods = pods.lower(watching, without=() if memory else {PLAN})
     progress("replaying the step on the machine")
-    issued = Issued.of(module)
-    report = report_of(
-        builder.model_name,
-        module,
-        issued,
-        machine,
-        flops=flops.found,
-        tokens=tokens.found,
-        peaks=[peak.found],
-        overlap=overlap,
-        graphs=graphs,
-        levers=levers,
-        measured=measured,
-    )
-    found = None if plans is None else plans.needed("memory over time")
-    return Timed(options, report, issued, found)
+    issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
+    steps: dict[str, TimedStep] = {}
+    for group in groups:
+        pod, each = group[0], {name: issued[name] for name in group}
+        together = IssuedPods(each, pods.far) if len(each) > 1 else issued[pod]
+        flops = {n: (looks[n].flops.found, pods.modules[n]) for n in group if n in counted}
+        report = report_of(
+            pods.name,
+            pods.modules[pod],
+            together,
+            machine,
+            flops=_sum(flops),
+            tokens=looks[pod].tokens.found,
+            peaks=[looks[name].peak.found for name in group],
+            overlap=overlap,
+            graphs=graphs,
+            levers=levers,
+            measured=measured,
+        )
+        steps[pod] = TimedStep(group, together, report)
+    plans = _plans_of(pods, looks) if memory else None
+    return Timed(options, pods, issued, steps, plans)
+
+
+def _plans_of(pods: Pods, looks: Mapping[str, _Look]) -> EventPlans:
+    found = {pod: look.plans.needed("memory over time") for pod, look in looks.items()}
+    if not pods.several:
+        return next(iter(found.values()))
+    return PodsPlans({id(pods.modules[pod]): plans for pod, plans in found.items()})
+
+
+class _Look:
+    """What is looked at while a pod is compiled: the FLOPs and tokens that its text states, its
+    peak, and its memory over time."""
+
+    def __init__(self, *, states: bool, memory: bool) -> None:
+        from stagec.analysis.footprint import peak_bytes
+        from stagec.analysis.memory_events import EventPlans
+        from stagec.analysis.model_flops import model_flops, step_tokens
+
+        self.flops, self.tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
+        self.peak, self.plans = Planned(peak_bytes, BUFFERS), Planned(EventPlans)
+        self.watching: list[Hooks] = [self.peak]
+        self.watching += [self.flops, self.tokens] if states else []
+        self.watching += [self.plans] if memory else []
+
+
+def _sum(models: Mapping[str, tuple[ModelFlops | None, Module]]) -> ModelFlops | None:
+    """The FLOPs of several models, each in the sizes of its own module; None if one is open."""
+    from stagec.analysis.model_flops import ModelFlops
+
+    if len(models) == 1:
+        return next(iter(models.values()))[0]
+    sums = [0, 0]
+    for found, module in models.values():
+        if found is None:
+            return None
+        sums = [n + evaluate(part, module.env) for n, part in zip(sums, found, strict=True)]
+    return ModelFlops(*map(const, sums))
 
 
 def report_of(
@@ -149,9 +217,3 @@ def _worst_fit(
     jobs = zip(issued.jobs, peaks, strict=True)
     fits = [memory_fit(machine, job.mesh, peak) for job, peak in jobs if peak is not None]
     return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None
-
-
-def _event_plans() -> Planned[EventPlans]:
-    from stagec.analysis.memory_events import EventPlans
-
-    return Planned(EventPlans)

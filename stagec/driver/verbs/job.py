@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.job.builder import JobBuilder, model_name
-from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.pods import Pods
 from stagec.driver.request.accepted import Accepted, take_accepted
 from stagec.driver.request.arguments import read
 from stagec.driver.request.command_line import job_words
@@ -27,12 +27,11 @@ from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions, take_options
 from stagec.driver.time.pods import PodsTime
-from stagec.driver.verbs.analyze import JobAnalysis, analyze
+from stagec.driver.verbs.analyze import JobAnalysis, PodsAnalysis, analyze
 from stagec.driver.verbs.check import CheckAnswer, check
 from stagec.driver.verbs.compile import compile_job, compile_options
 from stagec.driver.verbs.compiled import CompileAnswer
 from stagec.driver.verbs.memory import MemoryPlan, PodsMemory, memory
-from stagec.driver.verbs.pods import PodsAnalysis
 from stagec.driver.verbs.serve import ServeAnswer, serve
 from stagec.driver.verbs.time import StepAnswer, time
 from stagec.driver.verbs.words import asked, job_of
@@ -87,7 +86,7 @@ class Job:
         """The text of its mesh and strategy, which can be given as a strategy. Raises
         `DiagnosticError`."""
         with asked():
-            return strategy_of(self._options)
+            return Pods.of(self._options).strategy()
 
     def print_job(self, machine: str | None = None) -> str:
         """The job as a file, `job.toml`, which can be given as a model; with the name or file of a

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
-from stagec.driver.job.builder import JobBuilder, model_name
-from stagec.driver.job.planned import Planned
-from stagec.driver.job.pod_options import has_pods, options_of, pod_names
-from stagec.driver.job.pods import lower_pods
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.common import report
 from stagec.driver.output.report import Report
 from stagec.driver.request.limit import Limit
@@ -90,24 +88,17 @@ class PodsMemory(Report):
 def memory(
     options: JobOptions, *, fit: str | None = None, limit: Limit | None = None
 ) -> MemoryPlan | PodsMemory:
-    """Plan the memory of a step. With `fit` (`best-fit`, `caching`) all buffers are placed; with a
-    limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""
+    """Plan the memory of a step, of each pod. With `fit` (`best-fit`, `caching`) all buffers are
+    placed; with a limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
 
-    if not has_pods(options):
-        builder = JobBuilder(options)
-        found = footprint(builder.lower(PLAN), builder.model_name, fit)
-        return MemoryPlan(_judged(found, limit), builder)
-
-    def plan(pod: str) -> Planned[dict[str, Any]]:
-        name = f"{model_name(options_of(pod, options))} ({pod})"
-        return Planned(lambda module: footprint(module, name, fit))
-
-    plans = {pod: plan(pod) for pod in pod_names(options)}
-    pods = lower_pods(options, {pod: [each] for pod, each in plans.items()})
-    each = {pod: _judged(plan.needed("memory"), limit) for pod, plan in plans.items()}
-    plans_of = {pod: MemoryPlan(found, pods.builders[pod]) for pod, found in each.items()}
-    return PodsMemory(pods.name, plans_of)
+    pods = Pods.of(options)
+    pods.lower(until=PLAN)
+    plans: dict[str, MemoryPlan] = {}
+    for pod, builder in pods.builders.items():
+        found = footprint(builder.module, pods.titles[pod], fit)
+        plans[pod] = MemoryPlan(_judged(found, limit), builder)
+    return PodsMemory(pods.name, plans) if pods.several else next(iter(plans.values()))
 
 
 def _judged(found: dict[str, Any], limit: Limit | None) -> dict[str, Any]:

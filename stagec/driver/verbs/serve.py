@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
@@ -191,11 +190,14 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def _step(options: JobOptions, machine: Machine) -> tuple[CompiledJob, TimeReport]:
-    """A step, whose launches are captured in a graph, and its time. Raises `DiagnosticError`."""
+def _step(
+    options: JobOptions, machine: Machine, peers: Mapping[str, Module] = MappingProxyType({})
+) -> tuple[CompiledJob, TimeReport]:
+    """A step, whose launches are captured in a graph, and its time; `peers` are other pods that it
+    meets. Raises `DiagnosticError`."""
     from stagec.driver.job.figures import CompiledJob
 
-    job = CompiledJob.of(options)
+    job = CompiledJob.of(options, peers)
     return job, job.time(machine)
 
 
@@ -203,7 +205,7 @@ def _step(options: JobOptions, machine: Machine) -> tuple[CompiledJob, TimeRepor
 class _Target:
     """The pod that decodes, as those see it who send it caches, and its mesh."""
 
-    text: str
+    module: Module
     mesh: Mapping[str, int]
 
     @classmethod
@@ -220,10 +222,7 @@ def _sending(
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
-    with TemporaryDirectory() as folder:
-        text = Path(folder) / "decode.stg"
-        text.write_text(target.text, encoding="utf-8")
-        job, found = _step(handing_over(options, text), machine)
+    job, found = _step(handing_over(options), machine, {DECODE: target.module})
     level = level_between_pods(machine, [found.mesh, target.mesh])
     issued = job.compiled.issued(job.values)
     return found, transfer_time(issued, machine, level, found.step)

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
-from stagec.driver.output.common import reports_once
+from stagec.driver.job.pod_options import has_pods
 from stagec.driver.output.report import Report
 from stagec.driver.output.tables import console
 from stagec.driver.request.accepted import Accepted
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.units import on_machine
-from stagec.driver.time.parts import parts_time
-from stagec.driver.time.pods import PodsTime, pods_time
+from stagec.driver.time.pods import PodsTime, alone_seconds, transfer_of
 from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import Timed, time_job
 from stagec.ir.serving import PREFILL
@@ -94,20 +93,21 @@ def time(
     `DiagnosticError`."""
     options = on_machine(options, machine)
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
-    if options.serve == DISAGGREGATED:
-        with reports_once():
-            return pods_time(options, machine, accepted, levers=levers, **how)
     alone: Mapping[str, float] = {}
     timed: Timed | None = None
-    if options.part or options.draft:
-        report, alone = parts_time(options, machine, levers=levers, **how)
-    elif again:
+    if again and not has_pods(options):
         from stagec.driver.job.figures import CompiledJob
 
         report = CompiledJob.of(options).time(machine, **how, levers=bool(levers))
     else:
         timed = time_job(options, machine, **how, levers=levers, memory=memory, progress=progress)
         report = timed.report
+        if options.serve == DISAGGREGATED:
+            sent = transfer_of(timed, machine, **how)
+            return PodsTime(
+                {p: step.report for p, step in timed.steps.items()}, sent, accepted, timed
+            )
+        alone = alone_seconds(timed, machine, **how)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
         **each, serve=options.serve, accepted=accepted, alone_seconds=alone, timed=timed
