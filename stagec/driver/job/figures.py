@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
@@ -19,7 +18,6 @@ from stagec.text.printer import print_op
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
 
@@ -42,18 +40,13 @@ class CompiledJob:
     values: Mapping[str, int]
 
     @classmethod
-    def of(
-        cls, options: JobOptions, peers: Mapping[str, Module] = MappingProxyType({})
-    ) -> CompiledJob:
-        """The job of some options; one that meets `peers` is compiled for these. Raises
-        `DiagnosticError`."""
+    def of(cls, options: JobOptions) -> CompiledJob:
+        """The job of some options. Raises `DiagnosticError`."""
         builder = JobBuilder(options)
-        builder.module.peers = peers
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values
-        known = Compiles() if peers else _compiles_of(builder)
-        compiled = known.find(values, lambda: compiled_of(builder))
+        compiled = _compiles_of(builder).find(values, lambda: compiled_of(builder))
         for diagnostic in compiled.diagnostics:
             report(diagnostic)
         return cls(builder.model_name, compiled, values)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.driver.job.builder import JobBuilder
@@ -29,29 +30,42 @@ if TYPE_CHECKING:
 
 #: Values cross before this pass.
 _BEHIND = "offload-to-host"
+_HANDS_OVER = f"+before({_BEHIND}):hand-over{{to={DECODE}}}"
+_TAKES_OVER = f"+before({_BEHIND}):hand-over{{source={PREFILL}}}"
 
 
 @dataclass(frozen=True)
 class Pods:
-    """The builder of each pod; and by pod and other pod, once they are lowered, the ranks of that
-    one that its messages go to or come from."""
+    """The builder of each pod; the modules of `peers` that it meets and that are not compiled; and
+    by pod and other pod, once they are lowered, the ranks of that one that its messages go to or
+    come from."""
 
     builders: Mapping[str, JobBuilder]
-    far: Mapping[str, Mapping[str, Sequence[Ints]]]
+    peers: Mapping[str, Module] = field(default_factory=dict[str, Module])
+    far: Mapping[str, Mapping[str, Sequence[Ints]]] = field(
+        default_factory=dict[str, "Mapping[str, Sequence[Ints]]"]
+    )
 
     @classmethod
-    def of(cls, options: JobOptions, *, symbolic: bool = False) -> Pods:
-        """The pods of a job. Parts have the batch of the first one. Raises `DiagnosticError`."""
+    def of(
+        cls,
+        options: JobOptions,
+        *,
+        symbolic: bool = False,
+        peers: Mapping[str, Module] = MappingProxyType({}),
+    ) -> Pods:
+        """The pods of a job, without those that are `peers`. Parts have the batch of the first one.
+        Raises `DiagnosticError`."""
         if not has_pods(options):
             (pod,) = pod_names(options)
-            return cls({pod: JobBuilder(options, symbolic=symbolic)}, {})
+            return cls({pod: JobBuilder(options, symbolic=symbolic)})
         builders: dict[str, JobBuilder] = {}
         with reports_once():
-            for pod in pod_names(options):
+            for pod in (name for name in pod_names(options) if name not in peers):
                 with _about_pod(pod):
                     given = _with_batch(options_of(pod, options), builders)
                     builders[pod] = JobBuilder(given, symbolic=symbolic)
-        return cls(builders, {})
+        return cls(builders, peers)
 
     @property
     def modules(self) -> Mapping[str, Module]:
@@ -102,7 +116,8 @@ class Pods:
                     how = until, (watching or {}).get(pod, ())
                     running[pod] = builder.passes(*how, text=self.passes(pod), without=without)
                     _run_until_met(running[pod])
-            met = {pod: _copy(each) for pod, each in self.modules.items()} if self.several else {}
+            met = {pod: _copy(each) for pod, each in self.modules.items()}
+            met = {**met, **self.peers} if len(self._names) > 1 else {}
             for pod, rest in running.items():
                 self.builders[pod].module.peers = {p: m for p, m in met.items() if p != pod}
                 with self._about(pod):
@@ -116,11 +131,15 @@ class Pods:
 
     def _crossing(self, pod: str) -> Iterator[str]:
         """The passes by which values cross between a pod and the others."""
-        for other in self.builders:
+        for other in self._names:
             if other != pod and DECODE not in (pod, other):
                 yield f"+before({_BEHIND}):connect-parts{{peer={other}}}"
-        if DECODE in self.builders and pod in (PREFILL, DECODE):
+        if DECODE in self._names and pod in (PREFILL, DECODE):
             yield _HANDS_OVER if pod == PREFILL else _TAKES_OVER
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return *self.builders, *self.peers
 
     @contextmanager
     def _about(self, pod: str) -> Generator[None]:
@@ -130,10 +149,6 @@ class Pods:
                 yield
             except UnboundError as open_:
                 raise module.no_value(open_.names, module.root.loc) from None
-
-
-_HANDS_OVER = f"+before({_BEHIND}):hand-over{{to={DECODE}}}"
-_TAKES_OVER = f"+before({_BEHIND}):hand-over{{source={PREFILL}}}"
 
 
 def _with_batch(options: JobOptions, others: Mapping[str, JobBuilder]) -> JobOptions:
@@ -192,12 +207,6 @@ def one_group(options: JobOptions) -> Module:
         if op.has(Accumulates):
             op.attrs["count"] = const(1)
     return module
-
-
-def handing_over(options: JobOptions) -> JobOptions:
-    """The options of a step of prefill that hands its caches over to the peer that decodes. Raises
-    `DiagnosticError`."""
-    return options.changed(pipeline=f"{JobBuilder(options).pipeline_text()},{_HANDS_OVER}")
 
 
 @contextmanager

@@ -139,7 +139,7 @@ class _Job:
     @classmethod
     def of(cls, options: JobOptions, builders: Mapping[str, JobBuilder], changes: str = "") -> _Job:
         """The job of these builders: of one, the options are those that it has completed."""
-        pods = Pods(builders, {})
+        pods = Pods(builders)
         return cls(options if pods.several else pods.first.options, pods, changes)
 
 

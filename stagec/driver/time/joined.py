@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.memory_events import EventPlans
-from stagec.ir.serving import DECODE
 from stagec.program.classes import RankClass
 from stagec.program.nodes import Ints, Program
 from stagec.program.runs import Run
@@ -61,27 +60,11 @@ class PodsPlans(EventPlans):
 def replays_of(timed: Timed, machine: Machine, **how: Any) -> Sequence[Replay]:
     """The replayed steps of a job, one behind the other: that of a pod which decodes begins when
     all caches are there. `how` is what `step_time` takes. Raises `DiagnosticError`."""
-    from stagec.formats.timeline.ranks import Replay
-    from stagec.time.costs.network import level_between_pods
-    from stagec.time.step import step_time
+    from stagec.formats.timeline.ranks import Replay, replayed
 
     if not timed.pods.several:
         return [Replay.of(timed.issued, timed.step)]
-    layouts, found = _layouts(timed), list[Replay]()
-    number = begins = 0
-    for first, each in timed.steps.items():
-        step, at = each.report.step, 0
-        if DECODE in timed.steps and first != DECODE:
-            level = level_between_pods(machine, [pod.mesh for pod in timed.each.values()])
-            step = step_time(each.issued, machine, **how, pods={DECODE: level})
-        for pod in each.pods:
-            issued = timed.each[pod]
-            classes = step.devices[at : at + len(issued.classes)]
-            about = layouts[pod], number + at, begins, f"{pod}/"
-            found.append(Replay(issued, classes, step.devices.end, step.picoseconds, *about))
-            at += len(issued.classes)
-        number, begins = number + at, begins + step.picoseconds
-    return found
+    return replayed(timed.each, _layouts(timed), machine, **how)
 
 
 def _layouts(timed: Timed) -> Mapping[str, Layout]:

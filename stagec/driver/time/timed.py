@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from stagec.driver.job.planned import Planned
+from stagec.driver.job.planned import Looks
 from stagec.driver.job.pods import Pods
-from stagec.driver.output.streams import tell
-from stagec.driver.request.machine import tell_cautions
-from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.time.joined import JoinedPods, PodsPlans
 from stagec.ir.expr import const, evaluate
-from stagec.pipeline.instrument import BUFFERS, PLAN, STATED, Hooks
+from stagec.ir.serving import DECODE
+from stagec.pipeline.instrument import PLAN, Hooks
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
@@ -88,24 +87,27 @@ def time_job(
     levers: bool | None = None,
     measured: Measurements | None = None,
     memory: bool = False,
+    peers: Mapping[str, Module] = MappingProxyType({}),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Timed:
     """The time of a job's step, and what it was computed from; with `memory`, the plans of that
     too. Of a pod that prefills and one that decodes it is the step of each, in which caches take no
-    time on their way. `progress` is told what goes on. Raises `DiagnosticError`."""
+    time on their way. Pods that are `peers` are met, and not compiled. `progress` is told what goes
+    on. Raises `DiagnosticError`."""
     from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued
 
-    pods = Pods.of(options)
+    pods = Pods.of(options, peers=peers)
     names = [*pods.builders]
-    groups = [names[:-1], names[-1:]] if options.serve == DISAGGREGATED else [names]
+    groups = [names[:-1], names[-1:]] if _decodes_apart(options, pods) else [names]
     # parts have one model
     counted = names if options.draft is not None else [first for first, *_ in groups]
-    looks = {pod: _Look(states=pod in counted, memory=memory) for pod in pods.builders}
-    watching: dict[str, list[Hooks]] = {}
+    looks, watching = {pod: Looks() for pod in pods.builders}, dict[str, list[Hooks]]()
     for pod, look in looks.items():
         passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)
-        watching[pod] = [*look.watching, _Passes(passes, progress)]
+        asked = {"flops": pod in counted, "tokens": pod in counted, "early_peak": True}
+        watching[pod] = look.watching(**asked, events=memory)
+        watching[pod].append(_Passes(passes, progress))
     pods = pods.lower(watching, without=() if memory else {PLAN})
     progress("replaying the step on the machine")
     issued = {pod: Issued.of(module) for pod, module in pods.modules.items()}
@@ -121,7 +123,7 @@ def time_job(
             machine,
             flops=_sum(flops),
             tokens=looks[pod].tokens.found,
-            peaks=[looks[name].peak.found for name in group],
+            peaks=[looks[name].early_peak.found for name in group],
             overlap=overlap,
             graphs=graphs,
             levers=levers,
@@ -132,27 +134,16 @@ def time_job(
     return Timed(options, pods, issued, steps, plans)
 
 
-def _plans_of(pods: Pods, looks: Mapping[str, _Look]) -> EventPlans:
-    found = {pod: look.plans.needed("memory over time") for pod, look in looks.items()}
+def _plans_of(pods: Pods, looks: Mapping[str, Looks]) -> EventPlans:
+    found = {pod: look.events.needed("memory over time") for pod, look in looks.items()}
     if not pods.several:
         return next(iter(found.values()))
     return PodsPlans({id(pods.modules[pod]): plans for pod, plans in found.items()})
 
 
-class _Look:
-    """What is looked at while a pod is compiled: the FLOPs and tokens that its text states, its
-    peak, and its memory over time."""
-
-    def __init__(self, *, states: bool, memory: bool) -> None:
-        from stagec.analysis.footprint import peak_bytes
-        from stagec.analysis.memory_events import EventPlans
-        from stagec.analysis.model_flops import model_flops, step_tokens
-
-        self.flops, self.tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
-        self.peak, self.plans = Planned(peak_bytes, BUFFERS), Planned(EventPlans)
-        self.watching: list[Hooks] = [self.peak]
-        self.watching += [self.flops, self.tokens] if states else []
-        self.watching += [self.plans] if memory else []
+def _decodes_apart(options: JobOptions, pods: Pods) -> bool:
+    """Whether one of the pods decodes what others prefill: it does not wait for them."""
+    return options.serve == DISAGGREGATED and DECODE in pods.builders
 
 
 def _sum(models: Mapping[str, tuple[ModelFlops | None, Module]]) -> ModelFlops | None:
@@ -188,7 +179,7 @@ def report_of(
     from stagec.analysis.model_flops import step_flops
     from stagec.analysis.time_report import time_report
 
-    report = time_report(
+    return time_report(
         name,
         issued,
         machine,
@@ -201,11 +192,6 @@ def report_of(
         measured=measured,
         fit=lambda: _worst_fit(issued, machine, peaks),
     )
-    tell_cautions(report.cautions)
-    tell_unused(report, measured)
-    if levers is None and not report.levers:
-        tell("--levers tries what would help")
-    return report
 
 
 def _worst_fit(

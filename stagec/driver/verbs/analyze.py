@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import JobBuilder, model_name
-from stagec.driver.job.planned import Planned
+from stagec.driver.job.planned import Looks, Planned
 from stagec.driver.job.pods import Pods
 from stagec.driver.job.serving import serving_figures
 from stagec.driver.job.verdict import verdict_on
@@ -17,11 +18,9 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.units import on_machine
 from stagec.ir.serving import DECODE, PREFILL
-from stagec.pipeline.instrument import STATED, Hooks
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.ir.module import Module
     from stagec.machines import Machine
 
 
@@ -119,68 +118,39 @@ def analyze(
     goes from one pod to another is a number, since who sends what to whom depends on the sizes. Of
     a step of serving, `machine` says whether each op waits for memory or computes, and `limit`
     which batch is the largest that fits. Raises `DiagnosticError`."""
+    from stagec.analysis.op_bounds import op_bounds
     from stagec.analysis.report import analysis
 
     pods = Pods.of(on_machine(options, machine), symbolic=symbolic)
     _check(pods.first, limit, machine)
     # of several pods the counts alone, where nothing else is asked for
     whole = not pods.several or symbolic or machine is not None or limit is not None
-    looks = {
-        pod: _Look(builder, limit, machine, symbolic=symbolic, whole=whole)
-        for pod, builder in pods.builders.items()
+    how: dict[str, Any] = {"machine": machine, "symbolic": symbolic}
+    looks = {pod: Looks() for pod in pods.builders}
+    serving = {
+        pod: [Planned(partial(serving_figures, builder=each, limit=limit, **how))]
+        for pod, each in pods.builders.items()
+        if each.serving is not None
     }
-    pods.lower({pod: look.watching if whole else [] for pod, look in looks.items()})
-    each = {pod: look.counts(pods.titles[pod]) for pod, look in looks.items()}
-    numbers = each
+    asked = {"worst": True, "flops": True, "peak": machine is not None}
+    watching = {p: [*look.watching(**asked), *serving.get(p, ())] for p, look in looks.items()}
+    pods.lower(watching if whole else None)
+    counts: dict[str, dict[str, Any]] = {}
+    for pod, builder in pods.builders.items():
+        module, look = builder.module, looks[pod]
+        worst, flops = look.worst.found or {}, look.flops.found
+        result = analysis(module, pods.titles[pod], symbolic=symbolic, worst=worst, flops=flops)
+        if whole:
+            result["repeated"] = builder.repeated.shares
+        for kept in (each.found for each in serving.get(pod, ()) if each.found is not None):
+            result["serving"] = {**kept, "ops": op_bounds(module, **how)}
+        if machine is not None:
+            result |= verdict_on(machine, result["mesh"], look.peak.found)
+        counts[pod] = result
+    numbers = counts
     if symbolic and pods.several:
         numbers = {pod: analysis(module, pod) for pod, module in pods.modules.items()}
-    return analysis_of(options, each, numbers)
-
-
-class _Look:
-    """What is looked at while a pod is compiled, and its counts behind that."""
-
-    def __init__(
-        self,
-        builder: JobBuilder,
-        limit: Limit | None,
-        machine: Machine | None,
-        *,
-        symbolic: bool,
-        whole: bool,
-    ) -> None:
-        from stagec.analysis.footprint import peak_bytes, worst_moments
-        from stagec.analysis.model_flops import model_flops
-
-        def figures(module: Module) -> dict[str, Any]:
-            return serving_figures(module, builder, limit, machine, symbolic=symbolic)
-
-        self._builder, self._machine, self._symbolic = builder, machine, symbolic
-        self._whole = whole
-        self._worst, self._flops = Planned(worst_moments), Planned(model_flops, *STATED)
-        self._peak, self._serving = Planned(peak_bytes), Planned(figures)
-        self.watching: list[Hooks] = [
-            *(self._worst, self._flops),
-            *([self._peak] if machine is not None else []),
-            *([self._serving] if builder.serving is not None else []),
-        ]
-
-    def counts(self, title: str) -> dict[str, Any]:
-        """The counts of the lowered module. Raises `DiagnosticError`."""
-        from stagec.analysis.op_bounds import op_bounds
-        from stagec.analysis.report import analysis
-
-        module, how = self._builder.module, {"symbolic": self._symbolic}
-        worst, flops = self._worst.found or {}, self._flops.found
-        result = analysis(module, title, **how, worst=worst, flops=flops)
-        if self._whole:
-            result["repeated"] = self._builder.repeated.shares
-        if self._serving.found is not None:
-            ops = op_bounds(module, **how, machine=self._machine)
-            result["serving"] = {**self._serving.found, "ops": ops}
-        if self._machine is not None:
-            result |= verdict_on(self._machine, result["mesh"], self._peak.found)
-        return result
+    return analysis_of(options, counts, numbers)
 
 
 def _check(builder: JobBuilder, limit: Limit | None, machine: Machine | None) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stagec.driver.job.planned import Planned
+from stagec.driver.job.planned import Looks
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.pods import Pods
 from stagec.driver.job.provenance import command_of, provenance
@@ -33,15 +33,12 @@ from stagec.driver.request.units import on_machine
 from stagec.driver.verbs.analyze import JobAnalysis, PodsAnalysis, analysis_of
 from stagec.driver.verbs.compiled import CompileAnswer, times_text
 from stagec.formats.registry import BUILTIN
-from stagec.pipeline.instrument import STATED
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import ModelFlops
     from stagec.formats.base import Format
     from stagec.ir.module import Module
-    from stagec.pipeline.instrument import Hooks
     from stagec.time.costs.durations import Durations
     from stagec.traces.emit import EmittedJob
     from stagec.traces.pods import PodsJob
@@ -166,8 +163,10 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswe
         formats = [each.with_options({"tensor-names": "true"}) for each in formats]
     if output is not None:
         check_targets(formats, output, given)
-    looks = {pod: _Look.of(formats, given) for pod in pods.builders}
-    pods = pods.lower({pod: look.watching for pod, look in looks.items()})
+    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
+    flops, looks = any(f.wants_flops for f in formats), {pod: Looks() for pod in pods.builders}
+    asked = {"flops": flops, "peak": given["machine"] is not None, "events": events}
+    pods = pods.lower({pod: look.watching(**asked) for pod, look in looks.items()})
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
         for pod, found in each.items():
@@ -177,7 +176,10 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswe
     written: list[Written] = []
     if output is not None or archive is not None:
         about = _about(pods, strategies, options, given, result)
-        jobs = {p: _job(m, name, given, durations, looks[p]) for p, m in pods.modules.items()}
+        jobs = {
+            pod: _job(module, name, given, durations, looks[pod], events=events)
+            for pod, module in pods.modules.items()
+        }
         if output is not None:
             written = write_formats(_as_format(jobs, pods), formats, output, about, given)
         if archive is not None:
@@ -186,29 +188,6 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswe
     wrote = time.perf_counter() - began - compiled
     times = times_text(compiled, wrote)
     return CompileAnswer(result.as_json(), result.print, given["output"], written, times)
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What is looked at while a pod is compiled, as far as it is asked for."""
-
-    flops: Planned[ModelFlops]
-    peak: Planned[int | None]
-    events: Planned[EventPlans] | None
-    watching: Sequence[Hooks]
-
-    @classmethod
-    def of(cls, formats: Sequence[Format], given: Mapping[str, Any]) -> _Look:
-        from stagec.analysis.footprint import peak_bytes
-        from stagec.analysis.memory_events import EventPlans
-        from stagec.analysis.model_flops import model_flops
-
-        flops, peak, events = Planned(model_flops, *STATED), Planned(peak_bytes), None
-        if given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats):
-            events = Planned(EventPlans)
-        watching: list[Hooks] = [flops] if any(each.wants_flops for each in formats) else []
-        watching += [peak] if given["machine"] is not None else []
-        return cls(flops, peak, events, [*watching, *([events] if events is not None else [])])
 
 
 def _check_formats(formats: Sequence[Format], pods: Pods) -> None:
@@ -307,12 +286,13 @@ def _job(
     name: str,
     given: Mapping[str, Any],
     durations: Durations | None,
-    look: _Look,
+    look: Looks,
+    *,
+    events: bool,
 ) -> EmittedJob:
     from stagec.traces.emit import make_job
 
-    events = look.events
-    annotate = None if events is None else events.needed("--memory-events").annotate
+    annotate = look.events.needed("--memory-events").annotate if events else None
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None

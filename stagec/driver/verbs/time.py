@@ -10,8 +10,11 @@ from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.output.report import Report
+from stagec.driver.output.streams import tell
 from stagec.driver.output.tables import console
 from stagec.driver.request.accepted import Accepted
+from stagec.driver.request.machine import tell_cautions
+from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.units import on_machine
@@ -72,6 +75,14 @@ class StepAnswer(TimeReport, Report):
         stream.write(accepted_text(self.step_seconds, self.accepted))
 
 
+def _tell(report: TimeReport, measured: Measurements | None, levers: bool | None) -> None:
+    """Say what to know of a time, and what would say more."""
+    tell_cautions(report.cautions)
+    tell_unused(report, measured)
+    if levers is None and not report.levers:
+        tell("--levers tries what would help")
+
+
 def time(
     options: JobOptions,
     machine: Machine,
@@ -102,6 +113,8 @@ def time(
     else:
         timed = time_job(options, machine, **how, levers=levers, memory=memory, progress=progress)
         report = timed.report
+        for step in timed.steps.values():
+            _tell(step.report, measured, levers)
         if options.serve == DISAGGREGATED:
             sent = transfer_of(timed, machine, **how)
             return PodsTime(
