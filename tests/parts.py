@@ -18,7 +18,7 @@ import numpy as np
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import pod_names
-from stagec.driver.job.pods import lower_pods
+from stagec.driver.job.pods import Pods
 from stagec.driver.request.flags import PartText
 from stagec.driver.request.options import JobOptions
 from stagec.interp.machine import DisagreementError, Locals, Meet, Meeting
@@ -234,7 +234,7 @@ def lowered_pods(
     job: JobOptions,
 ) -> tuple[dict[str, Module], Mapping[str, Mapping[str, Sequence[Ints]]]]:
     plans = {name: Planned(print_module) for name in pod_names(job)}
-    found = lower_pods(job, {name: [plan] for name, plan in plans.items()})
+    found = Pods.of(job).lower({name: [plan] for name, plan in plans.items()})
     registry = next(iter(found.modules.values())).registry
     texts_of = {name: Source(name, plan.needed("parts")) for name, plan in plans.items()}
     return {name: parse_module(text, registry) for name, text in texts_of.items()}, found.far

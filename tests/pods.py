@@ -15,7 +15,7 @@ import numpy as np
 
 from stagec.driver.job.planned import Planned
 from stagec.driver.job.pod_options import options_of_pod
-from stagec.driver.job.pods import lower_pods
+from stagec.driver.job.pods import Pods
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
 from stagec.interp.data import random_inputs
@@ -199,7 +199,7 @@ def assert_hands_over(job: JobOptions, prefill: str, decode: str, *, prompt: int
     asked = job.changed(serve="disaggregated", sizes=sizes, batch=batch, prompt=prompt)
     asked = asked.changed(prefill=prefill, decode=decode, speculative=new - 1, sampling="none")
     plans = {p: Planned(print_module, _PASS) for p in PODS}
-    found = lower_pods(asked, {p: [plan] for p, plan in plans.items()})
+    found = Pods.of(asked).lower({p: [plan] for p, plan in plans.items()})
     registry = found.modules[PREFILL].registry
     pods = {p: parse_module(Source(p, plan.needed(_PASS)), registry) for p, plan in plans.items()}
     post = Post(pods, found.far, prompt, new)

@@ -37,22 +37,23 @@ class ConnectParts(Pass):
     """Make messages of what crosses to one other part, and from it.
 
     Each rank that holds a part of a value gets each byte of it once, in the placement that it has
-    there. `module` is a text of the other pod in the phase `partitioned`. Sizes have to be known.
+    there. The other pod is a `peer` of the job, or a text, `module`, in the phase `partitioned`.
+    Sizes have to be known.
     """
 
     name = PASS
     needs = Phase.PARTITIONED
     until = Phase.PARTITIONED
+    meets = True
 
+    peer: str = field(default="", metadata={"help": "the other pod, of the same job"})
     module: str = field(default="", metadata={"help": "the file of the other pod's module"})
 
     def run(self, module: Module) -> None:
-        if not self.module:
-            raise error(
-                "expected the module of the other pod",
-                remedy="as in connect-parts{module=main.stg}",
-            )
-        connect_parts(module, parse_module(read_text(self.module), module.registry))
+        if (other := module.peers.get(self.peer)) is None and not self.module:
+            remedy = "as in connect-parts{module=main.stg}"
+            raise error("expected the module of the other pod", remedy=remedy)
+        connect_parts(module, other or parse_module(read_text(self.module), module.registry))
 
 
 def connect_parts(module: Module, other: Module) -> None:
@@ -110,9 +111,8 @@ def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) 
     try:
         evaluate(message_bytes(op), module.env)
     except NotAnIntegerError as found:
-        pieces = op.integer("pieces")
         raise error(
-            f"{way} crosses in {pieces} pieces, which are not whole: {found}",
+            f"{way} crosses in {op.integer('pieces')} pieces, which are not whole: {found}",
             op.loc,
             remedy=remedy,
         ) from None

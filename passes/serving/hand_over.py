@@ -47,8 +47,8 @@ class HandOver(Pass):
 
     A cache goes to the cache of the same name in the other pod, and to the placement that it has
     there; each rank that holds a part gets each byte of it once. It is handed over where the step
-    has brought it up to date, layer by layer, and taken over before the step uses it. `module` is a
-    text of the other pod in the phase `partitioned`. Sizes have to be known.
+    has brought it up to date, layer by layer, and taken over before the step uses it. The other pod
+    is one of the job, or a text, `module`, in the phase `partitioned`. Sizes have to be known.
 
     Before:
         %k_rows = stg.append(%k_i, %k) : bf16[B, S, G@tp, K]
@@ -59,18 +59,20 @@ class HandOver(Pass):
 
     name = PASS
     needs = Phase.PARTITIONED
+    meets = True
 
     to: str = field(default="", metadata={"help": "hand over to the pod of this name"})
     source: str = field(default="", metadata={"help": "take over from the pod of this name"})
     module: str = field(default="", metadata={"help": "the file of the other pod's module"})
 
     def run(self, module: Module) -> None:
-        if not self.module or bool(self.to) == bool(self.source):
+        other = module.peers.get(self.to or self.source)
+        if bool(self.to) == bool(self.source) or not (other or self.module):
             raise error(
                 "expected 'to' or 'source', and the module of the other pod",
                 remedy="as in hand-over{to=decode,module=decode.stg}",
             )
-        other = parse_module(read_text(self.module), module.registry)
+        other = other or parse_module(read_text(self.module), module.registry)
         hand_over(module, other, to=self.to, source=self.source)
 
 
@@ -84,10 +86,9 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
     found = crossings(*pods)
     rows = {name: _rows(pods[1], arg) for _, arg, name, _ in caches_of(pods[1])}
     for func, arg, name, chunk in list(caches_of(module)):
-        about = rows[name]
         cache = _Cache(module, arg)
         crossing = found.caches[name]
-        attrs = {**_ends(crossing, found, func, chunk, sends=bool(to)), **about}
+        attrs = {**_ends(crossing, found, func, chunk, sends=bool(to)), **rows[name]}
         if to:
             cache.send({"to": to, **attrs}, crossing)
         else:
@@ -173,8 +174,7 @@ class _Cache:
         """Receive it before the step uses it."""
         users = list(self.value.uses)
         b = Builder.before(self._module.registry, self._op, loc=made_by(PASS, self._op.loc))
-        name = f"{self.value.name}_taken"
-        types = [self.value.tensor]
+        name, types = f"{self.value.name}_taken", [self.value.tensor]
         given = {**attrs, "pieces": attrs["ways"]}
         taken = b.op("stg.take_over", [self.value], given, types=types, names=[name])
         self._check(taken)

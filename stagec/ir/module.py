@@ -49,6 +49,7 @@ class Module:
     sources: dict[str, Source] = field(default_factory=dict[str, Source])
     diagnostics: DiagnosticList = field(default_factory=DiagnosticList)
     decisions: Decisions | None = None  # where whoever reads values is noted
+    peers: Mapping[str, Module] = field(default_factory=dict[str, "Module"])  # of the other pods
 
     @property
     def name(self) -> str:

@@ -46,14 +46,14 @@ class PassManager:
         for _ in self.one_by_one(module):
             pass
 
-    def one_by_one(self, module: Module) -> Iterator[str]:
-        """Run the passes as `run` does, and pause behind each of them: its name."""
+    def one_by_one(self, module: Module) -> Iterator[Pass]:
+        """Run the passes as `run` does, and pause before each of them."""
         self.check_order(phase_of(module))
         for hooks in self._hooks():
             hooks.start(module)
         for pass_ in self.passes:
+            yield pass_
             self._run_one(pass_, module)
-            yield pass_.name
         for hooks in self._hooks():
             hooks.finish(module)
 

@@ -34,12 +34,16 @@ class Pass:
     int = 4096` is `max-bytes=4096` in a pipeline; their types are int, str, bool, Fraction or
     tuple[str, ...]. `metadata={"help": ...}` of a field documents it. Whole
     functions after `Before:` and `After:` are run as a test.
+
+    In a job of several pods a pass that `meets` runs once all pods are at such a pass, with their
+    modules of that moment in `module.peers`.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[Phase] = Phase.PARSED
     until: ClassVar[Phase | None] = None
     gives: ClassVar[Phase | None] = None
+    meets: ClassVar[bool] = False
 
     def run(self, module: Module) -> None:
         """Change the module in place. Raises `DiagnosticError` if the input is wrong."""
@@ -108,11 +112,8 @@ class Option:
         """Its default value, None if it is required."""
         if self.declared.default is not MISSING:
             return self.declared.default
-        return (
-            self.declared.default_factory()
-            if self.declared.default_factory is not MISSING
-            else None
-        )
+        factory = self.declared.default_factory
+        return None if factory is MISSING else factory()
 
     @property
     def help(self) -> str:

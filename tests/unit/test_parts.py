@@ -11,6 +11,7 @@ import pytest
 from stagec.formats.chakra.files import read_trace
 from tests.oracle.test_parts import ENDS, path
 from tests.support import EXHAUSTIVE, stagec
+from tests.unit.test_perfetto import read as read_perfetto
 
 BATCH = 8
 #: Strategies of the encoder and of main.
@@ -120,12 +121,15 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("compile", "--format", "simai", "--dry-run"), "'simai' is of one mesh"),
-        (("analyze", "--symbolic"), "--symbolic is of one mesh"),
-        (("memory", "--snapshot", "x.pickle"), "--snapshot draws one job"),
-        (("time", "--machine", "h100-sxm", "--perfetto", "x.gz"), "is of one pod"),
+        (("analyze", "--limit", "h100"), "--limit of one job is for 'stagec memory'"),
+        (("analyze", "--machine", "h100-sxm"), "--machine is about the ops of one step"),
+        (("compile", "--serve", "mixed", "--steps", "2", "--dry-run"), "steps of one server"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
         (("analyze", "--serve", "decode", "--context", "8"), "does not compute a value '%e'"),
-        (("serve", "--machine", "h100-sxm", "--prompt", "8"), "--part makes several pods"),
+        (
+            ("serve", "--machine", "h100-sxm", "--prompt", "8", "--chunk", "4"),
+            "there is no encoder",
+        ),
     ],
 )
 def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) -> None:
@@ -133,6 +137,45 @@ def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) ->
     ran = stagec(command, path("whisper"), "--part", "encoder=e", *rest)
     assert ran.code == 1
     assert says in ran.err
+
+
+def test_expressions_are_those_of_the_numbers() -> None:
+    """Of each pod they are what they are of one: with numbers they give the counts."""
+    words = ("--dp", "2", "--tp", "2", "--part", "encoder=e: dp=4")
+    numbers, found = analysed("whisper", *words), analysed("whisper", *words, "--symbolic")
+    assert found["crossings"] == numbers["crossings"]
+    for pod, each in found["pods"].items():
+        (mine,), (theirs,) = each["classes"], numbers["pods"][pod]["classes"]
+        assert [row["dir"] for row in mine["p2p"]] == [row["dir"] for row in theirs["p2p"]]
+        assert "B" in mine["flops"]["forward"]
+    sent = [row["bytes"] for row in found["pods"]["encoder"]["classes"][0]["p2p"]]
+    assert "2*B*D*S/dp" in sent
+    ran = stagec("analyze", path("whisper"), "--part", "encoder=e", "--symbolic")
+    assert ran.code == 1
+    assert "error: no value for B" in ran.err
+
+
+def test_pictures_show_all_parts(tmp_path: Path) -> None:
+    """The pages of memory and of time, and the trace, have the classes of each pod."""
+    words = (path("whisper"), "--set", f"B={BATCH}", "--dp", "2", "--part", "encoder=e: dp=4")
+    page, snapshot = tmp_path / "memory.html", tmp_path / "memory.pickle"
+    more = ("--html", page, "--snapshot", snapshot, "--compare", "--zero 1")
+    ran = stagec("memory", *words, *more)
+    assert ran.code == 0, ran.err
+    for title in ("whisper (main)", "whisper (encoder)", "whisper (encoder) with --zero 1"):
+        assert title in page.read_text()
+    assert snapshot.stat().st_size
+    assert "--stage is one of a pod" in stagec("memory", *words, *more, "--stage", "0").err
+    page, trace = tmp_path / "time.html", tmp_path / "time.pftrace"
+    how = ("--machine", "h100-sxm", "--html", page, "--perfetto", trace, "--json", "--no-levers")
+    ran = stagec("time", *words, *how)
+    assert ran.code == 0, ran.err
+    step = round(json.loads(ran.out)["step_seconds"] * 10**12)
+    for name in ("main/stage0", "encoder/stage0"):
+        assert f'"name":"{name}"' in page.read_text().replace(": ", ":")
+    slices = read_perfetto(trace).slices
+    assert {name for name, _ in slices} == {"rank 0 (main/stage0)", "rank 2 (encoder/stage0)"}
+    assert max(each.end for found in slices.values() for each in found) <= step // 1000
 
 
 def test_parts_do_not_vary() -> None:

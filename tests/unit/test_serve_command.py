@@ -167,9 +167,48 @@ def test_prompts_in_chunks_are_handed_over_with_the_last_one() -> None:
     assert parts["points"][0]["ttft"] > whole["points"][0]["ttft"]
 
 
+def test_a_draft_model_has_ranks_of_its_own() -> None:
+    """A step of decode is that of both models, which wait for each other; tokens are those of all
+    ranks. A draft model that takes longer for a prompt is what prompts wait for."""
+    pods = ("--set", "L=4", "--tp", "2", "--speculative", "2", "--draft", "llama3-8b[L=2]: dp=1")
+    given = ("--accepted", "2", "--machine", "h100-sxm", "--json")
+    (point,) = served(*pods, "--accepted", "2", "--batches", "8")["points"]
+    step = ("--serve", "decode", "--batch", "8", "--context", str(512 + 128 // 2))
+    ran = stagec("time", "llama3-8b", *pods, *step, *given, "--no-levers")
+    decode = json.loads(ran.out)["serving"]["tpot_seconds"]
+    assert point["tpot"] == pytest.approx(decode + 7 * point["ttft"] / 128, rel=1e-12)
+    assert point["per_rank"] == pytest.approx(point["tokens_per_second"] / 3, rel=1e-12)
+    assert point["ttft"] == pytest.approx(_step("tp=2", "llama3-8b"), rel=1e-12)
+    slow = (*pods[:-1], "llama3-8b[L=16]: dp=1")
+    (late,) = served(*slow, "--accepted", "2", "--batches", "8")["points"]
+    assert late["ttft"] > point["ttft"]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_encoder_has_ranks_of_its_own(apart: bool) -> None:
+    """TTFT is that of `stagec time` of these pods: encoder and prefill wait for each other."""
+    pods = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=2")
+    pods = (*(pods if apart else ("--tp", "2")), "--part", "encoder=e: dp=2")
+    sizes = ("--set", "L=2,L_dec=2", "--prompt", "64")
+    found = served(*pods, *sizes, "--batches", "4", model="whisper-large-v3")
+    assert found["ranks"] == {"prefill": 4, "decode": 2 if apart else 4}
+    step = (*pods, *sizes, *(() if apart else ("--serve", "prefill")), "--batch", "2", "--json")
+    ran = stagec("time", "whisper-large-v3", *step, "--machine", "h100-sxm", "--no-levers")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    (point,) = found["points"]
+    assert point["ttft"] == pytest.approx(told["serving"]["ttft_seconds"], rel=1e-12)
+    if apart:
+        assert found["handover"] == told["handover"]
+    else:
+        assert point["per_rank"] == pytest.approx(point["tokens_per_second"] / 4, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("--serve", "disaggregated", "--draft", "llama3-8b"), "both make pods"),
+        (("--draft", "llama3-8b"), "expects --speculative"),
         (("--serve", "decode"), "is one step"),
         (("--batch", "4"), "goes over batches"),
         (("--tpot", "30"), "expects a time such as 30ms"),

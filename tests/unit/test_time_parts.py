@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pods import lower_pods
+from stagec.driver.job.pods import Pods
 from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.machines import load_machine
@@ -57,11 +57,13 @@ def issued_pods(name: str, part: str, options: Mapping[str, Any]) -> IssuedPods:
     """What the pods of a job issue: of a model with parts, or that verifies what a draft model
     makes."""
     if name not in ENDS:
-        pods = lower_pods(step_of(tiny_options(name, **options), tiny_options(name), part, 3, 5))
+        pods = Pods.of(
+            step_of(tiny_options(name, **options), tiny_options(name), part, 3, 5)
+        ).lower()
         return IssuedPods({p: Issued.of(m) for p, m in pods.modules.items()}, pods.far)
     parts = tuple(part_text(f"{end}: {part}") for end in ENDS[name])
     sizes = {"batch": 8} if "serve" in options else {"sizes": {"B": 8}}
-    pods = lower_pods(JobOptions(path(name), part=parts, **sizes, **options))
+    pods = Pods.of(JobOptions(path(name), part=parts, **sizes, **options)).lower()
     return IssuedPods({p: Issued.of(m) for p, m in pods.modules.items()}, pods.far)
 
 

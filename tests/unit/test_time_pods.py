@@ -12,15 +12,17 @@ import pytest
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pod_options import options_of_pod
-from stagec.driver.job.pods import lower_pods
+from stagec.driver.job.pods import Pods
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
 from stagec.driver.time.timed import time_job
 from stagec.ir.serving import PREFILL
 from stagec.machines import load_machine
+from stagec.pipeline.passes import Pass
 from stagec.time.costs.network import message_seconds
 from stagec.time.step import Issued, step_time
 from tests.support import LLAMA, stagec, tiny_options
+from tests.unit.test_perfetto import read
 from tests.unit.test_step_time import arbitrary, compare
 
 SIZES = "L=4,D=512,H=8,G=4,K=64,F=1024,V=1024"
@@ -43,7 +45,7 @@ def test_the_replay_of_a_pod_that_sends_is_the_clock(
     """Every node ends at the same picosecond. Messages to the other pod follow each other."""
     options = tiny_options(LLAMA, sizes={"L": 4}).changed(serve="disaggregated", batch=8, prompt=8)
     sizes = {n: v for n, v in options.sizes.items() if n not in ("B", "S")}
-    pods = lower_pods(options.changed(sizes=sizes, prefill=prefill, decode=decode))
+    pods = Pods.of(options.changed(sizes=sizes, prefill=prefill, decode=decode)).lower()
     issued = Issued.of(pods.modules[PREFILL])
     costs = dict.fromkeys(range(len(issued.classes)), arbitrary)
     compare(issued, costs, 0, overlap=True, one_stream=one_stream)
@@ -54,7 +56,7 @@ def test_a_pod_by_itself_is_the_step_without_the_other_one() -> None:
     options = JobOptions(LLAMA).changed(serve="disaggregated", batch=8, prompt=512)
     options = options.changed(sizes={"L": 4}, prefill="pp=2,microbatches=2", decode="tp=4,dp=2")
     machine = load_machine("h100-sxm")
-    pods = lower_pods(options)
+    pods = Pods.of(options).lower()
     for pod in PODS:
         alone = time_job(options_of_pod(pod, options), machine, levers=False).step
         found = step_time(Issued.of(pods.modules[pod]), machine)
@@ -66,7 +68,7 @@ def test_each_pod_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     passes = JobBuilder.passes
 
-    def counted(self: JobBuilder, *given: Any, **named: Any) -> Iterator[str]:
+    def counted(self: JobBuilder, *given: Any, **named: Any) -> Iterator[Pass]:
         begun.append(str(self.options.serve))
         yield from passes(self, *given, **named)
 
@@ -130,4 +132,21 @@ def test_times_of_pods_are_told() -> None:
     assert "; TPOT " in end
     refused = stagec("time", *WORDS, *pods, "--machine", "h100-sxm", "--perfetto", "x")
     assert refused.code == 1
-    assert "is of one pod" in refused.err
+    assert "a page shows one step, and the job has two" in refused.err
+
+
+def test_a_trace_shows_both_pods(tmp_path: Path) -> None:
+    """What `compile --format perfetto` shows of the job, nodes and bytes: the step of decode behind
+    that of prefill, when the caches are there."""
+    pods = ("--prefill", "pp=2,microbatches=2", "--decode", "tp=2,dp=2", "--machine", "h100-sxm")
+    ran = stagec("time", *WORDS, *pods, "--no-levers", "--perfetto", tmp_path / "a.pftrace")
+    assert ran.code == 0, ran.err
+    more = ("--format", "perfetto", "--memory-events", "-o", tmp_path / "job", "--name", "job")
+    assert stagec("compile", *WORDS, *pods, *more, "--quiet").code == 0
+    shown, whole = read(tmp_path / "a.pftrace"), read(tmp_path / "job" / "job.pftrace")
+    assert {name for name, _ in shown.slices} <= {name for name, _ in whole.slices}
+    assert {name.rpartition("(")[2].partition("/")[0] for name, _ in shown.slices} == {*PODS}
+    for where, slices in shown.slices.items():
+        times = [(each.start, each.end) for each in whole.slices[where]]
+        assert [(each.start, each.end) for each in slices] == times
+    assert shown.counters.items() <= whole.counters.items()

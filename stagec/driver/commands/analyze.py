@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
 from stagec.driver.request.limit import limit_option
@@ -66,7 +66,7 @@ def command(**given: Any) -> int:
     check_alone(given)
     if options.print_strategy:
         job = on_machine(options, given["machine"])
-        write_output(strategy_of(job, symbolic=given["symbolic"]), given["output"])
+        write_output(Pods.of(job, symbolic=given["symbolic"]).strategy(), given["output"])
         return 0
     asked = {name: given[name] for name in ("symbolic", "machine", "limit")}
     show(analyze(options, **asked), given)

@@ -10,7 +10,7 @@ import click
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.driver.job.pod_options import has_pods
-from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.pods import Pods
 from stagec.driver.memory.picture import PICTURES, Changes, draw
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
@@ -25,9 +25,6 @@ from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.verbs.memory import MemoryPlan, memory
 from stagec.support.diagnostics import error
-
-#: Options that draw one job.
-_DRAWN = ("snapshot", "compare")
 
 
 @click.command("memory", cls=LongCommand)
@@ -71,13 +68,8 @@ def command(**given: Any) -> int:
             else "leave it out",
         )
     if options.print_strategy:
-        write_output(strategy_of(options), given["output"])
+        write_output(Pods.of(options).strategy(), given["output"])
         return 0
-    if has_pods(options):
-        for name in (n for n in _DRAWN if given.get(n)):
-            raise error(
-                f"--{name} draws one job, and this one has several pods", remedy="leave it out"
-            )
     return _planned(options, given)
 
 
@@ -88,9 +80,9 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     if given["as_json"] or given["output"]:
         for pod, one in each.items():
             _tell_verdict(f"{pod}/" if pod else "", one)
-    if isinstance(plan, MemoryPlan):
-        plan = replace(plan, drawing=draw(plan.builder, options, plan.data, given))
-    show(plan, given)
+    builders = {pod: one.builder for pod, one in each.items()}
+    drawing = draw(builders, {pod: one.data for pod, one in each.items()}, options, given)
+    show(replace(plan, drawing=drawing), given)
     if plan.fits is not False:
         return 0
     if isinstance(plan, MemoryPlan):

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.pod_options import has_pods
-from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.common import write_output
 from stagec.driver.output.report import show
 from stagec.driver.request.accepted import ACCEPTED, take_accepted
@@ -24,7 +23,7 @@ from stagec.driver.shell.sections import LongCommand
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import TIME_FILES, draws, write_perfetto
-from stagec.driver.verbs.time import StepAnswer, time
+from stagec.driver.verbs.time import time
 from stagec.support.diagnostics import DiagnosticError, error
 
 
@@ -77,16 +76,9 @@ def command(**given: Any) -> int:
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     if options.print_strategy:
-        write_output(strategy_of(on_machine(options, given["machine"])), given["output"])
+        write_output(Pods.of(on_machine(options, given["machine"])).strategy(), given["output"])
         return 0
     pictures = draws(given)
-    if given["perfetto"] is not None and has_pods(options):
-        raise error(
-            "a trace of time is of one pod, and the job has several",
-            remedy="look at one: --serve prefill, or --serve decode"
-            if options.serve
-            else "leave --perfetto out",
-        )
     asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
     with line_on_terminal() as progress:
@@ -98,8 +90,10 @@ def command(**given: Any) -> int:
             memory=pictures,
             progress=progress,
         )
-    if given["perfetto"] is not None and isinstance(answer, StepAnswer) and answer.drawn:
-        write_perfetto(answer.drawn(), given["perfetto"], given["perfetto_ranks"])
+    if given["perfetto"] is not None:
+        how = {"overlap": given["overlap"], "graphs": given["graphs"], "measured": measured}
+        ranks = given["perfetto_ranks"]
+        write_perfetto(answer.drawn(), given["perfetto"], ranks, machine=given["machine"], **how)
     show(answer, given)
     return 0
 

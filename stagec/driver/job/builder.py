@@ -43,6 +43,7 @@ from stagec.ir_spec.strategy.statement import FlagValues
 from stagec.models import library
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
+from stagec.pipeline.passes import Pass
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
 from stagec.sharding.strategy import read_strategy
@@ -302,8 +303,8 @@ class JobBuilder:
         text: str | None = None,
         without: Collection[str] = (),
         verify: bool = True,
-    ) -> Iterator[str]:
-        """Run what `lower` runs, or the pipeline `text`, and pause behind each pass: its name.
+    ) -> Iterator[Pass]:
+        """Run what `lower` runs, or the pipeline `text`, and pause before each pass.
         Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text() if text is None else text)
         names = [p.name for p in pipeline.passes]

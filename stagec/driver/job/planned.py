@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from stagec.ir.module import Module
-from stagec.pipeline.instrument import PLAN, Hooks
+from stagec.pipeline.instrument import BUFFERS, PLAN, STATED, Hooks
 from stagec.pipeline.passes import Pass
 from stagec.support.diagnostics import error
 
@@ -35,3 +35,22 @@ class Planned(Hooks, Generic[Found]):
                 remedy=f"put {self._after[0]} before lower-to-trace in --pipeline",
             )
         return self.found
+
+
+class Looks:
+    """What may be looked at while a module is compiled: FLOPs and tokens that its text states, the
+    peak of its memory in bytes, planned or before there is a plan (`early_peak`), its worst
+    moments, and its memory over time (`events`)."""
+
+    def __init__(self) -> None:
+        from stagec.analysis.footprint import peak_bytes, worst_moments
+        from stagec.analysis.memory_events import EventPlans
+        from stagec.analysis.model_flops import model_flops, step_tokens
+
+        self.flops, self.tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
+        self.peak, self.early_peak = Planned(peak_bytes), Planned(peak_bytes, BUFFERS)
+        self.worst, self.events = Planned(worst_moments), Planned(EventPlans)
+
+    def watching(self, **asked: bool) -> list[Hooks]:
+        """The instruments that look at what is asked for, by name."""
+        return [getattr(self, name) for name, wanted in asked.items() if wanted]

@@ -1,113 +1,177 @@
-"""Jobs of several pods: one prefills and another one decodes, to which caches go; each has a part
-of the model, and values cross; or one drafts words that another one verifies."""
+"""The pods of a job, each with a module of its own: one of most jobs. Of several one prefills and
+another one decodes, to which caches go; each has a part of the model, and values cross; or one
+drafts tokens that another one verifies."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pod_options import has_pods, options_of, pod_names
 from stagec.driver.output.common import reports_once
 from stagec.driver.request.options import JobOptions
-from stagec.ir.expr import const
+from stagec.ir.copies import Copier
+from stagec.ir.expr import UnboundError, const
 from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir.traits import Accumulates
-from stagec.ir_spec.phases import Phase
-from stagec.pipeline.instrument import Hooks
+from stagec.pipeline.instrument import Instrument
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, note
 
 if TYPE_CHECKING:
+    from stagec.pipeline.passes import Pass
     from stagec.program.nodes import Ints
 
-#: The last pass before values cross, and the one behind it.
-_PLACED, _BEHIND = "eliminate-dead-code", "offload-to-host"
+#: Values cross before this pass.
+_BEHIND = "offload-to-host"
+_HANDS_OVER = f"+before({_BEHIND}):hand-over{{to={DECODE}}}"
+_TAKES_OVER = f"+before({_BEHIND}):hand-over{{source={PREFILL}}}"
 
 
 @dataclass(frozen=True)
 class Pods:
-    """The builder and the lowered module of each pod; and by pod and other pod, the ranks of that
-    one that its messages go to or come from."""
+    """The builder of each pod; the modules of `peers` that it meets and that are not compiled; and
+    by pod and other pod, once they are lowered, the ranks of that one that its messages go to or
+    come from."""
 
     builders: Mapping[str, JobBuilder]
-    modules: Mapping[str, Module]
-    far: Mapping[str, Mapping[str, Sequence[Ints]]]
+    peers: Mapping[str, Module] = field(default_factory=dict[str, Module])
+    far: Mapping[str, Mapping[str, Sequence[Ints]]] = field(
+        default_factory=dict[str, "Mapping[str, Sequence[Ints]]"]
+    )
+
+    @classmethod
+    def of(
+        cls,
+        options: JobOptions,
+        *,
+        symbolic: bool = False,
+        peers: Mapping[str, Module] = MappingProxyType({}),
+    ) -> Pods:
+        """The pods of a job, without those that are `peers`. Parts have the batch of the first one.
+        Raises `DiagnosticError`."""
+        if not has_pods(options):
+            (pod,) = pod_names(options)
+            return cls({pod: JobBuilder(options, symbolic=symbolic)})
+        builders: dict[str, JobBuilder] = {}
+        with reports_once():
+            for pod in (name for name in pod_names(options) if name not in peers):
+                with _about_pod(pod):
+                    given = _with_batch(options_of(pod, options), builders)
+                    builders[pod] = JobBuilder(given, symbolic=symbolic)
+        return cls(builders, peers)
+
+    @property
+    def modules(self) -> Mapping[str, Module]:
+        """The module of each pod."""
+        return {pod: each.module for pod, each in self.builders.items()}
+
+    @property
+    def first(self) -> JobBuilder:
+        """The builder of the first pod."""
+        return next(iter(self.builders.values()))
 
     @property
     def name(self) -> str:
         """The name of the model."""
-        return next(iter(self.builders.values())).model_name
+        return self.first.model_name
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other pods than one."""
+        return len(self.builders) > 1
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """The model of each pod, and which pod it is where there are several."""
+        each = self.builders.items()
+        return {p: f"{b.model_name} ({p})" if self.several else b.model_name for p, b in each}
+
+    def strategy(self) -> str:
+        """The text of mesh and strategy: a file that can be given as STRATEGY; of several pods that
+        of each."""
+        each = ((f"// {pod}\n", b.strategy()) for pod, b in self.builders.items())
+        return "".join(head + text if self.several else text for head, text in each)
+
+    def lower(
+        self,
+        watching: Mapping[str, Sequence[Instrument]] | None = None,
+        *,
+        until: str | None = None,
+        without: Collection[str] = (),
+    ) -> Pods:
+        """Compile all pods, each with its further instruments, as `JobBuilder.lower` does: each up
+        to the passes in which they meet, then further, since who sends what to whom takes the
+        placements of all. Raises `DiagnosticError`."""
+        running: dict[str, Iterator[Pass]] = {}
+        with reports_once() if self.several else nullcontext():
+            for pod, builder in self.builders.items():
+                with self._about(pod):
+                    how = until, (watching or {}).get(pod, ())
+                    running[pod] = builder.passes(*how, text=self.passes(pod), without=without)
+                    _run_until_met(running[pod])
+            met = {pod: _copy(each) for pod, each in self.modules.items()}
+            met = {**met, **self.peers} if len(self._names) > 1 else {}
+            for pod, rest in running.items():
+                self.builders[pod].module.peers = {p: m for p, m in met.items() if p != pod}
+                with self._about(pod):
+                    for _ in rest:
+                        pass
+        return replace(self, far=_far(met))
+
+    def passes(self, pod: str) -> str:
+        """The passes of a pod."""
+        return ",".join((self.builders[pod].pipeline_text(), *self._crossing(pod)))
+
+    def _crossing(self, pod: str) -> Iterator[str]:
+        """The passes by which values cross between a pod and the others."""
+        for other in self._names:
+            if other != pod and DECODE not in (pod, other):
+                yield f"+before({_BEHIND}):connect-parts{{peer={other}}}"
+        if DECODE in self._names and pod in (PREFILL, DECODE):
+            yield _HANDS_OVER if pod == PREFILL else _TAKES_OVER
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return *self.builders, *self.peers
+
+    @contextmanager
+    def _about(self, pod: str) -> Generator[None]:
+        module = self.builders[pod].module
+        with _about_pod(pod) if self.several else nullcontext():
+            try:
+                yield
+            except UnboundError as open_:
+                raise module.no_value(open_.names, module.root.loc) from None
 
 
-def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | None = None) -> Pods:
-    """Compile all pods, each with its further instruments. Raises `DiagnosticError`.
-
-    Each is compiled up to where values cross, then further, since who sends what to whom takes the
-    placements of all.
-    """
-    from stagec.text.printer import print_module
-
-    builders: dict[str, JobBuilder] = {}
-    running: dict[str, Iterator[str]] = {}
-    names = pod_names(options)
-    with tempfile.TemporaryDirectory() as folder, reports_once():
-        texts = {pod: Path(folder) / f"{pod}.stg" for pod in names}
-        for pod, text in texts.items():
-            with about_pod(pod):
-                builder = builders[pod] = _builder(pod, options, builders)
-                passes = [builder.pipeline_text(), *_crossing(pod, options, texts)]
-                seen = (watching or {}).get(pod, ())
-                running[pod] = builder.passes(watching=seen, text=",".join(passes))
-                _run_until_placed(running[pod], builder.module)
-            text.write_text(print_module(builder.module), encoding="utf-8")
-        far = _far({pod: builder.module for pod, builder in builders.items()})
-        for pod, rest in running.items():
-            with about_pod(pod):
-                for _ in rest:
-                    pass
-    return Pods(builders, {pod: each.module for pod, each in builders.items()}, far)
-
-
-def _builder(pod: str, options: JobOptions, others: Mapping[str, JobBuilder]) -> JobBuilder:
-    """What compiles a pod. Parts have the batch of the first pod."""
-    given = options_of(pod, options)
-    builder = JobBuilder(given)
+def _with_batch(options: JobOptions, others: Mapping[str, JobBuilder]) -> JobOptions:
+    """The options of a pod with the batch of the first one, if there is one."""
     first = next(iter(others.values()), None)
-    if first is None or not (given.part or given.draft):
-        return builder
-    if (batch := first.module.symbols.get(BATCH)) is None:
-        return builder
-    sizes = {"sizes": {**builder.options.sizes, BATCH: batch}}
-    return JobBuilder(given.changed(**({"batch": batch} if given.serve else sizes)))
+    batch = None if first is None else first.module.symbols.get(BATCH)
+    if batch is None or not (options.part or options.draft):
+        return options
+    if options.serve:
+        return options.changed(batch=batch)
+    return options.changed(sizes={**options.sizes, BATCH: batch})
 
 
-def _crossing(pod: str, options: JobOptions, texts: Mapping[str, Path]) -> Iterator[str]:
-    """The passes by which values cross between a pod and the others."""
-    for other, text in texts.items():
-        if other != pod and DECODE not in (pod, other):
-            yield f"+before({_BEHIND}):connect-parts{{module={text}}}"
-    if DECODE in texts and pod in (PREFILL, DECODE):
-        to = pod == PREFILL
-        other = DECODE if to else PREFILL
-        yield _hand_over("to" if to else "source", other, texts[other])
-
-
-def _hand_over(way: str, other: str, text: Path) -> str:
-    return f"+before({_BEHIND}):hand-over{{{way}={other},module={text}}}"
-
-
-def _run_until_placed(running: Iterator[str], module: Module) -> None:
-    """Run the passes up to where values cross."""
-    for name in running:
-        if name == _PLACED and module.phase == Phase.PARTITIONED.label:
+def _run_until_met(running: Iterator[Pass]) -> None:
+    """Run passes up to the first one that meets other pods, which is the next one to run."""
+    for pass_ in running:
+        if pass_.meets:
             return
+
+
+def _copy(module: Module) -> Module:
+    root = Copier({}, {}, str, lambda loc: loc).copy(module.root)
+    return Module(root, module.registry, module.sources)
 
 
 def _far(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
@@ -126,14 +190,15 @@ def _far(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
     return far
 
 
-def one_group(options: JobOptions) -> str:
+def one_group(options: JobOptions) -> Module:
     """The placed module of a pod as those see it who send it the sequences of a step: these go to
-    one of the groups of ranks that have sequences of their own, and into one microbatch there. A
-    text of which placements, stages and microbatches hold. Raises `DiagnosticError`."""
+    one of the groups of ranks that have sequences of their own, and into one microbatch there. Its
+    placements, stages and microbatches hold. Raises `DiagnosticError`."""
     from stagec.program.crossings import caches_of
-    from stagec.text.printer import print_module
 
-    module = JobBuilder(options).lower(until=_PLACED)
+    builder = JobBuilder(options)
+    _run_until_met(builder.passes(text=f"{builder.pipeline_text()},{_TAKES_OVER}"))
+    module = builder.module
     batch = read_strategy(module).batch
     held = [dim for _, cache, _, _ in caches_of(module) for dim in cache.tensor.dims]
     over = [axis for dim in held if batch in dim.size.symbols for axis in dim.axes]
@@ -141,18 +206,11 @@ def one_group(options: JobOptions) -> str:
     for op in module.functions[0].body.ops:
         if op.has(Accumulates):
             op.attrs["count"] = const(1)
-    return print_module(module)
-
-
-def handing_over(options: JobOptions, to: Path) -> JobOptions:
-    """The options of a step of prefill that hands its caches over to the pod of a text. Raises
-    `DiagnosticError`."""
-    text = JobBuilder(options).pipeline_text()
-    return options.changed(pipeline=f"{text},{_hand_over('to', DECODE, to)}")
+    return module
 
 
 @contextmanager
-def about_pod(pod: str) -> Generator[None]:
+def _about_pod(pod: str) -> Generator[None]:
     """Say of errors which pod they are about."""
     try:
         yield
@@ -161,21 +219,3 @@ def about_pod(pod: str) -> Generator[None]:
         raise DiagnosticError(
             *(replace(d, notes=(*d.notes, which)) for d in found.diagnostics)
         ) from None
-
-
-def strategy_of(options: JobOptions, *, symbolic: bool = False) -> str:
-    """The text of mesh and strategy of a job: a file that can be given as STRATEGY; of several pods
-    that of each. Raises `DiagnosticError`."""
-    if has_pods(options):
-        return strategies(options)
-    return JobBuilder(options, symbolic=symbolic).strategy()
-
-
-def strategies(options: JobOptions) -> str:
-    """The texts of mesh and strategy of all pods. Raises `DiagnosticError`."""
-    builders: dict[str, JobBuilder] = {}
-    with reports_once():
-        for pod in pod_names(options):
-            with about_pod(pod):
-                builders[pod] = _builder(pod, options, builders)
-    return "".join(f"// {pod}\n{each.strategy()}" for pod, each in builders.items())

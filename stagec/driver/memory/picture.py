@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pods import Pods
 from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.option import Option, Text, Whole
@@ -65,69 +66,90 @@ PICTURES = (
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnJob:
+    """A planned job on the page: its command line is of `options`; what is changed, and its
+    pods."""
+
+    options: JobOptions
+    pods: Pods
+    changes: str = ""
+
+    @classmethod
+    def of(cls, options: JobOptions, builders: Mapping[str, JobBuilder], changes: str = "") -> Self:
+        """The job of these builders: of one, the options are those that it has completed."""
+        pods = Pods(builders)
+        return cls(options if pods.several else pods.first.options, pods, changes)
+
+
+@dataclass(frozen=True, slots=True)
 class Drawing:
     """How memory is drawn: the stage that is shown first (the worst), rates for times (those of an
-    H100), and below it other planned jobs, by the flags that make them."""
+    H100), and below it other planned jobs."""
 
     stage: int | None = None
     rates: Machine | None = None
-    others: Mapping[str, JobBuilder] = field(default_factory=dict[str, JobBuilder])
+    others: Sequence[DrawnJob] = ()
 
 
 def draw(
-    builder: JobBuilder, options: JobOptions, result: Mapping[str, Any], given: Mapping[str, Any]
+    builders: Mapping[str, JobBuilder],
+    footprints: Mapping[str, Mapping[str, Any]],
+    options: JobOptions,
+    given: Mapping[str, Any],
 ) -> Drawing:
-    """How the page of a planned job, whose footprint is known, is drawn; the snapshot is written if
-    it is asked for. Raises `DiagnosticError`."""
+    """How the page of a planned job, the footprints of whose pods are known, is drawn; a snapshot
+    of what holds most is written if it is asked for. Raises `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
         raise error("--compare is about a page", remedy="add --html FILE")
-    rates = rated_machine(given)
-    peaks = {c["stage"]: c["peak"] for c in result["classes"]}
+    if given["stage"] is not None and len(builders) > 1:
+        raise error("--stage is one of a pod, and the job has several", remedy="leave it out")
+    most = max(footprints, key=lambda pod: max(c["peak"] for c in footprints[pod]["classes"]))
+    peaks = {c["stage"]: c["peak"] for c in footprints[most]["classes"]}
     stage = given["stage"] if given["stage"] is not None else max(peaks, key=lambda s: peaks[s])
     if stage not in peaks:
         raise error(
             f"--stage {stage}: there is no such stage", remedy=f"the stages are 0 to {max(peaks)}"
         )
-    others = {c.text: _planned(c, options) for c in given["compare"]}
+    others = [_planned(changes, options) for changes in given["compare"]]
     if given["snapshot"] is not None:
         from stagec.analysis.footprint import timelines
         from stagec.driver.memory.files import snapshot
 
-        timeline = next(t for s, _, t in timelines(builder.module) if s == stage)
+        timeline = next(t for s, _, t in timelines(builders[most].module) if s == stage)
         write_file(given["snapshot"], snapshot(timeline))
-    return Drawing(given["stage"], rates, others)
+    return Drawing(given["stage"], rated_machine(given), others)
 
 
-def _planned(changes: Changes, options: JobOptions) -> JobBuilder:
+def _planned(changes: Changes, options: JobOptions) -> DrawnJob:
     """Another job, up to its memory plan. Raises `DiagnosticError`."""
     try:
-        builder = JobBuilder(changes.made(options))
-        builder.lower(PLAN)
+        changed = changes.made(options)
+        return DrawnJob.of(changed, Pods.of(changed).lower(until=PLAN).builders, changes.text)
     except (DiagnosticError, NotAnIntegerError):
         text = f"what follows is of the job of --compare '{changes.text}'"
         report(Diagnostic(text, severity="remark"))
         raise
-    return builder
 
 
-def memory_page(builder: JobBuilder, drawing: Drawing, room: int | None) -> str:
+def memory_page(job: DrawnJob, drawing: Drawing, room: int | None) -> str:
     """The page of a planned job; `room` is a limit in bytes."""
     from stagec.analysis.picture import pictures
     from stagec.driver.memory.page import Drawn, columns_for, page
 
     rates = drawing.rates or roofline_of(*H100)
-    jobs = {"": builder, **drawing.others}
-    most = columns_for(sum(_classes(builder.module) for builder in jobs.values()))
+    jobs = [job, *drawing.others]
+    modules = [module for each in jobs for module in each.pods.modules.values()]
+    most, stage = columns_for(sum(map(_classes, modules))), drawing.stage
     drawn: list[Drawn] = []
-    for changes, builder in jobs.items():
-        found = pictures(builder.module, rates, most)
-        worst = max(found, key=lambda picture: picture.peak).stage
-        stage = drawing.stage
-        shown = stage if stage is not None and stage < len(found) else worst
-        command = shlex.join(["stagec", "memory", *job_words(builder.options)])
-        title = builder.model_name + (f" with {changes}" if changes else "")
-        drawn.append(Drawn(title, command, shown, found))
-    models = dict.fromkeys(builder.model_name for builder in jobs.values())
+    for each in jobs:
+        command = shlex.join(["stagec", "memory", *job_words(each.options)])
+        for pod, module in each.pods.modules.items():
+            found = pictures(module, rates, most)
+            worst = max(found, key=lambda picture: picture.peak).stage
+            shown = stage if stage is not None and stage < len(found) else worst
+            title = each.pods.titles[pod] + (f" with {each.changes}" if each.changes else "")
+            drawn.append(Drawn(title, command, shown, found))
+    models = dict.fromkeys(b.model_name for each in jobs for b in each.pods.builders.values())
     return page(f"Memory of {', '.join(models)}", drawn, rates, room)
 
 

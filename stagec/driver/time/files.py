@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from stagec.support.files import new_file
 
 if TYPE_CHECKING:
     from stagec.driver.time.timed import Timed
+    from stagec.formats.timeline.ranks import Replay
     from stagec.program.nodes import Events
 
 #: The options of `draw`.
@@ -44,29 +45,33 @@ def draws(given: Mapping[str, Any]) -> bool:
 # -- Perfetto --------------------------------------------------------------------------------------
 
 
-def write_perfetto(timed: Timed, path: Path, ranks: str | None) -> None:
+def write_perfetto(timed: Timed, path: Path, ranks: str | None, **how: Any) -> None:
     """Write a trace of these ranks, by default of the first rank of each class, those that end last
-    before others. Raises `DiagnosticError` for ranks that are not there, and for more nodes than a
-    viewer takes."""
+    before others. `how` are the machine and what `step_time` takes. Raises `DiagnosticError` for
+    ranks that are not there, and for more nodes than a viewer takes."""
+    from stagec.driver.time.joined import replays_of
     from stagec.formats.perfetto.encode import perfetto_trace
-    from stagec.formats.timeline.ranks import Replay, replayed_timeline
+    from stagec.formats.timeline.ranks import replayed_timeline
 
-    chosen = _first_ranks(timed) if ranks is None else _given_ranks(timed, ranks)
-    replays = [Replay.of(timed.issued, timed.step)]
+    replays = replays_of(timed, **how)
+    chosen = _first_ranks(timed, replays) if ranks is None else _given_ranks(timed, replays, ranks)
     timeline = replayed_timeline(replays, chosen, "", lambda number: _events(timed, number))
     with new_file(path) as file:
         for part in perfetto_trace(timeline):
             file.write(part)
 
 
-def _first_ranks(timed: Timed) -> dict[int, int]:
+def _first_ranks(timed: Timed, replays: Sequence[Replay]) -> dict[int, int]:
     """The first rank of each class, as far as a viewer takes them."""
     from stagec.formats.timeline import ranks
 
-    devices = timed.step.devices
-    about = devices, devices.end, ranks.MOST_NODES
-    found = ranks.first_ranks(timed.issued.members, *about)
-    classes = len(devices)
+    found: dict[int, int] = {}
+    room = ranks.MOST_NODES // len(replays)
+    for each in replays:
+        members = timed.issued.members[each.first :]
+        first = ranks.first_ranks(members, each.classes, each.span, room)
+        found |= {rank: each.first + number for rank, number in first.items()}
+    classes = len(timed.issued.members)
     if len(found) < classes:
         text = (
             f"the trace has {len(found)} of {classes} rank classes, the busiest: more than "
@@ -77,7 +82,7 @@ def _first_ranks(timed: Timed) -> dict[int, int]:
     return found
 
 
-def _given_ranks(timed: Timed, text: str) -> dict[int, int]:
+def _given_ranks(timed: Timed, replays: Sequence[Replay], text: str) -> dict[int, int]:
     from stagec.formats.timeline import ranks
     from stagec.traces.writer import parse_ranges
 
@@ -89,7 +94,7 @@ def _given_ranks(timed: Timed, text: str) -> dict[int, int]:
             f"--perfetto-ranks {text}: there is no rank {missing[0]}",
             remedy=f"the ranks are 0 to {len(of) - 1}",
         )
-    counts = ranks.count_nodes(timed.step.devices)
+    counts = [count for each in replays for count in ranks.count_nodes(each.classes)]
     nodes = sum(counts[of[rank]] for rank in wanted)
     if nodes > ranks.MOST_NODES:
         raise ranks.too_many(f"--perfetto-ranks {text}", nodes, len(wanted))

@@ -1,26 +1,22 @@
-"""`stagec time --serve disaggregated`: the step of each pod, and the caches on their way."""
+"""The time of several pods: of those that wait for each other what each takes alone, and with
+`--serve disaggregated` the step of each, and the caches on their way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stagec.driver.job.planned import Planned
-from stagec.driver.job.pod_options import pod_names
-from stagec.driver.job.pods import lower_pods
 from stagec.driver.output.report import Report
 from stagec.driver.output.tables import bytes_text, console
 from stagec.driver.request.accepted import Accepted
-from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
 from stagec.driver.time.table import accepted_text, print_time, seconds_text
-from stagec.driver.time.timed import report_of
 from stagec.ir.serving import DECODE, PREFILL
-from stagec.pipeline.instrument import BUFFERS, STATED, Hooks
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
+    from stagec.driver.time.timed import Timed
     from stagec.machines import Machine
     from stagec.time.transfer import TransferTime
 
@@ -29,11 +25,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PodsTime(Report):
-    """The steps of both pods, each by itself, and the transfer between them."""
+    """The steps of both pods, each by itself, and the transfer between them. `drawn` gives what
+    pictures are made of."""
 
     pods: Mapping[str, TimeReport]
     transfer: TransferTime
     accepted: Accepted
+    drawn: Callable[[], Timed] = field(repr=False, compare=False)
 
     @property
     def ttft(self) -> float:
@@ -73,55 +71,23 @@ class PodsTime(Report):
         stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
 
 
-def pods_time(
-    options: JobOptions,
-    machine: Machine,
-    accepted: Accepted,
-    *,
-    levers: bool | None,
-    **how: Any,
-) -> PodsTime:
-    """The times of both pods, and of the transfer. Raises `DiagnosticError`.
-
-    Each pod is compiled once. What it takes by itself is its step in which caches take no time on
-    their way; that of prefill is one with its parts, which wait for each other. `how` is `overlap`,
-    `graphs` and `measured`.
-    """
-    from stagec.analysis.footprint import peak_bytes
-    from stagec.analysis.model_flops import model_flops, step_tokens
+def transfer_of(timed: Timed, machine: Machine, **how: Any) -> TransferTime:
+    """The time of the caches on their way. `how` is `overlap`, `graphs` and `measured`. Raises
+    `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
-    from stagec.time.pods import IssuedPods
-    from stagec.time.step import Issued, IssuedStep
     from stagec.time.transfer import transfer_time
 
-    flops = {pod: Planned(model_flops, *STATED) for pod in PODS}
-    tokens = {pod: Planned(step_tokens, *STATED) for pod in PODS}
-    peaks = {pod: Planned(peak_bytes, BUFFERS) for pod in pod_names(options)}
-    watching: dict[str, list[Hooks]] = {pod: [each] for pod, each in peaks.items()}
-    for pod in PODS:
-        watching[pod] += [flops[pod], tokens[pod]]
-    pods = lower_pods(options, watching)
-    each = {pod: Issued.of(module) for pod, module in pods.modules.items()}
-    first = {pod: part for pod, part in each.items() if pod != DECODE}
-    prefill = IssuedPods(first, pods.far) if options.part else each[PREFILL]
-    issued: dict[str, IssuedStep] = {PREFILL: prefill, DECODE: each[DECODE]}
-    alone = {
-        pod: report_of(
-            pods.name,
-            pods.modules[pod],
-            issued[pod],
-            machine,
-            flops=flops[pod].found,
-            tokens=tokens[pod].found,
-            peaks=[peaks[name].found for name in (first if pod == PREFILL else [pod])],
-            levers=levers,
-            **how,
-        )
-        for pod in PODS
-    }
-    level = level_between_pods(machine, [job.mesh for job in each.values()])
-    sent = transfer_time(issued[PREFILL], machine, level, alone[PREFILL].step, **how)
-    return PodsTime(alone, sent, accepted)
+    level = level_between_pods(machine, [job.mesh for job in timed.each.values()])
+    return transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step, **how)
+
+
+def alone_seconds(timed: Timed, machine: Machine, **how: Any) -> Mapping[str, float]:
+    """The seconds of each of several pods without waiting for others. `how` is that of
+    `transfer_of`. Raises `DiagnosticError`."""
+    from stagec.time.step import step_time
+
+    each = timed.each.items() if timed.pods.several else ()
+    return {pod: step_time(issued, machine, **how).seconds for pod, issued in each}
 
 
 def _print(found: PodsTime, out: TextIO) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.planned import Planned
+from stagec.driver.job.planned import Looks
 from stagec.driver.job.pod_options import has_pods
-from stagec.driver.job.pods import strategy_of
-from stagec.driver.job.provenance import provenance
+from stagec.driver.job.pods import Pods
+from stagec.driver.job.provenance import command_of, provenance
 from stagec.driver.job.verdict import verdict_on
 from stagec.driver.job.written import (
     check_name,
@@ -29,9 +28,8 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.request.rates import rate_options, rated_machine
 from stagec.driver.request.steps import STEPS, has_steps
 from stagec.driver.request.units import on_machine
-from stagec.driver.verbs.analyze import JobAnalysis
+from stagec.driver.verbs.analyze import JobAnalysis, PodsAnalysis, analysis_of
 from stagec.driver.verbs.compiled import CompileAnswer, times_text
-from stagec.driver.verbs.pods import compile_pods
 from stagec.formats.registry import BUILTIN
 from stagec.support.diagnostics import error
 
@@ -39,9 +37,9 @@ if TYPE_CHECKING:
     from stagec.analysis.model_flops import ModelFlops
     from stagec.formats.base import Format
     from stagec.ir.module import Module
-    from stagec.pipeline.instrument import Hooks
     from stagec.time.costs.durations import Durations
-    from stagec.traces.emit import Annotate, EmittedJob
+    from stagec.traces.emit import EmittedJob
+    from stagec.traces.pods import PodsJob
     from stagec.traces.writer import Written
 
 #: The options of a compile, beside those of its job.
@@ -119,7 +117,7 @@ def strategy_to_compile(options: JobOptions, given: Mapping[str, Any]) -> str:
         from stagec.driver.job.step_modules import StepModules
 
         return StepModules(options).builder.strategy()
-    return strategy_of(options)
+    return Pods.of(options).strategy()
 
 
 def compile_job(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
@@ -129,58 +127,97 @@ def compile_job(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
         options = on_machine(options, machine_of(given["machine"], given["used_ranks"]))
     _check_outputs(given["output"], given["archive"], given)
     if has_pods(options):
-        return compile_pods(options, given, _durations(given))
+        _refuse_steps(given)
     if has_steps(options, given):
         from stagec.driver.verbs.compile_steps import compile_steps
 
         return compile_steps(options, given, _durations(given))
-    return _compile_one(options, given)
+    return _compile_step(options, given)
 
 
-def _compile_one(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
-    """Compile one step, of training or of serving."""
-    output: Path | None = given["output"]
-    archive: Path | None = given["archive"]
+def _compile_step(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
+    """Compile one step of all pods, of training or of serving, and write their traces as one
+    job."""
+    output: Path | None = None if given["dry_run"] else given["output"]
+    archive: Path | None = None if given["dry_run"] else given["archive"]
     durations = _durations(given)
     began = time.perf_counter()
-    builder = JobBuilder(options)
-    strategy = builder.strategy()
-    from stagec.analysis.footprint import peak_bytes
-    from stagec.analysis.model_flops import model_flops
-    from stagec.pipeline.instrument import STATED
-
-    formats = formats_asked(given["format"], builder.module.registry, given)
-    if given["tensor_names"]:
-        formats = [each.with_options({"tensor-names": "true"}) for each in formats]
-    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
-    if output is not None and not given["dry_run"]:
-        check_targets(formats, output, given)
-    flops = Planned(model_flops, *STATED)
-    watching: list[Hooks] = [flops] if any(each.wants_flops for each in formats) else []
-    peak = Planned(peak_bytes)
-    watching += [peak] if given["machine"] is not None else []
-    module, annotate = _lower(builder, watching, memory_events=events)
+    pods = Pods.of(options)
+    strategies = {pod: builder.strategy() for pod, builder in pods.builders.items()}
+    name = given["name"] or pods.name
+    check_name(name)
     from stagec.analysis.report import analysis
 
-    result = analysis(module, builder.model_name)
+    formats = formats_asked(given["format"], pods.first.module.registry, given)
+    _check_formats(formats, pods)
+    if given["tensor_names"]:
+        formats = [each.with_options({"tensor-names": "true"}) for each in formats]
+    if output is not None:
+        check_targets(formats, output, given)
+    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
+    flops, looks = any(f.wants_flops for f in formats), {pod: Looks() for pod in pods.builders}
+    asked = {"flops": flops, "peak": given["machine"] is not None, "events": events}
+    pods = pods.lower({pod: look.watching(**asked) for pod, look in looks.items()})
+    each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
-        result |= verdict_on(durations.machine, result["mesh"], peak.found)
+        for pod, found in each.items():
+            found.update(verdict_on(durations.machine, found["mesh"], looks[pod].peak.found))
+    result = analysis_of(options, each, each)
     compiled = time.perf_counter() - began
     written: list[Written] = []
-    if not given["dry_run"]:
-        job = _job(builder, given, durations, annotate, formats[0])
-        job = replace(job, flops=_step_flops(flops.found, module))
-        about = provenance(builder, strategy, given)
+    if output is not None or archive is not None:
+        about = _about(pods, strategies, options, given, result)
+        jobs = {
+            pod: _job(module, name, given, durations, looks[pod], events=events)
+            for pod, module in pods.modules.items()
+        }
         if output is not None:
-            written = write_formats(
-                lambda each: replace(job, format=each), formats, output, about, given
-            )
+            written = write_formats(_as_format(jobs, pods), formats, output, about, given)
         if archive is not None:
+            job = _as_format(jobs, pods)(formats[0])
             write_one_archive(job, archive, about, quiet=given["quiet"])
     wrote = time.perf_counter() - began - compiled
-    return CompileAnswer(
-        result, JobAnalysis(result).print, output, written, times_text(compiled, wrote)
-    )
+    times = times_text(compiled, wrote)
+    return CompileAnswer(result.as_json(), result.print, given["output"], written, times)
+
+
+def _check_formats(formats: Sequence[Format], pods: Pods) -> None:
+    """Refuse formats of one mesh for several pods. Raises `DiagnosticError`."""
+    from stagec.traces.pods import of_one_mesh
+
+    for each in formats:
+        if pods.several and not each.pods:
+            raise of_one_mesh(each)
+
+
+def _about(
+    pods: Pods,
+    strategies: Mapping[str, str],
+    options: JobOptions,
+    given: Mapping[str, Any],
+    result: JobAnalysis | PodsAnalysis,
+) -> dict[str, object]:
+    """What the manifest says of where the traces come from."""
+    each = {p: provenance(b, strategies[p], given) for p, b in pods.builders.items()}
+    first = next(iter(each.values()))
+    if not pods.several:
+        return first
+    own = {p: {n: found[n] for n in ("symbols", "strategy")} for p, found in each.items()}
+    alike = {"command": command_of(options, given), "symbols": None, "strategy": None}
+    names = {"handover": "serving", "crossings": "crossings"}
+    crossed = {names[n]: result.data[n] for n in names if n in result.data}
+    return {**first, **alike, "pods": own, **crossed}
+
+
+def _refuse_steps(given: Mapping[str, Any]) -> None:
+    """Refuse several pods that take steps one after the other: what a step of one holds depends on
+    when another one is done. Raises `DiagnosticError`."""
+    for name in ("steps", "requests"):
+        if given[name]:
+            raise error(
+                f"--{name} writes steps of one server, and the job has several pods",
+                remedy="leave it out: a job of pods is one step of each",
+            )
 
 
 def _check_outputs(output: Path | None, archive: Path | None, given: Mapping[str, Any]) -> None:
@@ -214,18 +251,6 @@ def check_archive_options(given: Mapping[str, Any]) -> None:
         )
 
 
-def _lower(
-    builder: JobBuilder, watching: Sequence[Hooks], *, memory_events: bool
-) -> tuple[Module, Annotate | None]:
-    """The lowered module, and what adds memory events to its programs."""
-    if not memory_events:
-        return builder.lower(watching=watching), None
-    from stagec.analysis.memory_events import EventPlans
-
-    plans = Planned(EventPlans)
-    return builder.lower(watching=[*watching, plans]), plans.needed("--memory-events").annotate
-
-
 def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
     """FLOPs of a step by the model's text, of all ranks."""
     from stagec.analysis.model_flops import step_flops
@@ -254,18 +279,32 @@ def _durations(given: Mapping[str, Any]) -> Durations | None:
 
 
 def _job(
-    builder: JobBuilder,
+    module: Module,
+    name: str,
     given: Mapping[str, Any],
     durations: Durations | None,
-    annotate: Annotate | None,
-    format_: Format,
+    look: Looks,
+    *,
+    events: bool,
 ) -> EmittedJob:
     from stagec.traces.emit import make_job
 
-    name = given["name"] or builder.model_name
-    check_name(name)
+    annotate = look.events.needed("--memory-events").annotate if events else None
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None
-    job = make_job(builder.module, name, *how, format_, machine)
-    return replace(job, measured=measured, graphs=given["graphs"])
+    job = make_job(module, name, *how, machine=machine)
+    flops = _step_flops(look.flops.found, module)
+    return replace(job, measured=measured, graphs=given["graphs"], flops=flops)
+
+
+def _as_format(
+    jobs: Mapping[str, EmittedJob], pods: Pods
+) -> Callable[[Format], EmittedJob | PodsJob]:
+    """The job of all pods in a format."""
+    from stagec.traces.pods import Pod, PodsJob
+
+    first = next(iter(jobs.values()))
+    if not pods.several:
+        return lambda each: replace(first, format=each)
+    return PodsJob(first.name, [Pod(p, job, pods.far[p]) for p, job in jobs.items()]).as_format

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.builder import JobBuilder, model_name
-from stagec.driver.job.pods import strategy_of
+from stagec.driver.job.pods import Pods
 from stagec.driver.request.accepted import Accepted, take_accepted
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.configurations import import_configuration
@@ -25,12 +25,11 @@ from stagec.driver.request.measurements import measurements
 from stagec.driver.request.option import text_of, values_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.time.pods import PodsTime
-from stagec.driver.verbs.analyze import JobAnalysis, analyze
+from stagec.driver.verbs.analyze import JobAnalysis, PodsAnalysis, analyze
 from stagec.driver.verbs.check import CheckAnswer, check
 from stagec.driver.verbs.compile import COMPILE, compile_job
 from stagec.driver.verbs.compiled import CompileAnswer
 from stagec.driver.verbs.memory import MemoryPlan, PodsMemory, memory
-from stagec.driver.verbs.pods import PodsAnalysis
 from stagec.driver.verbs.serve import ServeAnswer, serve
 from stagec.driver.verbs.time import StepAnswer, time
 from stagec.driver.verbs.words import asked
@@ -78,7 +77,7 @@ class Job:
         """The text of its mesh and strategy, which can be given as a strategy. Raises
         `DiagnosticError`."""
         with asked():
-            return strategy_of(self._options)
+            return Pods.of(self._options).strategy()
 
     def print_job(self, machine: str | None = None) -> str:
         """The job as a file, `job.toml`, which can be given as a model; with the name or file of a

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
-from stagec.driver.job.builder import JobBuilder, model_name
-from stagec.driver.job.planned import Planned
-from stagec.driver.job.pod_options import has_pods, options_of, pod_names
-from stagec.driver.job.pods import lower_pods
-from stagec.driver.memory.picture import Drawing, memory_page
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pods import Pods
+from stagec.driver.memory.picture import Drawing, DrawnJob, memory_page
 from stagec.driver.output.common import report
 from stagec.driver.output.report import Report
 from stagec.driver.request.limit import Limit
@@ -49,6 +47,11 @@ class MemoryPlan(Report):
         """Whether this fits the limit; None if none was given."""
         return self.data["fit"]["fits"] if "fit" in self.data else None
 
+    @property
+    def room(self) -> int | None:
+        """The limit in bytes; None if none was given."""
+        return self.data["fit"]["room"] if "fit" in self.data else None
+
     def as_json(self) -> dict[str, Any]:
         return dict(self.data)
 
@@ -58,8 +61,8 @@ class MemoryPlan(Report):
 
     def page(self) -> str:
         """What a rank of each stage holds over the step, with the limit as a line."""
-        room = self.data["fit"]["room"] if "fit" in self.data else None
-        return memory_page(self.builder, self.drawing, room)
+        job = DrawnJob.of(self.builder.options, {"": self.builder})
+        return memory_page(job, self.drawing, self.room)
 
     def print(self, stream: TextIO) -> None:
         from stagec.driver.output.analysis_table import print_footprint
@@ -73,6 +76,8 @@ class PodsMemory(Report):
 
     model: str
     pods: Mapping[str, MemoryPlan]
+    options: JobOptions = field(repr=False, compare=False)
+    drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
 
     @property
     def fits(self) -> bool | None:
@@ -88,6 +93,12 @@ class PodsMemory(Report):
         """A row for each class of ranks of each pod."""
         return [{"pod": pod, **row} for pod, plan in self.pods.items() for row in plan.rows()]
 
+    def page(self) -> str:
+        """What a rank of each stage of each pod holds over the step, with the limit as a line."""
+        builders = {pod: plan.builder for pod, plan in self.pods.items()}
+        most = max(self.pods.values(), key=lambda plan: plan.peak)
+        return memory_page(DrawnJob.of(self.options, builders), self.drawing, most.room)
+
     def print(self, stream: TextIO) -> None:
         for plan in self.pods.values():
             stream.write(f"{plan.data['model']}\n")
@@ -97,24 +108,17 @@ class PodsMemory(Report):
 def memory(
     options: JobOptions, *, fit: str | None = None, limit: Limit | None = None
 ) -> MemoryPlan | PodsMemory:
-    """Plan the memory of a step. With `fit` (`best-fit`, `caching`) all buffers are placed; with a
-    limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""
+    """Plan the memory of a step, of each pod. With `fit` (`best-fit`, `caching`) all buffers are
+    placed; with a limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
 
-    if not has_pods(options):
-        builder = JobBuilder(options)
-        found = footprint(builder.lower(PLAN), builder.model_name, fit)
-        return MemoryPlan(_judged(found, limit), builder)
-
-    def plan(pod: str) -> Planned[dict[str, Any]]:
-        name = f"{model_name(options_of(pod, options))} ({pod})"
-        return Planned(lambda module: footprint(module, name, fit))
-
-    plans = {pod: plan(pod) for pod in pod_names(options)}
-    pods = lower_pods(options, {pod: [each] for pod, each in plans.items()})
-    each = {pod: _judged(plan.needed("memory"), limit) for pod, plan in plans.items()}
-    plans_of = {pod: MemoryPlan(found, pods.builders[pod]) for pod, found in each.items()}
-    return PodsMemory(pods.name, plans_of)
+    pods = Pods.of(options)
+    pods.lower(until=PLAN)
+    plans: dict[str, MemoryPlan] = {}
+    for pod, builder in pods.builders.items():
+        found = footprint(builder.module, pods.titles[pod], fit)
+        plans[pod] = MemoryPlan(_judged(found, limit), builder)
+    return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
 
 
 def _judged(found: dict[str, Any], limit: Limit | None) -> dict[str, Any]:

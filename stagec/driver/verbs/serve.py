@@ -5,25 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pod_options import options_of_pod
-from stagec.driver.job.pods import handing_over, one_group
+from stagec.driver.job.pod_options import (
+    has_pods,
+    options_of,
+    options_of_draft,
+    options_of_pod,
+    pod_names,
+)
+from stagec.driver.job.pods import one_group
 from stagec.driver.output.common import kept_reports, reports_once
 from stagec.driver.output.report import Report
 from stagec.driver.output.tables import bytes_text, console, fit_text, table
 from stagec.driver.request.accepted import Accepted
 from stagec.driver.request.combine import divisors
 from stagec.driver.request.options import JobOptions
-from stagec.driver.request.serving import DISAGGREGATED, PODS
+from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.units import on_machine
 from stagec.driver.time.table import seconds_text
+from stagec.driver.time.timed import time_job
 from stagec.driver.verbs.time import NOT_GIVEN
+from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.part import MAIN
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
@@ -32,7 +39,6 @@ from stagec.support.words import counted
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
-    from stagec.driver.job.figures import CompiledJob
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.transfer import TransferTime
@@ -144,7 +150,7 @@ def serve(
     asked = on_machine(options, machine)
     steps, apart = _options(asked), asked.serve == DISAGGREGATED
     with reports_once():
-        target = _at_least(steps[DECODE], _Target.of) if apart else None
+        target = _at_least(steps[DECODE], one_group) if apart else None
         prefill, transfer = _prefill(steps[PREFILL], machine, target)
         asking = output_tokens, batches, accepted.tokens
         rows = list(_rows(steps, machine, prefill, *asking, apart=apart))
@@ -167,7 +173,8 @@ def serve(
 
 
 def _options(options: JobOptions) -> Mapping[str, JobOptions]:
-    """The options of both steps. Raises `DiagnosticError`."""
+    """The options of both steps: that of prefill has the parts, of which decode has none. Raises
+    `DiagnosticError`."""
     if options.preset and options.serve is not None:
         name = options.preset
         raise error(
@@ -180,68 +187,53 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
             f"--serve {options.serve} is one step: 'stagec time' has it",
             remedy="leave it out, or give --serve disaggregated",
         )
-    if options.part:
-        raise error(
-            "--part makes several pods, and 'stagec serve' is of one or two",
-            remedy="leave it out, or look at one batch with 'stagec time'",
-        )
-    if options.draft is not None:
-        raise error(
-            "--draft makes several pods, and 'stagec serve' is of one or two",
-            remedy="leave it out, or look at one batch with 'stagec time --serve decode'",
-        )
     if options.batch is not None:
         raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
     if options.prompt is None:
         raise error("expected --prompt: the tokens of each request", remedy="give --prompt 2048")
+    if options.part and options.chunk is not None:
+        raise error(
+            "--chunk makes steps of a prompt, and behind the first one there is no encoder",
+            remedy="leave --chunk out, or --part",
+        )
+    if options.draft is not None:
+        options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
     if options.serve == DISAGGREGATED:
-        found = {pod: options_of_pod(pod, options.changed(chunk=None)) for pod in PODS}
-        return {**found, PREFILL: found[PREFILL].changed(chunk=options.chunk)}
+        return {PREFILL: options, DECODE: options_of_pod(DECODE, options.changed(chunk=None))}
     return {
         PREFILL: options.changed(serve=PREFILL, speculative=None),
-        DECODE: options.changed(serve=DECODE, prompt=None, chunk=None, context=None),
+        DECODE: options.changed(serve=DECODE, prompt=None, chunk=None, context=None, part=()),
     }
 
 
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def _step(options: JobOptions, machine: Machine) -> tuple[CompiledJob, TimeReport]:
-    """A step, whose launches are captured in a graph, and its time. Raises `DiagnosticError`."""
+def _step(options: JobOptions, machine: Machine) -> TimeReport:
+    """The time of a step, whose launches are captured in a graph. A draft model prefills beside the
+    one that verifies, and what takes longer is the step. Raises `DiagnosticError`."""
     from stagec.driver.job.figures import CompiledJob
 
-    job = CompiledJob.of(options)
-    return job, job.time(machine)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The pod that decodes, as those see it who send it caches, and its mesh."""
-
-    text: str
-    mesh: Mapping[str, int]
-
-    @classmethod
-    def of(cls, options: JobOptions) -> _Target:
-        """The pod of these options. Raises `DiagnosticError`."""
-        return cls(one_group(options), _mesh(JobBuilder(options).module))
+    if options.draft is not None and options.serve == PREFILL:
+        models = (options_of(pod, options).changed(draft=None, keep="") for pod in (MAIN, DRAFT))
+        return max((_step(m, machine) for m in models), key=lambda each: each.step_seconds)
+    if has_pods(options):
+        return time_job(options, machine, levers=False).report
+    return CompiledJob.of(options).time(machine)
 
 
 def _sending(
-    options: JobOptions, machine: Machine, target: _Target
+    options: JobOptions, machine: Machine, target: Module
 ) -> tuple[TimeReport, TransferTime]:
-    """The time of a step of prefill by itself, and of the caches that it hands over. Raises
-    `DiagnosticError`."""
+    """The time of a step of prefill by itself, and of the caches that it hands over to a pod that
+    decodes. Raises `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
-    with TemporaryDirectory() as folder:
-        text = Path(folder) / "decode.stg"
-        text.write_text(target.text, encoding="utf-8")
-        job, found = _step(handing_over(options, text), machine)
-    level = level_between_pods(machine, [found.mesh, target.mesh])
-    issued = job.compiled.issued(job.values)
-    return found, transfer_time(issued, machine, level, found.step)
+    timed = time_job(options, machine, levers=False, peers={DECODE: target})
+    meshes = [job.mesh for job in timed.each.values()]
+    level = level_between_pods(machine, [*meshes, _mesh(target)])
+    return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
 
 
 def _mesh(module: Module) -> Mapping[str, int]:
@@ -252,7 +244,10 @@ def _mesh(module: Module) -> Mapping[str, int]:
 def _sequences(options: JobOptions) -> Iterator[int]:
     """Numbers of sequences of which a strategy may take the least at once: the divisors of its
     ranks times its microbatches. Raises `DiagnosticError`."""
-    module = JobBuilder(options.changed(batch=None)).module
+    options = options.changed(batch=None, chunk=None)
+    if has_pods(options):
+        options = options_of(pod_names(options)[0], options).changed(draft=None)
+    module = JobBuilder(options).module
     verify_module(module)  # so that its ranks can be numbered
     most = prod(_mesh(module).values()) * max(1, read_strategy(module).microbatches)
     yield from divisors(most)
@@ -271,7 +266,7 @@ def _at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found
 
 
 def _prefill(
-    options: JobOptions, machine: Machine, target: _Target | None
+    options: JobOptions, machine: Machine, target: Module | None
 ) -> tuple[PodStep, TransferTime | None]:
     """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
     together. The last of them hands the caches over, if another pod decodes. Raises
@@ -280,16 +275,23 @@ def _prefill(
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
         with kept_reports():  # the last chunk reaches the last position
-            seconds = sum(_step(each, machine)[1].step_seconds for each in before)
+            seconds = sum(_step(_prefills(each), machine).step_seconds for each in before)
         sequences = options.batch or 1
         if target is None:
-            found = _step(last, machine)[1]
+            found = _step(last, machine)
             return PodStep(sequences, seconds + found.step_seconds, found.ranks), None
         found, sent = _sending(last, machine, target)
         sending = sent.alone_seconds, sent.exposed_seconds
         return PodStep(sequences, seconds + found.step_seconds, found.ranks, *sending), sent
 
     return _at_least(options, look)
+
+
+def _prefills(options: JobOptions) -> JobOptions:
+    """The options of a step that hands nothing over."""
+    if options.serve != DISAGGREGATED:
+        return options
+    return options_of_pod(PREFILL, options).changed(part=options.part)
 
 
 def _chunks(options: JobOptions) -> Iterator[JobOptions]:
@@ -320,17 +322,20 @@ def _rows(
     found = False
     for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
         try:
-            job, report = _step(decode.changed(batch=batch), machine)
+            report = _step(decode.changed(batch=batch), machine)
         except DiagnosticError as told:
             problem = problem or told
             if wanted:
                 raise
             continue
-        found, fit = True, job.fit(machine)
+        found, fit = True, report.fit
+        if fit is None:
+            raise error("a server needs the memory of a step", remedy="leave --pipeline out")
         if not fit.fits and not wanted:
             return
-        engine = PodStep(batch, report.step_seconds / accepted, report.ranks)
-        yield ServedBatch(rates(prefill, engine, output), report.ranks, fit, report.cautions)
+        ranks = report.ranks if apart else max(report.ranks, prefill.ranks)
+        engine = PodStep(batch, report.step_seconds / accepted, ranks)
+        yield ServedBatch(rates(prefill, engine, output), ranks, fit, report.cautions)
     if not found and problem is not None:
         raise problem
 

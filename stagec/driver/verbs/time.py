@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
-from stagec.driver.output.common import kept_reports, reports_once
+from stagec.driver.job.pod_options import has_pods
+from stagec.driver.output.common import kept_reports
 from stagec.driver.output.report import Report
+from stagec.driver.output.streams import tell
 from stagec.driver.output.tables import console
 from stagec.driver.request.accepted import Accepted
+from stagec.driver.request.machine import tell_cautions
+from stagec.driver.request.measurements import tell_unused
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
 from stagec.driver.request.units import on_machine
-from stagec.driver.time.parts import parts_time
-from stagec.driver.time.pods import PodsTime, pods_time
+from stagec.driver.time.pods import PodsTime, alone_seconds, transfer_of
 from stagec.driver.time.table import accepted_text, print_time, seconds_text
 from stagec.driver.time.timed import Timed, time_job
 from stagec.ir.serving import PREFILL
@@ -33,12 +36,12 @@ NOT_GIVEN = Accepted(1.0, 1, given=False)
 class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
     which `alone_seconds` says what each takes without that. `serve` is the kind of a step of
-    serving. `drawn` gives what pictures of one pod are made of."""
+    serving. `drawn` gives what pictures are made of."""
 
     serve: str | None
     accepted: Accepted
     alone_seconds: Mapping[str, float]
-    drawn: Callable[[], Timed] | None = field(default=None, repr=False, compare=False)
+    drawn: Callable[[], Timed] = field(repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -71,11 +74,11 @@ class StepAnswer(TimeReport, Report):
         ]
 
     def page(self) -> str:
-        """What every rank does and holds over the step; of several pods, the classes in a table.
-        The step is compiled again if its memory was not planned. Raises `DiagnosticError`."""
+        """What every rank does and holds over the step, which is compiled again if its memory was
+        not planned. Raises `DiagnosticError`."""
         from stagec.driver.time.page import step_page
 
-        return super().page() if self.drawn is None else step_page(self.drawn(), self)
+        return step_page(self.drawn(), self)
 
     def print(self, stream: TextIO) -> None:
         print_time(self, stream)
@@ -83,6 +86,14 @@ class StepAnswer(TimeReport, Report):
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in self.alone_seconds.items())
             console(stream).print(f"Without waiting for other pods: {each}", markup=False)
         stream.write(accepted_text(self.step_seconds, self.accepted))
+
+
+def _tell(report: TimeReport, measured: Measurements | None, levers: bool | None) -> None:
+    """Say what to know of a time, and what would say more."""
+    tell_cautions(report.cautions)
+    tell_unused(report, measured)
+    if levers is None and not report.levers:
+        tell("--levers tries what would help")
 
 
 def time(
@@ -106,23 +117,23 @@ def time(
     `DiagnosticError`."""
     options = on_machine(options, machine)
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
-    if options.serve == DISAGGREGATED:
-        with reports_once():
-            return pods_time(options, machine, accepted, levers=levers, **how)
     alone: Mapping[str, float] = {}
-    drawn: Callable[[], Timed] | None = partial(_with_memory, options, machine, how)
-    if options.part or options.draft:
-        report, alone = parts_time(options, machine, levers=levers, **how)
-        drawn = None
-    elif again:
+    drawn: Callable[[], Timed] = partial(_with_memory, options, machine, how)
+    if again and not has_pods(options):
         from stagec.driver.job.figures import CompiledJob
 
         report = CompiledJob.of(options).time(machine, **how, levers=bool(levers))
     else:
         timed = time_job(options, machine, **how, levers=levers, memory=memory, progress=progress)
         report = timed.report
-        if memory:
-            drawn = partial(_same, timed)
+        drawn = partial(_same, timed) if memory else drawn
+        for step in timed.steps.values():
+            _tell(step.report, measured, levers)
+        if options.serve == DISAGGREGATED:
+            sent = transfer_of(timed, machine, **how)
+            reports = {pod: step.report for pod, step in timed.steps.items()}
+            return PodsTime(reports, sent, accepted, drawn)
+        alone = alone_seconds(timed, machine, **how)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
         **each, serve=options.serve, accepted=accepted, alone_seconds=alone, drawn=drawn

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from stagec.formats.base import Estimate, JobFormat, Layout, ModelJob, Need, TraceJob
+from stagec.formats.base import Estimate, JobFormat, Layout, Need, TraceJob
 from stagec.ir.serving import DECODE
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, crosses_pods
@@ -203,35 +203,40 @@ def replays_of(job: TraceJob) -> list[Replay]:
     asked = machine, *(p for m in models for p in (m.module, m.measured, m.graphs))
     before = _last.get("")
     if before is None or [*map(id, before[0])] != [*map(id, asked)]:
-        before = _last[""] = asked, _replayed(job, models, machine)
+        issued = {model.pod: Issued.of(model.module) for model in models}
+        layouts = {pod: job.layout_of(number) for pod, number in _first(issued).items()}
+        how: dict[str, Any] = {"measured": models[0].measured, "graphs": models[0].graphs}
+        before = _last[""] = asked, replayed(issued, layouts, machine, **how)
     return before[1]
 
 
-def _replayed(job: TraceJob, models: Sequence[ModelJob], machine: Machine) -> list[Replay]:
-    issued = {model.pod: Issued.of(model.module) for model in models}
+def _first(issued: Mapping[str, Issued]) -> dict[str, int]:
     counts = [len(each.classes) for each in issued.values()]
-    first = dict(zip(issued, accumulate([0, *counts[:-1]]), strict=True))
-    layouts = {pod: job.layout_of(number) for pod, number in first.items()}
+    return dict(zip(issued, accumulate([0, *counts[:-1]]), strict=True))
+
+
+def replayed(
+    issued: Mapping[str, Issued], layouts: Mapping[str, Layout], machine: Machine, **how: Any
+) -> list[Replay]:
+    """The replayed steps of pods: at once, but of one that decodes, whose step is behind the
+    others. `how` is what `step_time` takes. Raises `DiagnosticError`."""
+    first, levels = _first(issued), dict[str, Level]()
     ahead = {pod: each for pod, each in issued.items() if pod != DECODE}
     far = {
         pod: {n: [ranks - layouts[n].start for ranks in met] for n, met in layout.far.items()}
         for pod, layout in layouts.items()
     }
-    levels: dict[str, Level] = {}
     if DECODE in issued:
         levels[DECODE] = level_between_pods(machine, [each.mesh for each in issued.values()])
     together = IssuedPods(ahead, far) if len(ahead) > 1 else next(iter(ahead.values()))
-    how: dict[str, Any] = {"measured": models[0].measured, "graphs": models[0].graphs}
     step = step_time(together, machine, pods=levels, **how)
     found: list[Replay] = []
     for pod, each in issued.items():
         begins, mine, at = 0, step, first[pod]
         if pod == DECODE:
-            begins, mine = step.picoseconds, step_time(each, machine, **how)
-            at = 0
+            begins, mine, at = step.picoseconds, step_time(each, machine, **how), 0
         classes = mine.devices[at : at + len(each.classes)]
-        name = f"{pod}/" if len(issued) > 1 else ""
-        about = layouts[pod], first[pod], begins, name
+        about = layouts[pod], first[pod], begins, f"{pod}/" if len(issued) > 1 else ""
         found.append(Replay(each, classes, mine.devices.end, mine.picoseconds, *about))
     return found
 
@@ -298,8 +303,7 @@ class TimelineFormat(JobFormat):
                 found = first_ranks(members, each.classes, each.span, room)
                 chosen |= {rank: each.first + number for rank, number in found.items()}
             why = ", the first of each class (--only-ranks names others)"
-            if len(chosen) < len(job.members):
-                left = len(job.members) - len(chosen)
+            if left := len(job.members) - len(chosen):
                 why = (
                     f", the first of the busiest classes, without {left} (--only-ranks names them)"
                 )
