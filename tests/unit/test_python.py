@@ -176,6 +176,13 @@ def test_strategies_and_dumps(tmp_path: Path) -> None:
     assert command("analyze", *words, "--dump-dir", tmp_path / "dumps").code == 0
     files = {path.stem: path.read_text() for path in (tmp_path / "dumps").iterdir()}
     assert job.dumps() == files
+    pods = ("--serve", "disaggregated", "--batch", "8", "--prompt", "16", "--set", "L=2")
+    assert command("analyze", "llama3-8b", *pods, "--dump-dir", tmp_path / "pods").code == 0
+    dumps = [*(tmp_path / "pods").glob("*/*.stg")]
+    texts = {f"{path.parent.name}/{path.stem}": path.read_text() for path in dumps}
+    served = stagec.job("llama3-8b", serve="disaggregated", batch=8, prompt=16, sizes={"L": 2})
+    assert served.dumps() == texts
+    assert {name.partition("/")[0] for name in texts} == {"prefill", "decode"}
 
 
 def test_a_configuration_and_a_machine() -> None:

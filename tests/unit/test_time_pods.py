@@ -130,9 +130,15 @@ def test_times_of_pods_are_told() -> None:
     )
     assert end.startswith("TTFT ")
     assert "; TPOT " in end
-    refused = stagec("time", *WORDS, *pods, "--machine", "h100-sxm", "--perfetto", "x")
-    assert refused.code == 1
-    assert "a page shows one step, and the job has two" in refused.err
+
+
+def test_a_page_has_the_figures_of_both_steps(tmp_path: Path) -> None:
+    pods = ("--prefill", "tp=2", "--decode", "tp=2", "--machine", "h100-sxm", "--no-levers")
+    ran = stagec("time", *WORDS, *pods, "--html", tmp_path / "page.html")
+    assert ran.code == 0, ran.err
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert ran.out.splitlines()[-1] in text
+    assert ">prefill<" in text and ">decode<" in text
 
 
 def test_a_trace_shows_both_pods(tmp_path: Path) -> None:

@@ -344,8 +344,8 @@ class JobBuilder:
         """The passes of a pod that has one part of a step. Raises `DiagnosticError`."""
         if not self.options.keep:
             raise error(
-                "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory' and "
-                "'time' of one job",
+                "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory', "
+                "'time' and 'serve' of one job",
                 remedy="leave it out",
             )
         rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.job.builder import JobBuilder, model_name
+from stagec.driver.job.builder import model_name
 from stagec.driver.job.pods import Pods
 from stagec.driver.request.accepted import Accepted, take_accepted
 from stagec.driver.request.command_line import job_words
@@ -171,11 +171,13 @@ class Job:
 
     def dumps(self) -> dict[str, str]:
         """The text of the IR at first and behind each pass that changes it, in their order:
-        `00-input`, `01-infer-shapes`, as `--dump-dir` names them. Raises `DiagnosticError`."""
+        `00-input`, `01-infer-shapes`, as `--dump-dir` names them; of several pods `main/00-input`.
+        Raises `DiagnosticError`."""
         with asked():
-            dumps = Dumps()
-            JobBuilder(self._options).lower(watching=[dumps])
-            return dumps.texts
+            pods = Pods.of(self._options)
+            dumps = {f"{pod}/" if pods.several else "": (pod, Dumps()) for pod in pods.builders}
+            pods.lower({pod: [each] for pod, each in dumps.values()})
+            return {f"{of}{n}": t for of, (_, each) in dumps.items() for n, t in each.texts.items()}
 
     def sweep(self, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
         """`stagec.sweep` of this job. Raises `DiagnosticError`."""
