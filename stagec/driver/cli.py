@@ -116,14 +116,17 @@ def cli() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run `stagec ARGV`; the exit code. Never raises for what a user can do."""
-    from stagec.driver.output.common import run_safely
+    from stagec.driver.shell.run import run_safely
+    from stagec.driver.shell.session import ShellSession
+
+    session = ShellSession()
 
     def run() -> object:
         # not cli.main, which exits by itself where nobody reads the output
-        with cli.make_context("stagec", list(argv)) as context:
+        with cli.make_context("stagec", list(argv), obj=session) as context:
             return cli.invoke(context)
 
-    return run_safely(run)
+    return run_safely(run, session)
 
 
 def entry() -> None:
@@ -132,7 +135,7 @@ def entry() -> None:
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(cli, {}, "stagec", COMPLETE, os.environ[COMPLETE]))
-    from stagec.driver.output.streams import flush_streams, prepare_streams
+    from stagec.driver.shell.streams import flush_streams, prepare_streams
     from stagec.support.garbage import leave_garbage, seldom_collected
 
     prepare_streams()

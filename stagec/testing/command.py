@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.output.streams import tell
+from stagec.driver.shell.streams import tell
 from stagec.support.diagnostics import error
 from stagec.support.processors import processors
 from stagec.testing import golden, suite

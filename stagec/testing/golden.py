@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.driver.output.streams import tell
+from stagec.driver.shell.streams import tell
 
 MARKER = "// GOLDEN:"
 BLESS = "STAGEC_BLESS"

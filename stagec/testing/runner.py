@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.driver.output.streams import tell
+from stagec.driver.shell.streams import tell
 from stagec.testing import golden
 from stagec.testing.syntax import (
     Stage,

@@ -16,6 +16,7 @@ import pytest
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.configurations import import_configuration
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -186,7 +187,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if not path.exists():
             given = path.with_suffix(".json")
             given.write_text(json.dumps({"model_type": model_type, **SMALL[model_type][0]}))
-            path.write_text(import_configuration(str(given), images=True).text)
+            path.write_text(import_configuration(str(given), Session(), images=True).text)
         return path
 
     return file
@@ -242,7 +243,9 @@ def _qwen_tower(patches: int) -> int:
 def test_figures_of_qwen_are_those_of_words_and_of_the_tower(patches: int, tmp_path: Path) -> None:
     """S tokens, those of images among them, cost as much as S words."""
     path = tmp_path / "qwen.stg"
-    path.write_text(import_configuration(str(CONFIGS / "qwen2.5-vl-7b.json"), images=True).text)
+    path.write_text(
+        import_configuration(str(CONFIGS / "qwen2.5-vl-7b.json"), Session(), images=True).text
+    )
     published = FIGURES["qwen2.5-vl-7b"]
     found = analyse(str(path), sizes={"B": 1, "S": 4096, "N_v": patches})
     assert found["parameters"] == published["params"]
@@ -267,7 +270,7 @@ def test_figures_of_qwen3_are_those_of_words_and_of_the_tower(
     path = tmp_path / "qwen3.json"
     path.write_text(json.dumps(config))
     text = path.with_suffix(".stg")
-    text.write_text(import_configuration(str(path), images=True).text)
+    text.write_text(import_configuration(str(path), Session(), images=True).text)
     seen = analyse(str(text), sizes={"B": 1, "S": 4096, "N_v": 1024})
     read = analyse(str(path), sizes={"B": 1, "S": 4096})
     assert seen["parameters"] == read["parameters"]
@@ -286,7 +289,7 @@ def test_figures_of_qwen2_are_those_of_words_and_of_the_tower(tmp_path: Path) ->
     path = tmp_path / "qwen2.json"
     path.write_text(json.dumps(config))
     text = path.with_suffix(".stg")
-    text.write_text(import_configuration(str(path), images=True).text)
+    text.write_text(import_configuration(str(path), Session(), images=True).text)
     seen = analyse(str(text), sizes={"B": 1, "S": 4096, "N_v": 1024})
     read = analyse(str(path), sizes={"B": 1, "S": 4096})
     assert seen["parameters"] == read["parameters"]
@@ -304,7 +307,7 @@ def test_figures_of_llama_are_those_of_words_of_the_tower_and_of_cross_attention
     """The tower computes rows of a tile in multiples of eight, as the reference pads them."""
     path = tmp_path / "llama.stg"
     file = CONFIGS / "llama-3.2-11b-vision.json"
-    path.write_text(import_configuration(str(file), images=True).text)
+    path.write_text(import_configuration(str(file), Session(), images=True).text)
     published, s = FIGURES["llama-3.2-11b-vision"], 4096
     found = analyse(str(path), sizes={"B": 1, "S": s, "X_v": tiles})
     if tiles == 4:  # positions are those of four tiles
@@ -321,7 +324,7 @@ def test_models_without_images_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "llama.json"
     path.write_text(json.dumps(small("llama")))
     with pytest.raises(DiagnosticError, match="no text of Llama takes images beside words"):
-        import_configuration(str(path), images=True)
+        import_configuration(str(path), Session(), images=True)
     found = stagec("import", path, "--images")
     assert found.code == 1
     assert "leave --images out; it is for Qwen2.5-VL, Qwen2-VL, Llama 3.2 Vision" in found.err

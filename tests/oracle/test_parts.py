@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from stagec.driver.request.configurations import import_configuration
+from stagec.driver.request.session import Session
 from stagec.interp.machine import DisagreementError
 from stagec.support.diagnostics import DiagnosticError
 from tests.oracle.test_images import SMALL
@@ -52,7 +53,7 @@ def path(name: str) -> str:
     if name not in SMALL:
         return str(file)
     text = folder / f"{name}.stg"
-    text.write_text(import_configuration(str(file), images=True).text)
+    text.write_text(import_configuration(str(file), Session(), images=True).text)
     return str(text)
 
 

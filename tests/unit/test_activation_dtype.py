@@ -12,6 +12,7 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.request.units import on_machine
 from stagec.ir.types import DTYPE_BYTES
 from stagec.program.classes import rank_classes
@@ -38,7 +39,7 @@ COMPUTES = (
 
 def job(format: str, machine: str, **more: Any) -> JobOptions:
     options = JobOptions(LLAMA, **PREFILL, weight_dtype=format, **more)
-    return on_machine(options, machine_of(machine))
+    return on_machine(options, machine_of(machine, Session()))
 
 
 @pytest.mark.parametrize(("format", "machine", "dtype", "each"), COMPUTES)
@@ -93,7 +94,7 @@ def test_it_says_where_activations_stay_as_they_are() -> None:
 
 
 def test_four_bits_have_the_rate_of_the_machine() -> None:
-    machine = machine_of("b200")
+    machine = machine_of("b200", Session())
     shape = (1, 8192, 8192, 8192, 8192 * 8192 * 4.0)
     ratio = matmul_seconds(machine, "f8e4m3", *shape) / matmul_seconds(machine, "f4e2m1", *shape)
     assert 1.2 < ratio < peak(machine, "f4e2m1") / peak(machine, "f8e4m3")

@@ -21,6 +21,7 @@ import pytest
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.configurations import import_configuration
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.ir.expr import evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
@@ -74,7 +75,7 @@ def test_an_image_costs_what_the_reference_counts(name: str, tmp_path: Path) -> 
     path, sizes = tmp_path / f"{name}.json", {"B": 1, "S": 4096}
     path.write_text(json.dumps(COUNTED[name]["config"]))
     text = path.with_suffix(".stg")
-    text.write_text(import_configuration(str(path), images=True).text)
+    text.write_text(import_configuration(str(path), Session(), images=True).text)
     words, seen = (analyse(str(p), sizes=sizes) for p in (path, text))
     assert seen["parameters"] == words["parameters"] == COUNTED[name]["parameters"]
     found = seen["matmul_flops"]["forward"] - words["matmul_flops"]["forward"]

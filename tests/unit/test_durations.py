@@ -11,6 +11,7 @@ import pytest
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.time.timed import time_job
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
@@ -82,7 +83,7 @@ def test_durations_add_up_to_what_time_says(tmp_path: Path, granularity: str) ->
     nodes = compiled(tmp_path / "o", "--machine", MACHINE, "--granularity", granularity)
     total = sum(node.duration_micros for node in nodes)
     machine = load_machine(MACHINE).changed({"efficiency.host.issue": 0.0})
-    found = time_job(OPTIONS, machine, overlap=False, levers=False).report
+    found = time_job(OPTIONS, machine, Session(), overlap=False, levers=False).report
     parts = ("matrix products", "attention", "element-wise", "optimizer", "launch gaps")
     expected = 1e6 * sum(found.breakdown.get(part, 0.0) for part in parts)
     computations = sum(node.kind == NodeKind.COMP for node in nodes)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.output.common import kept_reports
 from stagec.driver.request.flags import OF_ONE_MESH
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
@@ -29,13 +29,13 @@ BY_SIZE = {"ddp_bucket"}
 
 def program(model: str, flags: dict[str, Any]) -> tuple[str, list[str]]:
     """The lowered text of a job without its strategy, and what was said."""
-    with kept_reports() as said:
-        options = JobOptions(model).changed(sizes=TINY[model], explicit=frozenset(flags), **flags)
-        builder = JobBuilder(options)
-        module = builder.lower(verify=False)
+    session = Session()
+    options = JobOptions(model).changed(sizes=TINY[model], explicit=frozenset(flags), **flags)
+    builder = JobBuilder(options, session)
+    module = builder.lower(verify=False)
     for op in module.ops("stg.strategy"):
         module.root.body.ops.remove(op)
-    return print_module(module), [d.message for d in said]
+    return print_module(module), [d.message for d in session.diagnostics]
 
 
 def silent(model: str, given: dict[str, Any]) -> list[str]:

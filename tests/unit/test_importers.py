@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.configurations import import_configuration
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.importers.importing import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.ir.expr import evaluate
@@ -95,8 +96,8 @@ def test_the_text_model_alone(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", READ)
 def test_a_second_import_of_a_file_is_the_same_text(name: str) -> None:
     assert (
-        import_configuration(str(CONFIGS[name])).text
-        == import_configuration(str(CONFIGS[name])).text
+        import_configuration(str(CONFIGS[name]), Session()).text
+        == import_configuration(str(CONFIGS[name]), Session()).text
     )
 
 

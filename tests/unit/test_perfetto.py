@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as public_untyped
 
+from stagec.driver.request.session import Session
 from stagec.driver.time.timed import Timed, time_job
 from stagec.formats.timeline import ranks as timeline
 from stagec.machines import load_machine
@@ -107,7 +108,7 @@ def _event(found: Read, packet: Any, names: Any, where: tuple[str, str], open_sl
 @pytest.fixture(scope="module")
 def timed() -> Timed:
     options = tiny_options(LLAMA, **JOB)
-    return time_job(options, load_machine("h100-sxm"), levers=False, memory=True)
+    return time_job(options, load_machine("h100-sxm"), Session(), levers=False, memory=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 from stagec.driver.job.serve_steps import _counted  # pyright: ignore[reportPrivateUsage]
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.time.timed import time_job
 from stagec.serving.step import SequenceClass, Step, step_of
 from tests.support import stagec
@@ -17,7 +18,9 @@ from tests.support import stagec
 def test_a_step_tells_each_of_its_passes_and_the_replay() -> None:
     told: list[str] = []
     options = JobOptions("llama3-8b", sizes={"L": 2, "B": 2}, tp=2)
-    time_job(options, machine_of("h100-sxm"), levers=False, progress=told.append)
+    time_job(
+        options, machine_of("h100-sxm", Session()), Session(), levers=False, progress=told.append
+    )
     passes = [line for line in told if line.startswith("compiling, pass ")]
     numbers = [tuple(map(int, line.split(":")[0].split()[2::2])) for line in passes]
     assert [n for n, _ in numbers] == sorted({n for n, _ in numbers})

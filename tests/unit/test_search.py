@@ -25,6 +25,7 @@ from stagec.driver.request.combine import complete
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import CACHES, STEP
+from stagec.driver.request.session import Session
 from stagec.driver.search import tried as trials
 from stagec.driver.search.alike import told_as_one
 from stagec.driver.search.bounds import JobBounds
@@ -124,9 +125,14 @@ def asked(model: str, sizes: str, ranks: int, machine: str, **more: Any) -> Ques
     usual: dict[str, Any] = dict.fromkeys((*KNOBS, *NOT_GIVEN), None)
     knobs = {**USUAL, **{n: v for n, v in more.items() if n in KNOBS}}
     rest = {n: v for n, v in more.items() if n not in KNOBS}
-    about = {"model": model, "sizes": values, "ranks": (ranks,), "machine": (machine_of(machine),)}
+    about = {
+        "model": model,
+        "sizes": values,
+        "ranks": (ranks,),
+        "machine": (machine_of(machine, Session()),),
+    }
     fixed = {"objective": "time", "top": 3, "overlap": True, "used_ranks": None}
-    return questions({**usual, **knobs, **about, **fixed, **rest})[0]
+    return questions({**usual, **knobs, **about, **fixed, **rest}, Session())[0]
 
 
 def answer_of(question: Question) -> Answer:
@@ -433,7 +439,7 @@ def test_what_an_action_leaves_delays_the_next() -> None:
 
 
 def test_the_default_space_depends_on_the_model() -> None:
-    machine = machine_of("h100-sxm")
+    machine = machine_of("h100-sxm", Session())
     dense = default_space({"S": 8192}, 32, 64, machine).knobs
     assert "ep" not in dense
     assert max(default_space({"S": 131072}, 32, 64, machine).knobs["cp"]) > max(dense["cp"])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stagec.driver.request.machine import machine_of
+from stagec.driver.request.session import Session
 from stagec.driver.search.jobs import Evaluated
 from stagec.driver.search.question import questions
 from stagec.driver.search.run import Answer, Question
@@ -46,9 +47,9 @@ CASES = [
 
 def asked(model: str, sizes: dict[str, int], ranks: int, given: Given) -> list[Question]:
     about: dict[str, Any] = {"model": model, "sizes": sizes, "ranks": (ranks,)}
-    about |= {"machine": (machine_of("h100-sxm"),), "top": 3, "overlap": True}
+    about |= {"machine": (machine_of("h100-sxm", Session()),), "top": 3, "overlap": True}
     about |= {"used_ranks": None}
-    return questions({**dict.fromkeys((*KNOBS, *NOT_GIVEN)), **about, **given})
+    return questions({**dict.fromkeys((*KNOBS, *NOT_GIVEN)), **about, **given}, Session())
 
 
 def value(answer: Answer, found: Evaluated) -> float | None:

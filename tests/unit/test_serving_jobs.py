@@ -17,6 +17,7 @@ from stagec.driver.job.admission import cache_room, largest_step
 from stagec.driver.job.step_modules import StepModules
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.program.nodes import Node, Program
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.engine import Engine
@@ -46,7 +47,7 @@ def job_of(model: str, **options: Any) -> JobOptions:
 
 def classes_of(job: JobOptions) -> tuple[list[SteppedClass], StepModules]:
     """The classes of a job of the steps above, on stages as many under way as there are."""
-    modules = StepModules(job)
+    modules = StepModules(job, Session())
     steps = [parse_step(text) for text in STEPS]
     after = [min(i, job.pp) if i >= job.pp else 0 for i in range(len(ORDER))]
     classes = [modules.classes(step) for step in steps]
@@ -80,7 +81,7 @@ def test_each_step_is_a_compile_of_its_own(options: dict[str, Any]) -> None:
     job = job_of(MIXTRAL if "ep" in options else LLAMA, **options)
     found, modules = classes_of(job)
     assert modules.compiles == 3
-    own = [StepModules(job).classes(parse_step(text)) for text in STEPS]
+    own = [StepModules(job, Session()).classes(parse_step(text)) for text in STEPS]
     for number, each in enumerate(found):
         steps = by_step(each.program())
         for place, which in enumerate(ORDER):
@@ -157,7 +158,7 @@ def test_traces_are_whole(tmp_path: Path) -> None:
 
 def test_equal_steps_are_compiled_once() -> None:
     """With contexts rounded up, 200 steps of decode are few distinct ones of one compile."""
-    modules = StepModules(job_of(LLAMA, tp=2))
+    modules = StepModules(job_of(LLAMA, tp=2), Session())
     steps = [parse_step("decode=4x100").later(i).rounded(64) for i in range(200)]
     distinct = list(dict.fromkeys(steps))
     assert [str(s) for s in distinct] == [f"decode=4x{n}" for n in (128, 192, 256, 320)]
@@ -217,7 +218,7 @@ def test_a_server_admits_what_the_machine_has_room_for() -> None:
     """By hand: 2 (K and V) x 2 bytes x G x K x L a token, split over tp; another block is too
     much. No step of the requests is larger than the machine."""
     job = job_of(LLAMA, tp=2)
-    modules, machine = StepModules(job), machine_of("h100-sxm")
+    modules, machine = StepModules(job, Session()), machine_of("h100-sxm", Session())
     requests = [Request(0, 40, 30) for _ in range(12)]
     largest = largest_step(requests, 64, 8)
     assert (largest.tokens, largest.sequences) == (8 + 40, 9)

@@ -18,6 +18,7 @@ from stagec.driver.job.figures import CompiledJob, compiled_of
 from stagec.driver.job.step_modules import StepModules
 from stagec.driver.job.step_times import StepTimes
 from stagec.driver.request.machine import machine_of
+from stagec.driver.request.session import Session
 from stagec.serving.engine import Served
 from stagec.serving.latency import Latencies, latencies
 from stagec.serving.requests import Request
@@ -130,8 +131,8 @@ def test_a_busy_server_lets_requests_wait(tmp_path: Path) -> None:
 def test_each_distinct_step_is_evaluated_once() -> None:
     """Steps of one structure share a compile; classes that are taken together are one step."""
     job = tiny_options(LLAMA).changed(serve="mixed", sizes={"L": 2, "D": 8, "H": 4, "G": 2, "K": 2})
-    modules = StepModules(job)
-    times = StepTimes(modules, machine_of(H100), None, 1)
+    modules = StepModules(job, Session())
+    times = StepTimes(modules, machine_of(H100, Session()), None, 1)
     texts = ["decode=2x8", "decode=1x7,decode=1x9", "decode=2x8", "decode=3x8", "decode=2x9"]
     steps: list[Step] = [parse_step(t) for t in texts]
     found = [times(step) for step in steps]
@@ -141,7 +142,7 @@ def test_each_distinct_step_is_evaluated_once() -> None:
     for step in (steps[0], *steps[2:]):  # those without classes that are taken together
         modules.classes(step)
     assert modules.compiles == compiles == 1
-    halves = StepTimes(modules, machine_of(H100), None, 2)
+    halves = StepTimes(modules, machine_of(H100, Session()), None, 2)
     assert halves(steps[0]) == -(-found[0] // 2)
 
 
@@ -158,10 +159,10 @@ def test_steps_of_one_structure_share_compiles(monkeypatch: pytest.MonkeyPatch) 
     job = tiny_options(LLAMA).changed(serve="mixed", sizes={"L": 2, "D": 8, "H": 4, "G": 2, "K": 2})
     texts = [f"decode={n}x{c},prefill=1x{k}+0" for n in (2, 3) for c in (5, 8) for k in (1, 4, 6)]
     jobs = [CompiledJob.of(job.changed(step=text)) for text in (*texts, *texts)]
-    modules = StepModules(job)
+    modules = StepModules(job, Session())
     for each, text in zip(jobs, texts, strict=False):
         modules.compiled(parse_step(text))
-        own = compiled_of(modules.builder_of(parse_step(text)))
+        own = compiled_of(modules.builder_of(parse_step(text), Session()))
         assert each.figures() == own.at(each.values)
     assert len(made) == modules.compiles < len(texts)
 

@@ -14,6 +14,7 @@ import pytest
 
 from stagec.driver.cli import main
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.sweep import rows as sweep_rows
 from stagec.driver.sweep import run as sweep
 from stagec.driver.sweep.rows import Case
@@ -307,9 +308,9 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     seen: list[JobOptions] = []
     summary = sweep_rows._summary  # pyright: ignore[reportPrivateUsage]
 
-    def spy(case: Case) -> dict[str, Any]:
+    def spy(case: Case, session: Session) -> dict[str, Any]:
         seen.append(case.options)
-        return summary(case)
+        return summary(case, session)
 
     monkeypatch.setattr(sweep_rows, "_summary", spy)
     (tmp_path / "two.toml").write_text(CONFIGURATIONS)

@@ -16,6 +16,7 @@ import pytest
 
 from stagec.analysis import time_picture as pictures
 from stagec.analysis.time_picture import time_picture
+from stagec.driver.request.session import Session
 from stagec.driver.time.timed import Timed, time_job
 from stagec.machines import load_machine
 from stagec.program.nodes import MICROBATCH, marker_of
@@ -45,7 +46,7 @@ COMMAND = (
 @pytest.fixture(scope="module")
 def timed() -> Timed:
     machine = load_machine("h100-sxm").changed({"efficiency.host.issue": 0.0})
-    return time_job(tiny_options(LLAMA, **JOB), machine, memory=True)
+    return time_job(tiny_options(LLAMA, **JOB), machine, Session(), memory=True)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from stagec.driver.job.pod_options import options_of_pod
 from stagec.driver.job.pods import Pods
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import PODS
+from stagec.driver.request.session import Session
 from stagec.driver.time.timed import time_job
 from stagec.ir.serving import PREFILL
 from stagec.machines import load_machine
@@ -58,7 +59,7 @@ def test_a_pod_by_itself_is_the_step_without_the_other_one() -> None:
     machine = load_machine("h100-sxm")
     pods = Pods.of(options).lower()
     for pod in PODS:
-        alone = time_job(options_of_pod(pod, options), machine, levers=False).step
+        alone = time_job(options_of_pod(pod, options), machine, Session(), levers=False).step
         found = step_time(Issued.of(pods.modules[pod]), machine)
         assert found.picoseconds == alone.picoseconds
         assert found.parts(found.slowest) == alone.parts(alone.slowest)
@@ -138,7 +139,8 @@ def test_a_page_has_the_figures_of_both_steps(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert ran.out.splitlines()[-1] in text
-    assert ">prefill<" in text and ">decode<" in text
+    assert ">prefill<" in text
+    assert ">decode<" in text
 
 
 def test_a_trace_shows_both_pods(tmp_path: Path) -> None:

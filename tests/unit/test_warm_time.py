@@ -14,6 +14,7 @@ from stagec.api import DiagnosticError, time_step
 from stagec.driver.job import figures
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.time.timed import time_job
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
@@ -70,7 +71,7 @@ def test_an_evaluation_is_that_of_a_compile_of_its_own(
         flags = {**base, **dict(zip(values, choice, strict=True))}
         found = time_step(model, machine, overlap=overlap, **flags)
         options = JobOptions(model).changed(**flags, explicit=frozenset(flags))
-        alone = time_job(options, machine, overlap=overlap, levers=False).report
+        alone = time_job(options, machine, Session(), overlap=overlap, levers=False).report
         assert found.as_json() == alone.as_json()
 
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import click
 
 from stagec.driver.cli import COMMANDS, cli
-from stagec.driver.output.common import DEBUG
+from stagec.driver.shell.run import DEBUG
 from tools.fuzzing.base import MODEL, Family, FaultError, in_process, job
 
 STRATEGY = "stg.strategy @s[mesh = @pod] {\n  stg.split[B, over = dp]\n}\n"

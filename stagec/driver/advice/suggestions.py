@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stagec.analysis.figures import Figures
 from stagec.driver.advice.search import BUDGET, MOST_CHANGES, Advice, Suggestion, advise
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.figures import figures
-from stagec.driver.output.common import kept_reports
-from stagec.driver.output.streams import tell
 from stagec.driver.output.tables import bytes_text, console, count_text, table
 from stagec.driver.request.command_line import job_words
-from stagec.driver.request.emission import progress_bar
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.ir.module import BATCH
 from stagec.ir.serving import MIXED
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
@@ -35,11 +31,11 @@ _SILENT: Mapping[str, Any] = {
 }
 
 
-def suggest(builder: JobBuilder, limit: Limit) -> None:
-    """Tell what would make a job fit in a limit, and the commands that show it. Raises
+def suggest(builder: JobBuilder, limit: Limit, session: Session) -> None:
+    """Say what would make a job fit in a limit, and the commands that show it. Raises
     `DiagnosticError` if its pipeline does not lower it."""
     if builder.from_texts:
-        tell("the strategy is a text, which no flag changes: write what holds less into it")
+        session.log("the strategy is a text, which no flag changes: write what holds less into it")
         return
     sizes = {n: v for n, v in builder.module.symbols.items() if v is not None}
     options = builder.options.changed(ranks=None, **_SILENT)
@@ -49,57 +45,53 @@ def suggest(builder: JobBuilder, limit: Limit) -> None:
         options = options.changed(batch=sizes.get(BATCH))
     elif BATCH in sizes:  # written down, so that no change changes the work
         options = options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})
-    with kept_reports():
-        before = figures(options)
-    with _compiler() as evaluate:
+    before = figures(options)
+    with session.progress("looking for what fits", "jobs") as progress:
+        evaluate = _compiler(progress)
         advice = advise(options, before, sizes, limit.room, evaluate, budget=BUDGET)
-    _tell(advice, limit)
+    _log(advice, limit, session)
 
 
-@contextmanager
-def _compiler() -> Generator[Callable[[Sequence[JobOptions]], list[Figures | None]]]:
-    """Compiles jobs by worker processes; on a terminal it tells how many."""
+def _compiler(
+    progress: Callable[[int, int], None],
+) -> Callable[[Sequence[JobOptions]], list[Figures | None]]:
+    """Compiles jobs by worker processes; `progress` gets how many."""
     done, processes = 0, processors()
 
-    def evaluate(jobs: Sequence[JobOptions], told: Callable[[int], None]) -> list[Figures | None]:
+    def evaluate(jobs: Sequence[JobOptions]) -> list[Figures | None]:
         nonlocal done
-        found: list[Figures | None] = [None] * len(jobs)
+        results: list[Figures | None] = [None] * len(jobs)
         for number, result in run_units(_figures, jobs, processes):
-            found[number] = result
+            results[number] = result
             done += 1
-            told(done)
-        return found
+            progress(done, BUDGET)
+        return results
 
-    if not sys.stderr.isatty():
-        yield lambda jobs: evaluate(jobs, lambda _: None)
-        return
-    with progress_bar("looking for what fits", "jobs") as progress:
-        yield lambda jobs: evaluate(jobs, lambda n: progress(n, BUDGET))
+    return evaluate
 
 
 def _figures(options: JobOptions) -> Figures | None:
     """The figures of a job, None for what is none; what is wrong with it is not told."""
     try:
-        with kept_reports():
-            return figures(options)
+        return figures(options)
     except (DiagnosticError, NotAnIntegerError):
         return None
 
 
-# -- telling ---------------------------------------------------------------------------------------
+# -- saying so -------------------------------------------------------------------------------------
 
 
-def _tell(advice: Advice, limit: Limit) -> None:
+def _log(advice: Advice, limit: Limit, session: Session) -> None:
     least = advice.smallest
     if not advice.found:
         held = bytes_text(least.figures.peak)
         change = f"with {least.text}" if least.changes else "as it is"
-        tell(f"nothing that fits was found; least is held {change}: {held}; use more ranks")
+        session.log(f"nothing that fits was found; least is held {change}: {held}; use more ranks")
     else:
-        _table(advice)
+        _table(advice, session)
         for number, suggestion in enumerate(advice.found, 1):
-            tell(f"[{number}] {command_of(suggestion.options, limit)}")
-    tell(
+            session.log(f"[{number}] {command_of(suggestion.options, limit)}")
+    session.log(
         f"{advice.tried} of {advice.count:,} combinations of up to {MOST_CHANGES} changes were "
         f"compiled, {_left(advice)}"
     )
@@ -111,7 +103,7 @@ def _left(advice: Advice) -> str:
     return f"the others are not expected to fit{', or to cost less' if advice.found else ''}"
 
 
-def _table(advice: Advice) -> None:
+def _table(advice: Advice, session: Session) -> None:
     """A row for each suggestion: what it is, what it holds, and what it costs more than before."""
     before = advice.before
     copies = any(s.figures.copied != before.copied for s in advice.found)
@@ -121,7 +113,8 @@ def _table(advice: Advice) -> None:
     made = table(title, "", "changes", "peak", "sent", "FLOPs", *more, text_columns=2)
     for number, each in enumerate(advice.found, 1):
         made.add_row(rf"\[{number}]", each.text, *_costs(each, before, copies, bubbles))
-    console(sys.stderr).print(made)
+    if session.stream is not None:
+        console(session.stream).print(made)
 
 
 def _costs(each: Suggestion, before: Figures, copies: bool, bubbles: bool) -> Iterator[str]:

@@ -7,8 +7,6 @@ from typing import Any
 import click
 
 from stagec.driver.job.pods import Pods
-from stagec.driver.output.common import write_output
-from stagec.driver.output.report import show
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import machine_options
 from stagec.driver.request.option import Option, switch
@@ -16,6 +14,8 @@ from stagec.driver.request.result import JSON, OUTPUT, PAGE_OR_PLOT
 from stagec.driver.request.units import on_machine
 from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
+from stagec.driver.shell.session import the_session
+from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.verbs.analyze import analyze
@@ -62,12 +62,14 @@ def command(**given: Any) -> int:
                 "--machine is about the ops of one step of serving",
                 remedy="leave it out, or run 'stagec time'",
             )
-        return sweep(Case(options), given, ANALYSIS)
+        return show_sweep(sweep(Case(options), given, ANALYSIS, the_session()), given)
     check_alone(given)
     if options.print_strategy:
         job = on_machine(options, given["machine"])
-        write_output(Pods.of(job, symbolic=given["symbolic"]).strategy(), given["output"])
+        write_output(
+            Pods.of(job, the_session(), symbolic=given["symbolic"]).strategy(), given["output"]
+        )
         return 0
     asked = {name: given[name] for name in ("symbolic", "machine", "limit")}
-    show(analyze(options, **asked), given)
+    show(analyze(options, the_session(), **asked), given)
     return 0

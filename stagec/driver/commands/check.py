@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stagec.driver.output.report import show
-from stagec.driver.output.streams import tell
+from stagec.driver.shell.session import log
+from stagec.driver.shell.show import show
 from stagec.driver.verbs.check import check, gap_counts
 
 if TYPE_CHECKING:
@@ -38,22 +38,22 @@ def _tell(report: CheckReport, *, failed: bool) -> None:
     """All findings, and what was not checked, on stderr."""
     for severity, findings in (("error", report.errors), ("warning", report.warnings)):
         for finding in findings:
-            tell(f"{severity}: {finding}")
+            log(f"{severity}: {finding}")
     _tell_gaps(report)
     if report.eager_only is not None and not failed:
-        tell(f"note: {report.eager_only}")
+        log(f"note: {report.eager_only}")
     gaps = {finding.code for finding in report.gaps}
     for code, count in report.omitted.items():
         if code not in gaps:
-            tell(f"... and {count} more of '{code}'")
+            log(f"... and {count} more of '{code}'")
     if report.alone and not failed:
-        tell("note: not checked without the other ranks:")
+        log("note: not checked without the other ranks:")
         for text in report.alone:
-            tell(f"  {text}")
+            log(f"  {text}")
 
 
 def _tell_gaps(report: CheckReport) -> None:
     """What a recorded trace lacks: how many of each kind, and the first of them."""
     for code, count in gap_counts(report).items():
         first = next(finding for finding in report.gaps if finding.code == code)
-        tell(f"missing for a simulator: {count:,} x {code}, first {first}")
+        log(f"missing for a simulator: {count:,} x {code}, first {first}")

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.written import tell_written
+from stagec.driver.job.written import log_written
 from stagec.driver.shell.options import take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
+from stagec.driver.shell.session import the_session
 from stagec.driver.verbs.compile import COMPILE, compile_job, strategy_to_compile
 
 
@@ -27,12 +28,12 @@ def command(**given: Any) -> int:
     """
     options = take_options(given)
     if options.print_strategy:
-        sys.stdout.write(strategy_to_compile(options, given))
+        sys.stdout.write(strategy_to_compile(options, given, the_session()))
         return 0
-    answer = compile_job(options, given)
+    answer = compile_job(options, given, the_session())
     if not given["quiet"]:
         answer.print(sys.stdout)
         sys.stdout.flush()  # before what follows on stderr
         if answer.output is not None and answer.written:
-            tell_written(answer.written, answer.output, answer.times)
+            log_written(answer.written, answer.output, answer.times, the_session())
     return 0

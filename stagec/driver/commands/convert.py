@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from stagec.driver.output.streams import tell
 from stagec.driver.output.trace_files import check_is_trace
+from stagec.driver.shell.session import log
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 from stagec.support.words import counted
 
@@ -61,7 +61,7 @@ def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> in
         from stagec.driver.output.tables import bytes_text
 
         count = counted(len(sizes), "file")
-        tell(f"wrote {count}, {bytes_text(sum(sizes))}, to {output}")
+        log(f"wrote {count}, {bytes_text(sum(sizes))}, to {output}")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stagec.driver.output.common import write_output
+from stagec.driver.shell.show import write_output
 from stagec.support.words import counted
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from stagec.driver.output.common import write_output
-from stagec.driver.request.emission import progress_on_terminal
 from stagec.driver.request.machine import machine_of
 from stagec.driver.shell import completion
+from stagec.driver.shell.session import progress, the_session
+from stagec.driver.shell.show import write_output
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def command(
     from stagec.time.fit.constants import fit_tables
     from stagec.time.measured.files import read_measured
 
-    machine = machine_of(base)
+    machine = machine_of(base, the_session())
     name = machine.name
     if output is not None and output != _STDOUT:
         if not output.endswith(".toml"):
@@ -71,8 +71,8 @@ def command(
         name = _as_file(os.path.relpath(base, folder))
     tables = [table for path in measured for table in read_measured(path)]
     origin = " and ".join(dict.fromkeys(path.name for path in measured))
-    with progress_on_terminal("fitting", "kinds", quiet) as progress:
-        found = fit_tables(tables, machine, origin, progress)
+    with progress("fitting", "kinds", quiet=quiet) as counted:
+        found = fit_tables(tables, machine, origin, counted)
     to_stdout = output == _STDOUT
     if as_json:
         _print_json(found, machine, sys.stderr if to_stdout else sys.stdout)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.output.common import write_output
 from stagec.driver.request.configurations import import_configuration
+from stagec.driver.shell.session import the_session
+from stagec.driver.shell.show import write_output
 
 
 @click.command("import")
@@ -42,5 +43,7 @@ def command(
 
     A key that changes the computation and is not understood is an error. Nothing is downloaded.
     """
-    source = import_configuration(config, ignored, plugin, images=images, unknown=unknown)
+    source = import_configuration(
+        config, the_session(), ignored, plugin, images=images, unknown=unknown
+    )
     write_output(source.text, output)

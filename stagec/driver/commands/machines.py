@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from stagec.driver.output.common import write_output
-from stagec.driver.output.streams import tell
 from stagec.driver.request.machine import machine_of
 from stagec.driver.shell import completion
+from stagec.driver.shell.session import log, the_session
+from stagec.driver.shell.show import write_output
 from stagec.machines import Level, Machine, figure_text, machines
 
 
@@ -25,7 +25,7 @@ def command(name: str | None, as_json: bool) -> None:
     """List the machines, or print every figure of one with its source. A file of your own is
     checked; docs/machines.md says how to write one."""
     if name is not None:
-        machine = machine_of(name)
+        machine = machine_of(name, the_session())
         if as_json:
             write_output(json.dumps(_object(machine), indent=1) + "\n", None)
         else:
@@ -55,7 +55,7 @@ def _print_table(known: Mapping[str, Machine]) -> None:
         memory = figure_text(m.memory.capacity), figure_text(m.memory.bandwidth)
         rows.add_row(m.name, m.title, *rates, *memory, ", ".join(map(_level, m.network)))
     console(sys.stdout, 170).print(rows)
-    tell("'stagec machines NAME' prints every figure with its source; a FILE is read and checked.")
+    log("'stagec machines NAME' prints every figure with its source; a FILE is read and checked.")
 
 
 def _level(level: Level) -> str:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.job.written import formats_asked, tell_written, write_formats
+from stagec.driver.job.written import formats_asked, log_written, write_formats
 from stagec.driver.request.emission import EMISSION
 from stagec.driver.request.machine import machine_options
 from stagec.driver.shell.options import take_machine, takes
+from stagec.driver.shell.session import the_session
 from stagec.formats.registry import formats_of
 from stagec.support.diagnostics import error
 
@@ -54,10 +55,15 @@ def command(archive: Path, output: Path, **given: Any) -> int:
     formats = [source.format] if asked is None else formats_asked(asked, registry, given)
     began = time.perf_counter()
     written = write_formats(
-        lambda each: _source(source, each, given), formats, output, source.about, given
+        lambda each: _source(source, each, given),
+        formats,
+        output,
+        source.about,
+        given,
+        the_session(),
     )
     if not given["quiet"]:
-        tell_written(written, output, f"in {time.perf_counter() - began:.2f} s")
+        log_written(written, output, f"in {time.perf_counter() - began:.2f} s", the_session())
     return 0
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stagec.driver.output.common import write_output
-from stagec.driver.request.emission import progress_on_terminal
+from stagec.driver.shell.session import progress
+from stagec.driver.shell.show import write_output
 
 if TYPE_CHECKING:
     from stagec.time.measured.kineto import Reading
@@ -56,9 +56,9 @@ def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
 
     before, whole = 0, sum(path.stat().st_size for path in traces)
     found: list[Reading] = []
-    with progress_on_terminal("reading traces", "MiB", quiet) as progress:
+    with progress("reading traces", "MiB", quiet=quiet) as counted:
         for path in traces:
-            found.append(read_trace(path, partial(_tell_bytes, progress, before, whole)))
+            found.append(read_trace(path, partial(_tell_bytes, counted, before, whole)))
             before += path.stat().st_size
     return found
 
@@ -68,7 +68,7 @@ def _tell_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
 
 
 def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
-    from stagec.driver.output.streams import tell
+    from stagec.driver.shell.session import log
     from stagec.time.measured.torch_ops import NO_SHAPES
 
     kinds: dict[str, list[float]] = {}
@@ -84,26 +84,26 @@ def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
             missed.setdefault(what, []).extend(found)
     whole = sum(r.gpu_seconds for r in readings) or 1.0
     share = sum(map(sum, kinds.values())) / whole
-    tell(f"{len(rows)} rows from {share:.1%} of the GPU's time: {_kinds(kinds, whole) or 'none'}")
+    log(f"{len(rows)} rows from {share:.1%} of the GPU's time: {_kinds(kinds, whole) or 'none'}")
     unshaped = sum(sum(found) for (_, why), found in missed.items() if why == NO_SHAPES)
     if unshaped > _TOO_MUCH * whole:
-        tell(f"{unshaped / whole:.1%} are of ops without shapes: profile with record_shapes=True")
+        log(f"{unshaped / whole:.1%} are of ops without shapes: profile with record_shapes=True")
     if missed:
-        tell("not in the table:")
+        log("not in the table:")
     ordered = sorted(missed.items(), key=lambda item: -sum(item[1]))
     for (name, why), found in ordered[:_MISSED]:
-        tell(f"  {_line(found, whole)}  {name:.90} ({why})")
+        log(f"  {_line(found, whole)}  {name:.90} ({why})")
     if rest := [s for _, found in ordered[_MISSED:] for s in found]:
-        tell(f"  {_line(rest, whole)}  {len(ordered) - _MISSED} others")
+        log(f"  {_line(rest, whole)}  {len(ordered) - _MISSED} others")
 
 
 def _tell_trace(reading: Reading) -> None:
-    from stagec.driver.output.streams import tell
+    from stagec.driver.shell.session import log
 
     rank = "" if reading.rank is None else f", rank {reading.rank}"
     device = f", {reading.device}" if reading.device else ""
     step = ", without the first step" if reading.first_left_out else ""
-    tell(
+    log(
         f"{reading.path}{rank}{device}: {reading.events:,} events; {reading.gpu_events:,} on the "
         f"GPU, {reading.gpu_seconds * 1e3:,.3f} ms{step}"
     )

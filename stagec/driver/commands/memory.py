@@ -12,15 +12,14 @@ from stagec.analysis.memory_fit import MemoryFit
 from stagec.driver.job.pod_options import has_pods
 from stagec.driver.job.pods import Pods
 from stagec.driver.memory.picture import PICTURES, Changes, draw
-from stagec.driver.output.common import write_output
-from stagec.driver.output.report import show
-from stagec.driver.output.streams import tell
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.option import OneOf, Option, switch
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.result import JSON, OUTPUT
 from stagec.driver.shell.options import job_of_words, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
+from stagec.driver.shell.session import log, the_session
+from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.verbs.memory import MemoryPlan, memory
@@ -58,7 +57,7 @@ def command(**given: Any) -> int:
     if given["sweep"]:
         from stagec.driver.sweep.table import FOOTPRINT
 
-        return sweep(Case(options), given, FOOTPRINT)
+        return show_sweep(sweep(Case(options), given, FOOTPRINT, the_session()), given)
     check_alone(given)
     if given["advise"] and (given["limit"] is None or has_pods(options)):
         raise error(
@@ -68,20 +67,22 @@ def command(**given: Any) -> int:
             else "leave it out",
         )
     if options.print_strategy:
-        write_output(Pods.of(options).strategy(), given["output"])
+        write_output(Pods.of(options, the_session()).strategy(), given["output"])
         return 0
     return _planned(options, given)
 
 
 def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     """Plan, draw and show; 1 if it does not fit."""
-    plan = memory(options, fit=given["fit"], limit=given["limit"])
+    plan = memory(options, the_session(), fit=given["fit"], limit=given["limit"])
     each = {"": plan} if isinstance(plan, MemoryPlan) else plan.pods
     if given["as_json"] or given["output"]:
         for pod, one in each.items():
             _tell_verdict(f"{pod}/" if pod else "", one)
     builders = {pod: one.builder for pod, one in each.items()}
-    drawing = draw(builders, {pod: one.data for pod, one in each.items()}, options, given)
+    drawing = draw(
+        builders, {pod: one.data for pod, one in each.items()}, options, given, the_session()
+    )
     show(replace(plan, drawing=drawing), given)
     if plan.fits is not False:
         return 0
@@ -90,9 +91,9 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
         if given["advise"]:
             from stagec.driver.advice.suggestions import suggest
 
-            suggest(plan.builder, given["limit"])
+            suggest(plan.builder, given["limit"], the_session())
         else:
-            tell("--advise looks for flags with which it fits")
+            log("--advise looks for flags with which it fits")
     return 1
 
 
@@ -101,7 +102,7 @@ def _tell_verdict(of: str, plan: MemoryPlan) -> None:
     from stagec.driver.output.tables import fit_text
 
     if (fit := plan.data.get("fit")) is not None:
-        tell(f"{of}{fit['class']}: {fit_text(MemoryFit(fit['peak'], fit['room']))}")
+        log(f"{of}{fit['class']}: {fit_text(MemoryFit(fit['peak'], fit['room']))}")
 
 
 def _tell_why(worst: Mapping[str, Any]) -> None:
@@ -110,4 +111,4 @@ def _tell_why(worst: Mapping[str, Any]) -> None:
 
     category = max(worst["categories"], key=lambda c: worst["categories"][c])
     size = bytes_text(worst["categories"][category])
-    tell(f"most of it is {category}: {size}; the peak is at {worst['at']}")
+    log(f"most of it is {category}: {size}; the peak is at {worst['at']}")

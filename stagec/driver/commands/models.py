@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import click
 
-from stagec.driver.output.common import write_output
-from stagec.driver.output.streams import tell
 from stagec.driver.shell import completion
+from stagec.driver.shell.session import log
+from stagec.driver.shell.show import write_output
 from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library
 from stagec.support.diagnostics import error
@@ -85,4 +85,4 @@ def _print_table(models: Mapping[str, LibraryModel]) -> None:
         numbers = (_first(sizes, *each) for each in shown.values())
         rows.add_row(*names, str(model_layers(m) or ""), *numbers)
     out.print(rows)
-    tell("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.")
+    log("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.output.common import write_output
+from stagec.driver.shell.show import write_output
 from stagec.ir.opdef import OpDef, Registry
 from stagec.ir.param import Arity, Param
 from stagec.ir_spec.strategy.statement import Statement

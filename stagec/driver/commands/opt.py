@@ -9,8 +9,9 @@ import click
 
 from stagec.driver.commands.expect import Expectations
 from stagec.driver.job.instruments import instruments
-from stagec.driver.output.common import read_source, remember, report, write_output
 from stagec.driver.shell import completion
+from stagec.driver.shell.session import the_session
+from stagec.driver.shell.show import write_output
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import (
     reproducer_pipeline,
@@ -84,12 +85,12 @@ def command(**given: object) -> int:
 
 class _Opt:
     def __init__(self, options: Options) -> None:
-        self._options = options
+        self._options, self._session = options, the_session()
         self._loaded: Loaded = load_plugins(options.plugin)
 
     def run(self) -> int:
         options = self._options
-        source = read_source(options.file)
+        source = self._session.read(options.file)
         pipeline = self._pipeline(source)
         parts = split_source(source) if options.split_input_file else [source]
         if options.verify_diagnostics:
@@ -103,8 +104,7 @@ class _Opt:
                 problems.append(e)
         write_output(f"{SPLIT}\n".join(results), options.output)
         for problem in problems:
-            for diagnostic in problem.diagnostics:
-                report(diagnostic)
+            self._session.report(*problem.diagnostics)
         return 1 if problems else 0
 
     def _pipeline(self, source: Source) -> Pipeline:
@@ -117,7 +117,7 @@ class _Opt:
                     remedy="give the passes with -p, or a file that --reproducer wrote",
                 )
             text = found
-        remember(Source(PIPELINE, text))
+        self._session.remember(Source(PIPELINE, text))
         return self._loaded.pipeline(text)
 
     def _process(self, source: Source, pipeline: Pipeline) -> Module:
@@ -126,14 +126,13 @@ class _Opt:
         if not pipeline.passes:
             verify_module(module)
         known = self._loaded.passes.values()
-        PassManager(pipeline, instruments(self._options, pipeline, self._loaded), known=known).run(
-            module
-        )
+        PassManager(
+            pipeline, instruments(self._options, pipeline, self._loaded, self._session), known=known
+        ).run(module)
         return module
 
     def _text(self, module: Module) -> str:
-        for diagnostic in module.diagnostics.items:
-            report(diagnostic)
+        self._session.report(*module.diagnostics.items)
         if self._options.print_generic:
             from stagec.text.generic import print_generic
 
@@ -148,9 +147,9 @@ class _Opt:
                 expected.take(self._process(part, pipeline).diagnostics.items)
             except DiagnosticError as e:
                 expected.take(e.diagnostics)
-            for diagnostic in expected.problems():
-                report(diagnostic)
-                code = 1
+            problems = list(expected.problems())
+            self._session.report(*problems)
+            code = 1 if problems else code
         return code
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.output.common import write_output
 from stagec.driver.shell import completion
+from stagec.driver.shell.show import write_output
 from stagec.pipeline.passes import Pass, option_text, options_of
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.support.diagnostics import error

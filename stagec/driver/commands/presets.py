@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import click
 
-from stagec.driver.output.common import write_output
-from stagec.driver.output.streams import tell
 from stagec.driver.shell import completion
+from stagec.driver.shell.session import log
+from stagec.driver.shell.show import write_output
 from stagec.models import Preset, presets
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
@@ -54,7 +54,7 @@ def _print_table(known: Mapping[str, Preset]) -> None:
         sizes = ", ".join(f"{n} = {v}" for n, v in {**p.values, **p.step}.items())
         rows.add_row(p.name, p.title, p.model, sizes)
     console(sys.stdout, 150).print(rows)
-    tell(
+    log(
         "'stagec compile --preset NAME -o DIR' compiles one; 'stagec presets NAME' prints its "
         "text; --pp, --dp, --tp and --set change single sizes."
     )

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from stagec.driver.job.written import formats_asked, tell_written, write_formats
+from stagec.driver.job.written import formats_asked, log_written, write_formats
 from stagec.driver.request.emission import EMISSION
 from stagec.driver.request.machine import machine_options
 from stagec.driver.request.option import Option
 from stagec.driver.request.sizes import SizesType
 from stagec.driver.shell.options import take_machine, takes
+from stagec.driver.shell.session import the_session
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:
@@ -94,9 +95,10 @@ def command(traces: Path, output: Path, **given: Any) -> int:
         output,
         about,
         given,
+        the_session(),
     )
     if not given["quiet"]:
-        tell_written(written, output, f"in {time.perf_counter() - began:.2f} s")
+        log_written(written, output, f"in {time.perf_counter() - began:.2f} s", the_session())
     return 0
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from stagec.driver.output.common import write_output
-from stagec.driver.output.streams import tell
+from stagec.driver.shell.session import log
+from stagec.driver.shell.show import write_output
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import Costs
@@ -142,7 +142,7 @@ def _list(schedules: Iterable[Schedule]) -> None:
         row = s.name, s.summary, f.bubble, f.in_flight, f.condition, s.source
         rows.add_row(*map(escape, row))
     console(sys.stdout, 160).print(rows)
-    tell(
+    log(
         "p stages, m microbatches, v chunks per rank; F forward, B whole backward, W gradient of "
         "the weights,\nF&B an overlapped pair, each for a rank's share of the model."
     )

@@ -8,17 +8,15 @@ from typing import Any
 
 import click
 
-from stagec.driver.output.common import INTERRUPTED, write_output
-from stagec.driver.output.report import show
-from stagec.driver.output.streams import tell
-from stagec.driver.request.emission import line_on_terminal
-from stagec.driver.request.machine import tell_cautions
 from stagec.driver.request.option import Option, switch
 from stagec.driver.request.result import CSV, JSON, OUTPUT, PAGE
 from stagec.driver.search.asked import SEARCH
 from stagec.driver.search.question import questions, space_text
 from stagec.driver.shell.options import takes, takes_model
+from stagec.driver.shell.run import INTERRUPTED
 from stagec.driver.shell.sections import LongCommand
+from stagec.driver.shell.session import log, the_session
+from stagec.driver.shell.show import show, write_output
 from stagec.driver.verbs.search import search
 from stagec.ir_spec.strategy.statement import Section
 from stagec.support.diagnostics import DiagnosticError, error
@@ -55,23 +53,23 @@ def command(**given: Any) -> int:
     """
     if given["as_json"] and given["as_csv"]:
         raise error("--json and --csv are two forms of the answer", remedy="choose one of them")
-    asked = questions(given)
+    asked = questions(given, the_session())
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])
         return 0
     try:
-        with line_on_terminal() as progress:
+        with the_session().live() as progress:
             answer = search(asked, given, progress)
     except KeyboardInterrupt:
-        tell(f"interrupted while the points were listed: {_LESS}")
+        log(f"interrupted while the points were listed: {_LESS}")
         raise
     data = answer.data
-    tell_cautions(data["cautions"])
+    the_session().remark(*data["cautions"])
     show(answer, given)
     if not data["proven"]:
         if not data["best"]:
             left = data["left"]
-            tell(f"interrupted before a strategy was found; {left:,} points are left: {_LESS}")
+            log(f"interrupted before a strategy was found; {left:,} points are left: {_LESS}")
         return INTERRUPTED
     if not data["best"]:
         raise _nothing(data["nearest"], serves=given["serve"] is not None)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.output.report import show
 from stagec.driver.request.accepted import ACCEPTED, take_accepted
-from stagec.driver.request.machine import machine_of, machine_options, tell_cautions
+from stagec.driver.request.machine import machine_of, machine_options
 from stagec.driver.request.option import Kind, Option, Whole
 from stagec.driver.request.ranges import is_range, values_of
 from stagec.driver.request.result import JSON, OUTPUT, PAGE_OR_PLOT
@@ -17,6 +16,8 @@ from stagec.driver.request.times import TimeType
 from stagec.driver.request.units import on_machine
 from stagec.driver.shell.options import take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
+from stagec.driver.shell.session import the_session
+from stagec.driver.shell.show import show
 from stagec.driver.verbs.serve import LARGEST, serve
 
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ def command(**given: Any) -> int:
         stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
     """
     options = take_options(given)
-    machine = machine_of(given["machine"], given["used_ranks"])
+    machine = machine_of(given["machine"], the_session(), given["used_ranks"])
     asked = {name: given[name] for name in ("output_tokens", "batches", "ttft", "tpot")}
     accepted = take_accepted(on_machine(options, machine), given)
-    answer = serve(options, machine, **asked, accepted=accepted)
-    tell_cautions(answer.cautions)
+    answer = serve(options, machine, the_session(), **asked, accepted=accepted)
+    the_session().remark(*answer.cautions)
     show(answer, given)
     return 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from stagec.driver.output.streams import tell
 from stagec.driver.output.trace_files import check_is_trace
+from stagec.driver.shell.session import log
 
 if TYPE_CHECKING:
     from stagec.formats.chakra.show import Row
@@ -51,7 +51,7 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
         out.print(shown)
     if summary is not None:
         if summary.nodes > len(rows):
-            tell(f"{len(rows)} of {summary.nodes} nodes shown; --all shows the rest")
+            log(f"{len(rows)} of {summary.nodes} nodes shown; --all shows the rest")
         sums = table("Totals", "kind", *_TOTALS)
         for kind, total in summary.by_kind.items():
             sums.add_row(kind, *(f"{getattr(total, name, 0):,}" for name in _TOTALS.values()))

@@ -7,10 +7,7 @@ from typing import Any
 import click
 
 from stagec.driver.job.pods import Pods
-from stagec.driver.output.common import write_output
-from stagec.driver.output.report import show
 from stagec.driver.request.accepted import ACCEPTED, take_accepted
-from stagec.driver.request.emission import line_on_terminal
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import GRAPHS, machine_options
 from stagec.driver.request.measurements import MEASURED, measurements
@@ -20,6 +17,8 @@ from stagec.driver.request.result import JSON, OUTPUT
 from stagec.driver.request.units import on_machine
 from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
+from stagec.driver.shell.session import the_session
+from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.driver.sweep.rows import Case
 from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import TIME_FILES, draws, write_perfetto
@@ -76,14 +75,18 @@ def command(**given: Any) -> int:
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     if options.print_strategy:
-        write_output(Pods.of(on_machine(options, given["machine"])).strategy(), given["output"])
+        write_output(
+            Pods.of(on_machine(options, given["machine"]), the_session()).strategy(),
+            given["output"],
+        )
         return 0
     pictures = draws(given)
     asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
     measured = measurements(given["measured"], given["kernels_from"], given["machine"])
-    with line_on_terminal() as progress:
+    with the_session().live() as progress:
         answer = time(
             options,
+            session=the_session(),
             **asked,
             measured=measured,
             accepted=accepted,
@@ -93,7 +96,9 @@ def command(**given: Any) -> int:
     if given["perfetto"] is not None:
         how = {"overlap": given["overlap"], "graphs": given["graphs"], "measured": measured}
         ranks = given["perfetto_ranks"]
-        write_perfetto(answer.drawn(), given["perfetto"], ranks, machine=given["machine"], **how)
+        write_perfetto(
+            answer.drawn(), given["perfetto"], ranks, the_session(), machine=given["machine"], **how
+        )
     show(answer, given)
     return 0
 
@@ -110,7 +115,7 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
         graphs=given["graphs"],
         used=given["used_ranks"],
     )
-    return sweep(case, given, TIME)
+    return show_sweep(sweep(case, given, TIME, the_session()), given)
 
 
 def _no_machine() -> DiagnosticError:

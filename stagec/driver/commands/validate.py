@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.output.common import write_output
+from stagec.driver.shell.show import write_output
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.measured import measured_steps
-from stagec.driver.output.common import write_output
-from stagec.driver.request.emission import progress_bar, workers
+from stagec.driver.request.emission import workers
+from stagec.driver.shell.session import progress
+from stagec.driver.shell.show import write_output
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
 
@@ -109,15 +110,13 @@ def chosen(source: str | None, *, everything: bool) -> list[MeasuredStep]:
 def _predicted(steps: Sequence[MeasuredStep]) -> list[float | str]:
     """Seconds of each step, or why there are none, by as many processes as there are cores."""
     results: dict[int, float | str] = {}
-    with workers({"scheduler": None, "jobs": None}) as run:
-        found = run(seconds_or_problem, steps)
-        if not sys.stderr.isatty():
-            results = dict(found)
-        else:
-            with progress_bar("predicting", "steps") as progress:
-                for done, (number, result) in enumerate(found, 1):
-                    results[number] = result
-                    progress(done, len(steps))
+    with (
+        workers({"scheduler": None, "jobs": None}) as run,
+        progress("predicting", "steps", quiet=False) as counted,
+    ):
+        for done, (number, result) in enumerate(run(seconds_or_problem, steps), 1):
+            results[number] = result
+            counted(done, len(steps))
     return [results[i] for i in range(len(steps))]
 
 

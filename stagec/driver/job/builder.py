@@ -12,7 +12,6 @@ from pathlib import Path
 
 from stagec.analysis.repeated import RepeatedWork
 from stagec.driver.job.instruments import instruments
-from stagec.driver.output.common import read_part, read_source, remember, report
 from stagec.driver.request.combine import (
     check,
     check_ranks,
@@ -30,6 +29,7 @@ from stagec.driver.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.request.options import JobOptions, request
 from stagec.driver.request.preset import find_preset, with_step
 from stagec.driver.request.serving import Serving, beyond, read_serving, refuse_training
+from stagec.driver.request.session import Session
 from stagec.driver.request.units import remark_of, settled
 from stagec.importers.library import model_source
 from stagec.ir.core import Operation
@@ -60,14 +60,18 @@ _FORM = "write 'stg.strategy @name { ... }'; --print-strategy prints that of fla
 
 
 class JobBuilder:
-    """Turns options into a module with mesh and strategy, and runs the pipeline on it."""
+    """Turns options into a module with mesh and strategy, and runs the pipeline on it. Without a
+    session it says nothing."""
 
-    def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
+    def __init__(
+        self, options: JobOptions, session: Session | None = None, *, symbolic: bool = False
+    ) -> None:
+        self.session = session or Session()
         self._preset = find_preset(options) if options.preset else None
         if self._preset is not None:
             options = with_step(options).changed(model=options.model or self._preset.model)
         if (told := remark_of(options)) is not None:
-            report(told)
+            self.session.report(told)
         self.options, self._symbolic = complete(settled(options)), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
@@ -87,7 +91,7 @@ class JobBuilder:
                 f"no model '{self.options.model}' in the library, and no file of that name",
                 remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
             )
-        source = remember(model_source(entry)) if entry else self._read_model()
+        source = self.session.remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})
@@ -111,7 +115,7 @@ class JobBuilder:
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
         if self.serving is None and (said := replicated_state(module)) is not None:
-            report(said)
+            self.session.report(said)
         self._default_batch(module)
         return module
 
@@ -121,7 +125,7 @@ class JobBuilder:
         if found is not None:
             warning = beyond(found)
             if warning is not None:
-                report(warning)
+                self.session.report(warning)
             found.declare(module)
         return found
 
@@ -143,8 +147,10 @@ class JobBuilder:
         """The text of a file, or that which a configuration becomes."""
         model = self.options.model
         if not is_configuration(model):
-            return read_source(model)
-        return remember(import_configuration(model, plugins=self.options.plugin))
+            return self.session.read(model)
+        return self.session.remember(
+            import_configuration(model, self.session, plugins=self.options.plugin)
+        )
 
     def _match_ranks(self, module: Module, ranks: int) -> None:
         """The mesh of a text too has as many ranks as asked for; one open axis is filled in."""
@@ -162,7 +168,7 @@ class JobBuilder:
         if errors:
             raise DiagnosticError(*errors)
         for diagnostic in found:
-            report(diagnostic)
+            self.session.report(diagnostic)
 
     def _request(self, module: Module) -> FlagValues:
         return request(self.options, self._axes(), module.symbols, module.sequences)
@@ -180,7 +186,7 @@ class JobBuilder:
             f"--tp {tp} is more than the {heads} key/value heads: they are split over tp = {heads} "
             f"and replicated over {REPLICAS} = {tp // heads}"
         )
-        report(Diagnostic(text, severity="remark"))
+        self.session.report(Diagnostic(text, severity="remark"))
         return {"tp": heads, REPLICAS: tp // heads}
 
     # -- the strategy ------------------------------------------------------------------------------
@@ -202,9 +208,13 @@ class JobBuilder:
         stays."""
         given: list[Operation] = []
         if self.options.strategy is not None:
-            given = self._from_text(read_part(self.options.strategy, "stg.strategy", _FORM))
+            given = self._from_text(
+                self.session.read_part(self.options.strategy, "stg.strategy", _FORM)
+            )
         elif self._preset is not None:
-            given = self._from_text(remember(Source(self._preset.strategy_name, self._preset.text)))
+            given = self._from_text(
+                self.session.remember(Source(self._preset.strategy_name, self._preset.text))
+            )
         if not module.ops("stg.mesh") and not any(op.name == "stg.mesh" for op in given):
             sizes = self._axes()
             text = ", ".join(a if n is None else f"{a} = {n}" for a, n in sizes.items())
@@ -234,7 +244,7 @@ class JobBuilder:
             )
 
     def _parse(self, text: str, name: str) -> Operation:
-        return parse_op(remember(Source(name, text)), self.loaded.registry)
+        return parse_op(self.session.remember(Source(name, text)), self.loaded.registry)
 
     def _from_text(self, source: Source) -> list[Operation]:
         op = parse_op(source, self.loaded.registry)
@@ -311,7 +321,7 @@ class JobBuilder:
         if until in names:
             end = names.index(until) + 1
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
-        shown = instruments(self.options, pipeline, self.loaded)
+        shown = instruments(self.options, pipeline, self.loaded, self.session)
         if without and not shown and self.options.pipeline is None:
             kept = [i for i, p in enumerate(pipeline.passes) if p.name not in without]
             passes, locs = pipeline.passes, pipeline.locs
@@ -323,19 +333,19 @@ class JobBuilder:
         manager = PassManager(pipeline, [*shown, *watching, *own], known=known, verify=verify)
         yield from manager.one_by_one(self.module)
         for diagnostic in (*self.module.diagnostics.items, *self.repeated.remarks()):
-            report(diagnostic)
+            self.session.report(diagnostic)
 
     def pipeline_text(self) -> str:
         """The passes to run: as asked for, else those that fit what the model computes."""
         if self.options.pipeline is not None:
-            return remember(Source(SPEC, self.options.pipeline)).text
+            return self.session.remember(Source(SPEC, self.options.pipeline)).text
         if self.options.part:
             return self._pipeline_of_part()
         if self.serving is not None:
             return self.serving.passes
         trains = _trains(self.module)
         if not trains:
-            report(
+            self.session.report(
                 Diagnostic("no argument is a 'param': compiling forward only", severity="remark")
             )
         return TRAIN if trains else FORWARD

@@ -12,8 +12,8 @@ from stagec.analysis.figures import Figures
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.instruments import instruments
-from stagec.driver.output.common import report
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.text.printer import print_op
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ class CompiledJob:
     values: Mapping[str, int]
 
     @classmethod
-    def of(cls, options: JobOptions) -> CompiledJob:
-        """The job of some options. Raises `DiagnosticError`."""
-        builder = JobBuilder(options)
+    def of(cls, options: JobOptions, session: Session | None = None) -> CompiledJob:
+        """The job of some options; without a session it says nothing. Raises
+        `DiagnosticError`."""
+        builder = JobBuilder(options, session)
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values
         compiled = _compiles_of(builder).find(values, lambda: compiled_of(builder))
-        for diagnostic in compiled.diagnostics:
-            report(diagnostic)
+        builder.session.report(*compiled.diagnostics)
         return cls(builder.model_name, compiled, values)
 
     def figures(self) -> Figures:
@@ -134,4 +134,8 @@ def _drop() -> None:
 def compiled_of(builder: JobBuilder) -> Compiled:
     """Compile the module of a builder. Raises `DiagnosticError`."""
     passes = builder.loaded.pipeline(builder.pipeline_text())
-    return Compiled(builder.module, passes, instruments(builder.options, passes, builder.loaded))
+    return Compiled(
+        builder.module,
+        passes,
+        instruments(builder.options, passes, builder.loaded, builder.session),
+    )

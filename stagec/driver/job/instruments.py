@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Protocol
 
-from stagec.driver.output.streams import tell
+from stagec.driver.request.session import Session
 from stagec.pipeline.instrument import DumpDir, Instrument, PrintAfter, Reproducer, Timing
 from stagec.pipeline.plugins import Loaded
 from stagec.pipeline.spec import Pipeline
@@ -44,14 +44,16 @@ class Wanted(Protocol):
         ...
 
 
-def instruments(wanted: Wanted, pipeline: Pipeline, loaded: Loaded) -> list[Instrument]:
-    """The instruments for a pipeline; they print to stderr. Raises `DiagnosticError` for the name
-    of a pass that there is not."""
+def instruments(
+    wanted: Wanted, pipeline: Pipeline, loaded: Loaded, session: Session
+) -> list[Instrument]:
+    """The instruments for a pipeline; they print to the stream of the session. Raises
+    `DiagnosticError` for the name of a pass that there is not."""
     found: list[Instrument] = []
     if wanted.print_after:
-        _check_names(wanted.print_after, pipeline, loaded)
+        _check_names(wanted.print_after, pipeline, loaded, session)
         names = [pipeline.ends.get(name, name) for name in wanted.print_after]
-        found.append(PrintAfter(names, sys.stderr))
+        found.append(PrintAfter(names, session.stream or StringIO()))
     if wanted.dump_dir is not None:
         found.append(DumpDir(wanted.dump_dir))
     if wanted.reproducer is not None:
@@ -61,11 +63,13 @@ def instruments(wanted: Wanted, pipeline: Pipeline, loaded: Loaded) -> list[Inst
 
         found.append(NumericCheck())
     if wanted.time_passes:
-        found.append(Timing(sys.stderr))
+        found.append(Timing(session.stream or StringIO()))
     return found
 
 
-def _check_names(names: Sequence[str], pipeline: Pipeline, loaded: Loaded) -> None:
+def _check_names(
+    names: Sequence[str], pipeline: Pipeline, loaded: Loaded, session: Session
+) -> None:
     run = {"all", "change", *(p.name for p in pipeline.passes), *pipeline.ends}
     known = {*run, *loaded.passes, *loaded.pipelines}
     for name in names:
@@ -77,4 +81,4 @@ def _check_names(names: Sequence[str], pipeline: Pipeline, loaded: Loaded) -> No
                 or "'stagec passes' lists them",
             )
         if name not in run:
-            tell(f"warning: --print-after {name}: the pipeline does not run it")
+            session.log(f"warning: --print-after {name}: the pipeline does not run it")

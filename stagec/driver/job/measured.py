@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from stagec.analysis.measured import model_of
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.output.common import kept_reports
 from stagec.driver.request.options import JobOptions
 from stagec.machines import load_machine
 
@@ -30,8 +29,7 @@ def issued_of(step: MeasuredStep) -> Issued:
     """What its ranks issue. Raises `DiagnosticError`."""
     from stagec.time.step import Issued
 
-    with kept_reports():
-        return Issued.of(JobBuilder(options_of(step)).lower(verify=False))
+    return Issued.of(JobBuilder(options_of(step)).lower(verify=False))
 
 
 def seconds_of(step: MeasuredStep) -> float:

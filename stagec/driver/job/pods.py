@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pod_options import has_pods, options_of, pod_names
-from stagec.driver.output.common import reports_once
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.ir.copies import Copier
 from stagec.ir.expr import UnboundError, const
 from stagec.ir.module import BATCH, Module
@@ -45,11 +45,14 @@ class Pods:
     far: Mapping[str, Mapping[str, Sequence[Ints]]] = field(
         default_factory=dict[str, "Mapping[str, Sequence[Ints]]"]
     )
+    session: Session = field(default_factory=Session)
+    aside: Session = field(default_factory=Session)  # that of the builders, of several pods
 
     @classmethod
     def of(
         cls,
         options: JobOptions,
+        session: Session | None = None,
         *,
         symbolic: bool = False,
         peers: Mapping[str, Module] = MappingProxyType({}),
@@ -58,14 +61,15 @@ class Pods:
         Raises `DiagnosticError`."""
         if not has_pods(options):
             (pod,) = pod_names(options)
-            return cls({pod: JobBuilder(options, symbolic=symbolic)})
+            return cls({pod: JobBuilder(options, session, symbolic=symbolic)})
         builders: dict[str, JobBuilder] = {}
-        with reports_once():
+        session = session or Session()
+        with session.once() as aside:
             for pod in (name for name in pod_names(options) if name not in peers):
                 with _about_pod(pod):
                     given = _with_batch(options_of(pod, options), builders)
-                    builders[pod] = JobBuilder(given, symbolic=symbolic)
-        return cls(builders, peers)
+                    builders[pod] = JobBuilder(given, aside, symbolic=symbolic)
+        return cls(builders, peers, session=session, aside=aside)
 
     @property
     def modules(self) -> Mapping[str, Module]:
@@ -110,7 +114,7 @@ class Pods:
         to the passes in which they meet, then further, since who sends what to whom takes the
         placements of all. Raises `DiagnosticError`."""
         running: dict[str, Iterator[Pass]] = {}
-        with reports_once() if self.several else nullcontext():
+        with self.session.once(self.aside):
             for pod, builder in self.builders.items():
                 with self._about(pod):
                     how = until, (watching or {}).get(pod, ())
@@ -190,13 +194,13 @@ def _far(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
     return far
 
 
-def one_group(options: JobOptions) -> Module:
+def one_group(options: JobOptions, session: Session) -> Module:
     """The placed module of a pod as those see it who send it the sequences of a step: these go to
     one of the groups of ranks that have sequences of their own, and into one microbatch there. Its
     placements, stages and microbatches hold. Raises `DiagnosticError`."""
     from stagec.program.crossings import caches_of
 
-    builder = JobBuilder(options)
+    builder = JobBuilder(options, session)
     _run_until_met(builder.passes(text=f"{builder.pipeline_text()},{_TAKES_OVER}"))
     module = builder.module
     batch = read_strategy(module).batch

@@ -13,9 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.admission import Room, largest_step
-from stagec.driver.output.common import report
-from stagec.driver.output.streams import tell
-from stagec.driver.request.emission import line_on_terminal
+from stagec.driver.request.session import Session
 from stagec.driver.request.steps import BLOCK, BUDGET, MAX_STEPS, SEQUENCES, TICK
 from stagec.ir.serving import MIXED
 from stagec.serving.arrivals import requests_of
@@ -94,6 +92,7 @@ class StepsAsked:
 
     options: JobOptions
     given: Mapping[str, Any]
+    session: Session
     registry: Registry
     depth: int
     positions: int
@@ -131,7 +130,7 @@ class StepsAsked:
         engines = [engine for engine, _ in found]
         if unserved := sum(engine.unserved for engine in engines):
             text = f"{unserved:,} of {len(requests):,} requests are not done after the steps"
-            report(Diagnostic(text, severity="remark"))
+            self.session.remark(text)
         served = [
             replace(each, number=1 + r + replicas * (each.number - 1))
             for r, engine in enumerate(engines)
@@ -169,14 +168,14 @@ class StepsAsked:
     ) -> tuple[Engine, Sequence[Stretch]]:
         """What groups of ranks do that step together."""
         most = self.given["steps"] or MAX_STEPS
-        with line_on_terminal() as progress:
+        with self.session.live() as progress:
             duration = _counted(self._duration, most, progress)
             engine = Engine(requests, policy, limits, duration, self.depth, self.coupled)
             try:
                 return engine, list(engine.stretches(most))
             except KeyboardInterrupt:
                 of = f"{len(engine.served):,} of {len(requests):,}"
-                tell(f"interrupted with {of} requests served")
+                self.session.log(f"interrupted with {of} requests served")
                 raise
 
     def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
@@ -230,7 +229,7 @@ class StepsAsked:
                 f"requests reach position {most.prompt + most.output - 1:,}, beyond the "
                 f"{self.positions:,} of the model"
             )
-            report(Diagnostic(text, most.loc, severity="warning"))
+            self.session.report(Diagnostic(text, most.loc, severity="warning"))
 
     # -- a first step ------------------------------------------------------------------------------
 

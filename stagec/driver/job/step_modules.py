@@ -9,9 +9,9 @@ from itertools import product
 from stagec.analysis.family import Compiled, Compiles
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.figures import CompiledJob, compiled_of
-from stagec.driver.output.common import kept_reports, report
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.ir.expr import evaluate
 from stagec.ir.serving import MIXED
 from stagec.ir.types import axis_size
@@ -27,7 +27,7 @@ class StepModules:
     """Compiles the steps of a job. `builder` knows its model, sizes and strategy; the step that it
     would compile is no one's. On pipeline stages a step is one microbatch."""
 
-    def __init__(self, options: JobOptions) -> None:
+    def __init__(self, options: JobOptions, session: Session) -> None:
         count = FLAGS["microbatches"]
         if options.pp > 1 and count.is_default(options.microbatches):
             options = options.changed(microbatches=1)
@@ -36,17 +36,16 @@ class StepModules:
                 "steps that follow each other are the microbatches of a pipeline",
                 remedy="leave out --microbatches",
             )
-        self._options = options
-        with kept_reports() as told:
-            self.builder = self.builder_of(_ANY)
-        for warning in (d for d in told if d.severity != "remark"):
-            report(warning)
+        self._options, self._session = options, session
+        aside = session.aside()
+        self.builder = self.builder_of(_ANY, aside)
+        session.report(*(d for d in aside.diagnostics if d.severity != "remark"))
         self._made: dict[object, Compiles] = {}
 
-    def builder_of(self, step: Step) -> JobBuilder:
+    def builder_of(self, step: Step, session: Session) -> JobBuilder:
         """The builder of a step. Raises `DiagnosticError`."""
         plain = dict.fromkeys(("batch", "prompt", "context", "chunk", "speculative"))
-        return JobBuilder(self._options.changed(serve=MIXED, step=str(step), **plain))
+        return JobBuilder(self._options.changed(serve=MIXED, step=str(step), **plain), session)
 
     @property
     def compiles(self) -> int:
@@ -99,9 +98,9 @@ class StepModules:
         return job.compiled.classes(job.values)
 
     def _compile(self, step: Step) -> Compiled:
-        with kept_reports() as told:
-            found = compiled_of(self.builder_of(step))
-        for warning in (*told, *found.diagnostics):
+        aside = self._session.aside()
+        found = compiled_of(self.builder_of(step, aside))
+        for warning in (*aside.diagnostics, *found.diagnostics):
             if warning.severity != "remark" and not self.compiles:
-                report(warning)
+                self._session.report(warning)
         return found

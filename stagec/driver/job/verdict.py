@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.request.machine import tell_cautions
+from stagec.driver.request.session import Session
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
 
-def verdict_on(machine: Machine, mesh: Mapping[str, Any], peak: int | None) -> dict[str, Any]:
+def verdict_on(
+    machine: Machine, mesh: Mapping[str, Any], peak: int | None, session: Session
+) -> dict[str, Any]:
     """`fit` and `cautions` of a job with such a peak, which is None while sizes are open. What to
     know is told as well."""
     from stagec.analysis.memory_fit import memory_fit
@@ -19,5 +21,5 @@ def verdict_on(machine: Machine, mesh: Mapping[str, Any], peak: int | None) -> d
 
     fit = None if peak is None else memory_fit(machine, mesh, peak).as_json()
     found = cautions(machine, [] if peak is None else [mesh])
-    tell_cautions(found)
+    session.remark(*found)
     return {"fit": fit, "cautions": list(found)}

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.output.common import report
-from stagec.driver.output.streams import tell
 from stagec.driver.request.emission import emit
+from stagec.driver.request.session import Session
 from stagec.formats.registry import asked_formats, formats_of
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -64,8 +63,9 @@ def write_formats(
     output: Path,
     about: Mapping[str, object],
     given: Mapping[str, Any],
+    session: Session,
 ) -> list[Written]:
-    """Write a job in each format; warnings go to stderr, and what a format does not carry as a
+    """Write a job in each format; warnings are reported, and what a format does not carry as a
     remark. Raises `DiagnosticError`, before anything is written if a format refuses the job."""
     from stagec.traces.writer import check_job
 
@@ -73,19 +73,19 @@ def write_formats(
     sources = [source(each) for each in formats]
     for job in sources:
         check_job(job)
-    _announce(sources, given)
+    _announce(sources, given, session)
     found: list[Written] = []
     for each, job in zip(formats, sources, strict=True):
-        written = emit(job, folder_of(each, formats, output), about, given)
+        written = emit(job, folder_of(each, formats, output), about, given, session)
         found.append(written)
         for warning in written.warnings:
-            report(Diagnostic(warning, severity="warning"))
+            session.report(Diagnostic(warning, severity="warning"))
         for loss in () if given["quiet"] else written.dropped:
-            report(Diagnostic(f"{each.name}: {loss}", severity="remark"))
+            session.remark(f"{each.name}: {loss}")
     return found
 
 
-def _announce(sources: Sequence[Source], given: Mapping[str, Any]) -> None:
+def _announce(sources: Sequence[Source], given: Mapping[str, Any], session: Session) -> None:
     """What large files hold and how large they get, before they are written."""
     from stagec.driver.output.tables import bytes_text
     from stagec.formats.base import JobFormat
@@ -97,27 +97,32 @@ def _announce(sources: Sequence[Source], given: Mapping[str, Any]) -> None:
             continue
         estimate = job.format.estimate(job, None if only is None else parse_ranges(only))
         if estimate is not None:
-            tell(f"{job.format.name}: {estimate.text}, about {bytes_text(estimate.bytes)}")
+            session.log(f"{job.format.name}: {estimate.text}, about {bytes_text(estimate.bytes)}")
 
 
-def tell_written(written: Sequence[Written], output: Path, times: str) -> None:
-    """What was written where, on stderr."""
+def log_written(written: Sequence[Written], output: Path, times: str, session: Session) -> None:
+    """What was written where."""
     from stagec.driver.output.tables import bytes_text
 
     files, size = sum(len(w.files) for w in written), sum(w.bytes for w in written)
-    tell(f"wrote {files} files, {bytes_text(size)}, to {output} {times}")
+    session.log(f"wrote {files} files, {bytes_text(size)}, to {output} {times}")
 
 
 def write_one_archive(
-    job: EmittedJob | PodsJob, path: Path, about: Mapping[str, object], *, quiet: bool
+    job: EmittedJob | PodsJob,
+    path: Path,
+    about: Mapping[str, object],
+    session: Session,
+    *,
+    quiet: bool,
 ) -> None:
-    """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
+    """Write a job to an archive. Raises `DiagnosticError`."""
     from stagec.traces.archive import write_archive
 
     began = time.perf_counter()
     size = write_archive(job, path, about)
     if not quiet:
-        tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
+        session.log(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
 
 
 def check_name(name: str) -> None:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pods import Pods
-from stagec.driver.output.common import report
 from stagec.driver.request.command_line import job_words
 from stagec.driver.request.option import Option, Text, Whole
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.rates import H100, rate_options, rated_machine, roofline_of
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
+from stagec.driver.request.session import Session
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import PLAN
 from stagec.schedule.attached import stages_of
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError, error
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def draw(
     footprints: Mapping[str, Mapping[str, Any]],
     options: JobOptions,
     given: Mapping[str, Any],
+    session: Session,
 ) -> Drawing:
     """How the page of a planned job, the footprints of whose pods are known, is drawn; a snapshot
     of what holds most is written if it is asked for. Raises `DiagnosticError`."""
@@ -110,7 +111,7 @@ def draw(
         raise error(
             f"--stage {stage}: there is no such stage", remedy=f"the stages are 0 to {max(peaks)}"
         )
-    others = [_planned(changes, options) for changes in given["compare"]]
+    others = [_planned(changes, options, session) for changes in given["compare"]]
     if given["snapshot"] is not None:
         from stagec.analysis.footprint import timelines
         from stagec.driver.memory.files import snapshot
@@ -120,14 +121,15 @@ def draw(
     return Drawing(given["stage"], rated_machine(given), others)
 
 
-def _planned(changes: Changes, options: JobOptions) -> DrawnJob:
+def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJob:
     """Another job, up to its memory plan. Raises `DiagnosticError`."""
     try:
         changed = changes.made(options)
-        return DrawnJob.of(changed, Pods.of(changed).lower(until=PLAN).builders, changes.text)
+        return DrawnJob.of(
+            changed, Pods.of(changed, session).lower(until=PLAN).builders, changes.text
+        )
     except (DiagnosticError, NotAnIntegerError):
-        text = f"what follows is of the job of --compare '{changes.text}'"
-        report(Diagnostic(text, severity="remark"))
+        session.remark(f"what follows is of the job of --compare '{changes.text}'")
         raise
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TextIO
 
-from stagec.driver.output.common import write_output
 from stagec.support.diagnostics import error
-from stagec.support.files import write_file
 
 
 class Report(ABC):
@@ -71,19 +66,3 @@ class Report(ABC):
         from html import escape
 
         return f'<pre style="line-height: 1.2">{escape(str(self))}</pre>'
-
-
-def show(report: Report, given: Mapping[str, Any]) -> None:
-    """Write an answer as a command was asked to: its page or plot to `--html`, and `--json`,
-    `--csv`, or a text, to `-o` or to stdout, where a text is as wide as the terminal. The page is
-    written first: a reader of the text may close the pipe. Raises `DiagnosticError`, `OSError`."""
-    if (file := given.get("html")) is not None:
-        write_file(file, report.plot() if file.suffix == ".svg" else report.page())
-    if given["as_json"]:
-        write_output(json.dumps(report.as_json(), indent=1) + "\n", given["output"])
-    elif given.get("as_csv"):
-        write_output(report.as_csv(), given["output"])
-    elif given["output"]:
-        write_output(str(report), given["output"])
-    else:
-        report.print(sys.stdout)

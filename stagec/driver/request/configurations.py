@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from stagec.driver.output.common import read_source, report
+from stagec.driver.request.session import Session
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.limits import MAX_CONFIGURATION
 from stagec.support.source import Source
@@ -29,6 +29,7 @@ def configuration_name(model: str) -> str:
 
 def import_configuration(
     path: str,
+    session: Session,
     ignored: Collection[str] = (),
     plugins: Iterable[Path] = (),
     *,
@@ -42,7 +43,7 @@ def import_configuration(
     from stagec.importers.importing import import_model  # forty files that other models do not need
     from stagec.importers.registry import BUILT_IN, families_of, knows
 
-    source = read_source(path if path == "-" else _file(path), MAX_CONFIGURATION)
+    source = session.read(path if path == "-" else _file(path), MAX_CONFIGURATION)
     families = list(BUILT_IN)
     plugins = list(plugins)
     if plugins or not knows(source):
@@ -51,8 +52,7 @@ def import_configuration(
         families = families_of(load_plugins(plugins).registry.extras)
     remarks: list[Diagnostic] | None = [] if unknown else None
     model = import_model(source, families, ignored, images=images, remarks=remarks)
-    for remark in remarks or ():
-        report(remark)
+    session.report(*remarks or ())
     return Source(f"<import {source.name}>", model.text())
 
 

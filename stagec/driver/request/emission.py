@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.request.option import Option, Text, Whole, switch
+from stagec.driver.request.session import Session
 from stagec.support.processors import processors
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from stagec.traces.emit import EmittedJob
     from stagec.traces.pods import PodsJob
     from stagec.traces.recorded import RecordedJob
-    from stagec.traces.writer import Emission, Progress, Written
+    from stagec.traces.writer import Emission, Written
 
     Source = EmittedJob | PodsJob | Archive | RecordedJob
 
@@ -71,11 +70,12 @@ def emit(
     directory: Path,
     about: Mapping[str, object],
     given: Mapping[str, Any],
+    session: Session,
 ) -> Written:
     """Write the traces of a job as asked for. Raises `DiagnosticError`."""
     from stagec.traces.writer import write_source
 
-    with _emission(given) as how:
+    with _emission(given, session) as how:
         if given["scheduler"] is None:
             return write_source(source, directory, about, how)
         return _emit_elsewhere(source, directory, about, given, how)
@@ -103,80 +103,19 @@ def _emit_elsewhere(
 
 
 @contextmanager
-def _emission(given: Mapping[str, Any]) -> Generator[Emission]:
-    """How to write; on a terminal with progress, rate and time left."""
+def _emission(given: Mapping[str, Any], session: Session) -> Generator[Emission]:
+    """How to write; with progress, rate and time left where there is somebody who sees it."""
     from stagec.traces.writer import Emission, parse_ranges
 
     text = given["only_ranks"]
     ranks = parse_ranges(text) if text is not None else None
     how = ranks, _processes(given), bool(given["resume"]), bool(given["force"])
-    if given["quiet"] or not sys.stderr.isatty():
+    if given["quiet"]:
         yield Emission(*how)
         return
-    with progress_bar("writing ranks", "ranks") as progress:
+    with session.progress("writing ranks", "ranks") as progress:
         yield Emission(*how, progress)
 
 
 def _processes(given: Mapping[str, Any]) -> int:
     return given["jobs"] or processors()
-
-
-@contextmanager
-def progress_on_terminal(title: str, things: str, quiet: bool) -> Generator[Progress]:
-    """A bar as `progress_bar` has it where stderr is a terminal, else nothing."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    with progress_bar(title, things) as progress:
-        yield progress
-
-
-@contextmanager
-def line_on_terminal() -> Generator[Callable[[str], None]]:
-    """What takes a line that says what goes on, in place of the one before it, where stderr is a
-    terminal; else nothing is said."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text[:110]}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        show("")
-
-
-@contextmanager
-def progress_bar(title: str, things: str) -> Generator[Progress]:
-    """Progress, rate and time left on stderr, which is a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    # without a thread that refreshes: workers are forked meanwhile
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, auto_refresh=False
-    ) as bar:
-        task = bar.add_task(things, total=None, rate="")
-        began = time.monotonic()
-
-        def tell(done: int, total: int) -> None:
-            rate = f"{done / max(1e-9, time.monotonic() - began):,.0f} {things}/s"
-            bar.update(task, completed=done, total=total, rate=rate, refresh=True)
-
-        yield tell

@@ -30,11 +30,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from stagec.driver.output.common import read_source
 from stagec.driver.request.flags import SHORTHANDS, words
 from stagec.driver.request.options import JobOptions, job_options
 from stagec.driver.request.preset import find_preset
 from stagec.driver.request.serving import STEP
+from stagec.driver.request.session import Session
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.models import library
 from stagec.support.diagnostics import DiagnosticError, error
@@ -65,10 +65,10 @@ def is_job_file(model: str) -> bool:
     return model.endswith(SUFFIX)
 
 
-def read_job_file(path: str) -> JobFile:
+def read_job_file(path: str, session: Session) -> JobFile:
     """The job of a file; files that it names are beside it. Raises `DiagnosticError` with the line
     that is wrong."""
-    source = read_source(path)
+    source = session.read(path)
     try:
         tables = tomllib.loads(source.text)
     except (tomllib.TOMLDecodeError, RecursionError) as e:
@@ -142,12 +142,12 @@ def _wrong(source: Source, table: str, key: str, message: str) -> DiagnosticErro
     return error(message, key_place(source, table, key), remedy=_EXAMPLE)
 
 
-def with_job_file(options: JobOptions, given: dict[str, Any]) -> JobOptions:
+def with_job_file(options: JobOptions, given: dict[str, Any], session: Session) -> JobOptions:
     """The job of a file that stands where the model does, with what is given beside it; its machine
     is given too, where one can be and none is. Raises `DiagnosticError`."""
     if not is_job_file(options.model):
         return options
-    job = read_job_file(options.model)
+    job = read_job_file(options.model, session)
     more = {name: getattr(options, name) for name in options.explicit - {"model", "sizes"}}
     sizes = {**job.options.sizes, **options.sizes}
     explicit = job.options.explicit | options.explicit
@@ -157,10 +157,12 @@ def with_job_file(options: JobOptions, given: dict[str, Any]) -> JobOptions:
     return job.options.changed(**more, sizes=sizes, explicit=explicit)
 
 
-def asked_job(model: str, strategy: str | None, flags: Mapping[str, Any]) -> JobOptions:
+def asked_job(
+    model: str, strategy: str | None, flags: Mapping[str, Any], session: Session
+) -> JobOptions:
     """The options of a model, or of the job of a file, with flags by their names. Raises
     `DiagnosticError` for what the command line refuses."""
-    return with_job_file(job_options(model, strategy, flags), {})
+    return with_job_file(job_options(model, strategy, flags), {}, session)
 
 
 def printed(options: JobOptions, given: Mapping[str, Any]) -> str:

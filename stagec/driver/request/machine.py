@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.driver.output.common import remember, report
 from stagec.driver.request.option import Kind, Option, Text, switch
-from stagec.support.diagnostics import Diagnostic, error
-from stagec.support.source import UNKNOWN, Source
+from stagec.driver.request.session import Session
+from stagec.support.diagnostics import error
+from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[0-9]{1,13}")
 
 
-def machine_of(given: str, used: Mapping[str, int] | None = None) -> Machine:
+def machine_of(given: str, session: Session, used: Mapping[str, int] | None = None) -> Machine:
     """The machine of a name, an alias or a file, with the `--used-ranks` of its levels. Raises
     `DiagnosticError` for what is none."""
     from stagec.machines import file_text, is_file, load_machine, read_machine
@@ -27,7 +27,7 @@ def machine_of(given: str, used: Mapping[str, int] | None = None) -> Machine:
     if not is_file(given):
         return with_used(load_machine(given), used)
     path = Path(given)
-    source = remember(Source(given, file_text(path)))
+    source = session.remember(Source(given, file_text(path)))
     return with_used(read_machine(path.stem, source.text, given), used)
 
 
@@ -80,9 +80,3 @@ def machine_options(text: str, *, required: bool = False) -> tuple[Option, Optio
     """`--machine`, with its help in this command, and what of it is used."""
     kind = Text("machines")
     return Option("machine", kind, text, metavar="NAME|FILE", required=required), USED_RANKS
-
-
-def tell_cautions(found: Iterable[str]) -> None:
-    """Remark on what to know of an answer."""
-    for text in found:
-        report(Diagnostic(text, UNKNOWN, "remark"))

@@ -7,8 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.driver.output.common import report
 from stagec.driver.request.option import File, OneOf, Option
+from stagec.driver.request.session import Session
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.source import UNKNOWN
 
@@ -47,13 +47,13 @@ def measurements(
     return _read(tuple((file, _stamp(file)) for file in files), package, machine.name)
 
 
-def tell_unused(found: TimeReport, measured: Measurements | None) -> None:
+def remark_unused(found: TimeReport, measured: Measurements | None, session: Session) -> None:
     """Remark on measured times of which a step takes none."""
     if measured is None or found.found["modelled"] < sum(found.found.values()):
         return
     told = "no kernel or collective of this step was measured: all of its times are modelled"
     remedy = "compare kinds, types and extents of the table with docs/measured.md"
-    report(Diagnostic(told, UNKNOWN, "remark", remedy))
+    session.report(Diagnostic(told, UNKNOWN, "remark", remedy))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.output.common import kept_reports
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.probes import Asked, Probe, probe
@@ -66,16 +65,13 @@ def evaluate(task: Task) -> Evaluated | str:
 
     gc.set_threshold(_RARELY, 20, 100)
     try:
-        with kept_reports():
-            job = CompiledJob.of(task.options)
-            figures = job.figures()
-            room = task.limit.room(figures.mesh, task.machine) if task.limit else None
-            found = Evaluated(figures.mesh, figures.categories, room)
-            if room is not None and figures.peak > room:
-                return found
-            return _timed(
-                found, job.time(task.machine, overlap=task.overlap, measured=task.measured)
-            )
+        job = CompiledJob.of(task.options)
+        figures = job.figures()
+        room = task.limit.room(figures.mesh, task.machine) if task.limit else None
+        found = Evaluated(figures.mesh, figures.categories, room)
+        if room is not None and figures.peak > room:
+            return found
+        return _timed(found, job.time(task.machine, overlap=task.overlap, measured=task.measured))
     except DiagnosticError as problem:
         return problem.diagnostics[0].message
     except NotAnIntegerError as problem:

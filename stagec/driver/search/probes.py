@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeAlias
 
 from stagec.analysis.figures import OTHERS
 from stagec.driver.job.figures import CompiledJob
-from stagec.driver.output.common import kept_reports
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions
 from stagec.driver.search.probe_times import action_times, span_of, tail_of
@@ -177,8 +176,7 @@ def probe(asked: Asked) -> Probe:
     """Make a probe; one that says nothing if it is no job."""
     makers = _OF_LAYERS if asked.layers.many else _OF_WHOLE
     try:
-        with kept_reports():
-            return makers[asked.what](asked) if asked.what in makers else Probe()
+        return makers[asked.what](asked) if asked.what in makers else Probe()
     except DiagnosticError as problem:
         return Probe(refused=problem.diagnostics[0].message)
     except NotAnIntegerError:

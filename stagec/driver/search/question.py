@@ -4,16 +4,17 @@ each machine."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.output.common import kept_reports, read_part, reports_once
 from stagec.driver.request.limit import AT_HAND, Limit
 from stagec.driver.request.machine import machine_of
 from stagec.driver.request.option import Kind
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.preset import find_preset
+from stagec.driver.request.session import Session
 from stagec.driver.request.units import on_machine
 from stagec.driver.search.probes import LAYERS
 from stagec.driver.search.run import Question
@@ -98,12 +99,12 @@ class Prices(Kind[tuple[float, ...]]):
         return found
 
 
-def questions(given: Mapping[str, Any]) -> list[Question]:
+def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     """What is asked. Raises `DiagnosticError`."""
     if not given["machine"]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
     used = given["used_ranks"]
-    machines = [machine_of(m, used) if isinstance(m, str) else m for m in given["machine"]]
+    machines = [machine_of(m, session, used) if isinstance(m, str) else m for m in given["machine"]]
     if not given["ranks"]:
         batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
         remedy = f"add --ranks 512{batch}, for example"
@@ -118,10 +119,14 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     options = JobOptions(model, sizes=set_sizes, **step_options(given))
     serves = options.serve is not None
     first = next(steps_of_batches(options, given, {}))[0] if serves else options
-    with reports_once() if serves else kept_reports():
-        module = JobBuilder(first, symbolic=not serves).module
+    with session.once() if serves else nullcontext(Session()) as aside:
+        module = JobBuilder(first, aside, symbolic=not serves).module
     known = {n: v for n, v in module.symbols.items() if v is not None}
-    layers, prices, said = _layers(module, known), _prices(machines, given["price"]), _said(given)
+    layers, prices, said = (
+        _layers(module, known),
+        _prices(machines, given["price"]),
+        _said(given, session),
+    )
     found: list[Question] = []
     places: Iterator[tuple[Machine, int]] = product(machines, given["ranks"])
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
@@ -184,9 +189,9 @@ def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
 # -- space -----------------------------------------------------------------------------------------
 
 
-def _said(given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _said(given: Mapping[str, Any], session: Session) -> dict[str, tuple[Any, ...]]:
     """The values of flags that a text, a preset and flags say."""
-    said = dict(_of_text(given["space"])) if given["space"] else {}
+    said = dict(_of_text(given["space"], session)) if given["space"] else {}
     said |= _of_preset(given["seed_from"]) if given["seed_from"] else {}
     return said | {n: given[n] for n in KNOBS if given[n] is not None}
 
@@ -228,10 +233,10 @@ def _space(
     return space
 
 
-def _of_text(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The knobs of a text with a `stg.space`. Raises `DiagnosticError` with the line that is
     wrong."""
-    op = parse_op(read_part(name, "stg.space", _FORM), load_plugins(()).registry)
+    op = parse_op(session.read_part(name, "stg.space", _FORM), load_plugins(()).registry)
     held = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
     if not held:
         raise error(
@@ -252,8 +257,7 @@ def _of_text(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:
     """The degrees of a preset, and what is next to them: half and twice as many."""
-    with kept_reports():
-        mesh = JobBuilder(JobOptions("", preset=name)).module.mesh
+    mesh = JobBuilder(JobOptions("", preset=name)).module.mesh
     found: dict[str, tuple[Any, ...]] = {}
     sizes: Mapping[str, int | None] = mesh.sizes if mesh else {}
     for axis, size in sizes.items():

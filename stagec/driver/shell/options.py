@@ -17,6 +17,7 @@ from stagec.driver.request.options import JOB, JobOptions
 from stagec.driver.request.preset import with_step
 from stagec.driver.shell import completion
 from stagec.driver.shell.sections import RareOption
+from stagec.driver.shell.session import the_session
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def take_options(given: dict[str, Any]) -> JobOptions:
     options = JobOptions(**taken, explicit=explicit & names)
     prints = given.pop("print_job")
     if is_job_file(options.model):
-        options = with_job_file(options, given)
+        options = with_job_file(options, given, the_session())
     if prints:
         click.echo(printed(options, given), nl=False)
         context.exit()
@@ -153,4 +154,4 @@ def job_of_words(text: str) -> JobOptions:
 def take_machine(given: Mapping[str, Any]) -> Machine | None:
     """The machine that `--machine` names, with `--used-ranks`. Raises `DiagnosticError`."""
     name: str | None = given["machine"]
-    return None if name is None else machine_of(name, given["used_ranks"])
+    return None if name is None else machine_of(name, the_session(), given["used_ranks"])

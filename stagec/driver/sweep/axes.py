@@ -9,17 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from stagec.driver.output.common import read_source
 from stagec.driver.request.flags import OF_ONE_MESH, type_of
 from stagec.driver.request.job_file import key_place
 from stagec.driver.request.machine import machine_of, with_used
 from stagec.driver.request.option import Kind, Switch, Text, Whole, text_of
 from stagec.driver.request.ranges import RULE, is_range, values_of
+from stagec.driver.request.session import Session
 from stagec.driver.request.sizes import SizesType
 from stagec.driver.sweep.rows import Case
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.limits import MAX_BYTES
 from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean
+from stagec.support.texts import read_text
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -146,7 +148,7 @@ def _plain(text: str, setting: Setting) -> int | str:
 
 class _Machine(Kind["Machine"]):
     def read(self, text: str) -> Machine:
-        return machine_of(text)
+        return machine_of(text, Session())
 
 
 def _types(timed: bool) -> dict[str, Kind[Any]]:
@@ -179,7 +181,7 @@ _Tables: TypeAlias = Mapping[str, Mapping[str, object]]
 
 def _read(path: str, *, timed: bool) -> Axis:
     """The configurations of a file. Raises `DiagnosticError` with the line that is wrong."""
-    source = read_source(path)
+    source = read_text(path, MAX_BYTES)
     choices: list[Choice] = []
     for name, table in _tables(source).items():
         settings: list[Setting] = []

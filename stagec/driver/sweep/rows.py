@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.output.common import kept_reports
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.request.units import on_machine
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
@@ -42,14 +42,15 @@ class Case:
 def row(case: Case) -> SweepRow:
     """What is known of a job in a line: the most that any of its ranks has, the time of its slowest
     class, or why it is none."""
-    with _one_at_a_time, kept_reports() as told:
+    session = Session()
+    with _one_at_a_time:
         try:
-            found = _summary(case)
+            found = _summary(case, session)
         except DiagnosticError as problem:
             return refused(problem)
         except NotAnIntegerError as problem:
             return {"error": str(problem), "remedy": "choose sizes that divide"}
-    return {**found, "warnings": [d.message for d in told]}
+    return {**found, "warnings": [d.message for d in session.diagnostics]}
 
 
 def refused(problem: DiagnosticError) -> SweepRow:
@@ -58,10 +59,10 @@ def refused(problem: DiagnosticError) -> SweepRow:
     return {"error": first.message, "remedy": first.remedy}
 
 
-def _summary(case: Case) -> SweepRow:
+def _summary(case: Case, session: Session) -> SweepRow:
     from stagec.driver.job.figures import CompiledJob
 
-    job = CompiledJob.of(on_machine(case.options, case.machine))
+    job = CompiledJob.of(on_machine(case.options, case.machine), session)
     found = job.figures()
     counts = {
         "model": job.name,
@@ -76,14 +77,14 @@ def _summary(case: Case) -> SweepRow:
     }
     if case.machine is None:
         return counts
-    from stagec.driver.request.measurements import measurements, tell_unused
+    from stagec.driver.request.measurements import measurements, remark_unused
 
     measured = measurements(case.measured, case.kernels_from, case.machine)
     if measured is not None:
         measured = measured.of(case.device or case.machine)
     how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
     timed = job.time(case.machine, **how)
-    tell_unused(timed, measured)
+    remark_unused(timed, measured, session)
     fit = job.fit(case.machine).as_json()
     return counts | {"time": time_row(timed), "fit": fit}
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import is_file_name
-from stagec.driver.output.common import report
-from stagec.driver.output.report import Report, show
-from stagec.driver.request.emission import WORKERS, progress_on_terminal, workers
+from stagec.driver.output.report import Report
+from stagec.driver.request.emission import WORKERS, workers
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.option import Option, Text, switch
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.sweep.axes import Axis, Choice, SweepType, conflicts
 from stagec.driver.sweep.rows import Case, SweepRow, refused, row
 from stagec.support.diagnostics import DiagnosticError, error
@@ -104,6 +104,11 @@ class SweepAnswer(Report):
     plotted: tuple[str, str] | None = None
 
     @property
+    def possible(self) -> bool:
+        """Whether one of them is a job, within the limit if there is one."""
+        return any(row.get("fits", "error" not in row) for row in self._drawn)
+
+    @property
     def title(self) -> str:
         """The model, and what is swept."""
         return f"{self.model}: {' x '.join(self._drawn[0]['configuration'])}"
@@ -147,9 +152,11 @@ class SweepAnswer(Report):
         print_sweep(self.configurations, self.columns, stream)
 
 
-def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:
-    """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
-    or holds no more than the limit. Raises `DiagnosticError`."""
+def sweep(
+    case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn], session: Session
+) -> SweepAnswer:
+    """A row for each combination, as a command was asked for, in a table with these columns. Raises
+    `DiagnosticError`."""
     from stagec.driver.sweep.order import front, key_of
     from stagec.driver.sweep.page import plotted
 
@@ -161,14 +168,12 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
     best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
     names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
-    with workers(given) as run, progress_on_terminal("analyzing", "configurations", False) as told:
+    with workers(given) as run, session.progress("analyzing", "configurations") as told:
         rows = rows_of(case, axes, run, limit, told)
     shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
-    for remark in limit.remarks() if limit is not None else ():
-        report(remark)
+    session.report(*limit.remarks() if limit is not None else ())
     ordered = sorted(shown, key=key) if key is not None else shown
-    show(SweepAnswer(ordered, columns, title_of(case), rows, names), given)
-    return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
+    return SweepAnswer(ordered, columns, title_of(case), rows, names)
 
 
 def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.driver.output.common import report
 from stagec.driver.request.option import Option, Text
 from stagec.driver.request.result import PAGE_OR_PLOT, RESULT
-from stagec.support.diagnostics import Diagnostic, error
+from stagec.driver.request.session import Session
+from stagec.support.diagnostics import error
 from stagec.support.files import new_file
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def draws(given: Mapping[str, Any]) -> bool:
 # -- Perfetto --------------------------------------------------------------------------------------
 
 
-def write_perfetto(timed: Timed, path: Path, ranks: str | None, **how: Any) -> None:
+def write_perfetto(
+    timed: Timed, path: Path, ranks: str | None, session: Session, **how: Any
+) -> None:
     """Write a trace of these ranks, by default of the first rank of each class, those that end last
     before others. `how` are the machine and what `step_time` takes. Raises `DiagnosticError` for
     ranks that are not there, and for more nodes than a viewer takes."""
@@ -54,14 +56,18 @@ def write_perfetto(timed: Timed, path: Path, ranks: str | None, **how: Any) -> N
     from stagec.formats.timeline.ranks import replayed_timeline
 
     replays = replays_of(timed, **how)
-    chosen = _first_ranks(timed, replays) if ranks is None else _given_ranks(timed, replays, ranks)
+    chosen = (
+        _first_ranks(timed, replays, session)
+        if ranks is None
+        else _given_ranks(timed, replays, ranks)
+    )
     timeline = replayed_timeline(replays, chosen, "", lambda number: _events(timed, number))
     with new_file(path) as file:
         for part in perfetto_trace(timeline):
             file.write(part)
 
 
-def _first_ranks(timed: Timed, replays: Sequence[Replay]) -> dict[int, int]:
+def _first_ranks(timed: Timed, replays: Sequence[Replay], session: Session) -> dict[int, int]:
     """The first rank of each class, as far as a viewer takes them."""
     from stagec.formats.timeline import ranks
 
@@ -78,7 +84,7 @@ def _first_ranks(timed: Timed, replays: Sequence[Replay]) -> dict[int, int]:
             f"{ranks.MOST_NODES:,} nodes are more than a viewer takes; --perfetto-ranks chooses "
             "others"
         )
-        report(Diagnostic(text, severity="remark"))
+        session.remark(text)
     return found
 
 

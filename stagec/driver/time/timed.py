@@ -11,6 +11,7 @@ from stagec.driver.job.planned import Looks
 from stagec.driver.job.pods import Pods
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.session import Session
 from stagec.driver.time.joined import JoinedPods, PodsPlans
 from stagec.ir.expr import const, evaluate
 from stagec.ir.serving import DECODE
@@ -84,6 +85,7 @@ class _Passes(Hooks):
 def time_job(
     options: JobOptions,
     machine: Machine,
+    session: Session,
     *,
     overlap: bool = True,
     graphs: bool = True,
@@ -100,7 +102,7 @@ def time_job(
     from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued
 
-    pods = Pods.of(options, peers=peers)
+    pods = Pods.of(options, session, peers=peers)
     names = [*pods.builders]
     groups = [names[:-1], names[-1:]] if _decodes_apart(options, pods) else [names]
     # parts have one model

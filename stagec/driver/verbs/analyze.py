@@ -16,6 +16,7 @@ from stagec.driver.output.report import Report
 from stagec.driver.request.limit import AT_HAND, Limit
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.session import Session
 from stagec.driver.request.units import on_machine
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.support.diagnostics import error
@@ -109,6 +110,7 @@ class PodsAnalysis(Report):
 
 def analyze(
     options: JobOptions,
+    session: Session,
     *,
     symbolic: bool = False,
     machine: Machine | None = None,
@@ -121,7 +123,7 @@ def analyze(
     from stagec.analysis.op_bounds import op_bounds
     from stagec.analysis.report import analysis
 
-    pods = Pods.of(on_machine(options, machine), symbolic=symbolic)
+    pods = Pods.of(on_machine(options, machine), session, symbolic=symbolic)
     _check(pods.first, limit, machine)
     # of several pods the counts alone, where nothing else is asked for
     whole = not pods.several or symbolic or machine is not None or limit is not None
@@ -145,7 +147,7 @@ def analyze(
         for kept in (each.found for each in serving.get(pod, ()) if each.found is not None):
             result["serving"] = {**kept, "ops": op_bounds(module, **how)}
         if machine is not None:
-            result |= verdict_on(machine, result["mesh"], look.peak.found)
+            result |= verdict_on(machine, result["mesh"], look.peak.found, session)
         counts[pod] = result
     numbers = counts
     if symbolic and pods.several:

@@ -26,6 +26,7 @@ from stagec.driver.request.measurements import MEASURED, measurements
 from stagec.driver.request.option import File, OneOf, Option, Text, switch
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.rates import rate_options, rated_machine
+from stagec.driver.request.session import Session
 from stagec.driver.request.steps import STEPS, has_steps
 from stagec.driver.request.units import on_machine
 from stagec.driver.verbs.analyze import JobAnalysis, PodsAnalysis, analysis_of
@@ -110,39 +111,39 @@ COMPILE = (
 )
 
 
-def strategy_to_compile(options: JobOptions, given: Mapping[str, Any]) -> str:
+def strategy_to_compile(options: JobOptions, given: Mapping[str, Any], session: Session) -> str:
     """The text of mesh and strategy of a job, also of one of many steps. Raises
     `DiagnosticError`."""
     if has_steps(options, given) and not has_pods(options):
         from stagec.driver.job.step_modules import StepModules
 
-        return StepModules(options).builder.strategy()
-    return Pods.of(options).strategy()
+        return StepModules(options, session).builder.strategy()
+    return Pods.of(options, session).strategy()
 
 
-def compile_job(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
+def compile_job(options: JobOptions, given: Mapping[str, Any], session: Session) -> CompileAnswer:
     """Compile a job and write its traces, as `given` says: the values of `COMPILE`. Raises
     `DiagnosticError`, before anything is written."""
     if given["machine"] is not None:
-        options = on_machine(options, machine_of(given["machine"], given["used_ranks"]))
+        options = on_machine(options, machine_of(given["machine"], session, given["used_ranks"]))
     _check_outputs(given["output"], given["archive"], given)
     if has_pods(options):
         _refuse_steps(given)
     if has_steps(options, given):
         from stagec.driver.verbs.compile_steps import compile_steps
 
-        return compile_steps(options, given, _durations(given))
-    return _compile_step(options, given)
+        return compile_steps(options, given, _durations(given, session), session)
+    return _compile_step(options, given, session)
 
 
-def _compile_step(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswer:
+def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Session) -> CompileAnswer:
     """Compile one step of all pods, of training or of serving, and write their traces as one
     job."""
     output: Path | None = None if given["dry_run"] else given["output"]
     archive: Path | None = None if given["dry_run"] else given["archive"]
-    durations = _durations(given)
+    durations = _durations(given, session)
     began = time.perf_counter()
-    pods = Pods.of(options)
+    pods = Pods.of(options, session)
     strategies = {pod: builder.strategy() for pod, builder in pods.builders.items()}
     name = given["name"] or pods.name
     check_name(name)
@@ -161,7 +162,8 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswe
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
         for pod, found in each.items():
-            found.update(verdict_on(durations.machine, found["mesh"], looks[pod].peak.found))
+            peak = looks[pod].peak.found
+            found.update(verdict_on(durations.machine, found["mesh"], peak, session))
     result = analysis_of(options, each, each)
     compiled = time.perf_counter() - began
     written: list[Written] = []
@@ -172,10 +174,10 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any]) -> CompileAnswe
             for pod, module in pods.modules.items()
         }
         if output is not None:
-            written = write_formats(_as_format(jobs, pods), formats, output, about, given)
+            written = write_formats(_as_format(jobs, pods), formats, output, about, given, session)
         if archive is not None:
             job = _as_format(jobs, pods)(formats[0])
-            write_one_archive(job, archive, about, quiet=given["quiet"])
+            write_one_archive(job, archive, about, session, quiet=given["quiet"])
     wrote = time.perf_counter() - began - compiled
     times = times_text(compiled, wrote)
     return CompileAnswer(result.as_json(), result.print, given["output"], written, times)
@@ -259,7 +261,7 @@ def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
     return None if flops is None else evaluate(step_flops(flops, module.graphs), module.env)
 
 
-def _durations(given: Mapping[str, Any]) -> Durations | None:
+def _durations(given: Mapping[str, Any], session: Session) -> Durations | None:
     """The times of computations on the machine that is asked for. Raises `DiagnosticError`."""
     machine = rated_machine(given)
     if given["machine"] is not None:
@@ -268,7 +270,7 @@ def _durations(given: Mapping[str, Any]) -> Durations | None:
                 "--machine and --peak-tflops both say how fast a device is",
                 remedy="give a machine, or two rates",
             )
-        machine = machine_of(given["machine"], given["used_ranks"])
+        machine = machine_of(given["machine"], session, given["used_ranks"])
     if machine is None:
         if given["measured"] or given["kernels_from"]:
             raise error("measured times need a machine", remedy="add --machine h100-sxm")

@@ -25,6 +25,7 @@ from stagec.driver.job.written import (
 )
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import STEP
+from stagec.driver.request.session import Session
 from stagec.driver.time.table import seconds_text
 from stagec.driver.verbs.compiled import CompileAnswer, times_text
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
@@ -42,14 +43,17 @@ _SHOWN = 4
 
 
 def compile_steps(
-    options: JobOptions, given: Mapping[str, Any], durations: Durations | None
+    options: JobOptions,
+    given: Mapping[str, Any],
+    durations: Durations | None,
+    session: Session,
 ) -> CompileAnswer:
     """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
     began = time.perf_counter()
-    modules = StepModules(options)
+    modules = StepModules(options, session)
     builder = modules.builder
     strategy = builder.strategy()
-    steps = _asked(options, given, modules, durations).steps()
+    steps = _asked(options, given, session, modules, durations).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
     if given["memory_events"] or given["tensor_names"]:
         raise error("memory events are those of one step", remedy="write one step, without --steps")
@@ -66,12 +70,13 @@ def compile_steps(
     builder.options = builder.options.changed(**asked)  # those of the command, not of one step
     about = {**provenance(builder, strategy, given), **found}
     if given["archive"] is not None:
-        write_one_archive(
-            replace(job, format=formats[0]), given["archive"], about, quiet=given["quiet"]
-        )
+        archived = replace(job, format=formats[0])
+        write_one_archive(archived, given["archive"], about, session, quiet=given["quiet"])
         return CompileAnswer(found, summary)
     output: Path = given["output"]
-    written = write_formats(lambda each: replace(job, format=each), formats, output, about, given)
+    written = write_formats(
+        lambda each: replace(job, format=each), formats, output, about, given, session
+    )
     wrote = time.perf_counter() - began - compiled
     return CompileAnswer(found, summary, output, written, times_text(compiled, wrote))
 
@@ -79,6 +84,7 @@ def compile_steps(
 def _asked(
     options: JobOptions,
     given: Mapping[str, Any],
+    session: Session,
     modules: StepModules,
     durations: Durations | None,
 ) -> StepsAsked:
@@ -97,7 +103,7 @@ def _asked(
         times = StepTimes(modules, *how, graphs=given["graphs"])
         room = partial(cache_room, modules, machine)
     about = positions, longest, groups, coupled, times, room
-    return StepsAsked(options, given, module.registry, depth or 1, *about)
+    return StepsAsked(options, given, session, module.registry, depth or 1, *about)
 
 
 def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:

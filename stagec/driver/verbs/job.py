@@ -24,6 +24,7 @@ from stagec.driver.request.machine import machine_of
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.option import text_of, values_of
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.driver.time.pods import PodsTime
 from stagec.driver.verbs.analyze import JobAnalysis, PodsAnalysis, analyze
 from stagec.driver.verbs.check import CheckAnswer, check
@@ -66,8 +67,8 @@ class Job:
 
     def with_(self, **flags: Any) -> Job:
         """The job with these flags; of `sizes`, those that are given. Raises `DiagnosticError`."""
-        with asked():
-            more = asked_job(self._options.model, self._options.strategy, flags)
+        with asked() as session:
+            more = asked_job(self._options.model, self._options.strategy, flags, session)
         given = {name: getattr(more, name) for name in more.explicit if name in flags}
         given["sizes"] = {**self._options.sizes, **more.sizes}
         explicit = self._options.explicit | more.explicit
@@ -76,8 +77,8 @@ class Job:
     def print_strategy(self) -> str:
         """The text of its mesh and strategy, which can be given as a strategy. Raises
         `DiagnosticError`."""
-        with asked():
-            return Pods.of(self._options).strategy()
+        with asked() as session:
+            return Pods.of(self._options, session).strategy()
 
     def print_job(self, machine: str | None = None) -> str:
         """The job as a file, `job.toml`, which can be given as a model; with the name or file of a
@@ -91,16 +92,18 @@ class Job:
         `symbolic` as expressions in the symbols. Of a step of serving, `machine` says what each op
         waits for, and `limit` (`"80GiB"`, `"h100"`) which batch is the largest that fits. Raises
         `DiagnosticError`."""
-        with asked(), seldom_collected():
-            on = None if machine is None else _machine(machine)
-            return analyze(self._options, symbolic=symbolic, machine=on, limit=_limit(limit))
+        with asked() as session, seldom_collected():
+            on = None if machine is None else _machine(machine, session)
+            return analyze(
+                self._options, session, symbolic=symbolic, machine=on, limit=_limit(limit)
+            )
 
     def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan | PodsMemory:
         """What a rank of each class holds at its worst moment, in bytes; whether it fits a size or
         a device (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
         `DiagnosticError`."""
-        with asked(), seldom_collected():
-            return memory(self._options, fit=fit, limit=_limit(limit))
+        with asked() as session, seldom_collected():
+            return memory(self._options, session, fit=fit, limit=_limit(limit))
 
     def time(
         self,
@@ -120,11 +123,12 @@ class Job:
         `speculative` decode, `accepted` tokens come of each sequence and step, or a share
         `acceptance` of drafts is right. A process compiles a structure once: a call that differs in
         sizes and degrees takes milliseconds. Raises `DiagnosticError`."""
-        with asked(), seldom_collected():
-            on = _machine(machine)
+        with asked() as session, seldom_collected():
+            on = _machine(machine, session)
             return time(
                 self._options,
                 on,
+                session,
                 overlap=overlap,
                 graphs=graphs,
                 levers=levers,
@@ -149,10 +153,11 @@ class Job:
         first token and for each further one, tokens a second. Of prompts of `prompt` tokens, a flag
         of the job, `output_tokens` come out each. `best` is within `ttft` and `tpot` seconds.
         Raises `DiagnosticError`."""
-        with asked(), seldom_collected():
+        with asked() as session, seldom_collected():
             return serve(
                 self._options,
-                _machine(machine),
+                _machine(machine, session),
+                session,
                 output_tokens=output_tokens,
                 batches=None if batches is None else sorted(set(batches)),
                 accepted=self._accepted(accepted, acceptance),
@@ -165,16 +170,18 @@ class Job:
         options of `stagec compile` are flags. Without a folder nothing is written. Raises
         `DiagnosticError`."""
         writes = folder is not None or how.get("archive") is not None
-        with asked(), seldom_collected():
+        with asked() as session, seldom_collected():
             given, _ = values_of(COMPILE, {"output": folder, **how, "quiet": True})
-            return compile_job(self._options, {**given, "dry_run": not writes or given["dry_run"]})
+            return compile_job(
+                self._options, {**given, "dry_run": not writes or given["dry_run"]}, session
+            )
 
     def dumps(self) -> dict[str, str]:
         """The text of the IR at first and behind each pass that changes it, in their order:
         `00-input`, `01-infer-shapes`, as `--dump-dir` names them; of several pods `main/00-input`.
         Raises `DiagnosticError`."""
-        with asked():
-            pods = Pods.of(self._options)
+        with asked() as session:
+            pods = Pods.of(self._options, session)
             dumps = {f"{pod}/" if pods.several else "": (pod, Dumps()) for pod in pods.builders}
             pods.lower({pod: [each] for pod, each in dumps.values()})
             return {f"{of}{n}": t for of, (_, each) in dumps.items() for n, t in each.texts.items()}
@@ -193,8 +200,10 @@ def job(model: str | Path = "", strategy: str | Path | None = None, **flags: Any
 
         stagec.job("llama3-8b", tp=8, dp=8, sp=True, zero=3)
     """
-    with asked():
-        return Job(asked_job(str(model), None if strategy is None else str(strategy), flags))
+    with asked() as session:
+        return Job(
+            asked_job(str(model), None if strategy is None else str(strategy), flags, session)
+        )
 
 
 def time_step(
@@ -227,9 +236,11 @@ def search(
     from stagec.driver.search.question import questions
     from stagec.driver.verbs import search as verb
 
-    with asked():
+    with asked() as session:
         given, _ = values_of(SEARCH, flags)
-        return verb.search(questions({**given, "model": str(model)}), given, progress or _silent)
+        return verb.search(
+            questions({**given, "model": str(model)}, session), given, progress or _silent
+        )
 
 
 def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
@@ -241,8 +252,8 @@ def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer
     names = ("machine", "limit", "overlap", "graphs", "jobs", "progress")
     flags = {name: value for name, value in how.items() if name not in names}
     asked_for = {name: value for name, value in how.items() if name in names}
-    with asked():
-        options = asked_job(str(model), None, flags)
+    with asked() as session:
+        options = asked_job(str(model), None, flags, session)
     return _sweep(options, over, **asked_for)
 
 
@@ -263,9 +274,9 @@ def _sweep(
     from stagec.driver.sweep.run import SweepAnswer, rows_of, title_of, with_limit
     from stagec.driver.sweep.table import ANALYSIS, TIME
 
-    with asked(depth=5):
+    with asked(depth=5) as session:
         axes = [axis_of(name, values) for name, values in over.items()]
-        on = None if machine is None else _machine(machine)
+        on = None if machine is None else _machine(machine, session)
         case = Case(options, on, overlap, graphs=graphs)
         timed = on is not None or "machine" in over
         columns = with_limit(TIME if timed else ANALYSIS, _limit(limit))
@@ -283,16 +294,18 @@ def import_config(
 ) -> str:
     """The STG text of a model from its config.json, or the folder of one. Keys in `ignore` are
     taken as left out, with `ignore_unknown` all that are not known. Raises `DiagnosticError`."""
-    with asked():
-        return import_configuration(str(config), ignore, images=images, unknown=ignore_unknown).text
+    with asked() as session:
+        return import_configuration(
+            str(config), session, ignore, images=images, unknown=ignore_unknown
+        ).text
 
 
 def machine(name: str | Path, used_ranks: Mapping[str, int] | None = None) -> Machine:
     """A machine by its name or file; `used_ranks` of levels of its network. Raises
     `DiagnosticError`."""
-    with asked():
+    with asked() as session:
         used = {f"network.{level}.used": number for level, number in (used_ranks or {}).items()}
-        return machine_of(str(name)).changed(used)
+        return machine_of(str(name), session).changed(used)
 
 
 def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
@@ -302,8 +315,8 @@ def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
         return check(Path(path), strict=strict)
 
 
-def _machine(given: str | Machine) -> Machine:
-    return machine_of(given) if isinstance(given, str) else given
+def _machine(given: str | Machine, session: Session) -> Machine:
+    return machine_of(given, session) if isinstance(given, str) else given
 
 
 def _limit(given: Any) -> Limit | None:

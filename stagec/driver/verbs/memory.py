@@ -10,10 +10,10 @@ from stagec.analysis.memory_fit import MemoryFit
 from stagec.driver.job.builder import JobBuilder
 from stagec.driver.job.pods import Pods
 from stagec.driver.memory.picture import Drawing, DrawnJob, memory_page
-from stagec.driver.output.common import report
 from stagec.driver.output.report import Report
 from stagec.driver.request.limit import Limit
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.session import Session
 from stagec.pipeline.instrument import PLAN
 
 
@@ -106,27 +106,30 @@ class PodsMemory(Report):
 
 
 def memory(
-    options: JobOptions, *, fit: str | None = None, limit: Limit | None = None
+    options: JobOptions,
+    session: Session,
+    *,
+    fit: str | None = None,
+    limit: Limit | None = None,
 ) -> MemoryPlan | PodsMemory:
     """Plan the memory of a step, of each pod. With `fit` (`best-fit`, `caching`) all buffers are
     placed; with a limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
 
-    pods = Pods.of(options)
+    pods = Pods.of(options, session)
     pods.lower(until=PLAN)
     plans: dict[str, MemoryPlan] = {}
     for pod, builder in pods.builders.items():
         found = footprint(builder.module, pods.titles[pod], fit)
-        plans[pod] = MemoryPlan(_judged(found, limit), builder)
+        plans[pod] = MemoryPlan(_judged(found, limit, session), builder)
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
 
 
-def _judged(found: dict[str, Any], limit: Limit | None) -> dict[str, Any]:
+def _judged(found: dict[str, Any], limit: Limit | None, session: Session) -> dict[str, Any]:
     """A footprint that says whether it fits the limit."""
     if limit is None:
         return found
-    for remark in limit.remarks(found["mesh"]):
-        report(remark)
+    session.report(*limit.remarks(found["mesh"]))
     worst = max(found["classes"], key=lambda each: each["peak"])
     fit = MemoryFit(worst["peak"], limit.room(found["mesh"]))
     return {**found, "fit": {"class": worst["name"], **fit.as_json()}}

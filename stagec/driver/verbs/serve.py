@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -17,13 +18,13 @@ from stagec.driver.job.pod_options import (
     pod_names,
 )
 from stagec.driver.job.pods import one_group
-from stagec.driver.output.common import kept_reports, reports_once
 from stagec.driver.output.report import Report
 from stagec.driver.output.tables import bytes_text, console, fit_text, table
 from stagec.driver.request.accepted import Accepted
 from stagec.driver.request.combine import divisors
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.session import Session
 from stagec.driver.request.units import on_machine
 from stagec.driver.time.table import seconds_text
 from stagec.driver.time.timed import time_job
@@ -138,6 +139,7 @@ class ServeAnswer(Report):
 def serve(
     options: JobOptions,
     machine: Machine,
+    session: Session,
     *,
     output_tokens: int = 128,
     batches: Sequence[int] | None = None,
@@ -149,11 +151,11 @@ def serve(
     the best is within the limits `ttft` and `tpot`, in seconds. Raises `DiagnosticError`."""
     asked = on_machine(options, machine)
     steps, apart = _options(asked), asked.serve == DISAGGREGATED
-    with reports_once():
-        target = _at_least(steps[DECODE], one_group) if apart else None
-        prefill, transfer = _prefill(steps[PREFILL], machine, target)
+    with session.once() as aside:
+        target = _at_least(steps[DECODE], partial(one_group, session=aside)) if apart else None
+        prefill, transfer = _prefill(steps[PREFILL], machine, aside, target)
         asking = output_tokens, batches, accepted.tokens
-        rows = list(_rows(steps, machine, prefill, *asking, apart=apart))
+        rows = list(_rows(steps, machine, aside, prefill, *asking, apart=apart))
     if not rows:
         raise error(
             "no batch fits the machine",
@@ -209,28 +211,28 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def _step(options: JobOptions, machine: Machine) -> TimeReport:
+def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
     """The time of a step, whose launches are captured in a graph. A draft model prefills beside the
     one that verifies, and what takes longer is the step. Raises `DiagnosticError`."""
     from stagec.driver.job.figures import CompiledJob
 
     if options.draft is not None and options.serve == PREFILL:
         models = (options_of(pod, options).changed(draft=None, keep="") for pod in (MAIN, DRAFT))
-        return max((_step(m, machine) for m in models), key=lambda each: each.step_seconds)
+        return max((_step(m, machine, session) for m in models), key=lambda each: each.step_seconds)
     if has_pods(options):
-        return time_job(options, machine, levers=False).report
-    return CompiledJob.of(options).time(machine)
+        return time_job(options, machine, session, levers=False).report
+    return CompiledJob.of(options, session).time(machine)
 
 
 def _sending(
-    options: JobOptions, machine: Machine, target: Module
+    options: JobOptions, machine: Machine, session: Session, target: Module
 ) -> tuple[TimeReport, TransferTime]:
     """The time of a step of prefill by itself, and of the caches that it hands over to a pod that
     decodes. Raises `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
-    timed = time_job(options, machine, levers=False, peers={DECODE: target})
+    timed = time_job(options, machine, session, levers=False, peers={DECODE: target})
     meshes = [job.mesh for job in timed.each.values()]
     level = level_between_pods(machine, [*meshes, _mesh(target)])
     return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
@@ -266,7 +268,7 @@ def _at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found
 
 
 def _prefill(
-    options: JobOptions, machine: Machine, target: Module | None
+    options: JobOptions, machine: Machine, session: Session, target: Module | None
 ) -> tuple[PodStep, TransferTime | None]:
     """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
     together. The last of them hands the caches over, if another pod decodes. Raises
@@ -274,13 +276,13 @@ def _prefill(
 
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
-        with kept_reports():  # the last chunk reaches the last position
-            seconds = sum(_step(_prefills(each), machine).step_seconds for each in before)
+        aside = session.aside()  # the last chunk reaches the last position
+        seconds = sum(_step(_prefills(each), machine, aside).step_seconds for each in before)
         sequences = options.batch or 1
         if target is None:
-            found = _step(last, machine)
+            found = _step(last, machine, session)
             return PodStep(sequences, seconds + found.step_seconds, found.ranks), None
-        found, sent = _sending(last, machine, target)
+        found, sent = _sending(last, machine, session, target)
         sending = sent.alone_seconds, sent.exposed_seconds
         return PodStep(sequences, seconds + found.step_seconds, found.ranks, *sending), sent
 
@@ -306,6 +308,7 @@ def _chunks(options: JobOptions) -> Iterator[JobOptions]:
 def _rows(
     options: Mapping[str, JobOptions],
     machine: Machine,
+    session: Session,
     prefill: PodStep,
     output: int,
     wanted: Sequence[int] | None,
@@ -322,7 +325,7 @@ def _rows(
     found = False
     for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
         try:
-            report = _step(decode.changed(batch=batch), machine)
+            report = _step(decode.changed(batch=batch), machine, session)
         except DiagnosticError as told:
             problem = problem or told
             if wanted:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
 from stagec.driver.job.pod_options import has_pods
-from stagec.driver.output.common import kept_reports
 from stagec.driver.output.report import Report
-from stagec.driver.output.streams import tell
 from stagec.driver.output.tables import console
 from stagec.driver.request.accepted import Accepted
-from stagec.driver.request.machine import tell_cautions
-from stagec.driver.request.measurements import tell_unused
+from stagec.driver.request.measurements import remark_unused
 from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.session import Session
 from stagec.driver.request.units import on_machine
 from stagec.driver.time.pods import PodsTime, alone_seconds, transfer_of
 from stagec.driver.time.table import accepted_text, print_time, seconds_text
@@ -88,17 +86,20 @@ class StepAnswer(TimeReport, Report):
         stream.write(accepted_text(self.step_seconds, self.accepted))
 
 
-def _tell(report: TimeReport, measured: Measurements | None, levers: bool | None) -> None:
+def _remark(
+    report: TimeReport, measured: Measurements | None, levers: bool | None, session: Session
+) -> None:
     """Say what to know of a time, and what would say more."""
-    tell_cautions(report.cautions)
-    tell_unused(report, measured)
+    session.remark(*report.cautions)
+    remark_unused(report, measured, session)
     if levers is None and not report.levers:
-        tell("--levers tries what would help")
+        session.log("--levers tries what would help")
 
 
 def time(
     options: JobOptions,
     machine: Machine,
+    session: Session,
     *,
     overlap: bool = True,
     graphs: bool = True,
@@ -122,13 +123,15 @@ def time(
     if again and not has_pods(options):
         from stagec.driver.job.figures import CompiledJob
 
-        report = CompiledJob.of(options).time(machine, **how, levers=bool(levers))
+        report = CompiledJob.of(options, session).time(machine, **how, levers=bool(levers))
     else:
-        timed = time_job(options, machine, **how, levers=levers, memory=memory, progress=progress)
+        timed = time_job(
+            options, machine, session, **how, levers=levers, memory=memory, progress=progress
+        )
         report = timed.report
         drawn = partial(_same, timed) if memory else drawn
         for step in timed.steps.values():
-            _tell(step.report, measured, levers)
+            _remark(step.report, measured, levers, session)
         if options.serve == DISAGGREGATED:
             sent = transfer_of(timed, machine, **how)
             reports = {pod: step.report for pod, step in timed.steps.items()}
@@ -147,5 +150,4 @@ def _same(timed: Timed) -> Timed:
 def _with_memory(options: JobOptions, machine: Machine, how: Mapping[str, Any]) -> Timed:
     """A step once more, with its memory; what is reported was reported before. Raises
     `DiagnosticError`."""
-    with kept_reports():
-        return time_job(options, machine, **how, levers=False, memory=True)
+    return time_job(options, machine, Session(), **how, levers=False, memory=True)

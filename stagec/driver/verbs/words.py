@@ -7,39 +7,36 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from stagec.driver.output.common import kept_reports, sources
+from stagec.driver.request.session import Session
 from stagec.support.diagnostics import (
-    Diagnostic,
     DiagnosticError,
     NotAnIntegerError,
     error,
-    render,
 )
 
 _LOG = logging.getLogger("stagec")
 
 
 @contextmanager
-def asked(depth: int = 4) -> Generator[None]:
+def asked(depth: int = 4) -> Generator[Session]:
     """Let what is reported meanwhile be warnings of Python, `depth` calls above, and what does not
     come out even, or cannot be read, a `DiagnosticError`. Such an error has notes as a command
     prints it, with the line and the remedy. Remarks, which commands print, go to the logger
     `stagec` as information."""
-    told: list[Diagnostic] = []
+    session = Session()
     try:
-        with kept_reports() as told, sources() as texts:
-            try:
-                yield
-            except DiagnosticError as problem:
-                for diagnostic in problem.diagnostics:
-                    problem.add_note(render(diagnostic, texts))
-                raise
+        try:
+            yield session
+        except DiagnosticError as problem:
+            for diagnostic in problem.diagnostics:
+                problem.add_note(session.rendered(diagnostic))
+            raise
     except NotAnIntegerError as problem:
         raise error(str(problem), remedy="choose sizes that divide") from None
     except OSError as problem:
         raise error(f"{problem.filename}: {problem.strerror}", remedy="check the path") from None
     finally:
-        for diagnostic in dict.fromkeys(told):
+        for diagnostic in dict.fromkeys(session.diagnostics):
             if diagnostic.severity == "warning":
                 warnings.warn(diagnostic.message, stacklevel=depth)
             else:

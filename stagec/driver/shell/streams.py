@@ -45,6 +45,12 @@ def _reopen(handle: int, number: int) -> None:
         os.close(handle)
 
 
+def tell(text: str) -> None:
+    """A line for people, on stderr; where stderr takes no more, nobody is there to be told."""
+    with suppress(OSError):
+        click.echo(text, err=True)
+
+
 def flush_streams() -> None:
     """Write out what is left. What cannot be written has been reported already: it is dropped, so
     that the interpreter does not try again."""
@@ -53,9 +59,3 @@ def flush_streams() -> None:
             stream.flush()
         except OSError:  # a closed pipe or a full disk
             _reopen(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def tell(text: str) -> None:
-    """A line for people, on stderr; where stderr takes no more, nobody is there to be told."""
-    with suppress(OSError):
-        click.echo(text, err=True)

@@ -1,0 +1,44 @@
+"""Answers as commands were asked to write them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stagec.driver.output.report import Report
+from stagec.driver.sweep.run import SweepAnswer
+from stagec.support.files import write_file
+
+
+def show(report: Report, given: Mapping[str, Any]) -> None:
+    """Write an answer as a command was asked to: its page or plot to `--html`, and `--json`,
+    `--csv`, or a text, to `-o` or to stdout, where a text is as wide as the terminal. The page is
+    written first: a reader of the text may close the pipe. Raises `DiagnosticError`, `OSError`."""
+    if (file := given.get("html")) is not None:
+        write_file(file, report.plot() if file.suffix == ".svg" else report.page())
+    if given["as_json"]:
+        write_output(json.dumps(report.as_json(), indent=1) + "\n", given["output"])
+    elif given.get("as_csv"):
+        write_output(report.as_csv(), given["output"])
+    elif given["output"]:
+        write_output(str(report), given["output"])
+    else:
+        report.print(sys.stdout)
+
+
+def show_sweep(answer: SweepAnswer, given: Mapping[str, Any]) -> int:
+    """Show the rows of a sweep; 1 if none of them is a job, or holds no more than the limit."""
+    show(answer, given)
+    return 0 if answer.possible else 1
+
+
+def write_output(text: str, path: Path | str | None) -> None:
+    """Write a result to a file, or to stdout for None or '-'."""
+    if path is None or str(path) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()  # before what follows on stderr
+    else:
+        write_file(Path(path), text)
