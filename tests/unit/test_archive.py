@@ -128,7 +128,7 @@ def test_a_file_that_is_there_is_kept(archive: Path, tmp_path: Path) -> None:
     assert (ran.code, "--force" in ran.err) == (1, True)
     assert archive.read_bytes() == before
     assert stagec(*JOB, "--archive", tmp_path / "x", "--resume").code == 1
-    assert stagec(*JOB, "--archive", tmp_path / "x", "-o", tmp_path / "y").code == 2
+    assert stagec(*JOB, "--archive", tmp_path / "x", "-o", tmp_path / "y").code == 1
 
 
 # -- damage

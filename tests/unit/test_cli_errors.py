@@ -230,9 +230,9 @@ def test_sizes_of_several_flags_add_up() -> None:
     assert apart == once
 
 
-def test_compile_without_a_folder_is_wrong_usage() -> None:
+def test_compile_needs_a_folder() -> None:
     ran = stagec(*COMPILE)
-    assert ran.code == 2
+    assert ran.code == 1
     assert "-o DIR" in ran.err
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from stagec.driver import cli
 from stagec.driver.cli import COMMANDS
-from stagec.driver.output import common
+from stagec.driver.shell.run import run_safely
+from stagec.driver.shell.session import ShellSession
 from stagec.support.limits import MAX_BYTES
 from tests.support import stagec
 
@@ -108,8 +109,8 @@ def test_interrupt_and_closed_pipe() -> None:
     def closed() -> None:
         raise BrokenPipeError
 
-    assert common.run_safely(interrupted) == 130
-    assert common.run_safely(closed) == 141
+    assert run_safely(interrupted, ShellSession()) == 130
+    assert run_safely(closed, ShellSession()) == 141
 
 
 # -- the system fails ------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_the_page_is_written_though_nobody_reads_the_table(
     def closed(*_: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("stagec.driver.output.report.write_output", closed)
+    monkeypatch.setattr("stagec.driver.shell.show.write_output", closed)
     page = tmp_path / "page.html"
     assert stagec("memory", *JOB, "--json", "--html", page).code == 141
     assert drawn(page)["jobs"]

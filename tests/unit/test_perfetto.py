@@ -204,8 +204,8 @@ def test_wrong_ranks(tmp_path: Path, ranks: str, message: str) -> None:
 
 def test_ranks_without_a_trace() -> None:
     ran = stagec(*COMMAND, "--perfetto-ranks", "0")
-    assert ran.code == 2
-    assert "--perfetto-ranks needs a trace" in ran.err
+    assert ran.code == 1
+    assert "--perfetto-ranks is about a trace" in ran.err
 
 
 def test_big_jobs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

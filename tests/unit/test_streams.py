@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stagec.driver.output import common
+from stagec.driver.shell.run import CLOSED_PIPE, OK, WRONG_INPUT, WRONG_USAGE
 from tests.support import crossed
 
 ROOT = Path(__file__).parents[2]
-OK, WRONG, USAGE, CLOSED = (
-    common.OK,
-    common.WRONG_INPUT,
-    common.WRONG_USAGE,
-    common.CLOSED_PIPE,
-)
+WRONG, USAGE, CLOSED = WRONG_INPUT, WRONG_USAGE, CLOSED_PIPE
 #: A result, a wrong input, wrong usage, and help: what each gives where nothing is closed.
 COMMANDS = {"models": OK, "models nope": WRONG, "nosuch": USAGE, "compile --help": OK}
 #: Where streams go, and what a command gives that would have had a result.

@@ -168,7 +168,7 @@ def test_what_is_no_job_anywhere_fails() -> None:
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job on tp ranks holds 64 GiB in tp parts; three ranks are none."""
 
-    def summary(case: Case) -> dict[str, Any]:
+    def summary(case: Case, session: Session) -> dict[str, Any]:
         options = case.options
         if options.tp % 3 == 0:
             raise error(f"H = 8 does not divide over tp = {options.tp}", remedy="choose --tp")

@@ -31,6 +31,7 @@ class Session:
         self.sources: dict[str, Source] = {}
         self.diagnostics: list[Diagnostic] = []
         self.stream = stream
+        self._keeps = stream is None
 
     @contextmanager
     def progress(self, title: str, things: str) -> Generator[Progress]:
@@ -44,7 +45,7 @@ class Session:
 
     def report(self, *diagnostics: Diagnostic) -> None:
         """Say what there is to know."""
-        if self.stream is None:
+        if self._keeps:
             self.diagnostics += diagnostics
             return
         for diagnostic in diagnostics:
@@ -61,9 +62,9 @@ class Session:
             self.stream.flush()
 
     def aside(self) -> Session:
-        """A session of the same texts, which keeps what it says."""
-        session = Session()
-        session.sources = self.sources
+        """A session of the same texts and stream, which keeps diagnostics."""
+        session = Session(self.stream)
+        session.sources, session._keeps = self.sources, True
         return session
 
     @contextmanager

@@ -159,6 +159,8 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     flops, looks = any(f.wants_flops for f in formats), {pod: Looks() for pod in pods.builders}
     asked = {"flops": flops, "peak": given["machine"] is not None, "events": events}
     pods = pods.lower({pod: look.watching(**asked) for pod, look in looks.items()})
+    for look in looks.values() if events else ():
+        look.events.needed("--memory-events")
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
         for pod, found in each.items():
