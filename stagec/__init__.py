@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from stagec.driver.verbs.job import (
+    from stagec.interface import (
         Job,
         check_traces,
         import_config,
@@ -50,6 +50,6 @@ def __getattr__(name: str) -> object:
         from stagec.support.diagnostics import DiagnosticError
 
         return DiagnosticError
-    from stagec.driver.verbs import job as verbs
+    from stagec import interface as verbs
 
     return getattr(verbs, name)

@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from stagec.analysis.family import Family
     from stagec.analysis.figures import Figures
     from stagec.analysis.time_report import TimeReport
-    from stagec.driver.verbs.job import time_step
     from stagec.importers.reading.config import Config
     from stagec.importers.writing.text import Body, ModelText
+    from stagec.interface import time_step
 
 __all__ = [
     "Action",
@@ -173,7 +173,7 @@ _LATER: Mapping[str, str] = {
     "Figures": "stagec.analysis.figures",
     "ModelText": "stagec.importers.writing.text",
     "TimeReport": "stagec.analysis.time_report",
-    "time_step": "stagec.driver.verbs.job",
+    "time_step": "stagec.interface",
 }
 
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from stagec.driver.job.pod_options import options_of
-from stagec.driver.request.draft import DraftText
-from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.drafts import CHOSEN, DRAFT
@@ -19,6 +16,9 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.jobs.pod_options import options_of
+from stagec.jobs.request.draft import DraftText
+from stagec.jobs.request.options import JobOptions
 from stagec.program.nodes import Ints
 from tests.parts import batch_order, lowered_pods, run_each
 from tests.pods import logits_of

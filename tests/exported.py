@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder
 from stagec.machines import load_machine
 from stagec.time.costs.durations import Durations
 from stagec.traces.emit import EmittedJob, make_job

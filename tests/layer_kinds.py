@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.support import parse_one, run_passes
 
 SIZES = {"B": 8, "S": 4, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16}

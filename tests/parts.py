@@ -15,12 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.planned import Planned
-from stagec.driver.job.pod_options import pod_names
-from stagec.driver.job.pods import Pods
-from stagec.driver.request.flags import PartText
-from stagec.driver.request.options import JobOptions
 from stagec.interp.machine import DisagreementError, Locals, Meet, Meeting
 from stagec.interp.pipeline import run_named
 from stagec.ir.core import Operation
@@ -30,6 +24,12 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED, TensorType
 from stagec.ir_spec.ops.pods import message_bytes
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.planned import Planned
+from stagec.jobs.pod_options import pod_names
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.flags import PartText
+from stagec.jobs.request.options import JobOptions
 from stagec.program.crossings import microbatches
 from stagec.program.nodes import Ints
 from stagec.support.source import Source

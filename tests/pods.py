@@ -13,11 +13,6 @@ from math import prod
 
 import numpy as np
 
-from stagec.driver.job.planned import Planned
-from stagec.driver.job.pod_options import options_of_pod
-from stagec.driver.job.pods import Pods
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.serving import PODS
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import Locals, Meeting
 from stagec.interp.pipeline import run_named
@@ -27,6 +22,11 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir.types import CACHED, TensorType
+from stagec.jobs.planned import Planned
+from stagec.jobs.pod_options import options_of_pod
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import PODS
 from stagec.program.crossings import microbatches
 from stagec.program.nodes import Ints
 from stagec.support.source import Source

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.serving import sequence_of
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.interp.pipeline import run_named
@@ -19,6 +16,9 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import sequence_of
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from tests.support import loaded, run_passes

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.jobs.request.options import JobOptions
 from tests.parts import batch_order, lowered_pods, part_text, run_pods
 from tests.pods import Post, assert_decodes, inputs_of_step, logits_of, places_of
 from tests.served import step_modules, tokens_of, whole_logits

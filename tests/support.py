@@ -20,14 +20,14 @@ from hypothesis import settings
 from stagec.analysis.count import Counts, count_graph, lowered_graphs
 from stagec.analysis.report import analysis
 from stagec.driver.cli import main
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array, Registry
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.verify import verify_module

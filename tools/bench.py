@@ -108,8 +108,8 @@ def _planned(preset: str) -> dict[str, Any]:
     """Seconds to compile a published run up to its memory plan, to find the worst moment of every
     class, and to place all buffers of the first one; and peak memory."""
     from stagec.analysis.footprint import footprint, timelines
-    from stagec.driver.job.builder import JobBuilder
-    from stagec.driver.request.options import JobOptions
+    from stagec.jobs.builder import JobBuilder
+    from stagec.jobs.request.options import JobOptions
     from stagec.memory.arena import placed
 
     times = [time.perf_counter()]
@@ -193,8 +193,8 @@ def pipeline() -> dict[str, Any]:
 
 
 def _staged(microbatches: int) -> dict[str, Any]:
-    from stagec.driver.job.builder import JobBuilder
-    from stagec.driver.request.options import JobOptions
+    from stagec.jobs.builder import JobBuilder
+    from stagec.jobs.request.options import JobOptions
 
     began = time.perf_counter()
     options = JobOptions(
@@ -226,8 +226,8 @@ def layers(repeat: int) -> dict[str, Any]:
 
 
 def _lower_seconds(count: int) -> float:
-    from stagec.driver.job.builder import JobBuilder
-    from stagec.driver.request.options import JobOptions
+    from stagec.jobs.builder import JobBuilder
+    from stagec.jobs.request.options import JobOptions
 
     def once() -> float:
         began = time.perf_counter()
@@ -243,8 +243,8 @@ def _passes() -> dict[str, float]:
     """Seconds of each pass for llama3-70b on 64 ranks."""
     from io import StringIO
 
-    from stagec.driver.job.builder import TRAIN, JobBuilder
-    from stagec.driver.request.options import JobOptions
+    from stagec.jobs.builder import TRAIN, JobBuilder
+    from stagec.jobs.request.options import JobOptions
     from stagec.pipeline.instrument import Timing
     from stagec.pipeline.manager import PassManager
 
@@ -263,9 +263,9 @@ def _many(count: int) -> dict[str, Any]:
     its own, put into one compile (`Compiles`), and as a row of a sweep; and how many compiles that
     took."""
     from stagec.analysis.family import Compiles
-    from stagec.driver.job.builder import JobBuilder
-    from stagec.driver.job.figures import compiled_of, figures
-    from stagec.driver.request.options import JobOptions
+    from stagec.jobs.builder import JobBuilder
+    from stagec.jobs.figures import compiled_of, figures
+    from stagec.jobs.request.options import JobOptions
 
     job = JobOptions("llama3-8b", tp=8, dp=8, **STRATEGY)
     jobs = [job.changed(sizes={"S": 1024 + 128 * i}) for i in range(count)]
@@ -294,9 +294,9 @@ def _many(count: int) -> dict[str, Any]:
 
 def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     """Compile and write llama3-70b for 8 x dp ranks; write the same bytes plainly."""
-    from stagec.driver.job.builder import JobBuilder
-    from stagec.driver.request.options import JobOptions
     from stagec.formats.registry import asked_formats
+    from stagec.jobs.builder import JobBuilder
+    from stagec.jobs.request.options import JobOptions
     from stagec.machines import load_machine
     from stagec.time.costs.durations import Durations
     from stagec.traces.emit import emit_module

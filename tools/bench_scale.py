@@ -135,8 +135,8 @@ def _beside_plain(folder: Path, model: str, options: dict[str, Any], limit: int)
 
 
 def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict[str, Any]:
-    from stagec.driver.job.builder import JobBuilder
-    from stagec.driver.request.options import JobOptions
+    from stagec.jobs.builder import JobBuilder
+    from stagec.jobs.request.options import JobOptions
     from stagec.traces.emit import make_job, write_job
     from stagec.traces.writer import Emission, parse_ranges
 
@@ -200,8 +200,8 @@ def _timed() -> Generator[dict[str, float]]:
 
 def _archive(folder: Path, model: str, options: dict[str, Any]) -> dict[str, Any]:
     from stagec.check.archive import check_archive
-    from stagec.driver.job.builder import JobBuilder
-    from stagec.driver.request.options import JobOptions
+    from stagec.jobs.builder import JobBuilder
+    from stagec.jobs.request.options import JobOptions
     from stagec.traces.archive import Archive, write_archive
     from stagec.traces.emit import make_job
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import stagec.machines
 from stagec.analysis.measured import MeasuredStep, measured_steps
-from stagec.driver.job.measured import issued_of, machine_of
+from stagec.jobs.measured import issued_of, machine_of
 from stagec.machines import Machine
 from stagec.machines.writing import with_sections
 from stagec.time.step import Issued, step_time

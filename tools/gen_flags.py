@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagec.driver.request.flags import FLAGS
 from stagec.driver.shell.sections import section_of
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Flag, Section
+from stagec.jobs.request.flags import FLAGS
 from tools.markup import anchor, page
 
 _INTRO = (

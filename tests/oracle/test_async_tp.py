@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.program.nodes import Node
 from tests.support import LLAMA, analyse, only_program, stagec
 

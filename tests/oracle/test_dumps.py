@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
 from stagec.pipeline.instrument import DumpDir
 from stagec.pipeline.manager import PassManager
 from stagec.text.printer import print_module

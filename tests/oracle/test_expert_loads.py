@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder
 from stagec.program.classes import RankClass, rank_classes
 from tests.oracle.test_experts import assert_same
 from tests.support import (

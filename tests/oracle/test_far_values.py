@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.traces.emit import make_job, write_job
 from tests.support import STEP, crossed, inputs_of, run_passes
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from stagec.analysis.footprint import timelines
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node, Program
 from tests.support import (

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.configurations import import_configuration
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError
 from tests.configurations import small
 from tests.support import EXHAUSTIVE, STEP, analyse, inputs_of, run_passes, stagec

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.importers.registry import BUILT_IN
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import DiagnosticError
 from tests.configurations import SCANS, sizes_of, small
 from tests.support import EXHAUSTIVE, STEP, inputs_of, pairwise, run_passes

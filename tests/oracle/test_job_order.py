@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.driver.job.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder
 from stagec.program.nodes import Node, Program
 from stagec.traces.emit import EmittedJob, make_job, write_job
 from tests.support import GPT, LLAMA, MIXTRAL, each_value, pairwise, tiny_options

@@ -16,14 +16,14 @@ import pytest
 
 from stagec.analysis.footprint import timelines
 from stagec.analysis.picture import SMALLER, Picture, pictures
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.planned import Planned
-from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.planned import Planned
+from stagec.jobs.request.options import JobOptions
 from stagec.machines.roofline import roofline_machine
 from stagec.memory.timeline import LiveBuffers, MemoryTimeline, Point
 from stagec.program.classes import rank_classes

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from stagec.analysis.footprint import timelines
 from stagec.analysis.report import analysis
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.replay import replays
 from stagec.ir.traits import EndsLifetime, Recalls, Repeats, Terminates, View
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.memory.arena import requests
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify, root

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.driver.job.builder import JobBuilder
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.jobs.builder import JobBuilder
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
 from stagec.traces.emit import make_job, write_job

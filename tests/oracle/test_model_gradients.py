@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.importers.registry import BUILT_IN
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.configurations import sizes_of, small
 from tests.support import (
     DEEPSEEK,

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from stagec.analysis.footprint import footprint
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind
 from stagec.ir.opdef import Array
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES

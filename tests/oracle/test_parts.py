@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.request.configurations import import_configuration
-from stagec.driver.request.session import Session
 from stagec.interp.machine import DisagreementError
+from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError
 from tests.oracle.test_images import SMALL
 from tests.parts import assert_parts_train, pods_of, run_pods, whole_step

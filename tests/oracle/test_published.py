@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests import numpy_layers as nn
 from tests.configurations import small
 from tests.support import EXHAUSTIVE, inputs_of, run_numeric, run_passes

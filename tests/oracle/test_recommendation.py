@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.interp.pipeline import run_named
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.support import STEP, TINY_CLICKS, analyse, inputs_of, operations, run_passes, tiny_module
 
 BATCH = "stg.split[B, over = dp]"

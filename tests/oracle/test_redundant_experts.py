@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.pipeline import run_named
 from stagec.ir.opdef import Array
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.served import step_modules
 from tests.support import DEEPSEEK, MIXTRAL, crossed, stagec, tiny_options
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.request.options import JobOptions
 from tests.configurations import sizes_of, small
 from tests.served import assert_serves
 from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, PALM, QWEN, tiny_options

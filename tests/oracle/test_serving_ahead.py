@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from tests.support import DEEPSEEK_MTP, loaded, stagec, tiny_options

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.request.options import JobOptions
 from tests.configurations import sizes_of, small
 from tests.drafts import assert_drafts
 from tests.support import EXHAUSTIVE, LLAMA, tiny_options

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from stagec.serving.step import Step, parse_step

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.request.options import JobOptions
 from tests.configurations import sizes_of, small
 from tests.oracle.test_serving_states import ENCODERS, HEARD
 from tests.pods import assert_hands_over

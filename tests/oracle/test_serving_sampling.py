@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.interp.pipeline import run_named
+from stagec.jobs.request.options import JobOptions
 from tests.served import module_until
 from tests.support import LLAMA, stagec, tiny_options
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.configurations import SCANS, small
 from tests.oracle.test_serving_mixed import SIXTEEN, assert_mixed_is_apart
 from tests.served import assert_serves, step_modules

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.support import EXHAUSTIVE, STEP, inputs_of, run_passes
 from tests.towers import SIZES, TOWERS, tower
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from stagec.analysis.figures import Figures
-from stagec.driver.advice.knobs import Change, KnobSpace, stretch
-from stagec.driver.advice.prediction import Prediction, cost
-from stagec.driver.advice.search import Advice, Suggestion, advise
-from stagec.driver.job.builder import JobBuilder, mesh_axes
-from stagec.driver.job.legal import count_of
-from stagec.driver.request.options import JobOptions
 from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.jobs.builder import JobBuilder, mesh_axes
+from stagec.jobs.legal import count_of
+from stagec.jobs.request.options import JobOptions
+from stagec.searches.advice.knobs import Change, KnobSpace, stretch
+from stagec.searches.advice.prediction import Prediction, cost
+from stagec.searches.advice.search import Advice, Suggestion, advise
 from tests.support import DEEPSEEK, LLAMA
 
 SIZES = {"B": 256, "S": 8192, "L": 32, "H": 32, "G": 8, "F": 14336, "V": 128256}

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode
 from stagec.importers.library import model_source
 from stagec.ir.expr import const, evaluate, fraction, substitute
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.models import library
 from stagec.text.printer import print_module
 from stagec.traces.emit import emit_module

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder
 from stagec.support.diagnostics import DiagnosticError
 from stagec.traces import cluster as engine
 from stagec.traces import remote, writer

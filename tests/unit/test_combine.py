@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.driver.request.combine import RULES, divisors, nearest
+from stagec.jobs.request.combine import RULES, divisors, nearest
 from tests.support import GPT, LLAMA, stagec
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.configurations import import_configuration
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
 from stagec.ir.expr import evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
 from tests.support import EXHAUSTIVE, analyse, counted
 
 COUNTED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/counted.json").read_text())

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
-from stagec.driver.time.timed import time_job
+from stagec.answers.time.timed import time_job
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.machines.roofline import roofline_machine
 from stagec.program.classes import rank_classes

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.driver.job.builder import JobBuilder
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node
 from stagec.ir.param import attr_text
+from stagec.jobs.builder import JobBuilder
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.text.printer import print_op

@@ -12,8 +12,8 @@ import pytest
 
 from stagec.analysis.report import analysis
 from stagec.api import Family, Figures, Module, Pass, Phase, Source, load_plugins, parse_module
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from stagec.support.diagnostics import DiagnosticError

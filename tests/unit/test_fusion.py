@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stagec.analysis.memory_events import EventPlans
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.planned import Planned
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.planned import Planned
 from stagec.program.classes import rank_classes
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node, Program

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.flags import OF_ONE_MESH
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
 from stagec.ir_spec.strategy.axes import AXES
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.flags import OF_ONE_MESH
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
 from tests.support import EXHAUSTIVE, GPT, LLAMA, MIXTRAL, TINY

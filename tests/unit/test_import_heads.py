@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.importers.importing import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
 from tests.configurations import small

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.configurations import import_configuration
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
 from stagec.importers.importing import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.ir.expr import evaluate
 from stagec.ir.loads import planned_env
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
 from stagec.support.source import Source
 from stagec.text.printer import print_module
 from tests.configurations import FEATURED, configurations

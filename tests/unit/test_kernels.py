@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, product, same
 from stagec.ir.kernel import EXTENTS
+from stagec.jobs.builder import JobBuilder
 from tests.support import GPT, TINY, crossed, operations, tiny_options
 
 STRATEGIES: dict[str, dict[str, Any]] = {

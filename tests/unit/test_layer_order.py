@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.report import analysis
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder, compact
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.pipeline.passes import Pass
 from tests.layer_kinds import SIZES, kinds_job, order_of, separate_text
 from tests.support import EXHAUSTIVE, examples, only_program

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.driver.request.limit import LimitType
+from stagec.jobs.request.limit import LimitType
 from stagec.machines import figure_text, find_machine, load_machine, machines, read_machine
 from stagec.machines.figures import KINDS, is_table, listed, quantity
 from stagec.support.diagnostics import DiagnosticError, render

@@ -16,11 +16,11 @@ from stagec.analysis.measured.published import split_points
 from stagec.analysis.measured.sweeps import CHECKS, layers_of_stages
 from stagec.analysis.step_errors import StepError, regret, spearman, summaries
 from stagec.driver.commands.validate_time import chosen
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.measured import issued_of, machine_of, options_of, seconds_of
-from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.types import TensorType
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.measured import issued_of, machine_of, options_of, seconds_of
+from stagec.jobs.request.options import JobOptions
 from stagec.machines import load_machine
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH

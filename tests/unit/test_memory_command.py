@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from stagec.analysis.footprint import timelines, worst_moments
-from stagec.driver.advice import suggestions
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.output.tables import bytes_text
-from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.memory.buffers import Buffer
 from stagec.memory.step import turns
 from stagec.memory.timeline import MemoryTimeline
+from stagec.output.tables import bytes_text
 from stagec.schedule.registry import SCHEDULES
+from stagec.searches.advice import suggestions
 from tests.support import LONG, analyse, crossed, parse_expr, stagec
 
 SMALL = ("llama3-8b", "--set", "L=4", "--tp", "2", "--pp", "2")

@@ -104,7 +104,7 @@ def test_every_room_of_the_disk_stands_in_the_table() -> None:
     cells = re.findall(r"^\| (`.*?`) \|", table, re.M)
     named = [Path(room).stem for cell in cells for room in re.findall(r"`([^`]+)`", cell)]
     on_disk = {name.split(".")[1] for name in packages_on_disk() if "." in name}
-    assert sorted(named) == sorted({*on_disk, "api"})
+    assert sorted(named) == sorted({*on_disk, "api", "interface"})
     depth = {room: n for n, layer in enumerate(layers()) for room in layer.split(" | ")}
     assert named == sorted(named, key=lambda room: -depth[room])
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as public_untyped
 
-from stagec.driver.request.session import Session
-from stagec.driver.time.timed import Timed, time_job
+from stagec.answers.time.timed import Timed, time_job
 from stagec.formats.timeline import ranks as timeline
+from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.time.clock.intervals import node_times, stream_name, title_of
 from tests.support import LLAMA, stagec, tiny_options

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.footprint import timelines
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.memory.arena import requests
 from stagec.memory.placement import MODELS, Arena, Placed, PlacementRequest, place, placing
 from tests.support import examples

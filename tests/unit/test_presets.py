@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stagec.api import time_step
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.machines import load_machine
 from stagec.models import library, presets
 from tests.support import EXHAUSTIVE, LONG, analyse, stagec

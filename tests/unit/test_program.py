@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node, Program
 from stagec.support.diagnostics import DiagnosticError

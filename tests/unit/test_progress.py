@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stagec.driver.job.serve_steps import _counted  # pyright: ignore[reportPrivateUsage]
-from stagec.driver.request.machine import machine_of
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
-from stagec.driver.time.timed import time_job
+from stagec.answers.time.timed import time_job
+from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.serve_steps import _counted  # pyright: ignore[reportPrivateUsage]
+from stagec.jobs.session import Session
 from stagec.serving.step import SequenceClass, Step, step_of
 from tests.support import stagec
 
@@ -53,7 +53,7 @@ def test_an_interrupted_server_says_how_many_requests_it_served(
             raise KeyboardInterrupt
         return 1
 
-    monkeypatch.setattr("stagec.driver.job.step_times.StepTimes.__call__", time)
+    monkeypatch.setattr("stagec.jobs.step_times.StepTimes.__call__", time)
     words = ("compile", "llama3-8b", "--serve", "mixed", "--set", "L=2", "--machine", "h100-sxm")
     ran = stagec(*words, "--requests", file, "-o", tmp_path / "out")
     assert ran.code == 130

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import stagec
-from stagec.driver.output.report import Report
+from stagec.output.report import Report
 from tests.support import stagec as command
 
 MACHINE = "h100-sxm"
@@ -419,8 +419,8 @@ def test_importing_it_imports_next_to_nothing() -> None:
 
 
 def test_other_names_are_no_attributes() -> None:
-    name = "jobs"
+    name = "simulate"
     assert name not in dir(stagec)
     assert {"job", "search", "DiagnosticError"} <= set(dir(stagec))
-    with pytest.raises(AttributeError, match="no attribute 'jobs'"):
+    with pytest.raises(AttributeError, match="no attribute 'simulate'"):
         getattr(stagec, name)

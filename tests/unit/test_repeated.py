@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stagec.analysis.repeated import NOTABLE, RepeatedWork
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.support import analyse
 from tests.towers import tower
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder
 from stagec.traces import writer
 from stagec.traces.emit import EmittedJob, make_job, write_job
 from stagec.traces.folder import MANIFEST

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job.builder import JobBuilder
 from stagec.ir.expr import ZERO, Expr, maximum
+from stagec.jobs.builder import JobBuilder
 from stagec.program.classes import rank_classes
 from tests.support import (
     LLAMA,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import call, const, evaluate
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.program.classes import rank_classes
 from tests.support import MIXTRAL, crossed, stagec, tiny_options
 

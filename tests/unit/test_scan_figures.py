@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.core import Operation
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.traits import Repeats
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.support import run_passes
 
 DATA = Path(__file__).parents[1] / "data"

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from stagec.driver.output import tables
+from stagec.output import tables
 from stagec.schedule.costs import Costs
 from stagec.schedule.draw import cells, columns_for
 from stagec.schedule.registry import SCHEDULES

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import stagec
 
-FOLDER = Path(__file__).resolve().parents[2] / "stagec" / "driver" / "verbs"
+FOLDER = Path(__file__).resolve().parents[2] / "stagec" / "answers"
 SIZES = ("--set", "L=2,S=256,D=256,F=512,V=1024,H=8,G=4,K=32,B=16")
 SERVED = ("--set", "L=2,D=256,F=512,V=1024,H=8,G=4,K=32")
 JOB, SERVER = ("llama3-8b", *SIZES), ("llama3-8b", *SERVED)

@@ -19,31 +19,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.driver.job.builder import mesh_axes
-from stagec.driver.job.legal import checked
-from stagec.driver.request.combine import complete
-from stagec.driver.request.machine import machine_of
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.serving import CACHES, STEP
-from stagec.driver.request.session import Session
-from stagec.driver.search import tried as trials
-from stagec.driver.search.alike import told_as_one
-from stagec.driver.search.bounds import JobBounds
-from stagec.driver.search.jobs import Evaluated, Probes, work
-from stagec.driver.search.probes import Probe
-from stagec.driver.search.question import questions
-from stagec.driver.search.run import Answer, Question, search
-from stagec.driver.search.space import KNOBS, Listed, default_space, listed
-from stagec.driver.search.table import command_of
-from stagec.explore.bounds import Floats, Work, time_bound
-from stagec.explore.branch import Front, Search, beats, exhaustive
-from stagec.explore.layout import Layers, StepLayout, laid_out, rank_layers
-from stagec.explore.pipelined import ActionTimes, Pair, PhaseTimes, PipelineBound, pipelined
-from stagec.explore.reasons import limits, reason
-from stagec.explore.space import Space
+from stagec.jobs.builder import mesh_axes
+from stagec.jobs.legal import checked
+from stagec.jobs.request.combine import complete
+from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import CACHES, STEP
+from stagec.jobs.session import Session
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.report import run_schedule
+from stagec.searches import tried as trials
+from stagec.searches.alike import told_as_one
+from stagec.searches.bounds import JobBounds
+from stagec.searches.explore.bounds import Floats, Work, time_bound
+from stagec.searches.explore.branch import Front, Search, beats, exhaustive
+from stagec.searches.explore.layout import Layers, StepLayout, laid_out, rank_layers
+from stagec.searches.explore.pipelined import (
+    ActionTimes,
+    Pair,
+    PhaseTimes,
+    PipelineBound,
+    pipelined,
+)
+from stagec.searches.explore.reasons import limits, reason
+from stagec.searches.explore.space import Space
+from stagec.searches.jobs import Evaluated, Probes, work
+from stagec.searches.probes import Probe
+from stagec.searches.question import questions
+from stagec.searches.run import Answer, Question, search
+from stagec.searches.space import KNOBS, Listed, default_space, listed
+from stagec.searches.table import command_of
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, LONG, examples, stagec, tries
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
@@ -680,7 +686,7 @@ def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.Monke
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stagec.driver.search.run._Searching._first_bounds", stop)
+    monkeypatch.setattr("stagec.searches.run._Searching._first_bounds", stop)
     found = stagec(*SMALL)
     assert found.code == 130
     assert "interrupted before a strategy was found; " in found.err
@@ -719,7 +725,7 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
             raise KeyboardInterrupt
         return listed(*given)
 
-    monkeypatch.setattr("stagec.driver.search.run.listed", once)
+    monkeypatch.setattr("stagec.searches.run.listed", once)
     one = ("--tp", "2", "--pp", "1", "--cp", "1", "--zero", "0", "--recompute", "none")
     found = stagec(*SMALL, "--ranks", "2,4", *one, "--microbatch-size", "1")
     assert found.code == 130, found.err

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.request.machine import machine_of
-from stagec.driver.request.session import Session
-from stagec.driver.search.jobs import Evaluated
-from stagec.driver.search.question import questions
-from stagec.driver.search.run import Answer, Question
-from stagec.driver.search.space import KNOBS
+from stagec.jobs.request.machine import machine_of
+from stagec.jobs.session import Session
+from stagec.searches.jobs import Evaluated
+from stagec.searches.question import questions
+from stagec.searches.run import Answer, Question
+from stagec.searches.space import KNOBS
 from tests.support import EXHAUSTIVE, LONG, stagec
 from tests.unit.test_search import NOT_GIVEN, answer_of
 

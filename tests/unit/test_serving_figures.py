@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.planned import Planned
-from stagec.driver.job.serving import serving_figures
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.planned import Planned
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.serving import serving_figures
 
 DATA = Path(__file__).parents[1] / "data"
 FIGURES: dict[str, Any] = json.loads((DATA / "models.json").read_text())

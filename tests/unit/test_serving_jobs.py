@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.admission import cache_room, largest_step
-from stagec.driver.job.step_modules import StepModules
-from stagec.driver.request.machine import machine_of
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
+from stagec.jobs.admission import cache_room, largest_step
+from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.jobs.step_modules import StepModules
 from stagec.program.nodes import Node, Program
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.engine import Engine

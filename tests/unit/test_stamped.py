@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
 from stagec.formats.base import Durations, Layout
 from stagec.formats.chakra.format import CHAKRA
+from stagec.jobs.builder import JobBuilder
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
 from stagec.traces.emit import EmittedJob, make_job

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from tests.support import operations, run_passes, stagec
 from tests.unit.test_scan_figures import DATA, FIGURES, OPS, SCANS, executed
 

@@ -15,10 +15,6 @@ import click
 import pytest
 
 from stagec.driver.cli import cli
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.command_line import job_words
-from stagec.driver.request.flags import FLAGS, SHORTHANDS, PartText
-from stagec.driver.request.options import JobOptions
 from stagec.driver.shell.options import take_options, takes_job
 from stagec.driver.shell.sections import section_of
 from stagec.ir.opdef import Registry
@@ -36,6 +32,10 @@ from stagec.ir_spec.strategy.statement import (
     Statement,
     parameter,
 )
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.flags import FLAGS, SHORTHANDS, PartText
+from stagec.jobs.request.options import JobOptions
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source

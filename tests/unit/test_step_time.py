@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import ZERO, evaluate
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine, load_machine
 from stagec.program.groups import crosses_pods, neighbours
 from stagec.program.nodes import Node

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
 from stagec.text.printer import print_module
 from tests.support import GPT, LLAMA, analyse, crossed, each_value, pairwise
 

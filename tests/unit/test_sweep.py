@@ -12,19 +12,19 @@ from typing import Any
 import jsonschema
 import pytest
 
+from stagec.answers.sweep import rows as sweep_rows
+from stagec.answers.sweep import run as sweep
+from stagec.answers.sweep.rows import Case
 from stagec.driver.cli import main
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
-from stagec.driver.sweep import rows as sweep_rows
-from stagec.driver.sweep import run as sweep
-from stagec.driver.sweep.rows import Case
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
 from stagec.memory.buffers import CATEGORIES
 from stagec.memory.timeline import STATIC
 from stagec.support.diagnostics import error
 from tests.support import LLAMA, MIXTRAL, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/verbs/sweep.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/answers/sweep.schema.json").read_text())
 VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 BASE = ["analyze", LLAMA, "--set", "L=4,B=32", "--pp", "2", "--sp"]
 SWEPT = ["--sweep", "tp=1,2,3", "--sweep", "S=1024,2048"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.output.tables import console, table
-from stagec.driver.search.table import print_answer
 from stagec.importers.library import model_layers
 from stagec.models import library
+from stagec.output.tables import console, table
+from stagec.searches.table import print_answer
 
 
 class Terminal(io.StringIO):

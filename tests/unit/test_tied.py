@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES

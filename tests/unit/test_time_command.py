@@ -15,9 +15,7 @@ from stagec.driver.cli import main
 from tests.support import stagec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: dict[str, Any] = json.loads(
-    (ROOT / "stagec/driver/verbs/time.schema.json").read_text("utf-8")
-)
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/answers/time.schema.json").read_text("utf-8"))
 LLAMA = "llama3-8b --set L=2,S=512 --machine h100-sxm"
 JOBS = (
     LLAMA,

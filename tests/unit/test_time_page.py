@@ -16,8 +16,8 @@ import pytest
 
 from stagec.analysis import time_picture as pictures
 from stagec.analysis.time_picture import time_picture
-from stagec.driver.request.session import Session
-from stagec.driver.time.timed import Timed, time_job
+from stagec.answers.time.timed import Timed, time_job
+from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.program.nodes import MICROBATCH, marker_of
 from stagec.time.clock.held import HeldBytes

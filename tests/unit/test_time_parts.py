@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pods import Pods
-from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.options import JobOptions
 from stagec.machines import load_machine
 from stagec.program.groups import Groups, crosses_pods, neighbours
 from stagec.program.nodes import Ints, Program

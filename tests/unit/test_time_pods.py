@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pod_options import options_of_pod
-from stagec.driver.job.pods import Pods
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.serving import PODS
-from stagec.driver.request.session import Session
-from stagec.driver.time.timed import time_job
+from stagec.answers.time.timed import time_job
 from stagec.ir.serving import PREFILL
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pod_options import options_of_pod
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import PODS
+from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.pipeline.passes import Pass
 from stagec.time.costs.network import message_seconds

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.answers.sweep.order import unbeaten
+from stagec.answers.sweep.rows import time_row
 from stagec.api import time_step
-from stagec.driver.sweep.order import unbeaten
-from stagec.driver.sweep.rows import time_row
 from stagec.machines import load_machine
 from stagec.time.measured.files import read_measured
 from stagec.time.measured.tables import Table
 from tests.support import LLAMA, examples, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/verbs/sweep.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/answers/sweep.schema.json").read_text())
 VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 SIZES = {"L": 2, "B": 8}
 JOB = ("time", LLAMA, "--set", "L=2,B=8", "--ranks", "8", "--jobs", "1")

@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from stagec.analysis.family import Compiles
+from stagec.answers.time.timed import time_job
 from stagec.api import DiagnosticError, time_step
-from stagec.driver.job import figures
-from stagec.driver.job.builder import JobBuilder
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.session import Session
-from stagec.driver.time.timed import time_job
+from stagec.jobs import figures
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
 from stagec.time.clock.replay import ClassReplay, replay

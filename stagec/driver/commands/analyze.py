@@ -6,19 +6,19 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.pods import Pods
-from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import machine_options
-from stagec.driver.request.option import Option, switch
-from stagec.driver.request.result import JSON, OUTPUT, PAGE_OR_PLOT
-from stagec.driver.request.units import on_machine
+from stagec.answers.analyze import analyze
+from stagec.answers.sweep.rows import Case
+from stagec.answers.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
-from stagec.driver.sweep.rows import Case
-from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.verbs.analyze import analyze
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.limit import limit_option
+from stagec.jobs.request.machine import machine_options
+from stagec.jobs.request.option import Option, switch
+from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
+from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import error
 
 
@@ -55,7 +55,7 @@ def command(**given: Any) -> int:
     options = take_options(given)
     given["machine"] = take_machine(given)
     if given["sweep"]:
-        from stagec.driver.sweep.table import ANALYSIS
+        from stagec.answers.sweep.table import ANALYSIS
 
         if given["machine"] is not None:
             raise error(

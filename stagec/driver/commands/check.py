@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stagec.answers.check import check, gap_counts
 from stagec.driver.shell.session import log
 from stagec.driver.shell.show import show
-from stagec.driver.verbs.check import check, gap_counts
 
 if TYPE_CHECKING:
     from stagec.check.traces import CheckReport

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.written import log_written
+from stagec.answers.compile import COMPILE, compile_job, strategy_to_compile
 from stagec.driver.shell.options import take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
-from stagec.driver.verbs.compile import COMPILE, compile_job, strategy_to_compile
+from stagec.jobs.written import log_written
 
 
 @click.command("compile", cls=LongCommand)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from stagec.driver.output.trace_files import check_is_trace
 from stagec.driver.shell.session import log
+from stagec.output.trace_files import check_is_trace
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 from stagec.support.words import counted
 
@@ -58,7 +58,7 @@ def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> in
             if to in ("chakra", "json") and traces.groups is not None:
                 shutil.copyfile(traces.groups, folder / f"{traces.name}.json")
     if not quiet:
-        from stagec.driver.output.tables import bytes_text
+        from stagec.output.tables import bytes_text
 
         count = counted(len(sizes), "file")
         log(f"wrote {count}, {bytes_text(sum(sizes))}, to {output}")

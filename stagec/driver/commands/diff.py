@@ -50,7 +50,7 @@ def command(a: Path, b: Path, limit: int, as_json: bool) -> int:
 
 
 def _print(found: Comparison, a: Path, b: Path) -> None:
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     out = console(sys.stdout, 160)
     for name, path, ranks, nodes in zip("AB", (a, b), found.ranks, found.nodes, strict=True):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from stagec.driver.request.machine import machine_of
 from stagec.driver.shell import completion
 from stagec.driver.shell.session import progress, the_session
 from stagec.driver.shell.show import write_output
+from stagec.jobs.request.machine import machine_of
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _object(part: FitPart) -> dict[str, Any]:
 
 
 def _print_table(found: Fit, machine: Machine, stream: TextIO) -> None:
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     rows = table(
         f"Errors of {machine.name} before and after the fit: median (p90)",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.request.configurations import import_configuration
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
+from stagec.jobs.request.configurations import import_configuration
 
 
 @click.command("import")

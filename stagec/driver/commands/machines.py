@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from stagec.driver.request.machine import machine_of
 from stagec.driver.shell import completion
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import write_output
+from stagec.jobs.request.machine import machine_of
 from stagec.machines import Level, Machine, figure_text, machines
 
 
@@ -43,7 +43,7 @@ def _object(machine: Machine) -> dict[str, Any]:
 
 
 def _print_table(known: Mapping[str, Machine]) -> None:
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     rows = table(
         "Machines", "name", "machine", "BF16", "FP8", "memory", "bandwidth", "network of a rank"
@@ -67,7 +67,7 @@ def _level(level: Level) -> str:
 def _print_machine(machine: Machine) -> None:
     from rich.markup import escape
 
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     other = f", also {', '.join(machine.aliases)}" if machine.aliases else ""
     rows = table(escape(f"{machine.name}{other}: {machine.title}"), "figure", "value", "source")

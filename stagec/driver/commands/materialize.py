@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.job.written import formats_asked, log_written, write_formats
-from stagec.driver.request.emission import EMISSION
-from stagec.driver.request.machine import machine_options
 from stagec.driver.shell.options import take_machine, takes
 from stagec.driver.shell.session import the_session
 from stagec.formats.registry import formats_of
+from stagec.jobs.request.emission import EMISSION
+from stagec.jobs.request.machine import machine_options
+from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:

@@ -9,20 +9,20 @@ from typing import Any
 import click
 
 from stagec.analysis.memory_fit import MemoryFit
-from stagec.driver.job.pod_options import has_pods
-from stagec.driver.job.pods import Pods
-from stagec.driver.memory.picture import PICTURES, Changes, draw
-from stagec.driver.request.limit import limit_option
-from stagec.driver.request.option import OneOf, Option, switch
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.result import JSON, OUTPUT
+from stagec.answers.memory.answer import MemoryPlan, memory
+from stagec.answers.memory.picture import PICTURES, Changes, draw
+from stagec.answers.sweep.rows import Case
+from stagec.answers.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.shell.options import job_of_words, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
-from stagec.driver.sweep.rows import Case
-from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.verbs.memory import MemoryPlan, memory
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.limit import limit_option
+from stagec.jobs.request.option import OneOf, Option, switch
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.result import JSON, OUTPUT
 from stagec.support.diagnostics import error
 
 
@@ -55,7 +55,7 @@ def command(**given: Any) -> int:
     options = take_options(given)
     given["compare"] = [Changes(text, job_of_words(text)) for text in given["compare"]]
     if given["sweep"]:
-        from stagec.driver.sweep.table import FOOTPRINT
+        from stagec.answers.sweep.table import FOOTPRINT
 
         return show_sweep(sweep(Case(options), given, FOOTPRINT, the_session()), given)
     check_alone(given)
@@ -89,7 +89,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     if isinstance(plan, MemoryPlan):
         _tell_why(plan.worst)
         if given["advise"]:
-            from stagec.driver.advice.suggestions import suggest
+            from stagec.searches.advice.suggestions import suggest
 
             suggest(plan.builder, given["limit"], the_session())
         else:
@@ -99,7 +99,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
 
 def _tell_verdict(of: str, plan: MemoryPlan) -> None:
     """Say whether it fits, where the table does not."""
-    from stagec.driver.output.tables import fit_text
+    from stagec.output.tables import fit_text
 
     if (fit := plan.data.get("fit")) is not None:
         log(f"{of}{fit['class']}: {fit_text(MemoryFit(fit['peak'], fit['room']))}")
@@ -107,7 +107,7 @@ def _tell_verdict(of: str, plan: MemoryPlan) -> None:
 
 def _tell_why(worst: Mapping[str, Any]) -> None:
     """What dominates in a class that holds too much."""
-    from stagec.driver.output.tables import bytes_text
+    from stagec.output.tables import bytes_text
 
     category = max(worst["categories"], key=lambda c: worst["categories"][c])
     size = bytes_text(worst["categories"][category])

@@ -42,7 +42,7 @@ def command(name: str | None, as_json: bool) -> None:
 
 def model_text(model: LibraryModel) -> str:
     """The model's text with the values of the library, as a file of its own."""
-    from stagec.driver.job.builder import set_symbols
+    from stagec.jobs.builder import set_symbols
     from stagec.pipeline.plugins import load_plugins
     from stagec.text.build import parse_module
     from stagec.text.printer import print_module
@@ -73,7 +73,7 @@ def _first(sizes: Mapping[str, int], *names: str) -> str:
 
 def _print_table(models: Mapping[str, LibraryModel]) -> None:
     """A line for each model; on a narrow terminal without its title and its sequence."""
-    from stagec.driver.output.tables import NARROW, console, table
+    from stagec.output.tables import NARROW, console, table
 
     out = console(sys.stdout, 140)
     narrow = out.width < NARROW

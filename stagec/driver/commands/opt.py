@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from stagec.driver.commands.expect import Expectations
-from stagec.driver.job.instruments import instruments
 from stagec.driver.shell import completion
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.ir.module import Module
+from stagec.jobs.instruments import instruments
 from stagec.pipeline.instrument import (
     reproducer_pipeline,
 )

@@ -47,7 +47,7 @@ def command(name: str | None, as_json: bool) -> None:
 
 
 def _print_table(known: Mapping[str, Preset]) -> None:
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     rows = table("Presets", "name", "run", "model", "sizes", text_columns=4)
     for p in known.values():

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from stagec.driver.job.written import formats_asked, log_written, write_formats
-from stagec.driver.request.emission import EMISSION
-from stagec.driver.request.machine import machine_options
-from stagec.driver.request.option import Option
-from stagec.driver.request.sizes import SizesType
 from stagec.driver.shell.options import take_machine, takes
 from stagec.driver.shell.session import the_session
+from stagec.jobs.request.emission import EMISSION
+from stagec.jobs.request.machine import machine_options
+from stagec.jobs.request.option import Option
+from stagec.jobs.request.sizes import SizesType
+from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:

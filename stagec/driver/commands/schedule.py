@@ -133,7 +133,7 @@ def _from_plugins(files: tuple[Path, ...]) -> list[Schedule]:
 def _list(schedules: Iterable[Schedule]) -> None:
     from rich.markup import escape
 
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     columns = "name", "what it does", "bubble of a rank", "in flight on rank r", "when", "source"
     rows = table("Pipeline schedules", *columns, text_columns=len(columns))
@@ -151,7 +151,7 @@ def _list(schedules: Iterable[Schedule]) -> None:
 def _draw(run: ScheduleRun) -> None:
     from rich.text import Text
 
-    from stagec.driver.output.tables import console
+    from stagec.output.tables import console
 
     out = console(sys.stdout)
     coloured = out.color_system is not None

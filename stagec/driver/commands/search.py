@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from stagec.driver.request.option import Option, switch
-from stagec.driver.request.result import CSV, JSON, OUTPUT, PAGE
-from stagec.driver.search.asked import SEARCH
-from stagec.driver.search.question import questions, space_text
 from stagec.driver.shell.options import takes, takes_model
 from stagec.driver.shell.run import INTERRUPTED
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, write_output
-from stagec.driver.verbs.search import search
 from stagec.ir_spec.strategy.statement import Section
+from stagec.jobs.request.option import Option, switch
+from stagec.jobs.request.result import CSV, JSON, OUTPUT, PAGE
+from stagec.searches.answer import search
+from stagec.searches.asked import SEARCH
+from stagec.searches.question import questions, space_text
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: What other commands have of the same name is something else.
@@ -78,7 +78,7 @@ def command(**given: Any) -> int:
 
 def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
     """What is told where no point is left."""
-    from stagec.driver.output.tables import bytes_text
+    from stagec.output.tables import bytes_text
 
     if near is None:
         return error(

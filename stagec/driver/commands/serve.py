@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.request.accepted import ACCEPTED, take_accepted
-from stagec.driver.request.machine import machine_of, machine_options
-from stagec.driver.request.option import Kind, Option, Whole
-from stagec.driver.request.ranges import is_range, values_of
-from stagec.driver.request.result import JSON, OUTPUT, PAGE_OR_PLOT
-from stagec.driver.request.times import TimeType
-from stagec.driver.request.units import on_machine
+from stagec.answers.serve import LARGEST, serve
 from stagec.driver.shell.options import take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
-from stagec.driver.verbs.serve import LARGEST, serve
+from stagec.jobs.request.accepted import ACCEPTED, take_accepted
+from stagec.jobs.request.machine import machine_of, machine_options
+from stagec.jobs.request.option import Kind, Option, Whole
+from stagec.jobs.request.ranges import is_range, values_of
+from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
+from stagec.jobs.request.times import TimeType
+from stagec.jobs.request.units import on_machine
 
 if TYPE_CHECKING:
     pass

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from stagec.driver.output.trace_files import check_is_trace
 from stagec.driver.shell.session import log
+from stagec.output.trace_files import check_is_trace
 
 if TYPE_CHECKING:
     from stagec.formats.chakra.show import Row
@@ -40,7 +40,7 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
         for row in rows:
             sys.stdout.write(json.dumps(dataclasses.asdict(row)) + "\n")
         return
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     out = console(sys.stdout, 160)
     if rows:

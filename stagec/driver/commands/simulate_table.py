@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from stagec.driver.output.tables import bytes_text
+from stagec.output.tables import bytes_text
 
 if TYPE_CHECKING:
     from stagec.driver.commands.simulate import Simulated

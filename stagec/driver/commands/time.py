@@ -6,23 +6,23 @@ from typing import Any
 
 import click
 
-from stagec.driver.job.pods import Pods
-from stagec.driver.request.accepted import ACCEPTED, take_accepted
-from stagec.driver.request.limit import limit_option
-from stagec.driver.request.machine import GRAPHS, machine_options
-from stagec.driver.request.measurements import MEASURED, measurements
-from stagec.driver.request.option import switch
-from stagec.driver.request.options import JobOptions
-from stagec.driver.request.result import JSON, OUTPUT
-from stagec.driver.request.units import on_machine
+from stagec.answers.sweep.rows import Case
+from stagec.answers.sweep.run import check_alone, sweep, sweep_options
+from stagec.answers.time.answer import time
+from stagec.answers.time.files import TIME_FILES, draws, write_perfetto
 from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
-from stagec.driver.sweep.rows import Case
-from stagec.driver.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.time.files import TIME_FILES, draws, write_perfetto
-from stagec.driver.verbs.time import time
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.accepted import ACCEPTED, take_accepted
+from stagec.jobs.request.limit import limit_option
+from stagec.jobs.request.machine import GRAPHS, machine_options
+from stagec.jobs.request.measurements import MEASURED, measurements
+from stagec.jobs.request.option import switch
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.result import JSON, OUTPUT
+from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import DiagnosticError, error
 
 
@@ -105,7 +105,7 @@ def command(**given: Any) -> int:
 
 def _swept(options: JobOptions, given: dict[str, Any]) -> int:
     """The times of many configurations."""
-    from stagec.driver.sweep.table import TIME
+    from stagec.answers.sweep.table import TIME
 
     if given["machine"] is None and not any("machine" in axis.sets for axis in given["sweep"]):
         raise _no_machine()

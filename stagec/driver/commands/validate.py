@@ -53,7 +53,7 @@ def command(**given: Any) -> int:
     if as_json:
         write_output(json.dumps([dataclasses.asdict(row) for row in found], indent=1) + "\n", None)
         return int(failed)
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     shown = table(
         "Published and computed", "source", "row", "published", "ours", "", text_columns=2
@@ -78,9 +78,9 @@ class LibraryCounts:
 
         from stagec.analysis.count import count_graph, lowered_graphs
         from stagec.analysis.memory import staged_memory
-        from stagec.driver.job.builder import JobBuilder
-        from stagec.driver.request.options import JobOptions
         from stagec.importers.library import model_sizes
+        from stagec.jobs.builder import JobBuilder
+        from stagec.jobs.request.options import JobOptions
         from stagec.models import library
 
         model = library()[name]

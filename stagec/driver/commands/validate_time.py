@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.measured import measured_steps
-from stagec.driver.request.emission import workers
 from stagec.driver.shell.session import progress
 from stagec.driver.shell.show import write_output
+from stagec.jobs.request.emission import workers
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
 
@@ -36,7 +36,7 @@ def validate_time(given: Mapping[str, Any]) -> int:
         text = json.dumps({"rows": rows, "sources": [asdict(s) for s in sums]}, indent=1)
         write_output(text + "\n", None)
         return 0
-    from stagec.driver.output.tables import console, table
+    from stagec.output.tables import console, table
 
     out = console(sys.stdout, 160)
     shown = table(
@@ -122,7 +122,7 @@ def _predicted(steps: Sequence[MeasuredStep]) -> list[float | str]:
 
 def seconds_or_problem(step: MeasuredStep) -> float | str:
     """What we predict for a step, or why we do not."""
-    from stagec.driver.job.measured import seconds_of
+    from stagec.jobs.measured import seconds_of
 
     try:
         return seconds_of(step)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stagec.driver.request.job_file import is_job_file, printed, with_job_file
-from stagec.driver.request.machine import machine_of
-from stagec.driver.request.option import File, Kind, Number, OneOf, Option, Switch, Text, Whole
-from stagec.driver.request.options import JOB, JobOptions
-from stagec.driver.request.preset import with_step
 from stagec.driver.shell import completion
 from stagec.driver.shell.sections import RareOption
 from stagec.driver.shell.session import the_session
+from stagec.jobs.request.job_file import is_job_file, printed, with_job_file
+from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.option import File, Kind, Number, OneOf, Option, Switch, Text, Whole
+from stagec.jobs.request.options import JOB, JobOptions
+from stagec.jobs.request.preset import with_step
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import click
 
-from stagec.driver.request.session import Session
+from stagec.jobs.session import Session
 from stagec.support.diagnostics import (
     Diagnostic,
     DiagnosticError,

@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from stagec.driver.request.flags import FLAGS
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS, MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag, Section
+from stagec.jobs.request.flags import FLAGS
 
 _ABOUT = {flag.name: statement.section for statement in STATEMENTS for flag in statement.flags}
 _BESIDE = {

@@ -11,8 +11,8 @@ from typing import TextIO, cast
 
 import click
 
-from stagec.driver.request.session import Progress as Counted
-from stagec.driver.request.session import Session
+from stagec.jobs.session import Progress as Counted
+from stagec.jobs.session import Session
 
 
 class _Stderr(io.TextIOBase):

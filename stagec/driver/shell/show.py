@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagec.driver.output.report import Report
-from stagec.driver.sweep.run import SweepAnswer
+from stagec.answers.sweep.run import SweepAnswer
+from stagec.output.report import Report
 from stagec.support.files import write_file
 
 

@@ -1,0 +1,208 @@
+"""What a step costs: parameters, FLOPs, communication and memory of every class of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.jobs.builder import JobBuilder, model_name
+from stagec.jobs.planned import Looks, Planned
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.limit import AT_HAND, Limit
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.serving import serving_figures
+from stagec.jobs.session import Session
+from stagec.jobs.verdict import verdict_on
+from stagec.output.report import Report
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+
+@dataclass(frozen=True)
+class JobAnalysis(Report):
+    """The counts of a step: the object of `stagec analyze --json` (docs/json.md)."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of the job."""
+        return int(self.data["ranks"])
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """The axes of the mesh, slowest first."""
+        mesh: Mapping[str, int] = self.data["mesh"]
+        return mesh
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters of the model, counted once; an expression if it is symbolic."""
+        return self.data["parameters"]
+
+    @property
+    def model_flops(self) -> Any:
+        """FLOPs of a step by the model's text; a multiply-add is 2."""
+        return self.data["model_flops"]
+
+    @property
+    def classes(self) -> list[Mapping[str, Any]]:
+        """The classes of ranks, those of which all do the same: FLOPs by phase, collectives,
+        messages and memory in bytes, of one rank each."""
+        classes: list[Mapping[str, Any]] = self.data["classes"]
+        return classes
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self.data)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class of ranks."""
+        return [dict(each) for each in self.classes]
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.output.analysis_table import print_analysis
+
+        print_analysis(dict(self.data), stream)
+
+
+@dataclass(frozen=True)
+class PodsAnalysis(Report):
+    """The counts of each pod, and of what goes from one to another."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def pods(self) -> Mapping[str, Mapping[str, Any]]:
+        """The counts of each pod, as those of a job of one."""
+        pods: Mapping[str, Mapping[str, Any]] = self.data["pods"]
+        return pods
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self.data)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class of ranks of each pod."""
+        each = self.pods.items()
+        return [{"pod": pod, **dict(c)} for pod, found in each for c in found["classes"]]
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.output.tables import bytes_text
+
+        for found in self.pods.values():
+            JobAnalysis(found).print(stream)
+        if "handover" in self.data:
+            crossed = self.data["handover"]
+            size, count = bytes_text(crossed["bytes"]), f"{crossed['messages']:,}"
+            stream.write(
+                f"From prefill to decode: {size} of caches and tokens in {count} messages\n"
+            )
+        for each in self.data.get("crossings", ()):
+            size, count = bytes_text(each["bytes"]), f"{each['messages']:,}"
+            stream.write(f"From {each['source']} to {each['to']}: {size} in {count} messages\n")
+
+
+def analyze(
+    options: JobOptions,
+    session: Session,
+    *,
+    symbolic: bool = False,
+    machine: Machine | None = None,
+    limit: Limit | None = None,
+) -> JobAnalysis | PodsAnalysis:
+    """The counts of a step, of each pod. With `symbolic` they are expressions in the symbols; what
+    goes from one pod to another is a number, since who sends what to whom depends on the sizes. Of
+    a step of serving, `machine` says whether each op waits for memory or computes, and `limit`
+    which batch is the largest that fits. Raises `DiagnosticError`."""
+    from stagec.analysis.op_bounds import op_bounds
+    from stagec.analysis.report import analysis
+
+    pods = Pods.of(on_machine(options, machine), session, symbolic=symbolic)
+    _check(pods.first, limit, machine)
+    # of several pods the counts alone, where nothing else is asked for
+    whole = not pods.several or symbolic or machine is not None or limit is not None
+    how: dict[str, Any] = {"machine": machine, "symbolic": symbolic}
+    looks = {pod: Looks() for pod in pods.builders}
+    serving = {
+        pod: [Planned(partial(serving_figures, builder=each, limit=limit, **how))]
+        for pod, each in pods.builders.items()
+        if each.serving is not None
+    }
+    asked = {"worst": True, "flops": True, "peak": machine is not None}
+    watching = {p: [*look.watching(**asked), *serving.get(p, ())] for p, look in looks.items()}
+    pods.lower(watching if whole else None)
+    counts: dict[str, dict[str, Any]] = {}
+    for pod, builder in pods.builders.items():
+        module, look = builder.module, looks[pod]
+        worst, flops = look.worst.found or {}, look.flops.found
+        result = analysis(module, pods.titles[pod], symbolic=symbolic, worst=worst, flops=flops)
+        if whole:
+            result["repeated"] = builder.repeated.shares
+        for kept in (each.found for each in serving.get(pod, ()) if each.found is not None):
+            result["serving"] = {**kept, "ops": op_bounds(module, **how)}
+        if machine is not None:
+            result |= verdict_on(machine, result["mesh"], look.peak.found, session)
+        counts[pod] = result
+    numbers = counts
+    if symbolic and pods.several:
+        numbers = {pod: analysis(module, pod) for pod, module in pods.modules.items()}
+    return analysis_of(options, counts, numbers)
+
+
+def _check(builder: JobBuilder, limit: Limit | None, machine: Machine | None) -> None:
+    """Refuse what is about serving where there is none, and a limit that is not given."""
+    if limit is not None and builder.serving is None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+    if limit is not None and limit.text == AT_HAND and machine is None:
+        raise error("--limit machine is about the --machine", remedy="add --machine h100")
+    if machine is not None and builder.serving is None:
+        raise error(
+            "--machine is about the ops of one step of serving",
+            remedy="leave it out, or run 'stagec time'",
+        )
+
+
+# -- between pods ----------------------------------------------------------------------------------
+
+
+def analysis_of(
+    options: JobOptions,
+    pods: Mapping[str, dict[str, Any]],
+    numbers: Mapping[str, Mapping[str, Any]],
+) -> JobAnalysis | PodsAnalysis:
+    """The counts of a job, from those of its pods: of several with what goes from one to another,
+    of which there are `numbers`."""
+    if len(pods) == 1:
+        return JobAnalysis(*pods.values())
+    result: dict[str, Any] = {"schema": 1, "model": model_name(options), "pods": pods}
+    if options.serve == DISAGGREGATED:
+        result["handover"] = asdict(_sent(numbers[PREFILL], DECODE))
+    if options.part or options.draft:
+        ways = ((a, b, _sent(numbers[a], b)) for a in pods for b in pods if DECODE not in (a, b))
+        sent = [{"source": a, "to": b, **asdict(sent)} for a, b, sent in ways if sent.messages]
+        result["crossings"] = sent
+    return PodsAnalysis(result)
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What goes from one pod to the other: messages and bytes of all ranks."""
+
+    messages: int
+    bytes: int
+
+
+def _sent(pod: Mapping[str, Any], to: str) -> HandedOver:
+    """What the ranks of a pod send to those of another one."""
+    messages = total = 0
+    for each in pod["classes"]:
+        rows = [row for row in each["p2p"] if row["over"] == to and row["dir"] == "send"]
+        messages += each["count"] * sum(row["count"] for row in rows)
+        total += each["count"] * sum(row["bytes"] for row in rows)
+    return HandedOver(messages, total)

@@ -1,0 +1,314 @@
+"""From a model and a strategy to one execution trace per rank, or to an archive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of
+from stagec.answers.compiled import CompileAnswer, times_text
+from stagec.formats.registry import BUILTIN
+from stagec.jobs.planned import Looks
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.pods import Pods
+from stagec.jobs.provenance import command_of, provenance
+from stagec.jobs.request.emission import EMISSION
+from stagec.jobs.request.machine import GRAPHS, USED_RANKS, machine_of
+from stagec.jobs.request.measurements import MEASURED, measurements
+from stagec.jobs.request.option import File, OneOf, Option, Text, switch
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.rates import rate_options, rated_machine
+from stagec.jobs.request.steps import STEPS, has_steps
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.session import Session
+from stagec.jobs.verdict import verdict_on
+from stagec.jobs.written import (
+    check_name,
+    check_targets,
+    formats_asked,
+    write_formats,
+    write_one_archive,
+)
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.analysis.model_flops import ModelFlops
+    from stagec.formats.base import Format
+    from stagec.ir.module import Module
+    from stagec.time.costs.durations import Durations
+    from stagec.traces.emit import EmittedJob
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.writer import Written
+
+#: The options of a compile, beside those of its job.
+COMPILE = (
+    Option(
+        "output",
+        File(),
+        "The folder to write (it must be new or empty).",
+        metavar="DIR",
+        spelling="-o --output",
+    ),
+    Option(
+        "granularity",
+        OneOf(["op", "block", "layer"]),
+        "One node for each op, each matrix product and what follows it, or as much of a "
+        "layer as communication lets be one. FLOPs and bytes of a merged node are sums, and a cost "
+        "model over sums is too fast: with --machine its duration is the sum of its parts'.",
+        "op",
+        rare=True,
+    ),
+    Option(
+        "format",
+        Text(),
+        f"Format of the files: {', '.join(BUILTIN)} (default: chakra), or one of a plug-in, "
+        "with options as NAME{option=value}. Several formats get a folder each, DIR/NAME.",
+        "chakra",
+        metavar="NAME[,NAME]",
+    ),
+    Option(
+        "names",
+        OneOf(["full", "short", "none", "chakra"]),
+        "Names of nodes: with phase, microbatch and layer, without, none (smaller files), or "
+        "full ones after the type of their record (chakra), for Chakra's timeline tool.",
+        "full",
+        rare=True,
+    ),
+    switch(
+        "memory_events",
+        "Say of every node how many bytes it adds while it runs, and gives back at its end.",
+        rare=True,
+    ),
+    switch(
+        "tensor_names",
+        "Name the tensors that every node reads and writes, with their bytes: what "
+        "ASTRA-sim's replay of memory wants. Says what --memory-events does, too.",
+        rare=True,
+    ),
+    Option(
+        "archive",
+        File(),
+        "Write one compact file instead, for stagec materialize and check.",
+        metavar="FILE",
+    ),
+    *EMISSION,
+    *STEPS,
+    Option("name", Text(), "Name of the files (default: the model's).", metavar="NAME"),
+    switch("dry_run", "Compile and print the summary, write nothing."),
+    Option(
+        "machine",
+        Text("machines"),
+        "Write durations of computations on this machine, see 'stagec machines'.",
+        metavar="NAME|FILE",
+    ),
+    GRAPHS,
+    USED_RANKS,
+    *MEASURED,
+    *rate_options("the machine is a roofline"),
+)
+
+
+def strategy_to_compile(options: JobOptions, given: Mapping[str, Any], session: Session) -> str:
+    """The text of mesh and strategy of a job, also of one of many steps. Raises
+    `DiagnosticError`."""
+    if has_steps(options, given) and not has_pods(options):
+        from stagec.jobs.step_modules import StepModules
+
+        return StepModules(options, session).builder.strategy()
+    return Pods.of(options, session).strategy()
+
+
+def compile_job(options: JobOptions, given: Mapping[str, Any], session: Session) -> CompileAnswer:
+    """Compile a job and write its traces, as `given` says: the values of `COMPILE`. Raises
+    `DiagnosticError`, before anything is written."""
+    if given["machine"] is not None:
+        options = on_machine(options, machine_of(given["machine"], session, given["used_ranks"]))
+    _check_outputs(given["output"], given["archive"], given)
+    if has_pods(options):
+        _refuse_steps(given)
+    if has_steps(options, given):
+        from stagec.answers.compile_steps import compile_steps
+
+        return compile_steps(options, given, _durations(given, session), session)
+    return _compile_step(options, given, session)
+
+
+def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Session) -> CompileAnswer:
+    """Compile one step of all pods, of training or of serving, and write their traces as one
+    job."""
+    output: Path | None = None if given["dry_run"] else given["output"]
+    archive: Path | None = None if given["dry_run"] else given["archive"]
+    durations = _durations(given, session)
+    began = time.perf_counter()
+    pods = Pods.of(options, session)
+    strategies = {pod: builder.strategy() for pod, builder in pods.builders.items()}
+    name = given["name"] or pods.name
+    check_name(name)
+    from stagec.analysis.report import analysis
+
+    formats = formats_asked(given["format"], pods.first.module.registry, given)
+    _check_formats(formats, pods)
+    if given["tensor_names"]:
+        formats = [each.with_options({"tensor-names": "true"}) for each in formats]
+    if output is not None:
+        check_targets(formats, output, given)
+    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
+    flops, looks = any(f.wants_flops for f in formats), {pod: Looks() for pod in pods.builders}
+    asked = {"flops": flops, "peak": given["machine"] is not None, "events": events}
+    pods = pods.lower({pod: look.watching(**asked) for pod, look in looks.items()})
+    for look in looks.values() if events else ():
+        look.events.needed("--memory-events")
+    each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
+    if durations is not None and given["machine"] is not None:
+        for pod, found in each.items():
+            peak = looks[pod].peak.found
+            found.update(verdict_on(durations.machine, found["mesh"], peak, session))
+    result = analysis_of(options, each, each)
+    compiled = time.perf_counter() - began
+    written: list[Written] = []
+    if output is not None or archive is not None:
+        about = _about(pods, strategies, options, given, result)
+        jobs = {
+            pod: _job(module, name, given, durations, looks[pod], events=events)
+            for pod, module in pods.modules.items()
+        }
+        if output is not None:
+            written = write_formats(_as_format(jobs, pods), formats, output, about, given, session)
+        if archive is not None:
+            job = _as_format(jobs, pods)(formats[0])
+            write_one_archive(job, archive, about, session, quiet=given["quiet"])
+    wrote = time.perf_counter() - began - compiled
+    times = times_text(compiled, wrote)
+    return CompileAnswer(result.as_json(), result.print, given["output"], written, times)
+
+
+def _check_formats(formats: Sequence[Format], pods: Pods) -> None:
+    """Refuse formats of one mesh for several pods. Raises `DiagnosticError`."""
+    from stagec.traces.pods import of_one_mesh
+
+    for each in formats:
+        if pods.several and not each.pods:
+            raise of_one_mesh(each)
+
+
+def _about(
+    pods: Pods,
+    strategies: Mapping[str, str],
+    options: JobOptions,
+    given: Mapping[str, Any],
+    result: JobAnalysis | PodsAnalysis,
+) -> dict[str, object]:
+    """What the manifest says of where the traces come from."""
+    each = {p: provenance(b, strategies[p], given) for p, b in pods.builders.items()}
+    first = next(iter(each.values()))
+    if not pods.several:
+        return first
+    own = {p: {n: found[n] for n in ("symbols", "strategy")} for p, found in each.items()}
+    alike = {"command": command_of(options, given), "symbols": None, "strategy": None}
+    names = {"handover": "serving", "crossings": "crossings"}
+    crossed = {names[n]: result.data[n] for n in names if n in result.data}
+    return {**first, **alike, "pods": own, **crossed}
+
+
+def _refuse_steps(given: Mapping[str, Any]) -> None:
+    """Refuse several pods that take steps one after the other: what a step of one holds depends on
+    when another one is done. Raises `DiagnosticError`."""
+    for name in ("steps", "requests"):
+        if given[name]:
+            raise error(
+                f"--{name} writes steps of one server, and the job has several pods",
+                remedy="leave it out: a job of pods is one step of each",
+            )
+
+
+def _check_outputs(output: Path | None, archive: Path | None, given: Mapping[str, Any]) -> None:
+    if output is not None and archive is not None:
+        raise error(
+            "--output and --archive are two places",
+            remedy="give a folder, -o DIR, or --archive FILE",
+        )
+    if (output or archive) is None and not given["dry_run"]:
+        raise error(
+            "a compile needs a folder for the traces",
+            remedy="give -o DIR (or --archive FILE, or --dry-run)",
+        )
+    if archive is not None:
+        check_archive_options(given)
+
+
+def check_archive_options(given: Mapping[str, Any]) -> None:
+    """Refuse what an archive has no use for, and a file that is there. Raises `DiagnosticError`."""
+    path: Path = given["archive"]
+    if given["only_ranks"] is not None or given["resume"] or given["scheduler"] is not None:
+        raise error(
+            "an archive holds all ranks and is written at once",
+            remedy="leave out --only-ranks, --resume and --scheduler; stagec materialize has them",
+        )
+    if path.is_dir():
+        raise error(f"'{path}' is a folder, expected a file", remedy="choose another --archive")
+    if path.exists() and not given["force"]:
+        raise error(
+            f"'{path}' is there already", remedy="choose another --archive, or give --force"
+        )
+
+
+def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
+    """FLOPs of a step by the model's text, of all ranks."""
+    from stagec.analysis.model_flops import step_flops
+    from stagec.ir.expr import evaluate
+
+    return None if flops is None else evaluate(step_flops(flops, module.graphs), module.env)
+
+
+def _durations(given: Mapping[str, Any], session: Session) -> Durations | None:
+    """The times of computations on the machine that is asked for. Raises `DiagnosticError`."""
+    machine = rated_machine(given)
+    if given["machine"] is not None:
+        if machine is not None:
+            raise error(
+                "--machine and --peak-tflops both say how fast a device is",
+                remedy="give a machine, or two rates",
+            )
+        machine = machine_of(given["machine"], session, given["used_ranks"])
+    if machine is None:
+        if given["measured"] or given["kernels_from"]:
+            raise error("measured times need a machine", remedy="add --machine h100-sxm")
+        return None
+    from stagec.time.costs.durations import Durations
+
+    return Durations(machine, measurements(given["measured"], given["kernels_from"], machine))
+
+
+def _job(
+    module: Module,
+    name: str,
+    given: Mapping[str, Any],
+    durations: Durations | None,
+    look: Looks,
+    *,
+    events: bool,
+) -> EmittedJob:
+    from stagec.traces.emit import make_job
+
+    annotate = look.events.needed("--memory-events").annotate if events else None
+    how = durations, given["names"], given["granularity"], annotate
+    machine = durations.machine if durations is not None else None
+    measured = durations.measured if durations is not None else None
+    job = make_job(module, name, *how, machine=machine)
+    flops = _step_flops(look.flops.found, module)
+    return replace(job, measured=measured, graphs=given["graphs"], flops=flops)
+
+
+def _as_format(
+    jobs: Mapping[str, EmittedJob], pods: Pods
+) -> Callable[[Format], EmittedJob | PodsJob]:
+    """The job of all pods in a format."""
+    from stagec.traces.pods import Pod, PodsJob
+
+    first = next(iter(jobs.values()))
+    if not pods.several:
+        return lambda each: replace(first, format=each)
+    return PodsJob(first.name, [Pod(p, job, pods.far[p]) for p, job in jobs.items()]).as_format

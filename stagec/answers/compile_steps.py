@@ -1,0 +1,209 @@
+"""`stagec compile` of several steps of serving: from their list to traces, and what is printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+
+from stagec.answers.compiled import CompileAnswer, times_text
+from stagec.answers.time.table import seconds_text
+from stagec.jobs.admission import Room, cache_room
+from stagec.jobs.provenance import provenance
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import STEP
+from stagec.jobs.serve_steps import StepList, StepsAsked
+from stagec.jobs.session import Session
+from stagec.jobs.step_modules import StepModules
+from stagec.jobs.step_times import StepTimes
+from stagec.jobs.written import (
+    check_name,
+    check_targets,
+    formats_asked,
+    write_formats,
+    write_one_archive,
+)
+from stagec.program.steps import Sequel, SteppedClass, stepped_classes
+from stagec.serving.latency import PERCENTILES, latencies
+from stagec.serving.requests import SECOND
+from stagec.serving.step import Step
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+from stagec.time.costs.durations import Durations
+from stagec.traces.emit import EmittedJob
+
+_TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
+#: Of many steps the first and the last ones are shown.
+_SHOWN = 4
+
+
+def compile_steps(
+    options: JobOptions,
+    given: Mapping[str, Any],
+    durations: Durations | None,
+    session: Session,
+) -> CompileAnswer:
+    """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
+    began = time.perf_counter()
+    modules = StepModules(options, session)
+    builder = modules.builder
+    strategy = builder.strategy()
+    steps = _asked(options, given, session, modules, durations).steps()
+    formats = formats_asked(given["format"], builder.module.registry, given)
+    if given["memory_events"] or given["tensor_names"]:
+        raise error("memory events are those of one step", remedy="write one step, without --steps")
+    folder: Path | None = given["output"]
+    if folder is not None and not given["dry_run"]:
+        check_targets(formats, folder, given)
+    job = _job(modules, _classes(modules, steps), given, durations)
+    compiled = time.perf_counter() - began
+    found = {"serving": steps.manifest()}
+    summary = partial(print_steps, steps, modules.compiles)
+    if given["dry_run"]:
+        return CompileAnswer(found, summary)
+    asked = {n: getattr(options, n) for n in ("serve", "microbatches", *STEP)}
+    builder.options = builder.options.changed(**asked)  # those of the command, not of one step
+    about = {**provenance(builder, strategy, given), **found}
+    if given["archive"] is not None:
+        archived = replace(job, format=formats[0])
+        write_one_archive(archived, given["archive"], about, session, quiet=given["quiet"])
+        return CompileAnswer(found, summary)
+    output: Path = given["output"]
+    written = write_formats(
+        lambda each: replace(job, format=each), formats, output, about, given, session
+    )
+    wrote = time.perf_counter() - began - compiled
+    return CompileAnswer(found, summary, output, written, times_text(compiled, wrote))
+
+
+def _asked(
+    options: JobOptions,
+    given: Mapping[str, Any],
+    session: Session,
+    modules: StepModules,
+    durations: Durations | None,
+) -> StepsAsked:
+    module = modules.builder.module
+    strategy, mesh = read_strategy(module), module.mesh
+    axis = strategy.pipeline.over if strategy.pipeline is not None else ""
+    depth = dict(mesh.sizes).get(axis) if mesh else None
+    serving = modules.builder.serving
+    positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
+    groups = modules.groups
+    coupled = groups // len(modules.replicas) if given["requests"] is not None else groups
+    times = room = None
+    if given["machine"] is not None and durations is not None:
+        machine = durations.machine
+        how = machine, durations.measured, depth or 1
+        times = StepTimes(modules, *how, graphs=given["graphs"])
+        room = partial(cache_room, modules, machine)
+    about = positions, longest, groups, coupled, times, room
+    return StepsAsked(options, given, session, module.registry, depth or 1, *about)
+
+
+def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
+    """The classes of the ranks: those of each replica have steps of their own."""
+    alone: Sequence[Mapping[str, int]] = [{}]
+    replicas = modules.replicas if len(steps.runs) > 1 else alone
+    found: list[SteppedClass] = []
+    for run, coords in zip(steps.runs, replicas, strict=True):
+        distinct = run.distinct
+        sampled = [modules.local_groups * step.sampled for step in distinct]
+        sequel = Sequel(run.order(distinct), run.after, sampled)
+        own = stepped_classes([modules.classes(step) for step in distinct], sequel)
+        found += (replace(each, coords={**each.coords, **coords}) for each in own)
+    return found
+
+
+def _job(
+    modules: StepModules,
+    classes: Sequence[SteppedClass],
+    given: Mapping[str, Any],
+    durations: Durations | None,
+) -> EmittedJob:
+    name = given["name"] or modules.builder.model_name
+    check_name(name)
+    mesh = modules.builder.module.mesh
+    sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
+    machine = durations.machine if durations is not None else None
+    how = durations, given["names"], given["granularity"]
+    return EmittedJob(name, classes, sizes, *how, machine=machine)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
+    """The composition of the steps: the first and the last ones, and what they hold together."""
+    from stagec.output.tables import console, table
+
+    out = console(stream)
+    count, distinct = sum(len(run.steps) for run in steps.runs), len(steps.distinct)
+    about = ", ".join(f"{name} {value}" for name, value in steps.about.items())
+    out.print(f"{count:,} steps, {distinct:,} distinct, {compiles} compiled ({about})")
+    replicas = len(steps.runs)
+    title = "Steps" if replicas == 1 else f"Steps of the first of {replicas} replicas"
+    shown = table(title, "step", "composition", "tokens", "sampled", text_columns=2)
+    for number in _shown(len(steps.runs[0].steps)):
+        if number is None:
+            shown.add_row("...", "", "", "")
+            continue
+        step = steps.runs[0].steps[number]
+        shown.add_row(str(number), _text(step), f"{step.tokens:,}", f"{step.sampled:,}")
+    out.print(shown)
+    tokens = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(steps.tokens.items()))
+    whose = "each of the steps of one group of sequences"
+    if steps.served:
+        whose = f"of all {steps.groups} groups of ranks" if steps.groups > 1 else "in all"
+    out.print(f"Tokens: {tokens}; {steps.sampled:,} sampled; {whose}")
+    if steps.room is not None:
+        out.print(_room(steps.room, int(str(steps.about["block"]))))
+    if steps.served:
+        print_times(steps, out)
+
+
+def print_times(steps: StepList, out: Console) -> None:
+    """What users of the server meet, and tokens a second of a group."""
+    from stagec.output.tables import table
+
+    names = ("mean", *(f"p{n}" for n in PERCENTILES))
+    shown = table("Requests that were served", "", *names, text_columns=1)
+    for name, spread in latencies(steps.served).items():
+        found = spread.as_json()
+        shown.add_row(_TIMES[name], *(seconds_text(found[n]) for n in names))
+    out.print(shown)
+    tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
+    out.print(
+        f"{len(steps.served):,} requests and {tokens:,} tokens of theirs in "
+        f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s"
+    )
+
+
+def _room(room: Room, block: int) -> str:
+    """What a rank holds beside caches, and what is left for these."""
+    from stagec.output.tables import bytes_text
+
+    return (
+        f"Memory of a rank: weights and the activations of the largest step take "
+        f"{bytes_text(room.taken)} of {bytes_text(room.room)}; the rest is {room.blocks:,} blocks "
+        f"of {block} tokens of a group"
+    )
+
+
+def _shown(count: int) -> list[int | None]:
+    if count <= 2 * _SHOWN + 1:
+        return list(range(count))
+    return [*range(_SHOWN), None, *range(count - _SHOWN, count)]
+
+
+def _text(step: Step) -> str:
+    """The classes of a step, of many the first ones."""
+    texts = [str(c) for c in step.classes]
+    if len(texts) <= _SHOWN + 1:
+        return " ".join(texts)
+    return " ".join([*texts[:_SHOWN], f"and {len(texts) - _SHOWN} more classes"])

@@ -1,0 +1,135 @@
+"""What every rank holds at its worst moment, and whether that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from stagec.analysis.memory_fit import MemoryFit
+from stagec.answers.memory.picture import Drawing, DrawnJob, memory_page
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.output.report import Report
+from stagec.pipeline.instrument import PLAN
+
+
+@dataclass(frozen=True)
+class MemoryPlan(Report):
+    """The footprint of a job: the object of `stagec memory --json`. `builder` has the planned
+    module, `drawing` says how its page looks."""
+
+    data: Mapping[str, Any]
+    builder: JobBuilder = field(repr=False, compare=False)
+    drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
+
+    @property
+    def classes(self) -> list[Mapping[str, Any]]:
+        """The classes of ranks: bytes at the peak by category, and the largest buffers then."""
+        classes: list[Mapping[str, Any]] = self.data["classes"]
+        return classes
+
+    @property
+    def worst(self) -> Mapping[str, Any]:
+        """The class that holds most."""
+        return max(self.classes, key=lambda each: each["peak"])
+
+    @property
+    def peak(self) -> int:
+        """The bytes that a rank of this class holds at its worst moment."""
+        return int(self.worst["peak"])
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether this fits the limit; None if none was given."""
+        return self.data["fit"]["fits"] if "fit" in self.data else None
+
+    @property
+    def room(self) -> int | None:
+        """The limit in bytes; None if none was given."""
+        return self.data["fit"]["room"] if "fit" in self.data else None
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self.data)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class of ranks."""
+        return [dict(each) for each in self.classes]
+
+    def page(self) -> str:
+        """What a rank of each stage holds over the step, with the limit as a line."""
+        job = DrawnJob.of(self.builder.options, {"": self.builder})
+        return memory_page(job, self.drawing, self.room)
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.output.analysis_table import print_footprint
+
+        print_footprint(dict(self.data), stream)
+
+
+@dataclass(frozen=True)
+class PodsMemory(Report):
+    """The footprints of several pods."""
+
+    model: str
+    pods: Mapping[str, MemoryPlan]
+    options: JobOptions = field(repr=False, compare=False)
+    drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the ranks of all pods fit the limit; None if none was given."""
+        each = [pod.fits for pod in self.pods.values()]
+        return None if None in each else all(each)
+
+    def as_json(self) -> dict[str, Any]:
+        pods = {name: plan.as_json() for name, plan in self.pods.items()}
+        return {"schema": 1, "model": self.model, "pods": pods}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class of ranks of each pod."""
+        return [{"pod": pod, **row} for pod, plan in self.pods.items() for row in plan.rows()]
+
+    def page(self) -> str:
+        """What a rank of each stage of each pod holds over the step, with the limit as a line."""
+        builders = {pod: plan.builder for pod, plan in self.pods.items()}
+        most = max(self.pods.values(), key=lambda plan: plan.peak)
+        return memory_page(DrawnJob.of(self.options, builders), self.drawing, most.room)
+
+    def print(self, stream: TextIO) -> None:
+        for plan in self.pods.values():
+            stream.write(f"{plan.data['model']}\n")
+            plan.print(stream)
+
+
+def memory(
+    options: JobOptions,
+    session: Session,
+    *,
+    fit: str | None = None,
+    limit: Limit | None = None,
+) -> MemoryPlan | PodsMemory:
+    """Plan the memory of a step, of each pod. With `fit` (`best-fit`, `caching`) all buffers are
+    placed; with a limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""
+    from stagec.analysis.footprint import footprint
+
+    pods = Pods.of(options, session)
+    pods.lower(until=PLAN)
+    plans: dict[str, MemoryPlan] = {}
+    for pod, builder in pods.builders.items():
+        found = footprint(builder.module, pods.titles[pod], fit)
+        plans[pod] = MemoryPlan(_judged(found, limit, session), builder)
+    return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
+
+
+def _judged(found: dict[str, Any], limit: Limit | None, session: Session) -> dict[str, Any]:
+    """A footprint that says whether it fits the limit."""
+    if limit is None:
+        return found
+    session.report(*limit.remarks(found["mesh"]))
+    worst = max(found["classes"], key=lambda each: each["peak"])
+    fit = MemoryFit(worst["peak"], limit.room(found["mesh"]))
+    return {**found, "fit": {"class": worst["name"], **fit.as_json()}}

@@ -1,0 +1,121 @@
+"""The page of `stagec memory --html`: one file that loads nothing from elsewhere.
+
+The data stand in the page as JSON; the script beside this file draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+from stagec.analysis.picture import Band, Picture
+from stagec.machines import Machine
+from stagec.memory.timeline import ALL
+from stagec.output.page import render
+
+#: Columns of all pictures of a page together, and those that each has at least and at most.
+ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500
+_SCRIPTS = "answers/memory/chart.js", "answers/memory/page.js"
+_BODY = """
+<form id="controls" autocomplete="off"></form>
+<main id="jobs"></main>"""
+_COLORS = [
+    "#4e79a7",
+    "#a0cbe8",
+    "#59a14f",
+    "#76b7b2",
+    "#f28e2b",
+    "#ffbe7d",
+    "#b07aa1",
+    "#8cd17d",
+    "#d37295",
+    "#e15759",
+    "#ff9da7",
+    "#9d7660",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A job: its title, its command line, the stage that is shown first, and all of them."""
+
+    title: str
+    command: str
+    shown: int
+    pictures: Sequence[Picture]
+
+
+def columns_for(classes: int) -> int:
+    """How many columns a picture has if so many are on a page."""
+    return min(MOST, max(FEWEST, ALL_COLUMNS // classes))
+
+
+def page(title: str, jobs: Sequence[Drawn], machine: Machine, limit: int | None) -> str:
+    """The text of the page. Jobs are drawn one above the other, on the same scales; `limit`, in
+    bytes, is a line in all of them."""
+    used = {b.category for job in jobs for p in job.pictures for b in p.bands}
+    categories = [c for c in ALL if c in used]
+    data = {
+        "limit": limit,
+        "categories": categories,
+        "colors": [_COLORS[ALL.index(c)] for c in categories],
+        "jobs": [_job(job, categories) for job in jobs],
+    }
+    about = f'<p class="about">{escape(_about(machine))}</p>'
+    return render(title, about + _BODY, ("answers/memory/page.css",), _SCRIPTS, data)
+
+
+def _about(machine: Machine) -> str:
+    rate, bandwidth = machine.compute.vector["f32"].value, machine.memory.bandwidth.value
+    return (
+        f"What one rank holds over a training step. Times are a roofline of "
+        f"{rate / 1e12:g} TFLOP/s and {bandwidth / 1e9:g} GB/s; communication, "
+        "copies to the host and launches take none. Each column shows its highest moment. Point at "
+        "the picture for a buffer, click for a list."
+    )
+
+
+def _job(job: Drawn, categories: Sequence[str]) -> dict[str, Any]:
+    stages = [picture.stage for picture in job.pictures]
+    return {
+        "title": job.title,
+        "command": job.command,
+        "shown": stages.index(job.shown),
+        "classes": [_class(picture, categories) for picture in job.pictures],
+    }
+
+
+def _class(picture: Picture, categories: Sequence[str]) -> dict[str, Any]:
+    texts: dict[tuple[str, str, str], int] = {}
+    whats = [(m.title, m.operation, m.phase) for m in picture.moments]
+    return {
+        "name": f"stage {picture.stage}",
+        "ranks": picture.ranks,
+        "peak": picture.peak,
+        "time": picture.time,
+        "starts": _steps([m.start for m in picture.moments]),
+        "what": [texts.setdefault(what, len(texts)) for what in whats],
+        "texts": list(texts),
+        "bands": [_band(band, categories) for band in picture.bands],
+    }
+
+
+def _band(band: Band, categories: Sequence[str]) -> dict[str, Any]:
+    places = [place for place, _ in band.changes]
+    counts = [count for _, count in band.changes]
+    return {
+        "name": band.name,
+        "type": band.type,
+        "category": categories.index(band.category),
+        "line": band.line,
+        "each": band.each,
+        "changes": [n for change in zip(_steps(places), counts, strict=True) for n in change],
+    }
+
+
+def _steps(numbers: Sequence[int]) -> list[int]:
+    """Each number less the one before it, which are shorter to write."""
+    return [b - a for a, b in pairwise([0, *numbers])]

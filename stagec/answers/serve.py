@@ -1,0 +1,398 @@
+"""What users of a server would meet, and what its ranks give, over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
+from stagec.answers.time.answer import NOT_GIVEN
+from stagec.answers.time.table import seconds_text
+from stagec.answers.time.timed import time_job
+from stagec.ir.drafts import DRAFT
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pod_options import (
+    has_pods,
+    options_of,
+    options_of_draft,
+    options_of_pod,
+    pod_names,
+)
+from stagec.jobs.pods import one_group
+from stagec.jobs.request.accepted import Accepted
+from stagec.jobs.request.combine import divisors
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.session import Session
+from stagec.output.report import Report
+from stagec.output.tables import bytes_text, console, fit_text, table
+from stagec.pipeline.verify import verify_module
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.words import counted
+
+if TYPE_CHECKING:
+    from stagec.analysis.memory_fit import MemoryFit
+    from stagec.analysis.time_report import TimeReport
+    from stagec.ir.module import Module
+    from stagec.machines import Machine
+    from stagec.time.transfer import TransferTime
+
+Found = TypeVar("Found")
+
+SCHEMA = 1
+#: The largest batch that is tried.
+LARGEST = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBatch:
+    """A batch: what it gives, whether what a rank holds fits, and what to know of it."""
+
+    rates: ServingRates
+    ranks: int
+    fit: MemoryFit
+    cautions: tuple[str, ...]
+
+    @property
+    def peak(self) -> int:
+        """The bytes that a rank holds."""
+        return self.fit.peak
+
+    @property
+    def fits(self) -> bool:
+        """Whether these fit."""
+        return self.fit.fits
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        found = {**asdict(self.rates), "per_user": self.rates.per_user}
+        fit = {"memory_peak": self.peak, "fits": self.fits, "fit": self.fit.as_json()}
+        return {**found, **fit, "cautions": list(self.cautions)}
+
+
+@dataclass(frozen=True)
+class ServeAnswer(Report):
+    """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
+    `prompt` tokens, of which `output` tokens come out. `best` gives most tokens a second for each
+    rank within the limits; None if no batch is within them."""
+
+    model: str
+    machine: str
+    ranks: Mapping[str, int]
+    apart: bool
+    prompt: int
+    output: int
+    handover: TransferTime | None
+    points: Sequence[ServedBatch]
+    best: ServedBatch | None
+
+    @property
+    def cautions(self) -> list[str]:
+        """What to know before the figures are believed."""
+        return list(dict.fromkeys(text for point in self.points for text in point.cautions))
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.machine}"
+
+    def page(self) -> str:
+        """The curve of tokens a second, and a row for each batch."""
+        from stagec.answers.serve_page import serve_page
+
+        return serve_page(self)
+
+    def plot(self) -> str:
+        from stagec.answers.serve_page import serve_plot
+
+        return serve_plot(self)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "machine": self.machine,
+            "ranks": dict(self.ranks),
+            "apart": self.apart,
+            "prompt": self.prompt,
+            "output": self.output,
+            **({"handover": asdict(self.handover)} if self.handover is not None else {}),
+            "points": [point.as_json() for point in self.points],
+            "best": self.best.as_json() if self.best is not None else None,
+            "cautions": self.cautions,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each batch."""
+        return [point.as_json() for point in self.points]
+
+    def print(self, stream: TextIO) -> None:
+        _print(self, stream)
+
+
+def serve(
+    options: JobOptions,
+    machine: Machine,
+    session: Session,
+    *,
+    output_tokens: int = 128,
+    batches: Sequence[int] | None = None,
+    accepted: Accepted = NOT_GIVEN,
+    ttft: float | None = None,
+    tpot: float | None = None,
+) -> ServeAnswer:
+    """What a server gives over batches: those that are given, or as they double, while they fit;
+    the best is within the limits `ttft` and `tpot`, in seconds. Raises `DiagnosticError`."""
+    asked = on_machine(options, machine)
+    steps, apart = _options(asked), asked.serve == DISAGGREGATED
+    with session.once() as aside:
+        target = _at_least(steps[DECODE], partial(one_group, session=aside)) if apart else None
+        prefill, transfer = _prefill(steps[PREFILL], machine, aside, target)
+        asking = output_tokens, batches, accepted.tokens
+        rows = list(_rows(steps, machine, aside, prefill, *asking, apart=apart))
+    if not rows:
+        raise error(
+            "no batch fits the machine",
+            remedy="split the model over more ranks, or give a shorter --prompt",
+        )
+    return ServeAnswer(
+        model=steps[PREFILL].model,
+        machine=machine.name,
+        ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
+        apart=apart,
+        prompt=steps[PREFILL].prompt or 0,
+        output=output_tokens,
+        handover=transfer,
+        points=rows,
+        best=_best(rows, ttft, tpot),
+    )
+
+
+def _options(options: JobOptions) -> Mapping[str, JobOptions]:
+    """The options of both steps: that of prefill has the parts, of which decode has none. Raises
+    `DiagnosticError`."""
+    if options.preset and options.serve is not None:
+        name = options.preset
+        raise error(
+            f"--preset {name} is one step of {options.serve}: 'stagec time' has it",
+            remedy=f"write its strategy into a file, 'stagec presets {name} > {name}.stg', and "
+            "give model and file",
+        )
+    if options.serve not in (None, DISAGGREGATED):
+        raise error(
+            f"--serve {options.serve} is one step: 'stagec time' has it",
+            remedy="leave it out, or give --serve disaggregated",
+        )
+    if options.batch is not None:
+        raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
+    if options.prompt is None:
+        raise error("expected --prompt: the tokens of each request", remedy="give --prompt 2048")
+    if options.part and options.chunk is not None:
+        raise error(
+            "--chunk makes steps of a prompt, and behind the first one there is no encoder",
+            remedy="leave --chunk out, or --part",
+        )
+    if options.draft is not None:
+        options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
+    if options.serve == DISAGGREGATED:
+        return {PREFILL: options, DECODE: options_of_pod(DECODE, options.changed(chunk=None))}
+    return {
+        PREFILL: options.changed(serve=PREFILL, speculative=None),
+        DECODE: options.changed(serve=DECODE, prompt=None, chunk=None, context=None, part=()),
+    }
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
+    """The time of a step, whose launches are captured in a graph. A draft model prefills beside the
+    one that verifies, and what takes longer is the step. Raises `DiagnosticError`."""
+    from stagec.jobs.figures import CompiledJob
+
+    if options.draft is not None and options.serve == PREFILL:
+        models = (options_of(pod, options).changed(draft=None, keep="") for pod in (MAIN, DRAFT))
+        return max((_step(m, machine, session) for m in models), key=lambda each: each.step_seconds)
+    if has_pods(options):
+        return time_job(options, machine, session, levers=False).report
+    return CompiledJob.of(options, session).time(machine)
+
+
+def _sending(
+    options: JobOptions, machine: Machine, session: Session, target: Module
+) -> tuple[TimeReport, TransferTime]:
+    """The time of a step of prefill by itself, and of the caches that it hands over to a pod that
+    decodes. Raises `DiagnosticError`."""
+    from stagec.time.costs.network import level_between_pods
+    from stagec.time.transfer import transfer_time
+
+    timed = time_job(options, machine, session, levers=False, peers={DECODE: target})
+    meshes = [job.mesh for job in timed.each.values()]
+    level = level_between_pods(machine, [*meshes, _mesh(target)])
+    return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
+
+
+def _mesh(module: Module) -> Mapping[str, int]:
+    """The axes of a mesh."""
+    return {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+
+
+def _sequences(options: JobOptions) -> Iterator[int]:
+    """Numbers of sequences of which a strategy may take the least at once: the divisors of its
+    ranks times its microbatches. Raises `DiagnosticError`."""
+    options = options.changed(batch=None, chunk=None)
+    if has_pods(options):
+        options = options_of(pod_names(options)[0], options).changed(draft=None)
+    module = JobBuilder(options).module
+    verify_module(module)  # so that its ranks can be numbered
+    most = prod(_mesh(module).values()) * max(1, read_strategy(module).microbatches)
+    yield from divisors(most)
+
+
+def _at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:
+    """What is found of a step of as few sequences as the strategy takes at once. Raises
+    `DiagnosticError`."""
+    problem: DiagnosticError | None = None
+    for batch in _sequences(options):
+        try:
+            return look(options.changed(batch=batch))
+        except DiagnosticError as told:
+            problem = problem or told
+    raise problem or error("the strategy has no ranks")
+
+
+def _prefill(
+    options: JobOptions, machine: Machine, session: Session, target: Module | None
+) -> tuple[PodStep, TransferTime | None]:
+    """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
+    together. The last of them hands the caches over, if another pod decodes. Raises
+    `DiagnosticError`."""
+
+    def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
+        *before, last = _chunks(options)
+        aside = session.aside()  # the last chunk reaches the last position
+        seconds = sum(_step(_prefills(each), machine, aside).step_seconds for each in before)
+        sequences = options.batch or 1
+        if target is None:
+            found = _step(last, machine, session)
+            return PodStep(sequences, seconds + found.step_seconds, found.ranks), None
+        found, sent = _sending(last, machine, session, target)
+        sending = sent.alone_seconds, sent.exposed_seconds
+        return PodStep(sequences, seconds + found.step_seconds, found.ranks, *sending), sent
+
+    return _at_least(options, look)
+
+
+def _prefills(options: JobOptions) -> JobOptions:
+    """The options of a step that hands nothing over."""
+    if options.serve != DISAGGREGATED:
+        return options
+    return options_of_pod(PREFILL, options).changed(part=options.part)
+
+
+def _chunks(options: JobOptions) -> Iterator[JobOptions]:
+    """The steps of a prompt: one, or one for each chunk."""
+    prompt, past = options.prompt or 1, options.context or 0
+    chunk = options.chunk or prompt
+    for start in range(0, prompt, chunk):
+        size = min(chunk, prompt - start)
+        yield options.changed(prompt=size, chunk=None, context=past + start)
+
+
+def _rows(
+    options: Mapping[str, JobOptions],
+    machine: Machine,
+    session: Session,
+    prefill: PodStep,
+    output: int,
+    wanted: Sequence[int] | None,
+    accepted: float,
+    *,
+    apart: bool,
+) -> Iterator[ServedBatch]:
+    """A row for each batch: those that are wanted, or as they double, while they fit. Of each
+    sequence a step gives the tokens that are `accepted`."""
+    rates = disaggregated if apart else colocated
+    held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
+    decode = options[DECODE].changed(context=held)
+    problem: DiagnosticError | None = None
+    found = False
+    for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
+        try:
+            report = _step(decode.changed(batch=batch), machine, session)
+        except DiagnosticError as told:
+            problem = problem or told
+            if wanted:
+                raise
+            continue
+        found, fit = True, report.fit
+        if fit is None:
+            raise error("a server needs the memory of a step", remedy="leave --pipeline out")
+        if not fit.fits and not wanted:
+            return
+        ranks = report.ranks if apart else max(report.ranks, prefill.ranks)
+        engine = PodStep(batch, report.step_seconds / accepted, ranks)
+        yield ServedBatch(rates(prefill, engine, output), ranks, fit, report.cautions)
+    if not found and problem is not None:
+        raise problem
+
+
+def _best(
+    rows: Sequence[ServedBatch], ttft: float | None, tpot: float | None
+) -> ServedBatch | None:
+    """The row that gives most for each rank within the limits."""
+    within = [
+        row
+        for row in rows
+        if row.fits
+        and (ttft is None or row.rates.ttft <= ttft)
+        and (tpot is None or row.rates.tpot <= tpot)
+    ]
+    return max(within, key=lambda row: row.rates.per_rank, default=None)
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def _print(found: ServeAnswer, stream: TextIO) -> None:
+    out, ranks, best, apart = console(stream), found.ranks, found.best, found.apart
+    pods = f", {counted(ranks[DECODE], 'rank')}"
+    if apart:
+        pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
+    out.print(
+        f"{found.model} on {found.machine}{pods}: prompts of {found.prompt:,} tokens, "
+        f"{found.output:,} tokens come out",
+        markup=False,
+    )
+    if (sent := found.handover) is not None:
+        out.print(
+            f"From prefill to decode: {bytes_text(sent.bytes)} of caches a step of prefill in "
+            f"{sent.messages:,} messages over {sent.level}, "
+            f"{seconds_text(sent.alone_seconds)} alone, "
+            f"{seconds_text(sent.exposed_seconds)} behind prefill, which TTFT has",
+            markup=False,
+        )
+    titles = ["batch", "TTFT", "TPOT", "a request", "tokens/s", "a rank", "a user", "memory"]
+    made = table("Serving", *titles, *(["prefill pods"] if apart else []), text_columns=0)
+    for row in found.points:
+        r = row.rates
+        cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
+        cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
+        cells.append(bytes_text(row.peak) + ("" if row.fits else " (too much)"))
+        made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if apart else []))
+    out.print(made)
+    if best is None:
+        out.print("no batch is within the limits")
+    else:
+        r = best.rates
+        out.print(
+            f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s a rank, TTFT "
+            f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
+            markup=False,
+        )

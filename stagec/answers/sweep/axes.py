@@ -1,0 +1,222 @@
+"""What a sweep goes over: values of a flag, a symbol or a figure of the machine, or configurations
+named in a file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from stagec.answers.sweep.rows import Case
+from stagec.jobs.request.flags import OF_ONE_MESH, type_of
+from stagec.jobs.request.job_file import key_place
+from stagec.jobs.request.machine import machine_of, with_used
+from stagec.jobs.request.option import Kind, Switch, Text, Whole, text_of
+from stagec.jobs.request.ranges import RULE, is_range, values_of
+from stagec.jobs.request.sizes import SizesType
+from stagec.jobs.session import Session
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.limits import MAX_BYTES
+from stagec.support.source import Source
+from stagec.support.suggest import did_you_mean
+from stagec.support.texts import read_text
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+#: What can be swept, beside the sizes of symbols.
+NAMES = (*OF_ONE_MESH, "preset", "ranks")
+#: What can be swept where there is a machine, beside its figures.
+OF_TIME = ("machine", "overlap")
+_MACHINE = "machine."
+_FACTOR = re.compile(r"x([0-9]{1,9}(?:\.[0-9]{1,9})?)")
+#: What a column of named configurations is called.
+NAMED = "name"
+_SUFFIX = ".toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value of an option, of a symbol, of `machine` or `overlap`, or of a figure of the machine,
+    whose value is a text (`2 TB/s`, or `x2` for twice as much)."""
+
+    name: str
+    what: Literal["option", "symbol", "case", "figure"]
+    value: Any
+
+    def chosen(self, case: Case) -> Case:
+        """The configuration with this value. Raises `DiagnosticError` for a figure that the machine
+        does not have, or a value that is none."""
+        options = case.options
+        if self.what == "symbol":
+            sizes = {**options.sizes, self.name: self.value}
+            return replace(case, options=options.changed(sizes=sizes))
+        if self.what == "option":
+            given: dict[str, Any] = {self.name: self.value}
+            explicit = options.explicit | {self.name}
+            return replace(case, options=options.changed(**given, explicit=explicit))
+        if self.name == "machine":
+            return replace(case, machine=with_used(self.value, case.used))
+        if self.what == "case":
+            return replace(case, **{self.name: self.value})
+        device = case.device or case.machine
+        return replace(case, machine=self._machine(case.machine), device=device)
+
+    def _machine(self, machine: Machine | None) -> Machine:
+        if machine is None:
+            raise error(
+                f"--sweep {_MACHINE}{self.name} needs a machine", remedy="add --machine h100-sxm"
+            )
+        if factor := _FACTOR.fullmatch(self.value):
+            return machine.scaled(self.name, float(factor[1]))
+        return machine.changed({self.name: self.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One value of an axis: how it is shown, and what it sets."""
+
+    shown: int | str
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What is swept, and its values."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def sets(self) -> frozenset[str]:
+        """The names of all that its values set."""
+        return frozenset(s.name for c in self.choices for s in c.settings)
+
+
+class SweepType(Kind[Axis]):
+    """`tp=1,2,4` or `tp=1..4`, `S=4096,8192`, or a TOML file with a table for each of them."""
+
+    name = "NAME=VALUE,...|FILE.toml"
+
+    def __init__(self, *, timed: bool) -> None:
+        self._timed = timed
+
+    def read(self, text: str) -> Axis:
+        """The axis."""
+        if "=" not in text and text.endswith(_SUFFIX):
+            return _read(text, timed=self._timed)
+        name, _, rest = (part.strip() for part in text.partition("="))
+        parts = [part.strip() for part in rest.split(",")]
+        if not name or not all(parts):
+            raise ValueError(f"'{text}' is neither NAME=VALUE,... nor a {_SUFFIX} file")
+        texts = list(dict.fromkeys(t for part in parts for t in self._texts(part)))
+        return _axis(name, texts, timed=self._timed)
+
+    def _texts(self, part: str) -> Sequence[str]:
+        if not is_range(part):
+            return (part,)
+        if not (texts := values_of(part)):
+            raise ValueError(f"'{part}' has no values: {RULE}")
+        return texts
+
+
+def axis_of(name: str, values: object) -> Axis:
+    """An axis of a list of values, or of their text. Raises `DiagnosticError`."""
+    text = values if isinstance(values, str) else ",".join(map(text_of, _listed(values)))
+    try:
+        return SweepType(timed=True).read(f"{name}={text}")
+    except ValueError as problem:
+        raise error(str(problem), remedy='as in {"tp": [1, 2, 4], "S": "4096..16384"}') from None
+
+
+def _listed(values: object) -> Sequence[object]:
+    listed = isinstance(values, list | tuple | range)
+    return cast("Sequence[object]", values) if listed else [values]
+
+
+def _axis(name: str, texts: Sequence[str], *, timed: bool) -> Axis:
+    settings = (_setting(name, text, timed=timed) for text in texts)
+    choices = (Choice(_plain(t, s), (s,)) for t, s in zip(texts, settings, strict=True))
+    return Axis(name, tuple(choices))
+
+
+def _plain(text: str, setting: Setting) -> int | str:
+    return setting.value if isinstance(setting.value, int) else text
+
+
+class _Machine(Kind["Machine"]):
+    def read(self, text: str) -> Machine:
+        return machine_of(text, Session())
+
+
+def _types(timed: bool) -> dict[str, Kind[Any]]:
+    """How the values of what can be swept are read."""
+    types: dict[str, Kind[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
+    types |= {"preset": Text(), "ranks": Whole(1)}
+    return types | ({"machine": _Machine(), "overlap": Switch()} if timed else {})
+
+
+def _setting(name: str, text: str, *, timed: bool) -> Setting:
+    """A value as the flag of that name takes it; of `timed` jobs, those of a machine too. Raises
+    `ValueError`."""
+    option = name.replace("-", "_")
+    types = _types(timed)
+    if option in types:
+        value = types[option].read(text)
+        return Setting(option, "option" if option in NAMES else "case", value)
+    if name.startswith(_MACHINE) and timed:
+        return Setting(name.removeprefix(_MACHINE), "figure", text)
+    if not name[:1].isupper():
+        hint = did_you_mean(name, (n.replace("_", "-") for n in types)) or "tp=1,2"
+        raise ValueError(f"no flag '{name}' to sweep, nor a symbol; {hint}")
+    return Setting(name, "symbol", SizesType().read(f"{name}={text}")[name])
+
+
+# -- configurations in a file ----------------------------------------------------------------------
+
+_Tables: TypeAlias = Mapping[str, Mapping[str, object]]
+
+
+def _read(path: str, *, timed: bool) -> Axis:
+    """The configurations of a file. Raises `DiagnosticError` with the line that is wrong."""
+    source = read_text(path, MAX_BYTES)
+    choices: list[Choice] = []
+    for name, table in _tables(source).items():
+        settings: list[Setting] = []
+        for key, value in table.items():
+            try:
+                settings.append(_setting(key, text_of(value), timed=timed))
+            except ValueError as e:
+                raise _wrong(source, name, key, str(e)) from None
+        choices.append(Choice(name, tuple(settings)))
+    return Axis(NAMED, tuple(choices))
+
+
+def _tables(source: Source) -> _Tables:
+    try:
+        found = tomllib.loads(source.text)
+    except tomllib.TOMLDecodeError as e:
+        raise error(f"{source.name}: no TOML: {e}", remedy=_EXAMPLE) from None
+    if not found:
+        raise error(f"{source.name}: no configurations", remedy=_EXAMPLE)
+    for name, table in found.items():
+        if not isinstance(table, dict):
+            raise _wrong(source, "", name, f"expected a table of flags, found {table!r}")
+    return cast(_Tables, found)
+
+
+_EXAMPLE = "write a table for each configuration: [fsdp], and below it zero = 3 and B = 1024"
+
+
+def _wrong(source: Source, table: str, key: str, message: str) -> DiagnosticError:
+    return error(message, key_place(source, table, key), remedy=_EXAMPLE)
+
+
+def conflicts(axes: Sequence[Axis]) -> Iterator[str]:
+    """The names that several axes set."""
+    seen: set[str] = set()
+    for axis in axes:
+        yield from sorted(seen & axis.sets)
+        seen |= axis.sets

@@ -1,0 +1,118 @@
+"""A row of a sweep: what is known of one configuration, or why it is none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.session import Session
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+
+SweepRow = dict[str, Any]
+#: The compiler takes a worker of a cluster for one thread.
+_one_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
+    collectives are blocking, without `graphs` hosts issue steps of serving op by op. Files
+    and a package may have measured times, those of `device`: the machine before its figures were
+    changed, if they were; `used` are the `--used-ranks` of all machines."""
+
+    options: JobOptions
+    machine: Machine | None = None
+    overlap: bool = True
+    measured: tuple[Path, ...] = ()
+    kernels_from: str | None = None
+    device: Machine | None = None
+    graphs: bool = True
+    used: Mapping[str, int] | None = None
+
+
+def row(case: Case) -> SweepRow:
+    """What is known of a job in a line: the most that any of its ranks has, the time of its slowest
+    class, or why it is none."""
+    session = Session()
+    with _one_at_a_time:
+        try:
+            found = _summary(case, session)
+        except DiagnosticError as problem:
+            return refused(problem)
+        except NotAnIntegerError as problem:
+            return {"error": str(problem), "remedy": "choose sizes that divide"}
+    return {**found, "warnings": [d.message for d in session.diagnostics]}
+
+
+def refused(problem: DiagnosticError) -> SweepRow:
+    """The row of what is no configuration."""
+    first = problem.diagnostics[0]
+    return {"error": first.message, "remedy": first.remedy}
+
+
+def _summary(case: Case, session: Session) -> SweepRow:
+    from stagec.jobs.figures import CompiledJob
+
+    job = CompiledJob.of(on_machine(case.options, case.machine), session)
+    found = job.figures()
+    counts = {
+        "model": job.name,
+        "ranks": found.ranks,
+        "mesh": found.mesh,
+        "parameters": found.parameters,
+        "flops": found.flops,
+        "sent_bytes": found.sent,
+        "peak_bytes": found.peak,
+        "host_bytes": found.host,
+        "memory": found.categories,
+    }
+    if case.machine is None:
+        return counts
+    from stagec.jobs.request.measurements import measurements, remark_unused
+
+    measured = measurements(case.measured, case.kernels_from, case.machine)
+    if measured is not None:
+        measured = measured.of(case.device or case.machine)
+    how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
+    timed = job.time(case.machine, **how)
+    remark_unused(timed, measured, session)
+    fit = job.fit(case.machine).as_json()
+    return counts | {"time": time_row(timed), "fit": fit}
+
+
+def fits(row: Mapping[str, Any]) -> bool | None:
+    """Whether the job of a row fits: its limit, or its machine; None without any."""
+    found: bool | None = row.get("fits", row.get("fit", {}).get("fits"))
+    return found
+
+
+def notes(row: Mapping[str, Any]) -> list[str]:
+    """What to know of a row that is a job."""
+    return [*row["warnings"], *row.get("time", {}).get("cautions", ())]
+
+
+def time_row(found: TimeReport) -> SweepRow:
+    """The figures of a time that rows have; shares are those of the slowest class."""
+    step = found.step_seconds
+    exposed = sum(time for part, time in found.breakdown.items() if part.startswith("exposed "))
+    return {
+        "machine": found.machine,
+        "step_seconds": step,
+        "tokens_per_second": found.tokens_per_second,
+        "tokens_per_second_per_rank": found.tokens_per_second_per_rank,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "bubble_share": found.breakdown.get("bubble", 0.0) / step,
+        "exposed_share": exposed / step,
+        "breakdown": dict(found.breakdown),
+        "cautions": list(found.cautions),
+    }

@@ -1,0 +1,276 @@
+"""`--sweep` of `analyze`, `memory` and `time`: one job in many configurations, a row for each.
+
+Rows are computed by worker processes or by a cluster. A configuration that is none is a row too,
+with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.answers.sweep.axes import Axis, Choice, SweepType, conflicts
+from stagec.answers.sweep.rows import Case, SweepRow, refused, row
+from stagec.jobs.builder import is_file_name
+from stagec.jobs.request.emission import WORKERS, workers
+from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.option import Option, Text, switch
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.output.report import Report
+from stagec.support.diagnostics import DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.answers.sweep.table import SweepColumn
+
+Numbered = tuple[int, SweepRow]
+
+#: What is about one job.
+_ALONE = (
+    "symbolic",
+    "print_strategy",
+    "print_after",
+    "dump_dir",
+    "time_passes",
+    "reproducer",
+    "fit",
+    "snapshot",
+    "advise",
+    "stage",
+    "levers",
+    "perfetto",
+    "perfetto_ranks",
+)
+_MOST_ROWS = 100_000
+
+_OPTIONS = (
+    Option(
+        "sort",
+        Text(),
+        "Of --sweep: the rows by this column, least first; -KEY: greatest first.",
+        metavar="KEY",
+    ),
+    Option(
+        "pareto",
+        Text(),
+        "Of --sweep: only rows that no other beats in these columns (time,memory).",
+        metavar="KEY,...",
+    ),
+    Option(
+        "plot",
+        Text(),
+        "Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
+        metavar="X,Y",
+    ),
+    switch("as_csv", "Of --sweep: print comma-separated values.", "--csv"),
+)
+
+
+def sweep_options(*, timed: bool = False) -> tuple[Option, ...]:
+    """The options of a sweep; `timed` of jobs on a machine."""
+    about = (
+        "One row for each of these values of a flag (sp=on,off; tp=1..8 doubles from 1) or symbol "
+        "(S=4096,8192), or each table of a file; several: for each combination."
+    )
+    return (Option("sweep", SweepType(timed=timed), about, multiple=True), *_OPTIONS, *WORKERS)
+
+
+def check_alone(given: Mapping[str, Any]) -> None:
+    """Raise `DiagnosticError` for options of a sweep where there is none."""
+    wrong = [n for n in ("sort", "pareto", "plot", "as_csv", "jobs", "scheduler") if given[n]]
+    if wrong:
+        flag = wrong[0].removeprefix("as_")
+        raise error(f"--{flag} is for many configurations", remedy="add --sweep")
+    if given["html"] is not None and given["html"].suffix == ".svg":
+        raise error(
+            "--html FILE.svg is a plot, of many configurations",
+            remedy="add --sweep, or write a page: FILE.html",
+        )
+
+
+@dataclass(frozen=True)
+class SweepAnswer(Report):
+    """The configurations of a sweep in their order: what each costs, or why it cannot be. Its page
+    has `every` row, these if none are given, and draws two columns, `plotted`."""
+
+    configurations: Sequence[SweepRow]
+    columns: Sequence[SweepColumn]
+    model: str = ""
+    every: Sequence[SweepRow] = ()
+    plotted: tuple[str, str] | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether one of them is a job, within the limit if there is one."""
+        return any(row.get("fits", "error" not in row) for row in self._drawn)
+
+    @property
+    def title(self) -> str:
+        """The model, and what is swept."""
+        return f"{self.model}: {' x '.join(self._drawn[0]['configuration'])}"
+
+    @property
+    def _drawn(self) -> Sequence[SweepRow]:
+        return self.every or self.configurations
+
+    @property
+    def _axes(self) -> tuple[str, str]:
+        from stagec.answers.sweep.page import default_axes
+
+        return self.plotted or default_axes(self.columns)
+
+    def page(self) -> str:
+        """A plot, and all rows."""
+        from stagec.answers.sweep.page import sweep_page
+
+        return sweep_page(self.title, self._drawn, self._axes, self.columns)
+
+    def plot(self) -> str:
+        from stagec.answers.sweep.page import sweep_plot
+
+        return sweep_plot(self._drawn, self._axes, self.columns)
+
+    def as_json(self) -> list[SweepRow]:
+        return list(self.configurations)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each configuration."""
+        return list(self.configurations)
+
+    def as_csv(self) -> str:
+        from stagec.answers.sweep.table import csv_text
+
+        return csv_text(self.configurations)
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.answers.sweep.table import print_sweep
+
+        print_sweep(self.configurations, self.columns, stream)
+
+
+def sweep(
+    case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn], session: Session
+) -> SweepAnswer:
+    """A row for each combination, as a command was asked for, in a table with these columns. Raises
+    `DiagnosticError`."""
+    from stagec.answers.sweep.order import front, key_of
+    from stagec.answers.sweep.page import plotted
+
+    axes: Sequence[Axis] = given["sweep"]
+    limit: Limit | None = given["limit"]
+    _check_options(case.options, given)
+    columns = with_limit(columns, limit)
+    swept = [axis.name for axis in axes]
+    key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
+    best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
+    names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
+    with workers(given) as run, session.progress("analyzing", "configurations") as told:
+        rows = rows_of(case, axes, run, limit, told)
+    shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
+    session.report(*limit.remarks() if limit is not None else ())
+    ordered = sorted(shown, key=key) if key is not None else shown
+    return SweepAnswer(ordered, columns, title_of(case), rows, names)
+
+
+def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:
+    """The columns, with one that says whether a configuration fits, if there is a limit."""
+    from stagec.answers.sweep.table import FITS
+
+    return columns if limit is None else [*(c for c in columns if c is not FITS), FITS]
+
+
+def title_of(case: Case) -> str:
+    """The name of the model, if all configurations have one."""
+    from stagec.jobs.builder import model_name
+
+    return model_name(case.options) if case.options.model or case.options.preset else "a sweep"
+
+
+def rows_of(
+    case: Case,
+    axes: Sequence[Axis],
+    run: Callable[..., Iterator[Numbered]],
+    limit: Limit | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[SweepRow]:
+    """The row of each combination, in order, computed by `run`. Raises `DiagnosticError` if none
+    can be configured."""
+    _check(case.options, axes)
+    choices = list(product(*(axis.choices for axis in axes)))
+    cases: dict[int, Case] = {}
+    results: dict[int, SweepRow] = {}
+    for number, choice in enumerate(choices):
+        try:
+            cases[number] = _configured(case, choice)
+        except DiagnosticError as problem:
+            if number == len(choices) - 1 and not cases:
+                raise
+            results[number] = refused(problem)
+    numbers = list(cases)
+    for done, (i, found) in enumerate(run(row, list(cases.values())), 1):
+        results[numbers[i]] = _judged(found, cases[numbers[i]], limit)
+        progress(done, len(numbers))
+    shown = ({a.name: c.shown for a, c in zip(axes, ch, strict=True)} for ch in choices)
+    return [{"configuration": each, **results[n]} for n, each in enumerate(shown)]
+
+
+def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
+    """A row that says whether it fits, if there is a limit and it is a job."""
+    if limit is None or "error" in found:
+        return found
+    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"], case.machine)}
+
+
+def _check(options: JobOptions, axes: Sequence[Axis]) -> None:
+    for name in conflicts(axes):
+        flag = name.replace("_", "-")
+        raise error(f"--sweep {flag} is given twice", remedy=f"one --sweep {flag}=VALUE,...")
+    if options.preset and any("preset" in axis.sets for axis in axes):
+        raise error(
+            "--preset and --sweep preset both name a published run",
+            remedy=f"leave out --preset {options.preset}",
+        )
+    if "-" in (options.model, options.strategy):
+        raise error("--sweep reads a text many times", remedy="give a file instead of '-'")
+    count = prod(len(axis.choices) for axis in axes)
+    if count > _MOST_ROWS:
+        raise error(
+            f"--sweep asks for {count:,} configurations, expected at most {_MOST_ROWS:,}",
+            remedy="sweep over less at a time",
+        )
+
+
+def _check_options(options: JobOptions, given: Mapping[str, Any]) -> None:
+    alone = [n for n in _ALONE if _is_given(given.get(n)) or getattr(options, n, None)]
+    if alone:
+        flag = alone[0].replace("_", "-")
+        raise error(f"--{flag} is about one job, --sweep about many", remedy=f"leave out --{flag}")
+    if given["as_json"] and given["as_csv"]:
+        raise error("--json and --csv are two forms of the rows", remedy="choose one of them")
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _configured(case: Case, choices: Sequence[Choice]) -> Case:
+    """A combination, for a process with another working directory. Figures of a machine change
+    those of the machine that is chosen beside them."""
+    settings = [setting for choice in choices for setting in choice.settings]
+    for setting in sorted(settings, key=lambda each: each.what == "figure"):
+        case = setting.chosen(case)
+    options = case.options
+    changed = options.changed(
+        model=_absolute(options.model) or "",
+        strategy=_absolute(options.strategy),
+        plugin=tuple(path.resolve() for path in options.plugin),
+    )
+    return replace(case, options=changed)
+
+
+def _absolute(name: str | None) -> str | None:
+    return str(Path(name).resolve()) if name and is_file_name(name) else name

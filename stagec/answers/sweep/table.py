@@ -1,0 +1,202 @@
+"""The rows of a sweep as a table or as comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any, TextIO
+
+from rich.markup import escape
+
+from stagec.answers.sweep.rows import fits, notes
+from stagec.answers.time.table import seconds_text
+from stagec.memory.timeline import CACHES, STATIC
+from stagec.output.tables import bytes_text, console, count_text, table
+
+SweepRow = Mapping[str, Any]
+
+_SWITCH = {"True": "on", "False": "off"}
+_YES = {True: "yes", False: "no"}
+_MOST_REASONS = 3
+#: Columns of a table in a file or pipe.
+_WIDTH = 160
+_ERROR = "error"
+_NUMBERS = ("ranks", "parameters", "flops", "sent_bytes", "host_bytes", "peak_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepColumn:
+    """A column: its name for `--sort`, its title, its value in a row, and how that is shown; `more`
+    says that more is better."""
+
+    name: str
+    title: str
+    value: Callable[[SweepRow], Any]
+    text: Callable[[Any], str] = str
+    more: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def is_named(self, name: str) -> bool:
+        """Whether it has this name."""
+        return name == self.name or name in self.aliases
+
+
+def _held(name: str) -> SweepColumn:
+    return SweepColumn(name, name, lambda row: row["memory"][name], bytes_text)
+
+
+def _passing(row: SweepRow) -> int:
+    """Bytes at the peak that are not there for the whole step."""
+    size: int = row["peak_bytes"] - sum(row["memory"].get(name, 0) for name in (*STATIC, CACHES))
+    return size
+
+
+_RANKS = SweepColumn("ranks", "ranks", lambda row: row["ranks"])
+_PEAK = SweepColumn("peak", "peak", lambda row: row["peak_bytes"], bytes_text, aliases=("memory",))
+#: That of a sweep with a limit or a machine; what fits comes first.
+FITS = SweepColumn("fits", "fits", lambda row: not fits(row), lambda value: _YES[not value])
+#: Those of `analyze`.
+ANALYSIS = (
+    _RANKS,
+    SweepColumn(
+        "flops", "FLOPs executed", lambda row: row["flops"], lambda n: count_text(n, "FLOP")
+    ),
+    SweepColumn("sent", "sent", lambda row: row["sent_bytes"], bytes_text),
+    _PEAK,
+)
+#: Those of `memory`.
+FOOTPRINT = (
+    _RANKS,
+    _held("parameters"),
+    _held("gradients"),
+    _held("optimizer"),
+    SweepColumn("others", "others", _passing, bytes_text),
+    _PEAK,
+    SweepColumn("host", "host", lambda row: row["host_bytes"], bytes_text),
+)
+
+
+def _timed(
+    name: str,
+    title: str,
+    field: str,
+    text: Callable[[Any], str],
+    *,
+    more: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> SweepColumn:
+    """A figure of the time; what a job does not have is a dash."""
+
+    def shown(value: Any) -> str:
+        return "-" if value is None else text(value)
+
+    return SweepColumn(name, title, lambda row: row["time"][field], shown, more, aliases)
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+#: Those of `time`.
+TIME = (
+    _RANKS,
+    _timed("time", "step", "step_seconds", seconds_text, aliases=("step",)),
+    _timed("tokens", "tokens/s", "tokens_per_second", "{:,.0f}".format, more=True),
+    _timed("each", "a rank", "tokens_per_second_per_rank", "{:,.1f}".format, more=True),
+    _timed("mfu", "MFU", "mfu", _share, more=True),
+    _timed("hfu", "HFU", "hfu", _share, more=True),
+    _PEAK,
+    FITS,
+    _timed("bubble", "bubble", "bubble_share", _share),
+    _timed("exposed", "exposed", "exposed_share", _share),
+)
+
+
+def chosen_text(value: object) -> str:
+    """A swept value: `on` and `off` for switches."""
+    return _SWITCH.get(str(value), str(value))
+
+
+def value_of(row: SweepRow, name: str, columns: Sequence[SweepColumn]) -> Any:
+    """What a row that is a job has in a column, or what was chosen in it for a swept name."""
+    if name in row["configuration"]:
+        return row["configuration"][name]
+    return next(c for c in columns if c.is_named(name)).value(row)
+
+
+def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream: TextIO) -> None:
+    """A line for each configuration that is a job; below, what there is to know, and in one line
+    how many are none, and why."""
+    jobs = [row for row in rows if "error" not in row]
+    columns = [c for c in columns if not rows or c.name not in rows[0]["configuration"]]
+    out, numbers = console(stream, _WIDTH), dict[str, int]()
+    swept = (name.removeprefix("machine.").replace(".", "\n") for name in rows[0]["configuration"])
+    marked = any(map(notes, jobs))
+    titles = *swept, *(c.title for c in columns), *([""] if marked else [])
+    title = "Configurations; the most of any rank and step"
+    if any("time" in row for row in jobs):
+        title += ", the time of the slowest class"
+    made = table(title, *titles, text_columns=0)
+    for column, value in zip(made.columns, [*rows[0]["configuration"].values()], strict=False):
+        column.justify = "left" if isinstance(value, str) else "right"
+    if marked:
+        made.columns[-1].justify = "left"
+    for row in jobs:
+        marks = " ".join(f"[{numbers.setdefault(t, len(numbers) + 1)}]" for t in notes(row))
+        chosen = (escape(chosen_text(value)) for value in row["configuration"].values())
+        values = (c.text(c.value(row)) for c in columns)
+        made.add_row(*chosen, *values, *([escape(marks)] if marked else []))
+    if jobs:
+        out.print(made)
+    for text, number in numbers.items():
+        out.print(f"[{number}] {text}", markup=False)
+    if len(jobs) < len(rows):
+        out.print(_refused(rows), markup=False)
+
+
+def _refused(rows: Sequence[SweepRow]) -> str:
+    """`2 of 6 configurations cannot be: H = 32 does not divide over tp = 3 (2)`."""
+    reasons = Counter(row["error"] for row in rows if "error" in row)
+    told = [f"{reason} ({count})" for reason, count in reasons.most_common(_MOST_REASONS)]
+    others = sum(reasons.values()) - sum(n for _, n in reasons.most_common(_MOST_REASONS))
+    told += [f"and for other reasons, which --json has ({others})"] if others else []
+    return f"{reasons.total()} of {len(rows)} configurations cannot be: {'; '.join(told)}"
+
+
+def csv_text(rows: Sequence[SweepRow]) -> str:
+    """A line for each configuration, numbers in full; what is no job has its reason alone."""
+    lines = [_flat(row) for row in rows]
+    text = StringIO()
+    names = list(dict.fromkeys(name for line in lines for name in line if name != _ERROR))
+    writer = csv.DictWriter(text, [*names, _ERROR], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _flat(row: SweepRow) -> dict[str, object]:
+    """A row without nesting: every figure, whether it fits, or why it is no job."""
+    found: dict[str, object] = {
+        name: _SWITCH.get(str(value), value) for name, value in row["configuration"].items()
+    }
+    if _ERROR in row:
+        return {**found, _ERROR: row[_ERROR]}
+    found |= {name: row[name] for name in _NUMBERS}
+    found |= {_column(name, "bytes"): size for name, size in row["memory"].items()}
+    time = dict(row.get("time", {}))
+    parts = time.pop("breakdown", {})
+    found |= {name: value for name, value in time.items() if name not in found}
+    found |= {_column(part, "seconds"): seconds for part, seconds in parts.items()}
+    found |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}
+    fit = fits(row)
+    return (
+        found | ({} if fit is None else {"fits": _YES[fit]}) | {"cautions": "; ".join(notes(row))}
+    )
+
+
+def _column(name: str, unit: str) -> str:
+    """`gathered_weights_bytes`."""
+    return f"{name.replace(' ', '_')}_{unit}"

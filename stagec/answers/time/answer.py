@@ -1,0 +1,153 @@
+"""How long a step takes on a machine, why, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.analysis.memory_fit import MemoryFit
+from stagec.analysis.time_report import TimeReport
+from stagec.answers.time.pods import PodsTime, alone_seconds, transfer_of
+from stagec.answers.time.table import accepted_text, print_time, seconds_text
+from stagec.answers.time.timed import Timed, time_job
+from stagec.ir.serving import PREFILL
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.request.accepted import Accepted
+from stagec.jobs.request.measurements import remark_unused
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.session import Session
+from stagec.output.report import Report
+from stagec.output.tables import console
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
+
+NOT_GIVEN = Accepted(1.0, 1, given=False)
+
+
+@dataclass(frozen=True)
+class StepAnswer(TimeReport, Report):
+    """The time of a step, and why: that of one pod, or of several that wait for each other, of
+    which `alone_seconds` says what each takes without that. `serve` is the kind of a step of
+    serving. `drawn` gives what pictures are made of."""
+
+    serve: str | None
+    accepted: Accepted
+    alone_seconds: Mapping[str, float]
+    drawn: Callable[[], Timed] = field(repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.machine}"
+
+    @property
+    def memory(self) -> MemoryFit | None:
+        """The peak of a rank in bytes, and whether it fits the machine: `peak`, `room`, `fits`."""
+        return self.fit
+
+    def as_json(self) -> dict[str, Any]:
+        alone = {"alone_seconds": dict(self.alone_seconds)} if self.alone_seconds else {}
+        return {**super().as_json(), **self._served(), **alone}
+
+    def _served(self) -> dict[str, Any]:
+        """Of a step of serving: the time to the first token, or that for each further one."""
+        if self.serve is None:
+            return {}
+        if self.serve == PREFILL:
+            return {"serving": {"mode": PREFILL, "ttft_seconds": self.step_seconds}}
+        accepted = {"accepted": self.accepted.tokens} if self.accepted.speculates else {}
+        each = self.step_seconds / self.accepted.tokens
+        return {"serving": {"mode": self.serve, "tpot_seconds": each, **accepted}}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class of ranks: seconds, by part."""
+        return [
+            {"class": each.name, "ranks": each.ranks, "seconds": each.seconds, **each.breakdown}
+            for each in self.classes
+        ]
+
+    def page(self) -> str:
+        """What every rank does and holds over the step, which is compiled again if its memory was
+        not planned. Raises `DiagnosticError`."""
+        from stagec.answers.time.page import step_page
+
+        return step_page(self.drawn(), self)
+
+    def print(self, stream: TextIO) -> None:
+        print_time(self, stream)
+        if self.alone_seconds:
+            each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in self.alone_seconds.items())
+            console(stream).print(f"Without waiting for other pods: {each}", markup=False)
+        stream.write(accepted_text(self.step_seconds, self.accepted))
+
+
+def _remark(
+    report: TimeReport, measured: Measurements | None, levers: bool | None, session: Session
+) -> None:
+    """Say what to know of a time, and what would say more."""
+    session.remark(*report.cautions)
+    remark_unused(report, measured, session)
+    if levers is None and not report.levers:
+        session.log("--levers tries what would help")
+
+
+def time(
+    options: JobOptions,
+    machine: Machine,
+    session: Session,
+    *,
+    overlap: bool = True,
+    graphs: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+    accepted: Accepted = NOT_GIVEN,
+    memory: bool = False,
+    again: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> StepAnswer | PodsTime:
+    """The time of a step. Without `overlap` all collectives are blocking; without `graphs` hosts
+    launch steps of serving op by op. `levers` says whether to try what would help: by default for
+    steps of few actions. `measured` times win over the models. With `memory`, what pictures need of
+    it is planned too. With `again` the structure of a job of one pod is compiled once in a process,
+    for what will ask for other sizes and degrees of it. `progress` is told what goes on. Raises
+    `DiagnosticError`."""
+    options = on_machine(options, machine)
+    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
+    alone: Mapping[str, float] = {}
+    drawn: Callable[[], Timed] = partial(_with_memory, options, machine, how)
+    if again and not has_pods(options):
+        from stagec.jobs.figures import CompiledJob
+
+        report = CompiledJob.of(options, session).time(machine, **how, levers=bool(levers))
+    else:
+        timed = time_job(
+            options, machine, session, **how, levers=levers, memory=memory, progress=progress
+        )
+        report = timed.report
+        drawn = partial(_same, timed) if memory else drawn
+        for step in timed.steps.values():
+            _remark(step.report, measured, levers, session)
+        if options.serve == DISAGGREGATED:
+            sent = transfer_of(timed, machine, **how)
+            reports = {pod: step.report for pod, step in timed.steps.items()}
+            return PodsTime(reports, sent, accepted, drawn)
+        alone = alone_seconds(timed, machine, **how)
+    each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
+    return StepAnswer(
+        **each, serve=options.serve, accepted=accepted, alone_seconds=alone, drawn=drawn
+    )
+
+
+def _same(timed: Timed) -> Timed:
+    return timed
+
+
+def _with_memory(options: JobOptions, machine: Machine, how: Mapping[str, Any]) -> Timed:
+    """A step once more, with its memory; what is reported was reported before. Raises
+    `DiagnosticError`."""
+    return time_job(options, machine, Session(), **how, levers=False, memory=True)

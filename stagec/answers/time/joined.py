@@ -1,0 +1,82 @@
+"""Several pods as one job, for pictures: what they issue, and their memory over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from stagec.analysis.memory_events import EventPlans
+from stagec.program.classes import RankClass
+from stagec.program.nodes import Ints, Program
+from stagec.program.runs import Run
+from stagec.time.step import Issued
+
+if TYPE_CHECKING:
+    from stagec.answers.time.timed import Timed
+    from stagec.formats.base import Layout
+    from stagec.formats.timeline.ranks import Replay
+    from stagec.machines import Machine
+
+
+class JoinedPods(Issued):
+    """What the ranks of several pods issue, whose classes and ranks follow each other. Plans and
+    groups are those of each pod."""
+
+    def __init__(self, pods: Mapping[str, Issued]) -> None:
+        self._pods = list(pods.values())
+        self.mesh = {a: n for each in self._pods for a, n in each.mesh.items()}
+
+    @property
+    def classes(self) -> list[RankClass]:
+        """The classes of all pods."""
+        return [found for each in self._pods for found in each.classes]
+
+    @property
+    def runs(self) -> list[list[Run]]:
+        """The runs of each class."""
+        return [found for each in self._pods for found in each.runs]
+
+    @cached_property
+    def members(self) -> list[Ints]:
+        """The ranks of each class."""
+        starts = accumulate((each.groups.ranks for each in self._pods), initial=0)
+        pods = zip(self._pods, starts, strict=False)
+        return [ranks + start for each, start in pods for ranks in each.members]
+
+
+class PodsPlans(EventPlans):
+    """The plans of the modules of several pods, by their identity."""
+
+    def __init__(self, pods: Mapping[int, EventPlans]) -> None:
+        self._pods = pods
+
+    def annotate(self, each: RankClass, program: Program) -> Program:
+        """The program of a class with the events of its nodes."""
+        return self._pods[id(each.module)].annotate(each, program)
+
+
+def replays_of(timed: Timed, machine: Machine, **how: Any) -> Sequence[Replay]:
+    """The replayed steps of a job, one behind the other: that of a pod which decodes begins when
+    all caches are there. `how` is what `step_time` takes. Raises `DiagnosticError`."""
+    from stagec.formats.timeline.ranks import Replay, replayed
+
+    if not timed.pods.several:
+        return [Replay.of(timed.issued, timed.step)]
+    return replayed(timed.each, _layouts(timed), machine, **how)
+
+
+def _layouts(timed: Timed) -> Mapping[str, Layout]:
+    """The layout of each pod among the ranks of all."""
+    from stagec.formats.base import Layout
+    from stagec.traces.pods import one_behind_the_other
+
+    ranks = (each.groups.ranks for each in timed.each.values())
+    starts = dict(zip(timed.each, accumulate(ranks, initial=0), strict=False))
+    far = {
+        pod: {other: [to + starts[other] for to in met] for other, met in others.items()}
+        for pod, others in timed.pods.far.items()
+    }
+    own = [Layout(each.mesh, each.groups, far=far[pod]) for pod, each in timed.each.items()]
+    return dict(zip(timed.each, one_behind_the_other(own), strict=True))

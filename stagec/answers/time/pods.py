@@ -1,0 +1,106 @@
+"""The time of several pods: of those that wait for each other what each takes alone, and with
+`--serve disaggregated` the step of each, and the caches on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.answers.time.table import accepted_text, print_time, seconds_text
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.jobs.request.accepted import Accepted
+from stagec.jobs.request.serving import PODS
+from stagec.output.report import Report
+from stagec.output.tables import bytes_text, console
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.answers.time.timed import Timed
+    from stagec.machines import Machine
+    from stagec.time.transfer import TransferTime
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class PodsTime(Report):
+    """The steps of both pods, each by itself, and the transfer between them. `drawn` gives what
+    pictures are made of."""
+
+    pods: Mapping[str, TimeReport]
+    transfer: TransferTime
+    accepted: Accepted
+    drawn: Callable[[], Timed] = field(repr=False, compare=False)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from a prompt to its first token and its caches where they are decoded."""
+        return self.pods[PREFILL].step_seconds + self.transfer.exposed_seconds
+
+    @property
+    def tpot(self) -> float:
+        """Seconds for each further token."""
+        return self.pods[DECODE].step_seconds / self.accepted.tokens
+
+    @property
+    def title(self) -> str:
+        return f"{self.pods[PREFILL].model} on {self.pods[PREFILL].machine}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        found: dict[str, Any] = {"schema": SCHEMA}
+        found["pods"] = {pod: report.as_json() for pod, report in self.pods.items()}
+        found["handover"] = asdict(self.transfer)
+        found["serving"] = {
+            "mode": "disaggregated",
+            "ttft_seconds": self.ttft,
+            "tpot_seconds": self.tpot,
+            **({"accepted": self.accepted.tokens} if self.accepted.speculates else {}),
+        }
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each pod."""
+        return [{"pod": pod, **report.as_json()} for pod, report in self.pods.items()]
+
+    def print(self, stream: TextIO) -> None:
+        for pod in PODS:
+            print_time(self.pods[pod], stream)
+        _print(self, stream)
+        stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
+
+
+def transfer_of(timed: Timed, machine: Machine, **how: Any) -> TransferTime:
+    """The time of the caches on their way. `how` is `overlap`, `graphs` and `measured`. Raises
+    `DiagnosticError`."""
+    from stagec.time.costs.network import level_between_pods
+    from stagec.time.transfer import transfer_time
+
+    level = level_between_pods(machine, [job.mesh for job in timed.each.values()])
+    return transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step, **how)
+
+
+def alone_seconds(timed: Timed, machine: Machine, **how: Any) -> Mapping[str, float]:
+    """The seconds of each of several pods without waiting for others. `how` is that of
+    `transfer_of`. Raises `DiagnosticError`."""
+    from stagec.time.step import step_time
+
+    each = timed.each.items() if timed.pods.several else ()
+    return {pod: step_time(issued, machine, **how).seconds for pod, issued in each}
+
+
+def _print(found: PodsTime, out: TextIO) -> None:
+    transfer, shown = found.transfer, console(out)
+    shown.print(
+        f"From prefill to decode: {bytes_text(transfer.bytes)} of caches and tokens in "
+        f"{transfer.messages:,} messages over {transfer.level}, "
+        f"{seconds_text(transfer.alone_seconds)} alone, "
+        f"{seconds_text(transfer.exposed_seconds)} behind prefill",
+        markup=False,
+    )
+    shown.print(
+        f"TTFT {seconds_text(found.ttft)}, with the caches where they are decoded; TPOT "
+        f"{seconds_text(found.tpot)}",
+        markup=False,
+    )

@@ -1,0 +1,118 @@
+"""The time of a step as tables for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TextIO
+
+from stagec.output.tables import console, count_text, fit_text, table
+from stagec.support.words import counted
+from stagec.time.streams import LAUNCH
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.jobs.request.accepted import Accepted
+
+#: Lines of the critical path that are told.
+_LINKS = 8
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def seconds_text(seconds: float) -> str:
+    """`1.234 s`, `56.70 ms`."""
+    scale, unit = next((u for u in _UNITS if seconds >= u[0]), _UNITS[-1])
+    return f"{seconds / scale:,.3f} {unit}" if unit == "s" else f"{seconds / scale:,.2f} {unit}"
+
+
+def print_time(found: TimeReport, stream: TextIO) -> None:
+    """The step, where its time goes, its critical path, and what would help."""
+    out = console(stream)
+    mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
+    out.print(
+        f"{found.model} on {found.machine}, {counted(found.ranks, 'rank')}: {mesh}", markup=False
+    )
+    facts = [f"a step takes {seconds_text(found.step_seconds)}"]
+    if found.tokens_per_second is not None and found.tokens_per_second_per_rank is not None:
+        each = found.tokens_per_second_per_rank
+        facts.append(f"{found.tokens_per_second:,.0f} tokens/s ({each:,.1f} a rank)")
+    if found.mfu is not None:
+        facts.append(f"MFU {found.mfu:.1%}")
+    facts.append(f"HFU {found.hfu:.1%}")
+    facts.append(f"of {count_text(round(found.peak_flops), 'FLOP/s')}")
+    out.print(", ".join(facts), markup=False)
+    if found.found["modelled"] < sum(found.found.values()):
+        counts = ", ".join(f"{count:,} {way}" for way, count in found.found.items())
+        out.print(f"kernels and collectives: {counts}", markup=False)
+    if found.fit is not None:
+        out.print(f"memory: {fit_text(found.fit)}", markup=False)
+    for level, used in found.used_ranks.items():
+        out.print(f"the job uses {used} ranks of each {level}", markup=False)
+    _print_breakdown(found, stream)
+    _print_path(found, stream)
+    if found.levers:
+        rows = table("What would help", "with", "step", "faster by")
+        for lever in sorted(found.levers, key=lambda each: each.step_seconds):
+            gain = f"{lever.speedup - 1:.1%}"
+            rows.add_row(lever.name, seconds_text(lever.step_seconds), gain)
+        out.print(rows)
+
+
+def accepted_text(step: float, accepted: Accepted) -> str:
+    """What tokens take where a step of so many seconds verifies drafts, as a line; empty where it
+    does not."""
+    if not accepted.speculates:
+        return ""
+    if accepted.given:
+        each = seconds_text(step / accepted.tokens)
+        return f"TPOT {each}: {accepted.tokens:.2f} tokens of each sequence a step\n"
+    drafts, most = accepted.most - 1, seconds_text(step / accepted.most)
+    return (
+        f"TPOT {seconds_text(step)} if no draft is right, {most} if all {drafts} are: --accepted "
+        "or --acceptance says how many\n"
+    )
+
+
+def _print_breakdown(found: TimeReport, stream: TextIO) -> None:
+    """Where the time of the slowest class goes, beside that of the one that waits most."""
+    others = [c for c in found.classes if c.name != found.slowest]
+    idle = max(others, key=lambda c: c.breakdown.get("bubble", 0.0), default=None)
+    titles = [found.slowest, "", *([idle.name, ""] if idle else [])]
+    rows = table("Where the time goes", "part", *titles)
+    parts = dict.fromkeys([*found.breakdown, *(idle.breakdown if idle else ())])
+    for part in parts:
+        row = [part]
+        for breakdown in (found.breakdown, *((idle.breakdown,) if idle else ())):
+            time = breakdown.get(part, 0.0)
+            row += [seconds_text(time), f"{time / found.step_seconds:.1%}"] if time else ["", ""]
+        rows.add_row(*row)
+    console(stream).print(rows)
+    if 2 * found.breakdown.get(LAUNCH, 0.0) > found.step_seconds:
+        console(stream).print(
+            f"Hosts hold this step up: they issue computations more slowly than devices run them "
+            f"({LAUNCH}). 'stagec machines {found.machine}' tells of which framework that is; a "
+            "step that is compiled or captured as a graph is nearer to what 'no launch gaps' is.",
+            markup=False,
+        )
+
+
+def _print_path(found: TimeReport, stream: TextIO) -> None:
+    rows = table(
+        "Critical path", "class", "phase", "op", "counts as", "nodes", "time", "", text_columns=4
+    )
+    for link in found.critical_path[:_LINKS]:
+        share = f"{link.seconds / found.step_seconds:.1%}"
+        rows.add_row(
+            link.cls,
+            link.phase,
+            link.op,
+            link.part,
+            f"{link.nodes:,}",
+            seconds_text(link.seconds),
+            share,
+        )
+    rest = found.critical_path[_LINKS:]
+    if rest:
+        time = sum(link.seconds for link in rest)
+        nodes = f"{sum(link.nodes for link in rest):,}"
+        share = f"{time / found.step_seconds:.1%}"
+        rows.add_row("others", "", "", "", nodes, seconds_text(time), share)
+    console(stream).print(rows)

@@ -1,0 +1,43 @@
+"""What calls from Python have in common: what is reported while they run."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from stagec.jobs.session import Session
+from stagec.support.diagnostics import (
+    DiagnosticError,
+    NotAnIntegerError,
+    error,
+)
+
+_LOG = logging.getLogger("stagec")
+
+
+@contextmanager
+def asked(depth: int = 4) -> Generator[Session]:
+    """Let what is reported meanwhile be warnings of Python, `depth` calls above, and what does not
+    come out even, or cannot be read, a `DiagnosticError`. Such an error has notes as a command
+    prints it, with the line and the remedy. Remarks, which commands print, go to the logger
+    `stagec` as information."""
+    session = Session()
+    try:
+        try:
+            yield session
+        except DiagnosticError as problem:
+            for diagnostic in problem.diagnostics:
+                problem.add_note(session.rendered(diagnostic))
+            raise
+    except NotAnIntegerError as problem:
+        raise error(str(problem), remedy="choose sizes that divide") from None
+    except OSError as problem:
+        raise error(f"{problem.filename}: {problem.strerror}", remedy="check the path") from None
+    finally:
+        for diagnostic in dict.fromkeys(session.diagnostics):
+            if diagnostic.severity == "warning":
+                warnings.warn(diagnostic.message, stacklevel=depth)
+            else:
+                _LOG.info(diagnostic.message)

@@ -1,0 +1,333 @@
+"""The Python interface: `stagec.job(...)`, and what else `import stagec` gives (docs/python.md).
+
+Flags are those of the command line, with underscores for dashes: `tp=8`, `zero=3`, `sp=True`,
+`recompute="full"`, and as dictionaries `sizes` of symbols (`--set`) and `mesh`. A flag that is None
+is not given. What a command prints as a warning is a warning of Python, and what it refuses is a
+`DiagnosticError`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
+from stagec.answers.check import CheckAnswer, check
+from stagec.answers.compile import COMPILE, compile_job
+from stagec.answers.compiled import CompileAnswer
+from stagec.answers.memory.answer import MemoryPlan, PodsMemory, memory
+from stagec.answers.serve import ServeAnswer, serve
+from stagec.answers.time.answer import StepAnswer, time
+from stagec.answers.time.pods import PodsTime
+from stagec.answers.words import asked
+from stagec.jobs.builder import model_name
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.accepted import Accepted, take_accepted
+from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.job_file import JobFile, asked_job, job_text
+from stagec.jobs.request.limit import Limit, LimitType
+from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.measurements import measurements
+from stagec.jobs.request.option import text_of, values_of
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.pipeline.instrument import Dumps
+from stagec.support.diagnostics import error
+from stagec.support.garbage import seldom_collected
+
+if TYPE_CHECKING:
+    from stagec.answers.sweep.run import SweepAnswer
+    from stagec.machines import Machine
+    from stagec.searches.answer import SearchAnswer
+
+Progress = Callable[[str], None]
+
+
+class Job:
+    """A model and how it is parallelized, or served. Jobs do not change: `with_` gives others."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"<stagec job: {self.command}>"
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return model_name(self._options)
+
+    @property
+    def command(self) -> str:
+        """The words of a command line that stand for it: model and flags."""
+        return shlex.join(job_words(self._options))
+
+    def with_(self, **flags: Any) -> Job:
+        """The job with these flags; of `sizes`, those that are given. Raises `DiagnosticError`."""
+        with asked() as session:
+            more = asked_job(self._options.model, self._options.strategy, flags, session)
+        given = {name: getattr(more, name) for name in more.explicit if name in flags}
+        given["sizes"] = {**self._options.sizes, **more.sizes}
+        explicit = self._options.explicit | more.explicit
+        return Job(self._options.changed(**given, explicit=explicit))
+
+    def print_strategy(self) -> str:
+        """The text of its mesh and strategy, which can be given as a strategy. Raises
+        `DiagnosticError`."""
+        with asked() as session:
+            return Pods.of(self._options, session).strategy()
+
+    def print_job(self, machine: str | None = None) -> str:
+        """The job as a file, `job.toml`, which can be given as a model; with the name or file of a
+        machine, if that is given."""
+        return job_text(JobFile(self._options, machine))
+
+    def analyze(
+        self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None
+    ) -> JobAnalysis | PodsAnalysis:
+        """Parameters, FLOPs, bytes of communication and memory of each class of ranks, with
+        `symbolic` as expressions in the symbols. Of a step of serving, `machine` says what each op
+        waits for, and `limit` (`"80GiB"`, `"h100"`) which batch is the largest that fits. Raises
+        `DiagnosticError`."""
+        with asked() as session, seldom_collected():
+            on = None if machine is None else _machine(machine, session)
+            return analyze(
+                self._options, session, symbolic=symbolic, machine=on, limit=_limit(limit)
+            )
+
+    def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan | PodsMemory:
+        """What a rank of each class holds at its worst moment, in bytes; whether it fits a size or
+        a device (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
+        `DiagnosticError`."""
+        with asked() as session, seldom_collected():
+            return memory(self._options, session, fit=fit, limit=_limit(limit))
+
+    def time(
+        self,
+        machine: str | Machine,
+        *,
+        overlap: bool = True,
+        graphs: bool = True,
+        levers: bool = False,
+        measured: Sequence[str | Path] = (),
+        kernels_from: str | None = None,
+        accepted: float | None = None,
+        acceptance: float | None = None,
+        progress: Progress | None = None,
+    ) -> StepAnswer | PodsTime:
+        """How long a step takes on a machine, and why: `step_seconds`, `breakdown`, `memory`.
+        `levers` tries what would help. Files of `measured` times win over the models. Of
+        `speculative` decode, `accepted` tokens come of each sequence and step, or a share
+        `acceptance` of drafts is right. A process compiles a structure once: a call that differs in
+        sizes and degrees takes milliseconds. Raises `DiagnosticError`."""
+        with asked() as session, seldom_collected():
+            on = _machine(machine, session)
+            return time(
+                self._options,
+                on,
+                session,
+                overlap=overlap,
+                graphs=graphs,
+                levers=levers,
+                measured=measurements(tuple(map(Path, measured)), kernels_from, on),
+                accepted=self._accepted(accepted, acceptance),
+                again=True,
+                progress=progress or _silent,
+            )
+
+    def serve(
+        self,
+        machine: str | Machine,
+        *,
+        output_tokens: int = 128,
+        batches: Sequence[int] | None = None,
+        ttft: float | None = None,
+        tpot: float | None = None,
+        accepted: float | None = None,
+        acceptance: float | None = None,
+    ) -> ServeAnswer:
+        """What a server gives over batches, by default as they double while they fit: times to the
+        first token and for each further one, tokens a second. Of prompts of `prompt` tokens, a flag
+        of the job, `output_tokens` come out each. `best` is within `ttft` and `tpot` seconds.
+        Raises `DiagnosticError`."""
+        with asked() as session, seldom_collected():
+            return serve(
+                self._options,
+                _machine(machine, session),
+                session,
+                output_tokens=output_tokens,
+                batches=None if batches is None else sorted(set(batches)),
+                accepted=self._accepted(accepted, acceptance),
+                ttft=ttft,
+                tpot=tpot,
+            )
+
+    def compile(self, folder: str | Path | None = None, **how: Any) -> CompileAnswer:
+        """Write the traces of all ranks into a new folder: `format`, `machine` and the other
+        options of `stagec compile` are flags. Without a folder nothing is written. Raises
+        `DiagnosticError`."""
+        writes = folder is not None or how.get("archive") is not None
+        with asked() as session, seldom_collected():
+            given, _ = values_of(COMPILE, {"output": folder, **how, "quiet": True})
+            return compile_job(
+                self._options, {**given, "dry_run": not writes or given["dry_run"]}, session
+            )
+
+    def dumps(self) -> dict[str, str]:
+        """The text of the IR at first and behind each pass that changes it, in their order:
+        `00-input`, `01-infer-shapes`, as `--dump-dir` names them; of several pods `main/00-input`.
+        Raises `DiagnosticError`."""
+        with asked() as session:
+            pods = Pods.of(self._options, session)
+            dumps = {f"{pod}/" if pods.several else "": (pod, Dumps()) for pod in pods.builders}
+            pods.lower({pod: [each] for pod, each in dumps.values()})
+            return {f"{of}{n}": t for of, (_, each) in dumps.items() for n, t in each.texts.items()}
+
+    def sweep(self, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
+        """`stagec.sweep` of this job. Raises `DiagnosticError`."""
+        return _sweep(self._options, over, **how)
+
+    def _accepted(self, tokens: float | None, rate: float | None) -> Accepted:
+        return take_accepted(self._options, {"accepted": tokens, "acceptance": rate})
+
+
+def job(model: str | Path = "", strategy: str | Path | None = None, **flags: Any) -> Job:
+    """A job: a model of the library, a .stg file or a config.json, with a strategy of flags or of a
+    file. Raises `DiagnosticError`.
+
+        stagec.job("llama3-8b", tp=8, dp=8, sp=True, zero=3)
+    """
+    with asked() as session:
+        return Job(
+            asked_job(str(model), None if strategy is None else str(strategy), flags, session)
+        )
+
+
+def time_step(
+    model: str = "",
+    machine: str | Machine = "h100-sxm",
+    *,
+    overlap: bool = True,
+    levers: bool = False,
+    **flags: Any,
+) -> StepAnswer:
+    """How long a step takes on a machine, and why: `job(model, **flags).time(machine)` of a job of
+    one step. Raises `DiagnosticError`."""
+    answer = job(model, **flags).time(machine, overlap=overlap, levers=levers)
+    if not isinstance(answer, StepAnswer):
+        raise error("time_step: the job has two steps", remedy="use stagec.job(...).time(machine)")
+    return answer
+
+
+def search(
+    model: str | Path = "", *, progress: Progress | None = None, **flags: Any
+) -> SearchAnswer:
+    """The strategies that fit and are fastest: `best[0].step_seconds`, `best[0].strategy`. Flags
+    are those of `stagec search`, with values as `tp="1..8"` or `zero=[0, 1, 3]`. `progress` is
+    called with what goes on; if it raises KeyboardInterrupt, the answer is what is known by then.
+    Raises `DiagnosticError`.
+
+        stagec.search("llama3-8b", ranks=16, machine="h100-sxm").best[0].step_seconds
+    """
+    from stagec.searches import answer as verb
+    from stagec.searches.asked import SEARCH
+    from stagec.searches.question import questions
+
+    with asked() as session:
+        given, _ = values_of(SEARCH, flags)
+        return verb.search(
+            questions({**given, "model": str(model)}, session), given, progress or _silent
+        )
+
+
+def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
+    """One job in many configurations: `over` has values of flags, of symbols and of figures of the
+    machine (`{"tp": [1, 2, 4], "S": "4096..16384", "machine.memory.bandwidth": ["x1", "x2"]}`), of
+    which every combination is a row. `how` is `machine`, `limit`, `overlap`, `graphs`, `jobs`
+    (worker processes), `progress`, which is called with rows done and in all, and the flags of the
+    job. Raises `DiagnosticError`."""
+    names = ("machine", "limit", "overlap", "graphs", "jobs", "progress")
+    flags = {name: value for name, value in how.items() if name not in names}
+    asked_for = {name: value for name, value in how.items() if name in names}
+    with asked() as session:
+        options = asked_job(str(model), None, flags, session)
+    return _sweep(options, over, **asked_for)
+
+
+def _sweep(
+    options: JobOptions,
+    over: Mapping[str, Any],
+    *,
+    machine: str | Machine | None = None,
+    limit: Any = None,
+    overlap: bool = True,
+    graphs: bool = True,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SweepAnswer:
+    from stagec.answers.sweep.axes import axis_of
+    from stagec.answers.sweep.rows import Case
+    from stagec.answers.sweep.run import SweepAnswer, rows_of, title_of, with_limit
+    from stagec.answers.sweep.table import ANALYSIS, TIME
+    from stagec.jobs.request.emission import workers
+
+    with asked(depth=5) as session:
+        axes = [axis_of(name, values) for name, values in over.items()]
+        on = None if machine is None else _machine(machine, session)
+        case = Case(options, on, overlap, graphs=graphs)
+        timed = on is not None or "machine" in over
+        columns = with_limit(TIME if timed else ANALYSIS, _limit(limit))
+        with workers({"jobs": jobs, "scheduler": None}) as run:
+            rows = rows_of(case, axes, run, _limit(limit), progress or (lambda done, total: None))
+        return SweepAnswer(rows, columns, title_of(case))
+
+
+def import_config(
+    config: str | Path,
+    *,
+    ignore: Sequence[str] = (),
+    ignore_unknown: bool = False,
+    images: bool = False,
+) -> str:
+    """The STG text of a model from its config.json, or the folder of one. Keys in `ignore` are
+    taken as left out, with `ignore_unknown` all that are not known. Raises `DiagnosticError`."""
+    with asked() as session:
+        return import_configuration(
+            str(config), session, ignore, images=images, unknown=ignore_unknown
+        ).text
+
+
+def machine(name: str | Path, used_ranks: Mapping[str, int] | None = None) -> Machine:
+    """A machine by its name or file; `used_ranks` of levels of its network. Raises
+    `DiagnosticError`."""
+    with asked() as session:
+        used = {f"network.{level}.used": number for level, number in (used_ranks or {}).items()}
+        return machine_of(str(name), session).changed(used)
+
+
+def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
+    """Whether the traces of a folder, an archive or one rank are well-formed and free of deadlock;
+    with `strict`, warnings fail too. Raises `DiagnosticError` if there is nothing of that name."""
+    with asked():
+        return check(Path(path), strict=strict)
+
+
+def _machine(given: str | Machine, session: Session) -> Machine:
+    return machine_of(given, session) if isinstance(given, str) else given
+
+
+def _limit(given: Any) -> Limit | None:
+    """A limit, as `--limit` takes it."""
+    if given is None:
+        return None
+    try:
+        return LimitType().read(text_of(given))
+    except ValueError as problem:
+        raise error(f"limit: {problem}", remedy='give "80GiB" or "h100"') from None
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody follows."""

@@ -1,0 +1,66 @@
+"""What a server admits: the blocks of cache that the memory of a machine has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from stagec.analysis.memory_fit import room_of
+from stagec.jobs.step_modules import StepModules
+from stagec.memory.timeline import CACHES
+from stagec.serving.requests import Request
+from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a rank of a server may hold, in bytes: `room` in all, of which weights and activations
+    of the fullest step take `taken`; the others are `blocks` of cache of each group of ranks."""
+
+    room: int
+    taken: int
+    blocks: int
+
+
+def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> Step:
+    """A step with as many tokens as a server takes at once: a decode of each sequence, and for the
+    rest prompts as long as the longest one."""
+    decodes = min(sequences, len(requests), tokens)
+    longest = max(r.prompt for r in requests)
+    prompt = min(longest, max(1, tokens - decodes))
+    count = min(len(requests), (tokens - decodes) // prompt)
+    decode, prefill = SequenceClass(1, 1, 1, decodes), SequenceClass(prompt, 0, 1, count)
+    return step_of([decode, prefill] if count else [decode])
+
+
+def cache_room(modules: StepModules, machine: Machine, largest: Step, tokens: int) -> Room:
+    """The room for caches beside weights and the activations of the `largest` step, in blocks of so
+    many tokens. Layers that keep a window count as if they kept all tokens. Raises
+    `DiagnosticError` if there is none."""
+    from stagec.output.tables import bytes_text
+
+    full = modules.compiled(largest).figures()
+    room = room_of(machine, full.mesh)
+    taken = [sum(held.values()) - held.get(CACHES, 0) for held in full.by_stage]
+    if max(taken) > room:
+        needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))
+        raise error(
+            f"weights and the activations of a step of {largest.tokens:,} tokens take {needed} "
+            f"per rank, and {machine.name} has {left}: the server does not fit, by {over}",
+            remedy="split the model over more ranks (--tp, --pp, --ep), store fewer bits "
+            "(--weight-dtype fp8), or give --cache-blocks all, which asks for no room",
+        )
+    ranks = prod(full.mesh.values())
+    one = modules.compiled(step_of([SequenceClass(1, tokens - 1, 1, ranks)])).figures()
+    blocks = [
+        (room - held) * ranks // cached[CACHES]
+        for held, cached in zip(taken, one.by_stage, strict=True)
+        if cached.get(CACHES)
+    ]
+    return Room(room, max(taken), min(blocks, default=0))

@@ -1,0 +1,427 @@
+"""What `compile` and `analyze` share: the module with its strategy that their options make.
+
+Command-line shorthands are written as a `stg.strategy` text and parsed like any other, so there is
+one way in for strategies; `--print-strategy` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from stagec.analysis.repeated import RepeatedWork
+from stagec.importers.library import model_source
+from stagec.ir.core import Operation
+from stagec.ir.expr import const
+from stagec.ir.module import Module
+from stagec.ir.types import TensorType
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, REPLICAS, ordered
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.redundant_experts import CopiesRule
+from stagec.ir_spec.strategy.statement import FlagValues
+from stagec.jobs.instruments import instruments
+from stagec.jobs.request.combine import (
+    check,
+    check_ranks,
+    check_sequence,
+    complete,
+    replicated_state,
+)
+from stagec.jobs.request.configurations import (
+    configuration_name,
+    import_configuration,
+    is_configuration,
+)
+from stagec.jobs.request.experts import check_experts, folded_axes
+from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
+from stagec.jobs.request.options import JobOptions, request
+from stagec.jobs.request.preset import find_preset, with_step
+from stagec.jobs.request.serving import Serving, beyond, read_serving, refuse_training
+from stagec.jobs.request.units import remark_of, settled
+from stagec.jobs.session import Session
+from stagec.models import library
+from stagec.pipeline.instrument import Instrument
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.passes import Pass
+from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.pipeline.spec import PIPELINE as SPEC
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note
+from stagec.support.source import Source
+from stagec.support.suggest import did_you_mean
+from stagec.text.build import parse_module, parse_op
+from stagec.text.printer import print_op
+
+SHORTHAND = "<strategy of the command line>"
+MESH, ASSUMED = "<mesh of the command line>", "<assumption of the command line>"
+TRAIN, FORWARD = "train", "forward"
+_FORM = "write 'stg.strategy @name { ... }'; --print-strategy prints that of flags"
+
+
+class JobBuilder:
+    """Turns options into a module with mesh and strategy, and runs the pipeline on it. Without a
+    session it says nothing."""
+
+    def __init__(
+        self, options: JobOptions, session: Session | None = None, *, symbolic: bool = False
+    ) -> None:
+        self.session = session or Session()
+        self._preset = find_preset(options) if options.preset else None
+        if self._preset is not None:
+            options = with_step(options).changed(model=options.model or self._preset.model)
+        if (told := remark_of(options)) is not None:
+            self.session.report(told)
+        self.options, self._symbolic = complete(settled(options)), symbolic
+        self._kv_parts: dict[str, int | None] = {}
+        self._assumed: list[Operation] = []
+        self.repeated = RepeatedWork()
+        self.from_texts = False  # whether a text says how to parallelize, and not flags
+        self.loaded: Loaded = load_plugins(options.plugin)
+        self.model_name = model_name(options)
+        self.module = self._load()
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    def _load(self) -> Module:
+        models = library()
+        entry = models.get(self.options.model)
+        if entry is None and not is_file_name(self.options.model):
+            raise error(
+                f"no model '{self.options.model}' in the library, and no file of that name",
+                remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
+            )
+        source = self.session.remember(model_source(entry)) if entry else self._read_model()
+        module = parse_module(source, self.loaded.registry)
+        set_symbols(module, dict(entry.values) if entry else {})
+        set_symbols(module, dict(self._preset.values) if self._preset else {})
+        set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
+        self.serving = self._serving(module, entry.positions if entry else None)
+        self._kv_parts = self._too_few_kv_heads(module)
+        options = self.options
+        self.from_texts = bool(
+            options.strategy or self._preset is not None or module.ops("stg.strategy")
+        )
+        if self.from_texts:
+            self._refuse_shorthands()
+        else:
+            check_experts(options, module.symbols)
+            check_sequence(options, module.sequences)
+        self._check_options(module)
+        self._add_strategy(module)
+        if self.serving is not None:
+            refuse_training(module)
+        self._hold_copies(module)
+        if self.options.ranks is not None:
+            self._match_ranks(module, self.options.ranks)
+        if self.serving is None and (said := replicated_state(module)) is not None:
+            self.session.report(said)
+        self._default_batch(module)
+        return module
+
+    def _serving(self, module: Module, positions: int | None) -> Serving | None:
+        """The step of serving that options ask for, whose sizes the module gets."""
+        found = read_serving(self.options, module, positions, symbolic=self._symbolic)
+        if found is not None:
+            warning = beyond(found)
+            if warning is not None:
+                self.session.report(warning)
+            found.declare(module)
+        return found
+
+    def _hold_copies(self, module: Module) -> None:
+        """Experts of the module are those that ranks hold, copies with them."""
+        rule, experts = read_strategy(module).one(CopiesRule), module.symbols.get(EXPERTS)
+        if not rule.count:
+            return
+        if self.serving is None:
+            raise error(
+                "copies of experts are about a step of serving: they would be trained apart",
+                rule.loc,
+                remedy="add --serve, or leave them out",
+            )
+        if experts is not None:
+            module.set_values({EXPERTS: experts + rule.count})
+
+    def _read_model(self) -> Source:
+        """The text of a file, or that which a configuration becomes."""
+        model = self.options.model
+        if not is_configuration(model):
+            return self.session.read(model)
+        return self.session.remember(
+            import_configuration(model, self.session, plugins=self.options.plugin)
+        )
+
+    def _match_ranks(self, module: Module, ranks: int) -> None:
+        """The mesh of a text too has as many ranks as asked for; one open axis is filled in."""
+        sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
+        unsized = [a for a, n in sizes.items() if n is None]
+        if len(unsized) == 1:
+            sizes = complete(JobOptions("", mesh=sizes, ranks=ranks)).mesh or {}
+            module.ops("stg.mesh")[0].attrs[unsized[0]] = const(sizes[unsized[0]] or 1)
+        check_ranks(ranks, sizes)
+
+    def _check_options(self, module: Module) -> None:
+        """Refuse options that do not go together; tell of those without effect."""
+        found = check(self._request(module))
+        errors = [d for d in found if d.severity == "error"]
+        if errors:
+            raise DiagnosticError(*errors)
+        for diagnostic in found:
+            self.session.report(diagnostic)
+
+    def _request(self, module: Module) -> FlagValues:
+        return request(self.options, self._axes(), module.symbols, module.sequences)
+
+    def _too_few_kv_heads(self, module: Module) -> dict[str, int | None]:
+        """The axes that tensor parallelism beyond the KV heads is split into: one that splits them,
+        one over which they are replicated. Needs no axis of its own where they suffice."""
+        tp, heads = self.options.tp, module.symbols.get("G")
+        texts = self.options.strategy or self._preset or module.ops("stg.strategy")
+        if self.options.mesh is not None or texts:
+            return {}
+        if heads is None or tp <= heads or tp % heads:
+            return {}
+        text = (
+            f"--tp {tp} is more than the {heads} key/value heads: they are split over tp = {heads} "
+            f"and replicated over {REPLICAS} = {tp // heads}"
+        )
+        self.session.report(Diagnostic(text, severity="remark"))
+        return {"tp": heads, REPLICAS: tp // heads}
+
+    # -- the strategy ------------------------------------------------------------------------------
+
+    def _axes(self) -> dict[str, int | None]:
+        if self.from_texts and self.options.mesh is None:
+            # the axes are those of the text: one that is given changes
+            given = {a: int(getattr(self.options, a)) for a in AXES}
+            return {a: n for a, n in given.items() if n > 1 or a in self.options.explicit}
+        parts = self._kv_parts  # stand where tp would
+        return {
+            axis: size
+            for name, whole in mesh_axes(self.options).items()
+            for axis, size in (parts if parts and name == "tp" else {name: whole}).items()
+        }
+
+    def _add_strategy(self, module: Module) -> None:
+        """Put mesh and strategy in front of the functions; a strategy in the model's own text
+        stays."""
+        given: list[Operation] = []
+        if self.options.strategy is not None:
+            given = self._from_text(
+                self.session.read_part(self.options.strategy, "stg.strategy", _FORM)
+            )
+        elif self._preset is not None:
+            given = self._from_text(
+                self.session.remember(Source(self._preset.strategy_name, self._preset.text))
+            )
+        if not module.ops("stg.mesh") and not any(op.name == "stg.mesh" for op in given):
+            sizes = self._axes()
+            text = ", ".join(a if n is None else f"{a} = {n}" for a, n in sizes.items())
+            given.insert(0, self._parse(f"stg.mesh @pod{f'[{text}]' if text else ''}", MESH))
+        elif self._axes():
+            self._resize_mesh(module, given)
+        if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
+            if self._kv_parts:
+                heads = "tp" if (self._kv_parts["tp"] or 0) > 1 else "1"
+                self._assumed = [self._parse(f"stg.assume[G == {heads}]", ASSUMED)]
+            given += self._assumed
+            text = strategy_text(self._request(module))
+            given.append(self._parse(text, SHORTHAND))
+        body = module.root.body
+        first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
+        for number, op in enumerate(given):
+            body.insert(first + number, op)
+
+    def _refuse_shorthands(self) -> None:
+        """A strategy in a text says it all; flags beside it would be lost."""
+        given = [n for n in SHORTHANDS if not FLAGS[n].is_default(getattr(self.options, n))]
+        if given:
+            names = ", ".join(FLAGS[n].option for n in given)
+            raise error(
+                f"{names} and a strategy text both say how to parallelize",
+                remedy="write it into the text ('--print-strategy' shows how flags are written)",
+            )
+
+    def _parse(self, text: str, name: str) -> Operation:
+        return parse_op(self.session.remember(Source(name, text)), self.loaded.registry)
+
+    def _from_text(self, source: Source) -> list[Operation]:
+        op = parse_op(source, self.loaded.registry)
+        found = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
+        wanted = [o for o in found if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
+        if not any(o.name == "stg.strategy" for o in wanted):
+            raise error(
+                f"{source.name} holds no 'stg.strategy'",
+                op.loc,
+                remedy=_FORM,
+            )
+        for o in wanted:
+            if o.parent:
+                o.parent.ops.remove(o)
+        return wanted
+
+    def _resize_mesh(self, module: Module, given: list[Operation]) -> None:
+        """Sizes on the command line win over those of a mesh in a text, axis by axis."""
+        mesh = next(op for op in (*given, *module.ops("stg.mesh")) if op.name == "stg.mesh")
+        for axis, size in self._axes().items():
+            if axis not in mesh.attrs:
+                raise error(
+                    f"the mesh has no axis '{axis}'",
+                    mesh.loc,
+                    remedy=f"its axes are: {', '.join(mesh.attrs) or 'none'}",
+                )
+            mesh.attrs[axis] = True if size is None else const(size)
+
+    def _default_batch(self, module: Module) -> None:
+        """Without a batch size: one sequence per data-parallel rank and microbatch."""
+        strategy = read_strategy(module)
+        if self._symbolic or module.symbols.get(strategy.batch, 1) is not None:
+            return
+        mesh = module.mesh
+        over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
+        batch = max(1, strategy.microbatches)
+        for axis, size in dict(mesh.sizes if mesh else {}).items():
+            batch *= (size or 1) if axis in over else 1
+        set_symbols(module, {strategy.batch: batch})
+
+    # -- compiling ---------------------------------------------------------------------------------
+
+    def lower(
+        self,
+        until: str | None = None,
+        watching: Iterable[Instrument] = (),
+        *,
+        without: Collection[str] = (),
+        verify: bool = True,
+    ) -> Module:
+        """Run the pipeline up to the lowered module, or up to the pass `until`, with further
+        instruments; without `verify` the module is not verified after each pass. The passes
+        `without`, whose results are not needed, are left out, unless an option names the passes or
+        has them shown.
+
+        Raises `DiagnosticError`."""
+        for _ in self.passes(until, watching, without=without, verify=verify):
+            pass
+        return self.module
+
+    def passes(
+        self,
+        until: str | None = None,
+        watching: Iterable[Instrument] = (),
+        *,
+        text: str | None = None,
+        without: Collection[str] = (),
+        verify: bool = True,
+    ) -> Iterator[Pass]:
+        """Run what `lower` runs, or the pipeline `text`, and pause before each pass.
+        Raises `DiagnosticError`."""
+        pipeline = self.loaded.pipeline(self.pipeline_text() if text is None else text)
+        names = [p.name for p in pipeline.passes]
+        if until in names:
+            end = names.index(until) + 1
+            pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
+        shown = instruments(self.options, pipeline, self.loaded, self.session)
+        if without and not shown and self.options.pipeline is None:
+            kept = [i for i, p in enumerate(pipeline.passes) if p.name not in without]
+            passes, locs = pipeline.passes, pipeline.locs
+            pipeline = replace(
+                pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
+            )
+        known = self.loaded.passes.values()
+        own = [] if self._symbolic else [self.repeated]
+        manager = PassManager(pipeline, [*shown, *watching, *own], known=known, verify=verify)
+        yield from manager.one_by_one(self.module)
+        for diagnostic in (*self.module.diagnostics.items, *self.repeated.remarks()):
+            self.session.report(diagnostic)
+
+    def pipeline_text(self) -> str:
+        """The passes to run: as asked for, else those that fit what the model computes."""
+        if self.options.pipeline is not None:
+            return self.session.remember(Source(SPEC, self.options.pipeline)).text
+        if self.options.part:
+            return self._pipeline_of_part()
+        if self.serving is not None:
+            return self.serving.passes
+        trains = _trains(self.module)
+        if not trains:
+            self.session.report(
+                Diagnostic("no argument is a 'param': compiling forward only", severity="remark")
+            )
+        return TRAIN if trains else FORWARD
+
+    def _pipeline_of_part(self) -> str:
+        """The passes of a pod that has one part of a step. Raises `DiagnosticError`."""
+        if not self.options.keep:
+            raise error(
+                "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory', "
+                "'time' and 'serve' of one job",
+                remedy="leave it out",
+            )
+        rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""
+        cut = f"cut-part{{keep={self.options.keep}{rest}}}"
+        if self.serving is not None:
+            return f"{self.serving.passes},+after(to-serving):{cut}"
+        if not _trains(self.module):
+            raise error(
+                "--part is about a step of training or of serving: no argument is a 'param'",
+                remedy="leave it out, or add --serve prefill",
+            )
+        return f"{TRAIN},+after(infer-shapes):{cut},+after(add-optimizer):run-ahead"
+
+    def strategy(self) -> str:
+        """The text of mesh and strategy: a file that can be given as STRATEGY."""
+        ops = [*self.module.ops("stg.mesh"), *self._assumed, *self.module.ops("stg.strategy")]
+        body = "".join("  " + line + "\n" for op in ops for line in print_op(op).splitlines())
+        return f"stg.module @strategy {{\n{body}}}\n"
+
+
+def mesh_axes(options: JobOptions) -> dict[str, int | None]:
+    """The axes that options give the mesh of a strategy of flags, as far as the model leaves them
+    whole."""
+    if options.mesh is not None:
+        return dict(options.mesh)
+    axes = {a: n for a, n in folded_axes(options, AXES).items() if n > 1}
+    return {a: axes[a] for a in ordered(axes, options.mesh_order)}
+
+
+def set_symbols(module: Module, values: Mapping[str, int]) -> None:
+    """Give symbols their values. Raises `DiagnosticError` for a name that the module does not
+    declare."""
+    declared = {name: op for op in module.ops("stg.symbols") for name in op.attrs}
+    for name, value in values.items():
+        if name not in declared:
+            notes = [note("symbols are declared here", op.loc) for op in module.ops("stg.symbols")]
+            raise error(
+                f"the model has no symbol '{name}'",
+                notes=notes,
+                remedy=did_you_mean(name, declared) or f"its symbols are: {', '.join(declared)}",
+            )
+        declared[name].attrs[name] = const(value)
+
+
+def _trains(module: Module) -> bool:
+    """Whether the model has parameters to train: arguments, or stated where they are used."""
+    stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
+    if any(isinstance(t, TensorType) and t.role in ("", "param") for t in stated):
+        return True
+    types = [a.type for func in module.functions for a in func.body.args]
+    return any(isinstance(t, TensorType) and t.role == "param" for t in types)
+
+
+def model_name(options: JobOptions) -> str:
+    """The name of the model of a job: that of the library, or of its file. Raises
+    `DiagnosticError` if there is none."""
+    if not (options.model or options.preset):
+        raise error(
+            "no model is given", remedy="give the name of a library model, a file, or a --preset"
+        )
+    model = options.model or find_preset(options).model
+    if is_configuration(model):
+        return configuration_name(model)
+    return Path(model).stem if is_file_name(model) else model
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a model is given by a file."""
+    return name == "-" or name.endswith((".stg", ".json")) or Path(name).exists()

@@ -1,0 +1,141 @@
+"""What the job of some options costs, in a few numbers, of which sweeps and searches are made."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagec.analysis.family import Compiled, Compiles
+from stagec.analysis.figures import Figures
+from stagec.analysis.memory_fit import MemoryFit, memory_fit
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.instruments import instruments
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.text.printer import print_op
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
+
+#: Structures that a process has compiled, those last that were asked for last; what differs in
+#: sizes and degrees only is one of them.
+_structures: dict[Hashable, Compiles] = {}
+#: How many compiles of them are kept, and of how many runs: a compile takes 4 to 10 MB, a run about
+#: 3 KB with its plans.
+_MOST_KEPT, _MOST_RUNS = 64, 40_000
+#: What was dropped since garbage was looked for: compiles, and their runs.
+_dropped = [0, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledJob:
+    """A job, whose structure is compiled once in a process: its figures and its time."""
+
+    name: str
+    compiled: Compiled
+    values: Mapping[str, int]
+
+    @classmethod
+    def of(cls, options: JobOptions, session: Session | None = None) -> CompiledJob:
+        """The job of some options; without a session it says nothing. Raises
+        `DiagnosticError`."""
+        builder = JobBuilder(options, session)
+        values = dict(builder.module.env)
+        if builder.serving is not None:
+            values |= builder.serving.values
+        compiled = _compiles_of(builder).find(values, lambda: compiled_of(builder))
+        builder.session.report(*compiled.diagnostics)
+        return cls(builder.model_name, compiled, values)
+
+    def figures(self) -> Figures:
+        """What it costs. Raises `DiagnosticError`."""
+        return self.compiled.at(self.values)
+
+    def time(
+        self,
+        machine: Machine,
+        *,
+        overlap: bool = True,
+        graphs: bool = True,
+        levers: bool = False,
+        measured: Measurements | None = None,
+    ) -> TimeReport:
+        """The time of its step on a machine. Raises `DiagnosticError`."""
+        from stagec.analysis.time_report import time_report
+
+        return time_report(
+            self.name,
+            self.compiled.issued(self.values),
+            machine,
+            self.values,
+            model_flops=self.compiled.model_flops,
+            tokens=self.compiled.tokens,
+            overlap=overlap,
+            graphs=graphs,
+            levers=levers,
+            measured=measured,
+            fit=lambda: self.fit(machine),
+        )
+
+    def fit(self, machine: Machine) -> MemoryFit:
+        """Whether it fits the memory of a machine. Raises `DiagnosticError`."""
+        found = self.figures()
+        return memory_fit(machine, found.mesh, found.peak)
+
+
+def figures(options: JobOptions) -> Figures:
+    """The figures of a job. Raises `DiagnosticError`."""
+    return CompiledJob.of(options).figures()
+
+
+def _compiles_of(builder: JobBuilder) -> Compiles:
+    """What was compiled of the jobs of these texts: model, names of axes, strategy, passes and
+    plug-ins."""
+    module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
+    serving = builder.serving
+    same = pipeline
+    if serving is not None and options.pipeline is None:
+        same = serving.structure  # steps that differ in sizes alone are one
+    texts = tuple(source.text for source in module.sources.values())
+    stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
+    axes = module.mesh.axes if module.mesh else ()
+    key = texts, stated, axes, same, options.plugin, options.check_numerics
+    found = _structures.pop(key, None) or Compiles()
+    if _structures:
+        next(reversed(_structures.values())).forget()
+    while _is_full():
+        _drop()
+    _structures[key] = found
+    return found
+
+
+def _is_full() -> bool:
+    kept = _structures.values()
+    compiles = sum(max(1, len(each)) for each in kept)
+    return compiles >= _MOST_KEPT or sum(each.runs for each in kept) > _MOST_RUNS
+
+
+def _drop() -> None:
+    """Drop the structure that was not asked for the longest. Operations refer to each other, so
+    memory comes back when garbage is looked for: once for many structures, for that takes as long
+    as there are objects."""
+    dropped = _structures.pop(next(iter(_structures)))
+    _dropped[0] += max(1, len(dropped))
+    _dropped[1] += dropped.runs
+    if 2 * _dropped[0] > _MOST_KEPT or 2 * _dropped[1] > _MOST_RUNS:
+        _dropped[:] = 0, 0
+        gc.collect()
+
+
+def compiled_of(builder: JobBuilder) -> Compiled:
+    """Compile the module of a builder. Raises `DiagnosticError`."""
+    passes = builder.loaded.pipeline(builder.pipeline_text())
+    return Compiled(
+        builder.module,
+        passes,
+        instruments(builder.options, passes, builder.loaded, builder.session),
+    )

@@ -1,0 +1,144 @@
+"""Whether a job of flags may be, asked without compiling it: what searches propose, `compile`
+takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from math import prod
+from typing import Any, TypeAlias
+
+from stagec.ir.module import BATCH
+from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.ir_spec.strategy.microbatches import microbatches
+from stagec.ir_spec.strategy.statement import Flag, FlagValues
+from stagec.jobs.builder import mesh_axes
+from stagec.jobs.request.combine import RULES, Rule, lacking, without_effect
+from stagec.jobs.request.experts import check_experts
+from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.options import JobOptions, request
+from stagec.schedule.registry import SCHEDULES
+from stagec.sharding.stages import shared_out
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+
+#: Why a job of flags cannot be; None if it may.
+LegalRule: TypeAlias = Callable[[JobOptions], "Diagnostic | None"]
+
+
+def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = None) -> FlagValues:
+    """What a job asks for, whose ranks and batch are written down, of a model of these sizes;
+    `layers` are all that a pipeline may cut, if they are known. Raises `DiagnosticError` for what
+    does not go together."""
+    for rule in rules(sizes, layers):
+        if (found := rule(options)) is not None:
+            raise DiagnosticError(found)
+    return request(options, mesh_axes(options), sizes)
+
+
+def rules(sizes: Mapping[str, int], layers: int | None = None) -> list[LegalRule]:
+    """Everything that may refuse a job, of a model of these sizes, one by one."""
+
+    def experts(options: JobOptions) -> Diagnostic | None:
+        return _refusal(lambda: check_experts(options, sizes))
+
+    def batch(options: JobOptions) -> Diagnostic | None:
+        return _refusal(lambda: _check_batch(options, mesh_axes(options), sizes))
+
+    def schedule(options: JobOptions) -> Diagnostic | None:
+        return _refusal(lambda: _check_schedule(options, layers))
+
+    def combined(rule: Rule) -> LegalRule:
+        def found(options: JobOptions) -> Diagnostic | None:
+            problems = rule(FlagValues(_Flags(options), _Axes(options), sizes))
+            return next((d for d in problems if d.severity == "error"), None)
+
+        return found
+
+    refusing = (rule for rule in RULES if rule is not without_effect)
+    return [experts, batch, *map(combined, refusing), schedule]
+
+
+def needless(flag: Flag, options: JobOptions, sizes: Mapping[str, int]) -> bool:
+    """Whether a flag has no effect in a job."""
+    return lacking(FlagValues(_Flags(options), _Axes(options), sizes), flag) is not None
+
+
+def _refusal(check: Callable[[], None]) -> Diagnostic | None:
+    try:
+        check()
+    except DiagnosticError as problem:
+        return problem.diagnostics[0]
+    return None
+
+
+class _Flags(Mapping[str, Any]):
+    """The flags of a job, read when they are asked for."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._options = options
+
+    def __getitem__(self, flag: str) -> Any:
+        return getattr(self._options, flag)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FLAGS)
+
+    def __len__(self) -> int:
+        return len(FLAGS)
+
+
+class _Axes(Mapping[str, "int | None"]):
+    """The mesh of a job, made when it is asked for."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._options = options
+
+    @cached_property
+    def _axes(self) -> Mapping[str, int | None]:
+        return mesh_axes(self._options)
+
+    def __getitem__(self, axis: str) -> int | None:
+        return self._axes[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._axes)
+
+    def __len__(self) -> int:
+        return len(self._axes)
+
+
+def _check_batch(
+    options: JobOptions, axes: Mapping[str, int | None], sizes: Mapping[str, int]
+) -> None:
+    """Every data-parallel rank has whole sequences in each microbatch."""
+    ranks, count = prod(axes.get(a) or 1 for a in (*DATA_AXES, "ep")), count_of(options)
+    batch = sizes.get(BATCH) or ranks * count
+    if batch % (ranks * count):
+        raise error(
+            f"B = {batch} does not divide over {count} microbatches of {ranks} data-parallel ranks",
+            remedy="choose fewer of them",
+        )
+
+
+def _check_schedule(options: JobOptions, layers: int | None) -> None:
+    """The schedule takes so many stages, chunks and microbatches, and the model has layers for all
+    parts; schedules of plug-ins are left to the compiler."""
+    stages, schedule = size_of(options, "pp"), SCHEDULES.get(options.schedule)
+    if stages > 1 and schedule is not None:
+        chunks = options.chunks or schedule.default_chunks
+        schedule.check(stages, count_of(options), chunks)
+        parts = schedule.placement(stages, chunks).depth
+        if layers is not None:
+            shape = f"({stages} stages of {chunks})"
+            shared_out(layers, parts, tuple(options.stage_layers), shape=shape)
+
+
+def size_of(options: JobOptions, axis: str) -> int:
+    """The ranks of an axis, of options whose ranks are written down."""
+    sizes = options.mesh if options.mesh is not None else {axis: getattr(options, axis)}
+    return sizes.get(axis) or 1
+
+
+def count_of(options: JobOptions) -> int:
+    """How many microbatches a job of flags has."""
+    return microbatches(options.microbatches, size_of(options, "pp"))

@@ -1,0 +1,182 @@
+"""The options of each pod of a job: those of `--serve disaggregated`, of which one prefills and one
+decodes, those of `--part`, each of which has a part of the model, and that of `--draft`, which has
+a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from stagec.ir.drafts import DRAFT
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.axes import AXES
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.statement import Flag
+from stagec.jobs.request.draft import DraftText
+from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.options import JobOptions, job_options
+from stagec.jobs.request.serving import DISAGGREGATED, PODS
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.suggest import did_you_mean
+
+_OF_MESH = ("mesh", "ranks")
+
+
+def has_pods(options: JobOptions) -> bool:
+    """Whether a job has several pods."""
+    return options.serve == DISAGGREGATED or bool(options.part) or options.draft is not None
+
+
+def pod_names(options: JobOptions) -> tuple[str, ...]:
+    """The pods that options ask for: first that of the rest of the model, or the one that prefills;
+    those of parts; then the one that decodes, or drafts."""
+    if options.draft is not None:
+        return (MAIN, DRAFT)
+    parts = (part.name for part in options.part)
+    return (PREFILL, *parts, DECODE) if options.serve == DISAGGREGATED else (MAIN, *parts)
+
+
+def options_of(pod: str, options: JobOptions) -> JobOptions:
+    """The options of a pod of a job. Raises `DiagnosticError`."""
+    if options.draft is not None:
+        return options_of_draft(pod, options.draft, options)
+    if options.serve != DISAGGREGATED:
+        return options_of_part(pod, options)
+    if pod == DECODE or not options.part:
+        return options_of_pod(pod, options)
+    if taken := [part.name for part in options.part if part.name in PODS]:
+        raise error(f"the part '{taken[0]}' has the name of another pod", remedy="rename it")
+    strategy = {} if pod == PREFILL else {PREFILL: None}
+    step = options_of_pod(PREFILL, options.changed(**strategy))
+    alike = {"rest": PREFILL, "part": options.part, "dump_dir": options.dump_dir}
+    return options_of_part(pod, step.changed(**alike))
+
+
+def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
+    """The options of a pod: those of the job, with the strategy that --prefill or --decode gives.
+
+    Raises `DiagnosticError`.
+    """
+    if options.prompt is None:
+        raise error(
+            "--serve disaggregated expects --prompt: the tokens of each sequence that are handed "
+            "over",
+            remedy="give --prompt 4096",
+        )
+    if options.chunk is not None:
+        raise error(
+            "--chunk is one step of several, and caches are handed over behind the last one",
+            remedy="give the last one: --prompt with its tokens, --context with those before it",
+        )
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            "--serve disaggregated has a strategy for each pod",
+            remedy="give flags: --prefill 'tp=4' --decode 'dp=8,tp=2'",
+        )
+    past = options.context or 0
+    steps: Mapping[str, Mapping[str, Any]] = {
+        PREFILL: {"serve": PREFILL, "speculative": None, "context": past},
+        DECODE: {"serve": DECODE, "prompt": None, "context": past + options.prompt},
+    }
+    dumps = options.dump_dir and options.dump_dir / pod
+    found = options.changed(prefill=None, decode=None, part=(), dump_dir=dumps, **steps[pod])
+    given, said = _said(f"--{pod}", getattr(options, pod) or "")
+    return found.changed(**said, explicit=found.explicit | given.explicit)
+
+
+def options_of_part(name: str, options: JobOptions) -> JobOptions:
+    """The options of a part, or of the rest of the model: of the mesh what the part's own flags
+    give, of all else what the job says where they say nothing. Raises `DiagnosticError`."""
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            "--part gives each part a strategy of its own, and is about flags",
+            remedy="give flags: --tp 8 --part 'encoder=e: tp=2,dp=4'",
+        )
+    dumps = options.dump_dir and options.dump_dir / name
+    found = options.changed(keep=name, dump_dir=dumps)
+    if name == options.rest:
+        return found
+    (part,) = (part for part in options.part if part.name == name)
+    return _with_flags(found, f"--part {name}", part.flags)
+
+
+def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOptions:
+    """The options of the pod that verifies, or of the one that drafts: its own model, and of the
+    mesh what its own flags give. Raises `DiagnosticError`."""
+    if options.serve == DISAGGREGATED or options.part:
+        other = "--part" if options.part else "--serve disaggregated"
+        raise error(
+            f"--draft and {other} both make pods",
+            remedy="leave one out: a step of decode has the pods that draft and verify",
+        )
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            "--draft gives each pod a strategy of its own, and is about flags",
+            remedy="give flags: --tp 8 --draft 'llama3-8b: tp=2'",
+        )
+    found = options.changed(keep=pod, dump_dir=options.dump_dir and options.dump_dir / pod)
+    if pod == MAIN:
+        return found
+    found = found.changed(model=draft.model, sizes=draft.sizes)
+    return _with_flags(found, "--draft", draft.flags)
+
+
+def _with_flags(found: JobOptions, option: str, flags: str) -> JobOptions:
+    """The options of a pod: of the mesh what its own flags give, of all else what the job says
+    where they say nothing. Raises `DiagnosticError`."""
+    given, said = _said(option, flags)
+    if "part" in said:
+        raise error("--part stands in a part", remedy="give each part a --part of its own")
+    axes = {n for n in AXES if getattr(given, n) > 1} | set(given.mesh or {})
+    lost = {n for n, flag in FLAGS.items() if n in AXES or _lacks(flag, axes)} - said.keys()
+    usual = {n: FLAGS[n].default for n in lost} | dict.fromkeys(_OF_MESH)
+    return found.changed(**(usual | said), explicit=(found.explicit - lost) | said.keys())
+
+
+def _said(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:
+    """The flags that an option gives a pod, and the values of those that it names."""
+    given = read_flags(option, text)
+    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
+    return given, {n: getattr(given, n) for n in named}
+
+
+def _lacks(flag: Flag, axes: Set[str]) -> bool:
+    """Whether a flag has no effect on a mesh of these axes."""
+    each = ((need,) if isinstance(need, str) else need for need in flag.needs)
+    return any(set(names) <= set(AXES) and not axes & set(names) for names in each)
+
+
+def read_flags(option: str, text: str) -> JobOptions:
+    """The flags of `tp=4,sp`, or of `--tp 4 --sp`, which an option gives a pod. Raises
+    `DiagnosticError`."""
+    return job_options("", None, _values(option, text), where=f"{option} '{text}': ")
+
+
+def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
+    options = {f.option.removeprefix("--") for f in FLAGS.values()}
+    return error(
+        f"{option} '{text}': no flag '{name}' of a strategy",
+        remedy=did_you_mean(name, options) or "as in 'tp=4,sp'",
+    )
+
+
+def _values(option: str, text: str) -> dict[str, str | bool]:
+    """The flags of a text and their values: what is no flag belongs to the value before it. Raises
+    `DiagnosticError`."""
+    values: dict[str, str | bool] = {}
+    last = ""
+    for part in text.replace("--", " ").replace(",", " ").split():
+        name, equals, value = part.partition("=")
+        known = name.replace("-", "_")
+        if known in FLAGS or known in _OF_MESH:
+            last = known
+            values[last] = value or (last in FLAGS and FLAGS[last].kind == "switch")
+        elif equals or not last or values[last] is True:
+            raise _no_flag(option, text, name)
+        else:
+            before = values[last]
+            values[last] = f"{before},{part}" if before else part
+    for name in (name for name, value in values.items() if value is False):
+        flag = name.replace("_", "-")
+        raise error(f"{option} '{text}': --{flag} expects a value", remedy="as in 'tp=4,sp'")
+    return values

@@ -1,0 +1,225 @@
+"""The pods of a job, each with a module of its own: one of most jobs. Of several one prefills and
+another one decodes, to which caches go; each has a part of the model, and values cross; or one
+drafts tokens that another one verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from stagec.ir.copies import Copier
+from stagec.ir.expr import UnboundError, const
+from stagec.ir.module import BATCH, Module
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.traits import Accumulates
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pod_options import has_pods, options_of, pod_names
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.pipeline.instrument import Instrument
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import DiagnosticError, note
+
+if TYPE_CHECKING:
+    from stagec.pipeline.passes import Pass
+    from stagec.program.nodes import Ints
+
+#: Values cross before this pass.
+_BEHIND = "offload-to-host"
+_HANDS_OVER = f"+before({_BEHIND}):hand-over{{to={DECODE}}}"
+_TAKES_OVER = f"+before({_BEHIND}):hand-over{{source={PREFILL}}}"
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The builder of each pod; the modules of `peers` that it meets and that are not compiled; and
+    by pod and other pod, once they are lowered, the ranks of that one that its messages go to or
+    come from."""
+
+    builders: Mapping[str, JobBuilder]
+    peers: Mapping[str, Module] = field(default_factory=dict[str, Module])
+    far: Mapping[str, Mapping[str, Sequence[Ints]]] = field(
+        default_factory=dict[str, "Mapping[str, Sequence[Ints]]"]
+    )
+    session: Session = field(default_factory=Session)
+    aside: Session = field(default_factory=Session)  # that of the builders, of several pods
+
+    @classmethod
+    def of(
+        cls,
+        options: JobOptions,
+        session: Session | None = None,
+        *,
+        symbolic: bool = False,
+        peers: Mapping[str, Module] = MappingProxyType({}),
+    ) -> Pods:
+        """The pods of a job, without those that are `peers`. Parts have the batch of the first one.
+        Raises `DiagnosticError`."""
+        if not has_pods(options):
+            (pod,) = pod_names(options)
+            return cls({pod: JobBuilder(options, session, symbolic=symbolic)})
+        builders: dict[str, JobBuilder] = {}
+        session = session or Session()
+        with session.once() as aside:
+            for pod in (name for name in pod_names(options) if name not in peers):
+                with _about_pod(pod):
+                    given = _with_batch(options_of(pod, options), builders)
+                    builders[pod] = JobBuilder(given, aside, symbolic=symbolic)
+        return cls(builders, peers, session=session, aside=aside)
+
+    @property
+    def modules(self) -> Mapping[str, Module]:
+        """The module of each pod."""
+        return {pod: each.module for pod, each in self.builders.items()}
+
+    @property
+    def first(self) -> JobBuilder:
+        """The builder of the first pod."""
+        return next(iter(self.builders.values()))
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.first.model_name
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other pods than one."""
+        return len(self.builders) > 1
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """The model of each pod, and which pod it is where there are several."""
+        each = self.builders.items()
+        return {p: f"{b.model_name} ({p})" if self.several else b.model_name for p, b in each}
+
+    def strategy(self) -> str:
+        """The text of mesh and strategy: a file that can be given as STRATEGY; of several pods that
+        of each."""
+        each = ((f"// {pod}\n", b.strategy()) for pod, b in self.builders.items())
+        return "".join(head + text if self.several else text for head, text in each)
+
+    def lower(
+        self,
+        watching: Mapping[str, Sequence[Instrument]] | None = None,
+        *,
+        until: str | None = None,
+        without: Collection[str] = (),
+    ) -> Pods:
+        """Compile all pods, each with its further instruments, as `JobBuilder.lower` does: each up
+        to the passes in which they meet, then further, since who sends what to whom takes the
+        placements of all. Raises `DiagnosticError`."""
+        running: dict[str, Iterator[Pass]] = {}
+        with self.session.once(self.aside):
+            for pod, builder in self.builders.items():
+                with self._about(pod):
+                    how = until, (watching or {}).get(pod, ())
+                    running[pod] = builder.passes(*how, text=self.passes(pod), without=without)
+                    _run_until_met(running[pod])
+            met = {pod: _copy(each) for pod, each in self.modules.items()}
+            met = {**met, **self.peers} if len(self._names) > 1 else {}
+            for pod, rest in running.items():
+                self.builders[pod].module.peers = {p: m for p, m in met.items() if p != pod}
+                with self._about(pod):
+                    for _ in rest:
+                        pass
+        return replace(self, far=_far(met))
+
+    def passes(self, pod: str) -> str:
+        """The passes of a pod."""
+        return ",".join((self.builders[pod].pipeline_text(), *self._crossing(pod)))
+
+    def _crossing(self, pod: str) -> Iterator[str]:
+        """The passes by which values cross between a pod and the others."""
+        for other in self._names:
+            if other != pod and DECODE not in (pod, other):
+                yield f"+before({_BEHIND}):connect-parts{{peer={other}}}"
+        if DECODE in self._names and pod in (PREFILL, DECODE):
+            yield _HANDS_OVER if pod == PREFILL else _TAKES_OVER
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return *self.builders, *self.peers
+
+    @contextmanager
+    def _about(self, pod: str) -> Generator[None]:
+        module = self.builders[pod].module
+        with _about_pod(pod) if self.several else nullcontext():
+            try:
+                yield
+            except UnboundError as open_:
+                raise module.no_value(open_.names, module.root.loc) from None
+
+
+def _with_batch(options: JobOptions, others: Mapping[str, JobBuilder]) -> JobOptions:
+    """The options of a pod with the batch of the first one, if there is one."""
+    first = next(iter(others.values()), None)
+    batch = None if first is None else first.module.symbols.get(BATCH)
+    if batch is None or not (options.part or options.draft):
+        return options
+    if options.serve:
+        return options.changed(batch=batch)
+    return options.changed(sizes={**options.sizes, BATCH: batch})
+
+
+def _run_until_met(running: Iterator[Pass]) -> None:
+    """Run passes up to the first one that meets other pods, which is the next one to run."""
+    for pass_ in running:
+        if pass_.meets:
+            return
+
+
+def _copy(module: Module) -> Module:
+    root = Copier({}, {}, str, lambda loc: loc).copy(module.root)
+    return Module(root, module.registry, module.sources)
+
+
+def _far(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
+    """Who meets whom, by pod and other pod."""
+    from stagec.program.crossings import crossings
+    from stagec.program.parts import part_crossings
+
+    far: dict[str, dict[str, Sequence[Ints]]] = {pod: {} for pod in modules}
+    for one, other in combinations(modules, 2):
+        if other != DECODE:
+            met = part_crossings(modules[one], modules[other])
+            far[one][other], far[other][one] = met.peers[one], met.peers[other]
+        elif one == PREFILL:
+            found = crossings(modules[one], modules[other])
+            far[one][other], far[other][one] = found.to, found.of
+    return far
+
+
+def one_group(options: JobOptions, session: Session) -> Module:
+    """The placed module of a pod as those see it who send it the sequences of a step: these go to
+    one of the groups of ranks that have sequences of their own, and into one microbatch there. Its
+    placements, stages and microbatches hold. Raises `DiagnosticError`."""
+    from stagec.program.crossings import caches_of
+
+    builder = JobBuilder(options, session)
+    _run_until_met(builder.passes(text=f"{builder.pipeline_text()},{_TAKES_OVER}"))
+    module = builder.module
+    batch = read_strategy(module).batch
+    held = [dim for _, cache, _, _ in caches_of(module) for dim in cache.tensor.dims]
+    over = [axis for dim in held if batch in dim.size.symbols for axis in dim.axes]
+    module.set_values(dict.fromkeys(over, 1))
+    for op in module.functions[0].body.ops:
+        if op.has(Accumulates):
+            op.attrs["count"] = const(1)
+    return module
+
+
+@contextmanager
+def _about_pod(pod: str) -> Generator[None]:
+    """Say of errors which pod they are about."""
+    try:
+        yield
+    except DiagnosticError as found:
+        which = note(f"in the pod '{pod}'")
+        raise DiagnosticError(
+            *(replace(d, notes=(*d.notes, which)) for d in found.diagnostics)
+        ) from None

@@ -1,0 +1,74 @@
+"""How many of the drafts of a step of decode are right: given, since no count says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from stagec.analysis.serving_rates import tokens_accepted
+from stagec.jobs.request.option import Number, Option
+from stagec.jobs.request.options import JobOptions
+from stagec.support.diagnostics import error
+
+#: The options of a step that verifies drafts.
+ACCEPTED = (
+    Option(
+        "accepted",
+        Number(least=1),
+        "Of --speculative K: the tokens of each sequence that a step gives in the mean, from "
+        "1 to K + 1 (default: 1, as if no draft were right).",
+        metavar="N",
+    ),
+    Option(
+        "acceptance",
+        Number(least=0, most=1),
+        "Instead of --accepted: the share of drafts that are right, (1 - A^(K+1)) / (1 - A) "
+        "tokens (arXiv 2211.17192).",
+        metavar="A",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The tokens of each sequence that a step of decode gives in the mean: between 1 and `most`;
+    whether somebody said so."""
+
+    tokens: float
+    most: int
+    given: bool
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a step verifies drafts."""
+        return self.most > 1
+
+
+def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:
+    """What a step gives. Raises `DiagnosticError` for more tokens than a step has, and where there
+    are no drafts."""
+    tokens: float | None = given["accepted"]
+    rate: float | None = given["acceptance"]
+    drafts = options.speculative or 0
+    if tokens is None and rate is None:
+        return Accepted(1.0, 1 + drafts, given=False)
+    name = "--acceptance" if tokens is None else "--accepted"
+    if not drafts:
+        raise error(
+            f"{name} is about the drafts of a step of decode, and there are none",
+            remedy="give --speculative 4",
+        )
+    if tokens is not None and rate is not None:
+        raise error("--accepted and --acceptance both say how many", remedy="give one of them")
+    found = tokens or tokens_accepted(rate or 0.0, drafts)
+    if not isfinite(found):  # no range leaves out what is no number
+        raise error(f"{name} expects a number, found {given[name[2:]]}", remedy=f"give {name} 0.7")
+    if found > 1 + drafts:
+        raise error(
+            f"--accepted {found:g} is more than the {1 + drafts} tokens that a step has of each "
+            "sequence",
+            remedy=f"give at most {1 + drafts}",
+        )
+    return Accepted(found, 1 + drafts, given=True)

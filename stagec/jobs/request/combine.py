@@ -1,0 +1,356 @@
+"""Which options go together: every rule is one function, all are asked before any work.
+
+A rule yields an error that names the constraint and the nearest choices that satisfy it, or a
+warning for what has no effect. `complete` fills in the axis that `--ranks` leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from math import isqrt, prod
+
+from stagec.ir.module import Module
+from stagec.ir_spec.strategy import STATEMENTS
+from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
+from stagec.ir_spec.strategy.axes import MESH_ORDER, SHARDING
+from stagec.ir_spec.strategy.microbatches import microbatches
+from stagec.ir_spec.strategy.statement import Flag, FlagValues, Need, Statement
+from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.options import JobOptions
+from stagec.schedule.registry import SCHEDULES
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import Diagnostic, error
+
+#: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
+AXES = tuple(a for a in ALL_AXES if a != "ep")
+#: Flags about training of statements that serving has, too.
+TRAINING = {
+    "grad_dtype": "there are no gradients",
+    "reduce_dtype": "there are no gradients",
+    "master_dtype": "there is no optimizer",
+    "tp_inputs": "there is no backward to keep inputs for",
+    "cp_inputs": "there is no backward to keep inputs for",
+}
+
+
+Rule = Callable[[FlagValues], Iterator[Diagnostic]]
+
+
+def flag(name: str) -> str:
+    """`--dp-shard` for `dp_shard`."""
+    return "--" + name.replace("_", "-")
+
+
+def given_axes(options: JobOptions) -> list[str]:
+    """The axes that flags other than --mesh give a size."""
+    return [a for a in AXES if getattr(options, a) > 1]
+
+
+#: The square of it is more than there are ranks.
+_LARGEST = 1 << 16
+
+
+def nearest(wanted: int, valid: Iterable[int], count: int = 3) -> str:
+    """The valid numbers that are nearest to what was tried."""
+    best = sorted(sorted(valid), key=lambda n: abs(n - wanted))[:count]
+    return ", ".join(map(str, sorted(best))) or "none"
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a number that a job may have, in order; of a larger one the least of them,
+    and what they leave."""
+    small = [n for n in range(1, min(isqrt(number), _LARGEST) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _error(message: str, remedy: str) -> Diagnostic:
+    return Diagnostic(message, severity="error", remedy=remedy)
+
+
+def _warning(message: str) -> Diagnostic:
+    return Diagnostic(message, severity="warning")
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def complete(options: JobOptions) -> JobOptions:
+    """The options with the axis filled in that --ranks leaves open: one of --mesh without a size,
+    else data parallelism. Raises `DiagnosticError` if no size of it fits."""
+    from_text = options.strategy is not None or bool(options.preset)
+    if options.ranks is None or (from_text and options.mesh is None):
+        return options
+    if options.mesh is not None:
+        unsized = [a for a, n in options.mesh.items() if n is None]
+        if len(unsized) != 1:
+            return options
+        others = {a: n for a, n in options.mesh.items() if n is not None}
+        size = _quotient(options.ranks, unsized[0], others)
+        return options.changed(mesh={**options.mesh, unsized[0]: size})
+    others = {a: int(getattr(options, a)) for a in given_axes(options)}
+    axis = _left_open(others)
+    if axis is None:
+        return options
+    size = _quotient(options.ranks, axis, others)
+    return options.changed(**{axis: size})
+
+
+def _left_open(given: Mapping[str, int]) -> str | None:
+    """The data-parallel axis that no flag gives: dp, or the other half of hybrid sharding."""
+    hybrid = [a for a in ("dp_replicate", "dp_shard") if a in given]
+    if len(hybrid) == 2 or "dp" in given:
+        return None
+    if hybrid:
+        return "dp_shard" if hybrid == ["dp_replicate"] else "dp_replicate"
+    return "dp"
+
+
+def _quotient(ranks: int, axis: str, others: Mapping[str, int]) -> int:
+    taken = prod(others.values())
+    if ranks % taken == 0:
+        return ranks // taken
+    shown = " x ".join(f"{a} {n}" for a, n in others.items())
+    below = ranks // taken * taken
+    near = ", ".join(str(n) for n in (below, below + taken) if n)
+    choices = [
+        f"{flag(a)} among {nearest(n, divisors(ranks * n // taken))}"
+        for a, n in others.items()
+        if ranks % (taken // n) == 0
+    ]
+    raise error(
+        f"--ranks {ranks} does not divide by {shown} = {taken}, so there is no size for '{axis}'",
+        remedy=f"choose {' or '.join([f'--ranks among {near}', *choices])}",
+    )
+
+
+def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
+    """Compare the mesh of a job with --ranks. Raises `DiagnosticError` with sizes that would
+    fit."""
+    sizes = {a: n for a, n in mesh.items() if n is not None}
+    product = prod(sizes.values())
+    if ranks is None or (len(sizes) == len(mesh) and product == ranks):
+        return
+    shown = " x ".join(f"{a} {n}" if n else f"{a} open" for a, n in mesh.items()) or "one rank"
+    fitting = [
+        f"{a} = {ranks * n // product}"
+        for a, n in sizes.items()
+        if ranks * n % product == 0 and len(sizes) == len(mesh)
+    ]
+    unsized = [a for a, n in mesh.items() if n is None]
+    if len(unsized) > 1:
+        raise error(
+            f"--ranks {ranks} tells the size of one axis, but {' and '.join(unsized)} are open",
+            remedy="give all of them but one a size, such as --mesh dp,tp=8",
+        )
+    raise error(
+        f"--ranks {ranks}, but the mesh is {shown}: {product} ranks",
+        remedy=f"choose {' or '.join(fitting)}" if fitting else "give sizes whose product it is",
+    )
+
+
+def check_sequence(options: JobOptions, sequences: Collection[str]) -> None:
+    """Refuse flags that split a sequence for a model without one. Raises `DiagnosticError`."""
+    axes = options.mesh or {}
+    given = [n for n in ("cp", "sp") if n in axes or getattr(options, n) > (n == "cp")]
+    if given and not sequences:
+        raise error(
+            f"{flag(given[0])}: the model has no sequence to split (it names none, and has no S)",
+            remedy="leave it out: --tp splits heads and inner widths, --dp the batch",
+        )
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def _one_mesh(request: FlagValues) -> Iterator[Diagnostic]:
+    if request["dp"] > 1 and request["dp_replicate"] * request["dp_shard"] > 1:
+        yield _error(
+            "--dp and --dp-replicate or --dp-shard both give the data-parallel ranks",
+            "give --dp, or --dp-replicate R --dp-shard N with R*N ranks",
+        )
+    sized = [a for a in AXES if request[a] > 1]
+    if request["mesh"] is not None and sized:
+        yield _error(
+            f"--mesh and {flag(sized[0])} both give the mesh", "give the axes in one of them"
+        )
+    if request["mesh"] is not None and request[MESH_ORDER.name]:
+        yield _error(
+            "--mesh and --mesh-order both give the order of the axes", "leave --mesh-order out"
+        )
+
+
+def _heads(request: FlagValues) -> Iterator[Diagnostic]:
+    """Tensor parallelism beyond the KV heads still needs a query head on every rank."""
+    heads, groups = request.sizes.get("H"), request.sizes.get("G")
+    tp = request.ranks("tp", "tpr")
+    if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
+        valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
+        yield _error(
+            f"H = {heads} does not divide over tp = {tp}",
+            f"choose --tp among {nearest(tp, valid)}",
+        )
+
+
+def _ulysses(request: FlagValues) -> Iterator[Diagnostic]:
+    """Ulysses splits the KV heads that tensor parallelism leaves on a rank."""
+    heads, cp, tp = request.sizes.get("G"), request.ranks("cp"), request.ranks("tp")
+    if request["cp_mode"] != "ulysses" or not heads or cp == 1 or heads % (cp * tp) == 0:
+        return
+    left = heads // tp if heads % tp == 0 else heads
+    yield _error(
+        f"G = {heads} does not divide over tp*cp = {tp * cp}: --cp-mode ulysses splits the "
+        "key/value heads over cp",
+        f"choose --cp among {nearest(cp, divisors(left))}, or --cp-mode all-gather",
+    )
+
+
+def _pipeline(request: FlagValues) -> Iterator[Diagnostic]:
+    """What a pipeline does for every microbatch, it does often."""
+    stages = request.ranks("pp")
+    if stages == 1:
+        return
+    count = microbatches(request["microbatches"], stages)
+    sharded = request["zero"] == 3 and request["reshard_after_forward"] != "never"
+    if sharded and request.over(*SHARDING):
+        yield _warning(
+            f"--zero 3 in a pipeline gathers the parameters of a stage {2 * count} times a step, "
+            f"in forward and backward of each of {count} microbatches: --zero 1 gathers them once"
+        )
+
+
+def _recompute(request: FlagValues) -> Iterator[Diagnostic]:
+    """There are as many blocks as the model has layers."""
+    layers = request.sizes.get("L")
+    for name in ("recompute_layers", "recompute_every"):
+        if request["recompute"] != "none" and layers and request[name] > layers:
+            yield _error(
+                f"{flag(name)} {request[name]}, but the model has L = {layers} layers",
+                f"choose {flag(name)} from 1 to {layers}",
+            )
+
+
+def _refused_by(statement: Statement) -> Rule:
+    """What a single statement refuses."""
+
+    def rule(request: FlagValues) -> Iterator[Diagnostic]:
+        yield from (_error(*found) for found in statement.problems(request))
+
+    return rule
+
+
+def lacking(request: FlagValues, given: Flag) -> Need | None:
+    """What a flag is given without that it needs."""
+    needed = () if given.is_default(request[given.name]) else given.needs
+    return next((need for need in needed if not _is_met(request, need)), None)
+
+
+def _serving(request: FlagValues) -> Iterator[Diagnostic]:
+    """What is about training has no place in a step of serving, and the other way round."""
+    serve = request.flags.get("serve")
+    if not serve:
+        if request["dp_attention"]:
+            yield _error("--dp-attention is about a step of serving", "add --serve, or use --sp")
+        if request["redundant_experts"]:
+            yield _error(
+                "--redundant-experts is about a step of serving: copies would be trained apart",
+                "add --serve, or leave it out",
+            )
+        if request["weight_dtype"] != "bf16":
+            yield _error(
+                "--weight-dtype is about a step of serving: weights of few bits have no gradient",
+                "add --serve, or multiply in 8 bits: --fp8",
+            )
+        return
+    for statement in STATEMENTS:
+        for given in statement.flags:
+            reason = statement.training or TRAINING.get(given.name, "")
+            if reason and not given.is_default(request[given.name]):
+                yield _error(f"{given.option} is about training: {reason}", "leave it out")
+    schedule = SCHEDULES.get(request["schedule"])
+    if schedule is not None and schedule.splits_weight_gradient:
+        yield _error(
+            f"--schedule {request['schedule']} is about training: it splits backward",
+            "choose gpipe, 1f1b or interleaved",
+        )
+    if serve == "decode" and request["sp"]:
+        yield _error(
+            "--sp splits the tokens of a sequence, of which a step of decode has few",
+            "leave it out, or split the sequences: --dp-attention",
+        )
+
+
+def idle(request: FlagValues) -> Iterator[tuple[Flag, Need]]:
+    """The flags that are given without what they need, and what that is."""
+    for given in FLAGS.values():
+        if (need := lacking(request, given)) is not None:
+            yield given, need
+
+
+def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
+    """Flags that change nothing here."""
+    for given, need in idle(request):
+        shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
+        yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
+    if request["zero"] >= 2 and not FLAGS["ddp_bucket"].is_default(request["ddp_bucket"]):
+        yield _warning(
+            "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
+        )
+    if request[MESH_ORDER.name] and in_usual_order(request.axes):
+        yield _warning("--mesh-order has no effect: the axes of the mesh have this order without")
+    if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
+        yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
+
+
+def in_usual_order(axes: Iterable[str]) -> bool:
+    """Whether the axes of a mesh have the order that flags give them."""
+    places = [ALL_AXES.index(a) for a in axes if a in ALL_AXES]
+    return places == sorted(places)
+
+
+def replicated_state(module: Module) -> Diagnostic | None:
+    """What to say of a step of training whose ranks of context parallelism have the same optimizer
+    state; None if they share it out, or if their number is open."""
+    strategy, mesh = read_strategy(module), module.mesh
+    ranks = mesh.sizes.get("cp") if mesh is not None else None
+    if (ranks or 1) == 1 or (strategy.zero and "cp" in strategy.zero_axes):
+        return None
+    return Diagnostic(
+        "every rank of cp has the whole optimizer state of its parameters; Megatron-LM's "
+        "distributed optimizer and FSDP shard it over dp and cp",
+        severity="remark",
+        remedy="add --zero 1, or stg.shard_params[over = (dp, cp), zero = 1] in a text",
+    )
+
+
+def _is_met(request: FlagValues, need: Need) -> bool:
+    """Whether there is what a flag needs. Dimensions of the model are left to `check_experts`."""
+    return any(_is_there(request, name) for name in _names(need))
+
+
+def _names(need: Need) -> tuple[str, ...]:
+    return (need,) if isinstance(need, str) else need
+
+
+def _is_there(request: FlagValues, name: str) -> bool:
+    if name in ALL_AXES:
+        return name in request.axes
+    return name not in FLAGS or not FLAGS[name].is_default(request[name])
+
+
+#: Every rule of combination; a new one is a function and a line here.
+RULES: tuple[Rule, ...] = (
+    _one_mesh,
+    _heads,
+    _ulysses,
+    _pipeline,
+    _recompute,
+    _serving,
+    *map(_refused_by, STATEMENTS),
+    without_effect,
+)
+
+
+def check(request: FlagValues) -> list[Diagnostic]:
+    """What all rules say of a job, errors first."""
+    found = [d for rule in RULES for d in rule(request)]
+    return sorted(found, key=lambda d: d.severity != "error")

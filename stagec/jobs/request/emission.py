@@ -1,0 +1,121 @@
+"""The options that say how traces are written, shared by the commands that write them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.jobs.request.option import Option, Text, Whole, switch
+from stagec.jobs.session import Session
+from stagec.support.processors import processors
+
+if TYPE_CHECKING:
+    from stagec.traces.archive import Archive
+    from stagec.traces.cluster import Run
+    from stagec.traces.emit import EmittedJob
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.recorded import RecordedJob
+    from stagec.traces.writer import Emission, Written
+
+    Source = EmittedJob | PodsJob | Archive | RecordedJob
+
+#: The options that say who does the work.
+WORKERS = (
+    Option(
+        "jobs", Whole(least=1), "Worker processes (default: one for each processor).", metavar="N"
+    ),
+    Option(
+        "scheduler",
+        Text(),
+        "Work on a Dask cluster: that of a scheduler, or N (--jobs) workers in SLURM jobs.",
+        metavar="ADDRESS|FILE.json|slurm",
+        rare=True,
+    ),
+)
+#: Those that say how traces are written.
+EMISSION = (
+    switch("force", "Replace earlier output in that folder."),
+    switch("resume", "Complete what an interrupted run left, after comparing what is there."),
+    Option(
+        "only_ranks",
+        Text(),
+        "Write the traces of these ranks (default: of all).",
+        metavar="0-1023,4096",
+    ),
+    *WORKERS,
+    switch("quiet", "Print no summary and no progress."),
+)
+
+
+@contextmanager
+def workers(given: Mapping[str, Any]) -> Generator[Run]:
+    """Who does the work, as asked for. Raises `DiagnosticError` if the cluster is not there."""
+    if given["scheduler"] is not None:
+        from stagec.traces.cluster import cluster
+
+        with cluster(given["scheduler"], given["jobs"]) as run:
+            yield run
+        return
+    from stagec.traces.workers import run_units
+
+    yield partial(run_units, workers=_processes(given))
+
+
+def emit(
+    source: Source,
+    directory: Path,
+    about: Mapping[str, object],
+    given: Mapping[str, Any],
+    session: Session,
+) -> Written:
+    """Write the traces of a job as asked for. Raises `DiagnosticError`."""
+    from stagec.traces.writer import write_source
+
+    with _emission(given, session) as how:
+        if given["scheduler"] is None:
+            return write_source(source, directory, about, how)
+        return _emit_elsewhere(source, directory, about, given, how)
+
+
+def _emit_elsewhere(
+    source: Source,
+    directory: Path,
+    about: Mapping[str, object],
+    given: Mapping[str, Any],
+    how: Emission,
+) -> Written:
+    """Write by the workers of a cluster what they can be sent."""
+    from stagec.traces.archive import Archive
+    from stagec.traces.emit import EmittedJob
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.remote import written_by
+    from stagec.traces.writer import write_source
+
+    if not isinstance(source, EmittedJob | PodsJob | Archive):
+        return write_source(source, directory, about, how)
+    with workers(given) as run:
+        elsewhere = written_by(run, source)
+        return write_source(source, directory, about, replace(how, elsewhere=elsewhere))
+
+
+@contextmanager
+def _emission(given: Mapping[str, Any], session: Session) -> Generator[Emission]:
+    """How to write; with progress, rate and time left where there is somebody who sees it."""
+    from stagec.traces.writer import Emission, parse_ranges
+
+    text = given["only_ranks"]
+    ranks = parse_ranges(text) if text is not None else None
+    how = ranks, _processes(given), bool(given["resume"]), bool(given["force"])
+    if given["quiet"]:
+        yield Emission(*how)
+        return
+    with session.progress("writing ranks", "ranks") as progress:
+        yield Emission(*how, progress)
+
+
+def _processes(given: Mapping[str, Any]) -> int:
+    return given["jobs"] or processors()

@@ -1,0 +1,70 @@
+"""Loads of experts on the command line: a JSON file, or the list itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from stagec.ir.expr import MAX_INTEGER
+from stagec.jobs.request.option import Kind
+from stagec.support.diagnostics import error
+
+#: One tuple for all layers, or one for each.
+ExpertLoads: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+_MOST_BYTES = 1 << 20
+_WHOLE = range(MAX_INTEGER + 1)
+
+
+class LoadFile(Kind[ExpertLoads]):
+    """A JSON file with a number for each expert, or a list of such lists, one for each layer; or
+    such a list itself."""
+
+    name = "FILE"
+
+    def read(self, text: str) -> ExpertLoads:
+        """The loads."""
+        return _parsed("--expert-load", text) if text.startswith("[") else read_loads(Path(text))
+
+
+def read_loads(path: Path) -> ExpertLoads:
+    """The loads in a file. Raises `DiagnosticError` for what are no loads, `OSError`."""
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise _wrong(str(path), f"more than {_MOST_BYTES:,} bytes")
+    return _parsed(str(path), text)
+
+
+def _parsed(where: str, text: str | bytes) -> ExpertLoads:
+    try:
+        found = cast(object, json.loads(text))
+    except (ValueError, RecursionError) as e:
+        raise _wrong(where, f"no JSON ({e})") from None
+    rows = _list(found)
+    if rows and all(isinstance(row, list) for row in rows):
+        return tuple(_row(where, row) for row in rows)
+    return _row(where, found)
+
+
+def _list(found: object) -> list[object]:
+    return cast(list[object], found) if isinstance(found, list) else []
+
+
+def _row(where: str, found: object) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for number in _list(found):
+        if isinstance(number, bool) or not isinstance(number, int) or number not in _WHOLE:
+            raise _wrong(where, f"{json.dumps(number)[:40]} among the loads")
+        numbers.append(number)
+    if not numbers:
+        raise _wrong(where, "no list of numbers")
+    return tuple(numbers)
+
+
+def _wrong(where: str, found: str) -> Exception:
+    return error(
+        f"{where}: expected whole numbers of 0 or more, one for each expert, found {found}",
+        remedy="write [5, 1, 1, 1], or a list of such lists, one for each layer with experts",
+    )

@@ -1,0 +1,82 @@
+"""Expert parallelism on the command line: how its ranks fold into the other axes of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.jobs.request.combine import divisors, nearest
+from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.options import JobOptions
+from stagec.support.diagnostics import error
+
+
+def folded_axes(options: JobOptions, axes: Iterable[str]) -> dict[str, int]:
+    """The size of each of these axes: expert-parallel ranks are some of the data-parallel ones.
+
+    With whole experts (`--etp 1`) they are all of the tensor-parallel ranks first.
+    """
+    sizes = {a: int(getattr(options, a)) for a in axes}
+    sizes["ep"] //= options.tp if _whole(options) else 1
+    sizes[_data_axis(options)] //= sizes["ep"]
+    return sizes
+
+
+def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> None:
+    """Raise `DiagnosticError` for expert-parallel flags that cannot be, with the nearest choice."""
+    about = [flag for flag in FLAGS.values() if EXPERTS in flag.needs]
+    given = [flag for flag in about if not flag.is_default(getattr(options, flag.name))]
+    if given and EXPERTS not in symbols:
+        raise error(
+            f"{given[0].option}: the model has no experts (no dimension {EXPERTS})",
+            remedy="leave it out, or choose a mixture of experts, such as mixtral-8x7b",
+        )
+    tp = options.tp if options.mesh is None else options.mesh.get("tp", 1)
+    if options.etp not in (0, 1, tp):
+        raise error(
+            f"--etp {options.etp}: experts are split over all of tp = {tp or 'open'}, or not",
+            remedy="leave --etp out (all of tp), or choose --etp 1",
+        )
+    if options.etp == 1 and tp != 1 and not (options.sp or options.dp_attention):
+        split = "--dp-attention" if options.serve else "--sp"
+        raise error(
+            f"--etp 1 with tp = {tp or 'open'}: whole experts need the tokens split over tp",
+            remedy=f"add {split}, or leave --etp out",
+        )
+    if options.mesh is None:
+        _check_sizes(options, symbols.get(EXPERTS))
+
+
+def _check_sizes(options: JobOptions, experts: int | None) -> None:
+    """Experts fold into data-parallel ranks, and divide over those that they fold into, with the
+    copies of them that a server has."""
+    axis = _data_axis(options)
+    ranks, unit = getattr(options, axis), options.tp if _whole(options) else 1
+    count = experts + options.redundant_experts if experts is not None else 0
+    fits = [n * unit for n in divisors(ranks) if count % (n * unit) == 0]
+    choices = f"choose --ep among {nearest(options.ep, fits)}"
+    flag = axis.replace("_", "-")
+    if ranks * unit % options.ep or options.ep % unit:
+        whole = f", a multiple of --tp {unit}," if unit > 1 else ""
+        raise error(
+            f"--ep {options.ep}{whole} has to divide --{flag} {ranks}"
+            + (f" times {unit}: experts fold into these ranks" if unit > 1 else ""),
+            remedy=f"{choices}, or another --{flag}",
+        )
+    if experts is not None and count % options.ep:
+        copies = options.redundant_experts + -count % options.ep
+        shown = f"E = {experts}" + (f" + {count - experts} copies" if count > experts else "")
+        held = f"give --redundant-experts {copies}, or "
+        raise error(
+            f"{shown} does not divide over --ep {options.ep}",
+            remedy=(held if options.serve and copies <= experts else "") + choices,
+        )
+
+
+def _whole(options: JobOptions) -> bool:
+    return bool(options.etp == 1 and options.tp > 1 and options.ep > 1)
+
+
+def _data_axis(options: JobOptions) -> str:
+    """The axis that expert parallelism takes its ranks from: the innermost of the data axes."""
+    return "dp_shard" if options.dp == 1 and options.dp_shard > 1 else "dp"

@@ -1,0 +1,196 @@
+"""The flags of statements, and of the axes of the mesh: as options, as words of a command and as
+the strategy that they stand for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, cast
+
+from stagec.ir_spec.strategy import STATEMENTS
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.axes import FLAGS as AXIS_FLAGS
+from stagec.ir_spec.strategy.statement import Flag, FlagValues
+from stagec.jobs.request.expert_load import LoadFile
+from stagec.jobs.request.option import Kind, OneOf, Option, Switch, Text, Whole
+
+#: Axes behind which flags stand that need the same: the axis, or experts.
+_GROUPS = {"pp": "pp", "cp": "cp", "ep": EXPERTS}
+
+
+def _in_order() -> Iterator[Flag]:
+    """All flags in the order in which commands are written: an axis, then what is about it."""
+    left = [flag for statement in STATEMENTS for flag in statement.flags]
+    for axis in AXIS_FLAGS:
+        yield axis
+        need = _GROUPS.get(axis.name)
+        yield from (flag for flag in left if need is not None and flag.needs[:1] == (need,))
+    yield MESH_ORDER
+    yield from (flag for flag in left if flag.needs[:1] not in [(n,) for n in _GROUPS.values()])
+
+
+FLAGS: Mapping[str, Flag] = {flag.name: flag for flag in _in_order()}
+#: Those of a job on one mesh, which sweeps and searches try with several values.
+OF_ONE_MESH = {name: flag for name, flag in FLAGS.items() if flag.kind != "parts"}
+#: The flags that write statements, or the order of the mesh.
+SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
+
+
+def option(flag: Flag) -> Option:
+    """The option of a flag."""
+    metavar = flag.metavar or ("N" if flag.kind == "int" else None)
+    multiple = flag.kind == "parts"
+    about = flag.name, type_of(flag), flag.help, flag.default, metavar
+    return Option(*about, multiple=multiple, rare=flag.rare)
+
+
+def type_of(flag: Flag) -> Kind[Any]:
+    """What values it has."""
+    return Switch() if flag.kind == "switch" else _TYPES[flag.kind](flag)
+
+
+def words(name: str, value: object) -> Iterator[str]:
+    """The words of a command line that give an option a value: `--zero 3`, `--sp`."""
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        yield option if value else f"--no-{option[2:]}"
+        return
+    if name in FLAGS and FLAGS[name].kind == "parts":
+        for each in cast("tuple[object, ...]", value):
+            yield from (option, str(each))
+        return
+    yield option
+    if name in FLAGS and FLAGS[name].kind == "loads":
+        yield json.dumps(value)
+    elif isinstance(value, tuple):
+        yield ",".join(map(str, cast("tuple[object, ...]", value)))
+    else:
+        yield str(value)
+
+
+def strategy_text(request: FlagValues) -> str:
+    """The strategy that flags stand for, as the text that could have been given instead."""
+    serves = bool(request.flags.get("serve"))
+    said = (statement for statement in STATEMENTS if not (serves and statement.training))
+    lines = (line for statement in said for line in statement.text(request))
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"stg.strategy @shorthand[mesh = @pod] {{\n{body}}}"
+
+
+# -- types of values -------------------------------------------------------------------------------
+
+
+class LayersType(Kind[tuple[int, ...]]):
+    """`7,8*14,7`: numbers of layers, each with how often it stands."""
+
+    name = "LAYERS"
+
+    def read(self, text: str) -> tuple[int, ...]:
+        """One number for each part."""
+        found: list[int] = []
+        for part in text.split(","):
+            size, star, times = (p.strip() for p in part.partition("*"))
+            if not _is_count(size) or (star and not _is_count(times)):
+                raise ValueError(f"'{part}' is not a number of layers, or NUMBER*TIMES")
+            found += [int(size)] * (int(times) if star else 1)
+        return tuple(found)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 5
+
+
+class Names(Kind[str]):
+    """Some of several names, with commas between them; without choices, names of values."""
+
+    name = "NAMES"
+
+    def __init__(self, choices: Collection[str]) -> None:
+        self._choices = choices
+
+    def read(self, text: str) -> str:
+        """The names, without spaces."""
+        names = [n.strip() for n in text.split(",")] if text else []
+        for name in names:
+            if self._choices and name not in self._choices:
+                raise ValueError(f"'{name}' is not one of {', '.join(self._choices)}")
+            if not name.isidentifier():
+                raise ValueError(f"'{name}' is no name of a value, such as wq")
+        return ",".join(names)
+
+
+class AxisOrder(Names):
+    """Some of several names, each once."""
+
+    def read(self, text: str) -> str:
+        """The names in order, without spaces."""
+        found = super().read(text)
+        names = found.split(",")
+        if len(set(names)) < len(names):
+            raise ValueError(f"'{text}' names an axis twice")
+        return found
+
+
+class Ratio(Kind[Fraction]):
+    """A fraction, such as `5/4` or `1.25`."""
+
+    name = "RATIO"
+
+    def __init__(self, least: int | None) -> None:
+        self._least = least
+
+    def read(self, text: str) -> Fraction:
+        """The fraction."""
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?", text):
+            raise ValueError(f"expects a fraction such as 5/4 or 1.25, found '{text}'")
+        found = Fraction(text)
+        if self._least is not None and found < self._least:
+            raise ValueError(f"expects {self._least} or more, found {text}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """`encoder=e: tp=2,dp=2`: the name of a part, the value that it computes, and its flags."""
+
+    name: str
+    value: str
+    flags: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}" + (f": {self.flags}" if self.flags else "")
+
+
+class PartFlag(Kind[PartText]):
+    """`NAME=VALUE`, or `NAME=VALUE: FLAGS`."""
+
+    name = "PART"
+
+    def read(self, text: str) -> PartText:
+        """The part."""
+        head, _, flags = text.partition(":")
+        name, _, of = (word.strip() for word in head.partition("="))
+        of = of.removeprefix("%")
+        if not (_is_name(name) and _is_name(of)):
+            raise ValueError(f"expects NAME=VALUE: FLAGS, as in 'encoder=e: tp=2', found '{text}'")
+        return PartText(name, of, flags.strip())
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.isidentifier()
+
+
+_TYPES: Mapping[str, Callable[[Flag], Kind[Any]]] = {
+    "int": lambda flag: Whole(flag.least, flag.most),
+    "choice": lambda flag: OneOf(flag.choices),
+    "text": lambda flag: Text(),
+    "names": lambda flag: Names(flag.choices),
+    "order": lambda flag: AxisOrder(flag.choices),
+    "ratio": lambda flag: Ratio(flag.least),
+    "layers": lambda flag: LayersType(),
+    "loads": lambda flag: LoadFile(),
+    "parts": lambda flag: PartFlag(),
+}

@@ -1,0 +1,218 @@
+"""A job as a TOML file, which stands where a model does: `stagec time job.toml`.
+
+    model = "llama3-8b"
+
+    [sizes]
+    L = 4
+
+    [strategy]
+    tp = 8
+    zero = 3
+
+    [serving]
+    serve = "decode"
+    batch = 8
+
+    [machine]
+    name = "h100-sxm"
+
+Keys are options of the command line, with or without their dashes. `--print-job` writes such a
+file, and what is given beside it wins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from stagec.ir_spec.strategy.axes import AXES
+from stagec.jobs.request.flags import SHORTHANDS, words
+from stagec.jobs.request.options import JobOptions, job_options
+from stagec.jobs.request.preset import find_preset
+from stagec.jobs.request.serving import STEP
+from stagec.jobs.session import Session
+from stagec.models import library
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.source import FileLoc, Source
+from stagec.support.suggest import did_you_mean
+
+SUFFIX = ".toml"
+_SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "strategy": ("ranks", *AXES, *SHORTHANDS),
+    "serving": ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode"),
+    "passes": ("pipeline", "plugin"),
+}
+_FIRST = ("model", "strategy_file", "preset")
+_EXAMPLE = "as --print-job writes it: model, [sizes], [strategy], [serving], [machine], [passes]"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """What a file says: a job, and the machine that it runs on."""
+
+    options: JobOptions
+    machine: str | None = None
+    used_ranks: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def is_job_file(model: str) -> bool:
+    """Whether a job is given in place of a model."""
+    return model.endswith(SUFFIX)
+
+
+def read_job_file(path: str, session: Session) -> JobFile:
+    """The job of a file; files that it names are beside it. Raises `DiagnosticError` with the line
+    that is wrong."""
+    source = session.read(path)
+    try:
+        tables = tomllib.loads(source.text)
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise error(f"{source.name}: no TOML: {e}", remedy=_EXAMPLE) from None
+    flags: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, dict) and name in _SECTIONS:
+            table = cast("dict[str, Any]", value)
+            for key, each in table.items():
+                flags[_known(source, name, key)] = each
+        elif name not in (*_FIRST, "sizes", "mesh", "machine"):
+            raise _wrong(source, "", name, f"there is no '{name}' in a job")
+    flags |= {name: tables[name] for name in ("sizes", "mesh", "preset") if name in tables}
+    plugins: object = flags.get("plugin", [])
+    listed = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
+    flags["plugin"] = [_beside(path, str(each)) for each in listed]
+    files = [tables.get("model", ""), tables.get("strategy_file", "")]
+    names = [_beside(path, str(each)) for each in files]
+    try:
+        options = job_options(names[0], names[1] or None, flags)
+    except DiagnosticError as problem:
+        first = problem.diagnostics[0]
+        name = first.message.partition(":")[0]
+        where = next((section for section, names in _SECTIONS.items() if name in names), "")
+        raise error(first.message, key_place(source, where, name), remedy=first.remedy) from None
+    return JobFile(options, *_machine(source, tables.get("machine", {})))
+
+
+def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, int]]:
+    """The name of a machine and its used ranks. Raises `DiagnosticError`."""
+    table = cast("dict[str, object]", given) if isinstance(given, dict) else {"": given}
+    name, used = table.pop("name", None), table.pop("used_ranks", {})
+    sizes = cast("dict[str, int]", used) if isinstance(used, dict) else {"": -1}
+    numbers = all(type(number) is int and number > 0 for number in sizes.values())
+    if not table and numbers and (name is None or isinstance(name, str)):
+        return name, sizes
+    raise _wrong(source, "", "machine", "expected a table with name and used_ranks, of numbers")
+
+
+def _known(source: Source, table: str, key: str) -> str:
+    """The option of a key of a table. Raises `DiagnosticError`."""
+    name = key.replace("-", "_")
+    if name not in _SECTIONS[table] and not (table == "strategy" and name == "mesh"):
+        remedy = did_you_mean(name, _SECTIONS[table]) or _EXAMPLE
+        raise error(
+            f"there is no '{key}' in [{table}]", key_place(source, table, key), remedy=remedy
+        )
+    return name
+
+
+def _beside(path: str, name: str) -> str:
+    """A name of a file as seen from here; names of models stay."""
+    beside = Path(path).parent / name
+    is_file = name.endswith((".stg", ".json", ".py")) or (beside.exists() and name not in library())
+    return str(beside) if name and is_file else name
+
+
+def key_place(source: Source, table: str, key: str) -> FileLoc:
+    """Where a key of a table stands; tomllib does not tell."""
+    inside, word = not table, re.escape(key).replace("_", "[-_]")
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*[\"']?(.*?)[\"']?\s*\]", line):
+            inside = header[1] == table
+        line_of_key = re.match(rf"\s*\[?\s*([\"']?{word}[\"']?)\s*[=\]]", line)
+        if line_of_key and (inside or line.lstrip().startswith("[")):
+            return FileLoc(source.name, number, line_of_key.start(1) + 1, len(line_of_key[1]))
+    return FileLoc(source.name, 1, 1)
+
+
+def _wrong(source: Source, table: str, key: str, message: str) -> DiagnosticError:
+    return error(message, key_place(source, table, key), remedy=_EXAMPLE)
+
+
+def with_job_file(options: JobOptions, given: dict[str, Any], session: Session) -> JobOptions:
+    """The job of a file that stands where the model does, with what is given beside it; its machine
+    is given too, where one can be and none is. Raises `DiagnosticError`."""
+    if not is_job_file(options.model):
+        return options
+    job = read_job_file(options.model, session)
+    more = {name: getattr(options, name) for name in options.explicit - {"model", "sizes"}}
+    sizes = {**job.options.sizes, **options.sizes}
+    explicit = job.options.explicit | options.explicit
+    if "machine" in given and given["machine"] is None:
+        given["machine"] = job.machine
+        given["used_ranks"] = given["used_ranks"] or dict(job.used_ranks) or None
+    return job.options.changed(**more, sizes=sizes, explicit=explicit)
+
+
+def asked_job(
+    model: str, strategy: str | None, flags: Mapping[str, Any], session: Session
+) -> JobOptions:
+    """The options of a model, or of the job of a file, with flags by their names. Raises
+    `DiagnosticError` for what the command line refuses."""
+    return with_job_file(job_options(model, strategy, flags), {}, session)
+
+
+def printed(options: JobOptions, given: Mapping[str, Any]) -> str:
+    """The text of a job as a command was asked about it."""
+    return job_text(JobFile(options, given.get("machine"), given.get("used_ranks") or {}))
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def job_text(job: JobFile) -> str:
+    """The file of a job, which reads back as the same."""
+    options, default = job.options, JobOptions("")
+    if options.preset:  # which says its step
+        default = default.changed(**find_preset(options).step)
+    first = zip(_FIRST, (options.model, options.strategy, options.preset), strict=True)
+    lines = [f"{name} = {_toml(value)}" for name, value in first if value]
+    tables: dict[str, dict[str, Any]] = {"sizes": dict(options.sizes)}
+    for section, names in _SECTIONS.items():
+        values = {name: getattr(options, name) for name in names}
+        said = options.explicit if section == "strategy" else ()
+        tables[section] = {
+            name: value
+            for name, value in values.items()
+            if value is not None and (name in said or value != getattr(default, name))
+        }
+    if options.mesh:
+        sizes = options.mesh.items()
+        tables["strategy"]["mesh"] = ",".join(n if v is None else f"{n}={v}" for n, v in sizes)
+    if job.machine is not None:
+        used = {"used_ranks": dict(job.used_ranks)} if job.used_ranks else {}
+        tables["machine"] = {"name": job.machine, **used}
+    for section, table in tables.items():
+        if table:
+            lines += ["", f"[{section}]", *(f"{n} = {_value(n, v)}" for n, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(name: str, value: Any) -> str:
+    """A value as TOML: numbers, switches and texts as they are, others as the command line writes
+    them."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return "{" + ", ".join(f"{_toml(n)} = {_toml(v)}" for n, v in items) + "}"
+    if isinstance(value, bool | int | str):
+        return _toml(value)
+    if name in ("part", "plugin"):
+        return _toml([str(each) for each in value])
+    return _toml([*words(name, value)][-1])
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

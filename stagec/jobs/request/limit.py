@@ -1,0 +1,124 @@
+"""What a rank may hold: `--limit` as a size or as the name of a device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from stagec.jobs.request.option import Kind, Option
+from stagec.support.diagnostics import Diagnostic
+from stagec.support.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+#: The limit that is the machine of the job.
+AT_HAND = "machine"
+_UNITS = {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(iB|B)?|B?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Bytes, or a device of which a job gets what others leave; `text` is how it was given."""
+
+    text: str
+    size: int
+    device: Machine | None = None
+    remark: str = ""
+
+    def room(self, mesh: Mapping[str, int], machine: Machine | None = None) -> int:
+        """Bytes that a rank of a job on this mesh may hold: of a device, less what the driver, the
+        context and the communicators hold, of which there is one for each axis. `machine` is the
+        one at hand, if that is the limit."""
+        device = machine if self.text == AT_HAND else self.device
+        return device.left(_communicators(mesh)) if device else self.size
+
+    def remarks(self, mesh: Mapping[str, int] | None = None) -> list[Diagnostic]:
+        """What there is to know of how the limit was understood, for a job on this mesh."""
+        found = [self.remark] if self.remark else []
+        if self.device is not None:
+            found.append(_described(self.device, mesh))
+        return [Diagnostic(text, severity="remark") for text in found]
+
+
+def _communicators(mesh: Mapping[str, int]) -> int:
+    return sum(size > 1 for size in mesh.values())
+
+
+def _described(device: Machine, mesh: Mapping[str, int] | None) -> str:
+    """`h100-sxm has 80.00 GiB; 922.00 MiB (driver) ... are not for the job: 77.80 GiB are left`."""
+    from stagec.output.tables import bytes_text
+
+    reserve = device.memory.reserve
+    parts = {"driver": reserve.driver, "context": reserve.context}
+    taken = [f"{bytes_text(int(s.value))} ({n})" for n, s in parts.items() if s is not None]
+    unknown = [n for n, s in parts.items() if s is None]
+    if reserve.communicator is None:
+        unknown.append("communicators")
+    else:
+        times = f"{_communicators(mesh)} x " if mesh is not None else ""
+        each = bytes_text(int(reserve.communicator.value))
+        taken.append(f"{times}{each} (communicator of each axis of the mesh)")
+    told = f"{device.name} has {bytes_text(int(device.memory.capacity.value))}"
+    if taken:
+        told += f"; {', '.join(taken)} are not for the job"
+    if taken and mesh is not None:
+        told += f": {bytes_text(device.left(_communicators(mesh)))} are left"
+    return told + (f"; not known, and not counted: {', '.join(unknown)}" if unknown else "")
+
+
+class LimitType(Kind[Limit]):
+    """`80GiB`, `80GB`, a number of bytes, or a device such as `h100`; `machine` if one is
+    `at_hand`."""
+
+    name = "SIZE|DEVICE"
+
+    def __init__(self, *, at_hand: bool = False) -> None:
+        self._at_hand = at_hand
+
+    def read(self, text: str) -> Limit:
+        """The limit."""
+        if text == AT_HAND and self._at_hand:
+            return Limit(text, 0)
+        found = _SIZE.fullmatch(text)
+        if found is not None and Fraction(found[1]):
+            size = int(Fraction(found[1]) * _UNITS.get(found[2], 1))
+            return Limit(text, size, remark="" if found[3] == "iB" else _taken(found, size))
+        if text[:1].isalpha():
+            return _device(text)
+        raise ValueError(f"expects a size such as 80GiB, or a device, found '{text}'")
+
+
+def _device(text: str) -> Limit:
+    from stagec.machines import find_machine, machines
+
+    device = find_machine(text)
+    if device is not None:
+        return Limit(text, int(device.memory.capacity.value), device)
+    known = machines().values()
+    names = [n for m in known for n in (m.name, *m.aliases)]
+    hint = did_you_mean(text.lower(), names)
+    raise ValueError(
+        f"expects a size such as 80GiB, or a device, found '{text}';"
+        f"{f' {hint}' if hint else ''} the devices are: {', '.join(m.name for m in known)}"
+    )
+
+
+def _taken(found: re.Match[str], size: int) -> str:
+    """A remark on the unit; none for plain bytes."""
+    if found[2] is None:
+        return ""
+    exact = f"{found[1]}{found[2]}iB"
+    return (
+        f"'{found[0]}' is taken as {exact}, {size:,} bytes, as the makers of devices count memory; "
+        "a plain number counts bytes"
+    )
+
+
+def limit_option(text: str, *, at_hand: bool = False) -> Option:
+    """`--limit`, with its help in this command; `machine` is one too where it has `--machine`."""
+    return Option("limit", LimitType(at_hand=at_hand), text)

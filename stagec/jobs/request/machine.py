@@ -1,0 +1,82 @@
+"""`--machine NAME|FILE`: the machine that a command asks about, and how its figures are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagec.jobs.request.option import Kind, Option, Text, switch
+from stagec.jobs.session import Session
+from stagec.support.diagnostics import error
+from stagec.support.source import Source
+from stagec.support.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+_NUMBER = re.compile(r"[0-9]{1,13}")
+
+
+def machine_of(given: str, session: Session, used: Mapping[str, int] | None = None) -> Machine:
+    """The machine of a name, an alias or a file, with the `--used-ranks` of its levels. Raises
+    `DiagnosticError` for what is none."""
+    from stagec.machines import file_text, is_file, load_machine, read_machine
+
+    if not is_file(given):
+        return with_used(load_machine(given), used)
+    path = Path(given)
+    source = session.remember(Source(given, file_text(path)))
+    return with_used(read_machine(path.stem, source.text, given), used)
+
+
+def with_used(machine: Machine, used: Mapping[str, int] | None) -> Machine:
+    """The machine, of whose levels a job uses so many ranks. Raises `DiagnosticError`."""
+    levels = [level.name for level in machine.network]
+    for level in (level for level in used or {} if level not in levels):
+        raise error(
+            f"--used-ranks: machine {machine.name} has no level '{level}'",
+            remedy=did_you_mean(level, levels) or f"the levels are: {', '.join(levels)}",
+        )
+    return machine.changed({f"network.{level}.used": n for level, n in (used or {}).items()})
+
+
+def used_text(sizes: Mapping[str, int]) -> str:
+    """`nvlink=64`, as the option takes it."""
+    return ",".join(f"{level}={number}" for level, number in sizes.items())
+
+
+class UsedRanks(Kind[Mapping[str, int]]):
+    """`nvlink=64`, or several with commas."""
+
+    name = "LEVEL=N"
+
+    def read(self, text: str) -> Mapping[str, int]:
+        """The numbers of ranks, by level."""
+        found: dict[str, int] = {}
+        for part in text.split(","):
+            level, _, number = (text.strip() for text in part.partition("="))
+            if not level or not _NUMBER.fullmatch(number) or level in found:
+                raise ValueError(f"expects LEVEL=N such as nvlink=64, found '{part}'")
+            found[level] = int(number)
+        return found
+
+
+USED_RANKS = Option(
+    "used_ranks",
+    UsedRanks(),
+    "How many of the ranks that a unit of a level of the network joins the job uses: nvlink=64 "
+    "(default: the most that its groups divide, see docs/machines.md).",
+)
+GRAPHS = switch(
+    "graphs",
+    "Of --serve: whether steps are captured as graphs, as engines do, or launched op by op.",
+    default=True,
+)
+
+
+def machine_options(text: str, *, required: bool = False) -> tuple[Option, Option]:
+    """`--machine`, with its help in this command, and what of it is used."""
+    kind = Text("machines")
+    return Option("machine", kind, text, metavar="NAME|FILE", required=required), USED_RANKS

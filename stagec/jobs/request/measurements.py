@@ -1,0 +1,80 @@
+"""What was measured, and wins over the models of a time: `--measured`, `--kernels-from`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagec.jobs.request.option import File, OneOf, Option
+from stagec.jobs.session import Session
+from stagec.support.diagnostics import Diagnostic
+from stagec.support.source import UNKNOWN
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
+    from stagec.time.measured.tables import Table
+
+
+#: The options of `measurements`.
+MEASURED = (
+    Option(
+        "measured",
+        File(),
+        "Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
+        metavar="FILE",
+        multiple=True,
+    ),
+    Option(
+        "kernels_from",
+        OneOf(["aiconfigurator"]),
+        "Measured tables of a package: pip install 'stagec[kernels]'.",
+        rare=True,
+    ),
+)
+
+
+def measurements(
+    files: Sequence[Path], package: str | None, machine: Machine
+) -> Measurements | None:
+    """What was measured: files of users, and the tables of a package for a machine. A process
+    reads the same only once. Raises `DiagnosticError`."""
+    if not files and package is None:
+        return None
+    return _read(tuple((file, _stamp(file)) for file in files), package, machine.name)
+
+
+def remark_unused(found: TimeReport, measured: Measurements | None, session: Session) -> None:
+    """Remark on measured times of which a step takes none."""
+    if measured is None or found.found["modelled"] < sum(found.found.values()):
+        return
+    told = "no kernel or collective of this step was measured: all of its times are modelled"
+    remedy = "compare kinds, types and extents of the table with docs/measured.md"
+    session.report(Diagnostic(told, UNKNOWN, "remark", remedy))
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """What differs once a file is written again; None if it cannot be read."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=16)
+def _read(
+    files: tuple[tuple[Path, tuple[int, int] | None], ...], package: str | None, machine: str
+) -> Measurements:
+    from stagec.time.costs.nodes import Measurements
+    from stagec.time.measured.files import read_measured
+
+    others: list[Table] = []
+    if package is not None:
+        from stagec.time.measured.aiconfigurator import read_tables
+
+        others = read_tables(machine)
+    return Measurements([table for file, _ in files for table in read_measured(file)], others)

@@ -1,0 +1,162 @@
+"""The options that say which job to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.statement import FlagValues
+from stagec.jobs.request.draft import DRAFT_OPTION, DraftText
+from stagec.jobs.request.flags import FLAGS, option
+from stagec.jobs.request.option import File, Option, Text, Whole, switch, values_of
+from stagec.jobs.request.preset import with_step
+from stagec.jobs.request.serving import OPTIONS
+from stagec.jobs.request.sizes import SizesType
+
+
+def merged_sizes(given: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
+    """The sizes of several --set; of two for one symbol the later one counts."""
+    return {name: value for sizes in given for name, value in sizes.items()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The options of a job that write no strategy, as they are given."""
+
+    model: str
+    strategy: str | None = None
+    preset: str = ""
+    sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
+    mesh: Mapping[str, int | None] | None = None
+    ranks: int | None = None
+    serve: str | None = None
+    batch: int | None = None
+    prompt: int | None = None
+    context: int | None = None
+    chunk: int | None = None
+    speculative: int | None = None
+    step: str | None = None
+    prefill: str | None = None
+    decode: str | None = None
+    keep: str = ""  # the part of the model that a pod has, where --part names others
+    rest: str = MAIN  # what the part is called that no --part names
+    draft: DraftText | None = None
+    units: frozenset[str] | None = None  # types that the machine multiplies, if that is known
+    page: int = 1
+    kv_dtype: str | None = None
+    sampling: str = "gather"
+    pipeline: str | None = None
+    print_strategy: bool = False
+    print_after: tuple[str, ...] = ()
+    dump_dir: Path | None = None
+    time_passes: bool = False
+    reproducer: Path | None = None
+    check_numerics: bool = False
+    plugin: tuple[Path, ...] = ()
+    explicit: frozenset[str] = frozenset()
+
+    def changed(self, **given: Any) -> JobOptions:
+        """The options with these values."""
+        return cast("JobOptions", replace(self, **given))
+
+
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True, init=False)
+    class JobOptions(_Job):
+        """The options of a job: those of `_Job`, and one for each flag (`FLAGS`)."""
+
+        def __init__(self, model: str, **given: Any) -> None: ...
+
+        def __getattr__(self, flag: str) -> Any: ...
+
+else:
+    _FLAGS = [(flag.name, Any, field(default=flag.default)) for flag in FLAGS.values()]
+    JobOptions = make_dataclass("JobOptions", _FLAGS, bases=(_Job,), frozen=True)
+    JobOptions.__module__ = __name__  # so that it can be sent to another process
+
+
+#: The sizes of a model's symbols.
+SIZES = Option(
+    "sizes",
+    SizesType(),
+    "Sizes of symbols; B is the global batch in sequences.",
+    multiple=True,
+    merge=merged_sizes,
+    spelling="--set",
+)
+#: The options of a job, in their order in the help.
+JOB = (
+    Option(
+        "preset",
+        Text("presets"),
+        "A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
+        "",
+        metavar="NAME",
+    ),
+    SIZES,
+    Option(
+        "mesh",
+        SizesType(open_names=True),
+        "Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
+    ),
+    Option(
+        "ranks",
+        Whole(least=1),
+        "All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
+        metavar="N",
+    ),
+    *OPTIONS,
+    DRAFT_OPTION,
+    *map(option, FLAGS.values()),
+    Option(
+        "pipeline",
+        Text(),
+        "Passes to run (default: train; forward if no argument is a param), such as "
+        "'train,+after(infer-shapes):my-pass'.",
+        metavar="PASSES",
+    ),
+    switch("print_strategy", "Print the strategy and stop."),
+    switch("print_job", "Print the job as a file, which can be given as MODEL, and stop."),
+    Option(
+        "print_after",
+        Text(),
+        "Print the module after passes.",
+        metavar="NAME|all|change",
+        multiple=True,
+    ),
+    Option("dump_dir", File(), "Write the module after every pass.", metavar="DIR"),
+    switch("time_passes", "Print the time of each pass.", rare=True),
+    Option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE", rare=True),
+    switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
+    Option("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
+)
+#: Those that show a job instead of being part of it.
+SHOWN = ("print_strategy", "print_job", "print_after", "time_passes")
+
+
+def request(
+    options: JobOptions,
+    axes: Mapping[str, int | None],
+    sizes: Mapping[str, int | None],
+    sequences: tuple[str, ...] = ("S",),
+) -> FlagValues:
+    """What options ask for, on a mesh of these axes, of a model of these sizes whose tokens are
+    along these dimensions."""
+    return FlagValues(vars(options), axes, sizes, sequences)
+
+
+def job_options(
+    model: str, strategy: str | None, flags: Mapping[str, Any], *, where: str = ""
+) -> JobOptions:
+    """The options of a model, with a strategy of a file or of flags by their names, and those that
+    its preset gives. Raises `DiagnosticError` for what the command line refuses, with `where` in
+    front."""
+    values, explicit = values_of(JOB, flags, without=SHOWN, where=where)
+    names = {"model"} if model else set[str]()
+    names |= {"strategy"} if strategy is not None else set()
+    options = JobOptions(model, strategy=strategy, **values, explicit=explicit | names)
+    return with_step(options)

@@ -1,0 +1,38 @@
+"""`--preset NAME`: a published run, and the step of serving that it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stagec.models import Preset, presets
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from stagec.jobs.request.options import JobOptions
+
+
+def find_preset(options: JobOptions) -> Preset:
+    """The preset that options name. Raises `DiagnosticError`."""
+    known = presets()
+    if options.preset not in known:
+        raise error(
+            f"no preset '{options.preset}'",
+            remedy=did_you_mean(options.preset, known) or f"choose among {', '.join(known)}",
+        )
+    if options.strategy is not None:
+        raise error(
+            f"--preset {options.preset} and {options.strategy} both give the strategy",
+            remedy="give one of them ('stagec presets NAME' prints the preset's text)",
+        )
+    return known[options.preset]
+
+
+def with_step(options: JobOptions) -> JobOptions:
+    """The options with the step of serving of their preset, as if it had been given: what was given
+    wins, and later changes win over both. Raises `DiagnosticError`."""
+    if not options.preset:
+        return options
+    preset = find_preset(options)
+    step = {n: v for n, v in preset.step.items() if n not in options.explicit}
+    return options.changed(**step, explicit=options.explicit | step.keys())

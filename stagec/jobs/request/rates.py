@@ -1,0 +1,51 @@
+"""The options that say how fast a device is: a machine of two figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stagec.jobs.request.option import Number, Option
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+_RATE = Number(0, above=True)
+_SLOWEST, _FASTEST = 1e-6, 1e9
+#: Dense BF16 TFLOP/s and GB/s of an H100 SXM (NVIDIA's data sheet): what pictures take by default.
+H100 = 989, 3350
+
+
+def rate_options(purpose: str) -> tuple[Option, ...]:
+    """The two options; `purpose` says what the durations are for."""
+    return (
+        Option("peak_tflops", _RATE, f"With --memory-gbps: {purpose}.", rare=True),
+        Option("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s.", rare=True),
+    )
+
+
+def rated_machine(given: Mapping[str, Any]) -> Machine | None:
+    """The machine of a roofline that the options give, if they do. Raises `DiagnosticError` for one
+    without the other, and for rates that no device has."""
+    tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
+    if (tflops is None) != (bandwidth is None):
+        raise error(
+            "durations need both --peak-tflops and --memory-gbps", remedy="give the other one too"
+        )
+    if tflops is None:
+        return None
+    if not all(_SLOWEST <= rate <= _FASTEST for rate in (tflops, bandwidth)):
+        raise error(
+            f"--peak-tflops {tflops:g} and --memory-gbps {bandwidth:g}: expected rates from "
+            f"{_SLOWEST:g} to {_FASTEST:g}",
+            remedy=f"an H100, for example, has {H100[0]} and {H100[1]}",
+        )
+    return roofline_of(tflops, bandwidth)
+
+
+def roofline_of(tflops: float, bandwidth: float) -> Machine:
+    """The machine of so many TFLOP/s and GB/s."""
+    from stagec.machines.roofline import roofline_machine
+
+    return roofline_machine(tflops * 1e12, bandwidth * 1e9)

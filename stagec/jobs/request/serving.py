@@ -1,0 +1,393 @@
+"""`--serve`: the options that say what a step of serving holds, and the passes that make it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagec.ir.drafts import DRAFT
+from stagec.ir.expr import ZERO, Expr, const, symbol
+from stagec.ir.module import BATCH, Module
+from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
+from stagec.ir.types import TensorType
+from stagec.ir_spec.strategy.statement import Statement
+from stagec.jobs.request.option import OneOf, Option, Text, Whole
+from stagec.serving.step import Step, parse_step
+from stagec.support.diagnostics import Diagnostic, error
+
+if TYPE_CHECKING:
+    from stagec.jobs.request.options import JobOptions
+
+#: Element types of caches, as servers call them.
+KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
+_COUNT = Whole(1)
+#: How tokens are chosen, that of engines first.
+SAMPLING = ("gather", "local", "none")
+#: Options of a step, which `--serve` gives a meaning.
+STEP = {
+    "batch": Option(
+        "batch",
+        _COUNT,
+        "Sequences of the step, of all ranks together; of a mixed step those that decode, of "
+        "each group of ranks that has requests of its own.",
+        metavar="N",
+    ),
+    "prompt": Option(
+        "prompt",
+        _COUNT,
+        "New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
+        metavar="N",
+    ),
+    "context": Option(
+        "context",
+        Whole(least=0),
+        "Tokens of each sequence that are cached before the step.",
+        metavar="N",
+    ),
+    "chunk": Option(
+        "chunk",
+        _COUNT,
+        "Of prefill and mixed steps: so many tokens of the prompt a step.",
+        metavar="N",
+    ),
+    "speculative": Option(
+        "speculative",
+        Whole(least=0),
+        "Of decode: so many more tokens of each sequence, which are drafts.",
+        metavar="N",
+    ),
+    "step": Option(
+        "step",
+        Text(),
+        "Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x "
+        "new tokens + cached ones; chunk= samples none, verify= all).",
+        metavar="CLASSES",
+        rare=True,
+    ),
+}
+#: Two pods, one of which prefills; see `stagec.jobs.pods`.
+DISAGGREGATED = "disaggregated"
+PODS = (PREFILL, DECODE)
+#: Options of what a step keeps.
+CACHES = {
+    "page": Option(
+        "page",
+        _COUNT,
+        "Of --serve: caches have whole pages of so many tokens.",
+        1,
+        metavar="N",
+        rare=True,
+    ),
+    "kv_dtype": Option(
+        "kv_dtype",
+        OneOf(tuple(KV_TYPES)),
+        "Of --serve: the element type of cached keys and values (default: as they are made).",
+    ),
+    "sampling": Option(
+        "sampling",
+        OneOf(SAMPLING),
+        "Of --serve: how tokens are chosen by logits that are split over the vocabulary: the "
+        "logits are gathered, as engines do it (default), or the maxima of ranks (local); none "
+        "returns logits.",
+        SAMPLING[0],
+        rare=True,
+    ),
+}
+OPTIONS = (
+    Option(
+        "serve",
+        OneOf((*MODES, DISAGGREGATED)),
+        "Compile a step of serving instead of a training step.",
+    ),
+    *STEP.values(),
+    *(
+        Option(
+            mode,
+            Text(),
+            f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
+            metavar="FLAGS",
+        )
+        for mode in PODS
+    ),
+    *CACHES.values(),
+)
+_OF = {
+    "prompt": ("prefill", MIXED),
+    "chunk": ("prefill", MIXED),
+    "speculative": ("decode",),
+    "draft": ("decode",),
+    "step": (MIXED,),
+    **dict.fromkeys(PODS, (DISAGGREGATED,)),
+}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
+    `speculation` are the passes of a step that drafts, in so many `steps` of a word each, or that
+    verifies what another pod drafts.
+    `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
+    that tables of positions have. `positions` are those that the model was trained for, 0 if they
+    are not known."""
+
+    mode: str
+    sequence: str
+    new: int | None
+    past: int | None
+    batch: int | None
+    longest: int
+    positions: int = 0
+    page: int = 1
+    kv_dtype: str = ""
+    sampling: str = SAMPLING[0]
+    step: Step | None = None
+    speculation: str = ""
+    steps: int = 1
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The values of the symbols."""
+        given = {self.sequence: self.new, BATCH: self.batch}
+        return {name: n for name, n in given.items() if n is not None}
+
+    @property
+    def values(self) -> Mapping[str, int]:
+        """The values of the symbols that the step is compiled with."""
+        if self.step is not None:
+            return self.step.values(self.sequence)
+        return {PAST: self.past} if self.past else {}
+
+    @property
+    def structure(self) -> str:
+        """The passes, without the sizes of a mixed step."""
+        if self.step is None:
+            return self.passes
+        return f"{self.passes.replace(str(self.step), '')} {self.step.structure}"
+
+    def declare(self, module: Module) -> None:
+        """Declare the cached tokens, which a strategy may split, and give the step its sizes.
+        Raises `DiagnosticError` if the model has such a symbol of its own."""
+        if PAST in module.symbols:
+            raise error(
+                f"the model has a symbol '{PAST}' of its own",
+                module.root.loc,
+                remedy="rename it: a step of serving calls its cached tokens so",
+            )
+        declared = module.ops("stg.symbols")[0].attrs
+        if self.past != 0:
+            declared[PAST] = True if self.past is None else const(self.past)
+        module.set_values(self.sizes)
+
+    @property
+    def held(self) -> Expr | None:
+        """The tokens that are cached of each sequence: before a step of decode, after one of
+        prefill; None if they differ, in a mixed step."""
+        if self.step is not None:
+            return None
+        past = symbol(PAST) if self.past != 0 else ZERO
+        return past if self.mode == "decode" else past + symbol(self.sequence)
+
+    @property
+    def passes(self) -> str:
+        """The pipeline of the step."""
+        given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
+        if self.step is not None:
+            given |= {"context": None, "classes": f'"({self.step})"'}
+        given |= {"page": self.page} if self.page > 1 else {}
+        given |= {"kv-dtype": self.kv_dtype} if self.kv_dtype else {}
+        options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        absorb = "absorb-latent," if self.mode == "decode" else ""
+        if self.step is not None:  # in the classes that decode, or verify drafts
+            few = max((c.new for c in self.step.classes if c.new == c.sampled), default=0)
+            absorb = f"absorb-latent{{queries={few}}}," if few else ""
+        made = f"inline,infer-shapes,to-serving{{{options}}},{absorb}{self.speculation}"
+        sample = "" if self.sampling == "none" else "sample-tokens,"
+        local = "" if self.sampling == "gather" else ",-gather-logits"
+        return f"{made}{sample}serve-step{local}"
+
+
+def read_serving(
+    options: JobOptions, module: Module, positions: int | None = None, *, symbolic: bool = False
+) -> Serving | None:
+    """What options ask for, of a parsed model that was trained for so many positions (default:
+    what its text says); None without --serve. Raises `DiagnosticError`."""
+    if not options.serve:
+        given = [flag for flag, value in _given(options).items() if value]
+        if given:
+            modes = _OF.get(given[0], PODS)
+            raise error(
+                f"--{given[0]} is about a step of serving",
+                remedy=f"add --serve {' or '.join(modes)}",
+            )
+        return None
+    mode = options.serve
+    sequence = sequence_of(module)
+    _check(options, module, sequence, symbolic=symbolic)
+    longest = module.symbols[sequence] or 0
+    new = options.chunk or options.prompt or (longest or None)
+    past: int | None = options.context or 0
+    if mode == "decode":
+        drafts = options.keep == DRAFT
+        new, past = 1 + (0 if drafts else options.speculative or 0), options.context
+    batch, step = options.batch, None
+    if mode == MIXED:
+        step = mixed_step(options)
+        new, past, batch = step.tokens, 0, None
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    known = _positions(module, sequence) or positions or 0
+    sizes, kept = (new, past, batch, longest, known), (options.page, dtype, options.sampling)
+    steps = (options.speculative or 1) if options.keep == DRAFT else 1
+    return Serving(mode, sequence, *sizes, *kept, step, _speculation(options), steps)
+
+
+def _speculation(options: JobOptions) -> str:
+    """The passes that make drafts, in the pod of a draft model or in the model itself, or that
+    verify those of another pod."""
+    if options.draft is None:
+        drafts = options.speculative if options.serve == DECODE else None
+        return f"draft-ahead{{count={drafts}}}," if drafts else ""
+    drafts = options.keep == DRAFT
+    return f"draft-words{{count={options.speculative}}}," if drafts else "verify-drafts,"
+
+
+def _given(options: JobOptions) -> Mapping[str, bool]:
+    """By the name of each option that only a step of serving has: whether it is given."""
+    given = {name: getattr(options, name) is not None for name in (*STEP, *PODS, "draft")}
+    given |= {"page": options.page > 1, "kv-dtype": options.kv_dtype is not None}
+    return given | {"sampling": options.sampling != SAMPLING[0]}
+
+
+def _positions(module: Module, sequence: str) -> int | None:
+    """The positions that a text says: in words, or by a parameter with a row for each of them."""
+    stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
+    types = [*stated, *(a.type for f in module.functions for a in f.body.args)]
+    tables = [t for t in types if isinstance(t, TensorType) and (t.role or t in stated)]
+    rows = any(symbol(sequence) in t.shape for t in tables)
+    return module.positions or (module.symbols[sequence] if rows else None)
+
+
+def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool) -> None:
+    """Refuse options that make no step. Raises `DiagnosticError`."""
+    mode = options.serve
+    if mode == DISAGGREGATED:
+        raise error(
+            "--serve disaggregated is for 'compile', 'analyze', 'memory', 'time' and 'serve' of "
+            "one job",
+            remedy="look at one pod: --serve prefill, or --serve decode",
+        )
+    for name in (n for n, given in _given(options).items() if given):
+        if mode not in _OF.get(name, MODES):
+            raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
+    if sequence not in module.symbols:
+        raise error(
+            "--serve: the model has no sequence of tokens (no labels [batch, tokens])",
+            remedy="serve a language model",
+        )
+    if sequence in options.sizes or (BATCH in options.sizes and options.batch is not None):
+        name = sequence if sequence in options.sizes else BATCH
+        instead = "--batch" if name == BATCH else "--prompt, --chunk or --speculative"
+        raise error(
+            f"--set {name} and --serve both give the sizes of the step",
+            remedy=f"give {instead} instead",
+        )
+    if mode == "decode":
+        _check_context(options, symbolic=symbolic)
+    elif (options.chunk or 0) > (options.prompt or options.chunk or 0):
+        raise error(
+            f"--chunk {options.chunk} is more than --prompt {options.prompt}",
+            remedy="give a chunk of the prompt",
+        )
+    if mode == MIXED and options.cp > 1 and options.cp_mode != "all-gather":
+        raise error(
+            f"--cp-mode {options.cp_mode} is about the tokens of one sequence, and a mixed step "
+            "has those of several kinds",
+            remedy="give --cp-mode all-gather",
+        )
+
+
+def _check_context(options: JobOptions, *, symbolic: bool) -> None:
+    if options.context is None and not symbolic:
+        raise error(
+            "--serve decode expects --context: the tokens of each sequence that are cached",
+            remedy="give --context 4096",
+        )
+    if options.draft is not None:
+        _check_draft(options)
+    if options.context == 0 and options.cp > 1:
+        raise error(
+            "--cp splits the tokens that are cached, and --context 0 caches none",
+            remedy="leave --cp out, or give --context 4096",
+        )
+
+
+def _check_draft(options: JobOptions) -> None:
+    if not options.keep:
+        raise error(
+            "--draft makes two pods, and is for 'stagec compile', 'analyze', 'memory' and 'time' "
+            "of one job",
+            remedy="leave it out",
+        )
+    if not options.speculative:
+        raise error(
+            "--draft expects --speculative: the drafts of each sequence that a step verifies",
+            remedy="give --speculative 4",
+        )
+    if options.context == 0:
+        raise error(
+            "--draft goes on behind words that are cached, and --context 0 caches none",
+            remedy="give --context 4096",
+        )
+
+
+def sequence_of(module: Module) -> str:
+    """The dimension of the tokens that a model chooses: that of its labels, the last integers of
+    the batch; empty if there are none. An encoder's tokens are another dimension."""
+    types = [a.type for a in module.main.body.args if isinstance(a.type, TensorType)]
+    names = [t.shape[1].symbol_name or "" for t in types if t.dtype[0] in "iu" and t.rank == 2]
+    return names[-1] if names else ""
+
+
+def mixed_step(options: JobOptions) -> Step:
+    """What a mixed step holds. Raises `DiagnosticError`."""
+    batch, context, chunk = options.batch, options.context, options.chunk or options.prompt
+    if options.step is not None:
+        others = [n for n in STEP if n != "step" and getattr(options, n) is not None]
+        if others:
+            raise error(
+                "--step says what the step holds", remedy=f"leave out --{', --'.join(others)}"
+            )
+        return parse_step(options.step)
+    if batch is None or context is None or chunk is None:
+        raise error(
+            "--serve mixed expects --batch and --context of the sequences that decode, and --chunk "
+            "of a prompt",
+            remedy="give --batch 64 --context 4096 --chunk 2048, or --step "
+            "decode=64x4096,prefill=1x2048+0",
+        )
+    prompt = options.prompt or chunk
+    return parse_step(f"decode={batch}x{context},prefill=1x{chunk}+{prompt - chunk}")
+
+
+def beyond(serving: Serving) -> Diagnostic | None:
+    """A warning for positions that the model was not trained for."""
+    last = (serving.past or 0) + (serving.new or 0) * serving.steps
+    if serving.step is not None:
+        last = max(c.cached + c.new for c in serving.step.classes)
+    if not serving.positions or last <= serving.positions:
+        return None
+    text = f"the step reaches position {last:,}, beyond the {serving.positions:,} of the model"
+    return Diagnostic(text, severity="warning")
+
+
+def refuse_training(module: Module) -> None:
+    """Raise `DiagnosticError` for a strategy that says what only training does."""
+    for strategy in module.ops("stg.strategy"):
+        for op in strategy.body.ops:
+            reason = op.definition.training if isinstance(op.definition, Statement) else ""
+            if reason:
+                raise error(
+                    f"'{op.name}' is about training: {reason}",
+                    op.loc,
+                    remedy="leave it out of the strategy of a step of serving",
+                )

@@ -1,0 +1,119 @@
+"""The options of a job of several steps of serving: `--steps`, `--requests` and what goes with
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+
+from stagec.ir.serving import MIXED
+from stagec.jobs.request.option import Kind, Option, Text, Whole
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.jobs.request.options import JobOptions
+
+#: What a server takes by default: vLLM v1's budget of tokens of a step on cards of 70 GiB and more,
+#: and sequences at once (vllm/engine/arg_utils.py).
+BUDGET, SEQUENCES = 8192, 256
+#: Tokens of a block of its cache (vLLM's default on GPUs).
+BLOCK = 16
+#: Nanoseconds of a step where nothing says how long it takes.
+TICK = 10**7
+#: Most steps of a job.
+MAX_STEPS = 1_000_000
+_COUNT = Whole(1)
+
+
+class Blocks(Kind[int]):
+    """A number of blocks, or `all`: 0, as many as are needed."""
+
+    name = "N|all"
+
+    def read(self, text: str) -> int:
+        """The number."""
+        return 0 if text == "all" else _COUNT.read(text)
+
+
+class Milliseconds(Kind[int]):
+    """A time in milliseconds; nanoseconds."""
+
+    name = "MS"
+
+    def read(self, text: str) -> int:
+        """The nanoseconds."""
+        try:
+            found = Decimal(text) if len(text) <= 20 else Decimal(0)
+        except InvalidOperation:
+            found = Decimal(0)
+        if not found.is_finite() or not Decimal("1e-6") <= found <= Decimal(10**9):
+            raise ValueError(f"'{text:.40}' is no time in milliseconds, such as 10")
+        return round(found * 10**6)
+
+
+#: The options of several steps.
+STEPS = (
+    Option(
+        "steps",
+        Whole(1, MAX_STEPS),
+        "With --serve: so many steps, one after the other (with --requests: at most).",
+        metavar="N",
+    ),
+    Option(
+        "requests",
+        Text(),
+        "With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
+        "arrivals, prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,"
+        "seed=7. Groups of ranks that have requests of their own get them round robin.",
+        metavar="FILE|poisson:...",
+    ),
+    Option(
+        "policy",
+        Text(),
+        "Which requests a step holds: fcfs (default), or one of a plug-in. --chunk N bounds "
+        f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
+        "fcfs",
+        metavar="NAME",
+        rare=True,
+    ),
+    Option(
+        "cache_blocks",
+        Blocks(),
+        f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all "
+        "that are needed (default: as many as the --machine has room for, else all).",
+        metavar="N|all",
+        rare=True,
+    ),
+    Option(
+        "bucket",
+        _COUNT,
+        "Round the cached tokens of sequences up to a multiple of N, so that more steps and "
+        "classes are equal: an approximation (default 1: exact).",
+        1,
+        metavar="N",
+        rare=True,
+    ),
+    Option(
+        "tick",
+        Milliseconds(),
+        "With --requests: the time that a step takes, in milliseconds (default: as long as it "
+        f"takes on the --machine, else {TICK // 10**6}).",
+        metavar="MS",
+        rare=True,
+    ),
+)
+
+
+def has_steps(options: JobOptions, given: Mapping[str, Any]) -> bool:
+    """Whether a job of several steps is asked for. Raises `DiagnosticError` for what needs one."""
+    if given["steps"] is None and given["requests"] is None:
+        return False
+    what = "--steps" if given["requests"] is None else "--requests"
+    if options.serve is None:
+        raise error(f"{what} is about serving", remedy="add --serve mixed")
+    if given["requests"] is not None and options.serve != MIXED:
+        raise error(
+            "steps of requests hold prompts and decodes together", remedy="give --serve mixed"
+        )
+    return True

@@ -1,0 +1,23 @@
+"""Times as options: 500ms, 0.5s."""
+
+from __future__ import annotations
+
+import re
+
+from stagec.jobs.request.option import Kind
+
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class TimeType(Kind[float]):
+    """`500ms`, `0.5s`: seconds."""
+
+    name = "TIME"
+
+    def read(self, text: str) -> float:
+        """The seconds."""
+        found = _TIME.fullmatch(text.strip())
+        if found is None or float(found[1]) == 0:
+            raise ValueError(f"expects a time such as 30ms or 0.5s, found '{text}'")
+        return float(found[1]) * _UNITS[found[2]]

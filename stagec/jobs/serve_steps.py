@@ -1,0 +1,305 @@
+"""`stagec compile --serve ... --steps N`: a job of several steps of serving.
+
+Requests and a policy, or a first step, say what each step holds; distinct steps are compiled, and a
+rank's trace is all steps one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from stagec.ir.serving import MIXED
+from stagec.jobs.admission import Room, largest_step
+from stagec.jobs.request.steps import BLOCK, BUDGET, MAX_STEPS, SEQUENCES, TICK
+from stagec.jobs.session import Session
+from stagec.serving.arrivals import requests_of
+from stagec.serving.engine import Duration, Engine, Served, Stretch
+from stagec.serving.latency import latencies
+from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, policies_of
+from stagec.serving.requests import Request, seconds_text
+from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.support.diagnostics import Diagnostic, error
+
+if TYPE_CHECKING:
+    from stagec.ir.opdef import Registry
+    from stagec.jobs.request.options import JobOptions
+
+#: Steps of which one is told of.
+_OFTEN = 100
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """Steps one after the other, those of ranks that step together. `after[i]` says how many steps
+    before the tokens of step i were sampled."""
+
+    steps: Sequence[Step]
+    after: Sequence[int]
+
+    @property
+    def distinct(self) -> list[Step]:
+        """The distinct steps, in order of first use."""
+        return list(dict.fromkeys(self.steps))
+
+    def order(self, distinct: Sequence[Step]) -> list[int]:
+        """Each step as the number of a distinct one."""
+        place = {step: i for i, step in enumerate(distinct)}
+        return [place[step] for step in self.steps]
+
+
+@dataclass(frozen=True)
+class StepList:
+    """What the steps hold: those of all ranks, or of each replica of the server `runs` of its own.
+    `about` is what the manifest says of where they come from. `tokens` are those that are computed,
+    by kind, and `sampled` the others, of `groups` of ranks together, without padding. `served` are
+    the requests that are done, and `end` when the last step ends, in nanoseconds."""
+
+    runs: Sequence[StepRun]
+    about: Mapping[str, object]
+    tokens: Mapping[str, int]
+    sampled: int
+    groups: int = 1
+    served: Sequence[Served] = ()
+    end: int = 0
+    room: Room | None = None
+
+    @property
+    def distinct(self) -> list[Step]:
+        """The distinct steps, in order of first use."""
+        return list(dict.fromkeys(step for run in self.runs for step in run.steps))
+
+    def manifest(self) -> dict[str, object]:
+        """What the manifest says: the distinct steps, and which of them run how often in a row, of
+        each run."""
+        distinct = self.distinct
+        orders = (run.order(distinct) for run in self.runs)
+        runs = [[[n, len(list(same))] for n, same in groupby(order)] for order in orders]
+        times = {name: spread.as_json() for name, spread in latencies(self.served).items()}
+        about = {**self.about, **({"times": times} if times else {})}
+        return {**about, "compositions": [str(s) for s in distinct], "steps": runs}
+
+
+@dataclass(frozen=True)
+class StepsAsked:
+    """What a job of steps is asked for: its options, on so many pipeline stages, of a model with so
+    many positions (0: not known), whose text has sequences of `longest` tokens (0: open); `groups`
+    of ranks have requests of their own, as many as are `coupled` wait for each other. `times` says
+    how long a step takes on the machine, if there is one, and `room` what there is for caches."""
+
+    options: JobOptions
+    given: Mapping[str, Any]
+    session: Session
+    registry: Registry
+    depth: int
+    positions: int
+    longest: int
+    groups: int
+    coupled: int
+    times: Callable[[Step], int] | None = None
+    room: Callable[[Step, int], Room] | None = None
+
+    def steps(self) -> StepList:
+        """The steps. Raises `DiagnosticError`, `OSError`."""
+        found = self._served() if self.given["requests"] is not None else self._repeated()
+        bucket = self.given["bucket"]
+        runs = [replace(run, steps=[s.rounded(bucket) for s in run.steps]) for run in found.runs]
+        about = {**found.about, **({"bucket": bucket} if bucket > 1 else {})}
+        return replace(found, runs=runs, about=about)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _served(self) -> StepList:
+        given = self.given
+        self._refuse("step", "context", "prompt", "speculative")
+        policy = find_policy(given["policy"], policies_of(self.registry.extras))
+        requests = requests_of(given["requests"])
+        self._check_positions(requests)
+        replicas = self.groups // self.coupled
+        if len(requests) < replicas:
+            raise error(
+                f"{len(requests)} requests are dealt to {replicas} replicas of the server, of "
+                "which some get none",
+                remedy=f"serve them with at most {len(requests)} replicas: --dp",
+            )
+        limits, room = self._limits(requests)
+        found = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
+        engines = [engine for engine, _ in found]
+        if unserved := sum(engine.unserved for engine in engines):
+            text = f"{unserved:,} of {len(requests):,} requests are not done after the steps"
+            self.session.remark(text)
+        served = [
+            replace(each, number=1 + r + replicas * (each.number - 1))
+            for r, engine in enumerate(engines)
+            for each in engine.served
+        ]
+        shared = {"groups": self.groups, "sharing": "round robin"} if self.groups > 1 else {}
+        about = {
+            "requests": len(requests),
+            "served": len(served),
+            "policy": policy.name,
+            "tokens": limits.tokens,
+            "sequences": limits.sequences,
+            **({} if limits.blocks is None else {"blocks": limits.blocks, "block": limits.block}),
+            **shared,
+            **self._clock,
+        }
+        runs = [
+            StepRun(
+                [step for each in stretches for step in each.steps],
+                [n for each in stretches for n in (each.after, *[1] * (each.count - 1))],
+            )
+            for _, stretches in found
+        ]
+        tokens, sampled = Counter[str](), 0
+        for each in (each for _, stretches in found for each in stretches):
+            for step in each.groups:
+                sampled += step.sampled * each.count
+                for c in step.classes:
+                    tokens[c.kind] += c.tokens * each.count
+        end = max(stretches[-1].end for _, stretches in found)
+        return StepList(runs, about, tokens, sampled, self.groups, served, end, room)
+
+    def _run(
+        self, requests: Sequence[Request], policy: BatchingPolicy, limits: ServerLimits
+    ) -> tuple[Engine, Sequence[Stretch]]:
+        """What groups of ranks do that step together."""
+        most = self.given["steps"] or MAX_STEPS
+        with self.session.live() as progress:
+            duration = _counted(self._duration, most, progress)
+            engine = Engine(requests, policy, limits, duration, self.depth, self.coupled)
+            try:
+                return engine, list(engine.stretches(most))
+            except KeyboardInterrupt:
+                of = f"{len(engine.served):,} of {len(requests):,}"
+                self.session.log(f"interrupted with {of} requests served")
+                raise
+
+    def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
+        """What a group takes at once, and what the machine has room for."""
+        options, blocks = self.options, self.given["cache_blocks"]
+        tokens, sequences = options.chunk or BUDGET, options.batch or SEQUENCES
+        block = options.page if options.page > 1 else BLOCK
+        if blocks is not None or self.room is None:
+            return ServerLimits(tokens, sequences, blocks or None, block), None
+        room = self.room(largest_step(requests, tokens, sequences), block)
+        return ServerLimits(tokens, sequences, room.blocks, block), room
+
+    @property
+    def _duration(self) -> Duration:
+        """How long steps take, in nanoseconds."""
+        times, bucket = self.times, self.given["bucket"]
+        if self.given["tick"] is not None or times is None:
+            return int(self.given["tick"] or TICK)
+        return lambda step: times(step.rounded(bucket))
+
+    @property
+    def _clock(self) -> Mapping[str, str]:
+        """What the manifest says of how long steps take."""
+        duration = self._duration
+        if isinstance(duration, int):
+            return {"tick_seconds": seconds_text(duration)}
+        return {"machine": str(self.given["machine"])}
+
+    def _refuse(self, *names: str) -> None:
+        for name in names:
+            if getattr(self.options, name) is not None:
+                raise error(
+                    f"--{name} and --requests both say what a step holds", remedy="leave out one"
+                )
+
+    def _check_positions(self, requests: Sequence[Request]) -> None:
+        """Prompts are within the positions of the model; so are outputs, or a warning says so."""
+        if not self.positions:
+            return
+        for number, request in enumerate(requests, 1):
+            if request.prompt > self.positions:
+                raise error(
+                    f"request {number} has a prompt of {request.prompt:,} tokens, and the model "
+                    f"has {self.positions:,} positions",
+                    request.loc,
+                    remedy="leave it out, or serve a model of more positions",
+                )
+        most = max(requests, key=lambda r: r.prompt + r.output)
+        if most.prompt + most.output - 1 > self.positions:
+            text = (
+                f"requests reach position {most.prompt + most.output - 1:,}, beyond the "
+                f"{self.positions:,} of the model"
+            )
+            self.session.report(Diagnostic(text, most.loc, severity="warning"))
+
+    # -- a first step ------------------------------------------------------------------------------
+
+    def _repeated(self) -> StepList:
+        """So many steps from the first one on; contexts grow. On pipeline stages a batch that
+        decodes is cut into as many parts, which follow each other."""
+        for name in ("cache_blocks",):
+            if self.given[name] is not None:
+                raise error("--cache-blocks is for --requests", remedy="leave it out")
+        first, count = self._first(), self.given["steps"]
+        parts = [first]
+        if self.depth > 1 and all(c.kind in ("decode", "verify") for c in first.classes):
+            parts = _parts(first, self.depth)
+        steps = [part.later(i) for i in range(count) for part in parts]
+        after = [min(i, len(parts)) if i >= len(parts) else 0 for i in range(len(steps))]
+        tokens = Counter[str]()
+        for each in (c for step in steps for c in step.classes):
+            tokens[each.kind] += each.tokens
+        sampled = sum(step.sampled for step in steps)
+        return StepList([StepRun(steps, after)], {"first": str(first)}, tokens, sampled)
+
+    def _first(self) -> Step:
+        from stagec.jobs.request.serving import mixed_step
+
+        options = self.options
+        if options.serve == MIXED:
+            return mixed_step(options)
+        batch = options.batch or self.groups
+        if batch % self.groups:
+            raise error(
+                f"--batch {batch} does not divide over {self.groups} groups of ranks",
+                remedy=f"give a multiple of {self.groups}",
+            )
+        count, context = batch // self.groups, options.context or 0
+        if options.serve == "decode":
+            if options.context is None:
+                raise error(
+                    "--serve decode expects --context: the tokens that are cached",
+                    remedy="give --context 4096",
+                )
+            new = 1 + (options.speculative or 0)
+            return step_of([SequenceClass(new, context, new, count)])
+        new = options.chunk or options.prompt or self.longest
+        if not new:
+            raise error("--serve prefill expects --prompt", remedy="give --prompt 2048")
+        return step_of([SequenceClass(new, context, 1, count)])
+
+
+def _counted(duration: Duration, most: int, progress: Callable[[str], None]) -> Duration:
+    """The same durations; `progress` is told how many steps were timed, of how many at most."""
+    if isinstance(duration, int):
+        return duration
+    done = 0
+
+    def counted(step: Step) -> int:
+        nonlocal done
+        done += 1
+        if done % _OFTEN == 1:
+            progress(f"serving: {done:,} of at most {most:,} steps timed")
+        return duration(step)
+
+    return counted
+
+
+def _parts(step: Step, depth: int) -> list[Step]:
+    """The step in as many equal parts. Raises `DiagnosticError` if its sequences do not divide."""
+    if any(c.count % depth for c in step.classes):
+        raise error(
+            f"the sequences of the step, {step}, do not divide over {depth} pipeline stages",
+            remedy=f"give a multiple of {depth} of each class",
+        )
+    classes = [SequenceClass(c.new, c.cached, c.sampled, c.count // depth) for c in step.classes]
+    return [step_of(classes)] * depth

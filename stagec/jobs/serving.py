@@ -1,0 +1,65 @@
+"""What a step of serving keeps, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.loads import planned_env
+from stagec.ir.module import Module
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.serving import Serving
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+
+def serving_figures(
+    module: Module,
+    builder: JobBuilder,
+    limit: Limit | None,
+    machine: Machine | None = None,
+    *,
+    symbolic: bool = False,
+) -> dict[str, Any]:
+    """The object `serving` of the analysis, without its ops, of the rank that holds most of caches
+    and weights: a planned step; `machine` is what `--limit machine` is about. Raises
+    `DiagnosticError` for a batch that does not fit the limit."""
+    from stagec.analysis.serving import LARGEST, longest_context, served
+
+    serving = builder.serving
+    if serving is None:
+        raise ValueError("the job is no step of serving")
+    stages = served(module, serving.held)
+    if symbolic:
+        return {**next(iter(stages.values())).shown(str), **dict.fromkeys(LARGEST)}
+    env = planned_env(module)
+
+    def number(size: Expr) -> int:
+        return evaluate(size, env)
+
+    each = [found.shown(number) for found in stages.values()]
+    most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
+    if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
+        return {**most, **dict.fromkeys(LARGEST)}
+    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+    room = limit.room(mesh, machine)
+    longest = longest_context(module, room) if serving.mode == "decode" and serving.past else None
+    largest = _largest(module, serving, limit, room)
+    return {**most, **dict(zip(LARGEST, (largest, longest), strict=True))}
+
+
+def _largest(module: Module, serving: Serving, limit: Limit, room: int) -> int:
+    """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
+    from stagec.analysis.serving import largest_batch
+
+    found = largest_batch(module, room)
+    if serving.batch is not None and serving.batch > found:
+        shown = f"the largest that does is {found}" if found else "no batch does"
+        raise error(
+            f"--batch {serving.batch} does not fit {limit.text}: {shown}",
+            remedy="give a smaller batch or context, or split the model over more ranks",
+        )
+    return found

@@ -1,0 +1,106 @@
+"""Distinct steps of serving, compiled: once for all that are decided alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import product
+
+from stagec.analysis.family import Compiled, Compiles
+from stagec.ir.expr import evaluate
+from stagec.ir.serving import MIXED
+from stagec.ir.types import axis_size
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.figures import CompiledJob, compiled_of
+from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.program.classes import RankClass
+from stagec.serving.step import SequenceClass, Step
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+
+_ANY = Step((SequenceClass(1, 1, 1),))
+
+
+class StepModules:
+    """Compiles the steps of a job. `builder` knows its model, sizes and strategy; the step that it
+    would compile is no one's. On pipeline stages a step is one microbatch."""
+
+    def __init__(self, options: JobOptions, session: Session) -> None:
+        count = FLAGS["microbatches"]
+        if options.pp > 1 and count.is_default(options.microbatches):
+            options = options.changed(microbatches=1)
+        elif options.pp > 1 and options.microbatches != 1:
+            raise error(
+                "steps that follow each other are the microbatches of a pipeline",
+                remedy="leave out --microbatches",
+            )
+        self._options, self._session = options, session
+        aside = session.aside()
+        self.builder = self.builder_of(_ANY, aside)
+        session.report(*(d for d in aside.diagnostics if d.severity != "remark"))
+        self._made: dict[object, Compiles] = {}
+
+    def builder_of(self, step: Step, session: Session) -> JobBuilder:
+        """The builder of a step. Raises `DiagnosticError`."""
+        plain = dict.fromkeys(("batch", "prompt", "context", "chunk", "speculative"))
+        return JobBuilder(self._options.changed(serve=MIXED, step=str(step), **plain), session)
+
+    @property
+    def compiles(self) -> int:
+        """How many compiles there were."""
+        return sum(map(len, self._made.values()))
+
+    @property
+    def local_groups(self) -> int:
+        """The groups of sequences on a rank: those that are not split over ranks."""
+        module = self.builder.module
+        return self.groups // evaluate(axis_size(self._axes), module.env)
+
+    @property
+    def groups(self) -> int:
+        """The groups of ranks that have sequences of their own."""
+        module = self.builder.module
+        return module.env[read_strategy(module).batch]
+
+    @property
+    def _axes(self) -> list[str]:
+        """The axes over which sequences are split."""
+        strategy = read_strategy(self.builder.module)
+        return [a for r in strategy.splits if strategy.batch in r.dims for a in r.over]
+
+    @cached_property
+    def replicas(self) -> Sequence[Mapping[str, int]]:
+        """The coordinates of each replica of the server: ranks that no collective or message joins
+        with those of another one. Groups of one replica wait for each other. Raises
+        `DiagnosticError`."""
+        env, own = self.builder.module.env, list(self._axes)
+        for each in self.classes(_ANY) if evaluate(axis_size(own), env) > 1 else ():
+            met = {a for group in each.groups for a in group.axes}
+            met |= {axis for _, axis, _ in each.ways} | each.coords.keys()
+            own = [a for a in own if a not in met]
+        coords = product(*(range(env[a]) for a in own))
+        return [dict(zip(own, each, strict=True)) for each in coords]
+
+    def compiled(self, step: Step) -> CompiledJob:
+        """A step, compiled once for all that are decided alike. Raises `DiagnosticError`."""
+        serving = self.builder.serving
+        sequence = serving.sequence if serving is not None else "S"
+        values = {**self.builder.module.env, **step.values(sequence)}
+        alike = self._made.setdefault(step.structure, Compiles())
+        found = alike.find(values, lambda: self._compile(step))
+        return CompiledJob(self.builder.model_name, found, values)
+
+    def classes(self, step: Step) -> Sequence[RankClass]:
+        """The rank classes of a step. Raises `DiagnosticError`."""
+        job = self.compiled(step)
+        return job.compiled.classes(job.values)
+
+    def _compile(self, step: Step) -> Compiled:
+        aside = self._session.aside()
+        found = compiled_of(self.builder_of(step, aside))
+        for warning in (*aside.diagnostics, *found.diagnostics):
+            if warning.severity != "remark" and not self.compiles:
+                self._session.report(warning)
+        return found

@@ -1,0 +1,45 @@
+"""How long the steps of a server take on a machine: each distinct one is evaluated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING
+
+from stagec.jobs.step_modules import StepModules
+from stagec.serving.requests import SECOND
+from stagec.serving.step import Step
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
+
+
+@dataclass
+class StepTimes:
+    """Nanoseconds of the steps of a job, whose launches are captured as `graphs` or not. Engines
+    compute the attention of all sequences in one kernel, so those that add equally many tokens are
+    one class (`Step.together`). On pipeline stages it is how often a step begins: the stages are
+    taken to be alike."""
+
+    modules: StepModules
+    machine: Machine
+    measured: Measurements | None
+    depth: int
+    graphs: bool = True
+    _known: dict[Step, int] = field(default_factory=dict[Step, int])
+
+    def __call__(self, step: Step) -> int:
+        """Of a step. Raises `DiagnosticError`."""
+        step = step.together()
+        found = self._known.get(step)
+        if found is None:
+            job = self.modules.compiled(step)
+            seconds = job.time(self.machine, graphs=self.graphs, measured=self.measured)
+            found = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
+            self._known[step] = found
+        return found
+
+    def __len__(self) -> int:
+        """How many distinct steps there were."""
+        return len(self._known)

@@ -1,0 +1,135 @@
+"""Writing a job in the formats of `--format`: each into its folder, and what users are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.formats.registry import asked_formats, formats_of
+from stagec.jobs.request.emission import emit
+from stagec.jobs.session import Session
+from stagec.support.diagnostics import Diagnostic, error
+
+if TYPE_CHECKING:
+    from stagec.formats.base import Format
+    from stagec.ir.opdef import Registry
+    from stagec.jobs.request.emission import Source
+    from stagec.traces.emit import EmittedJob
+    from stagec.traces.pods import PodsJob
+    from stagec.traces.writer import Written
+
+
+def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> list[Format]:
+    """The formats that `--format` names. Raises `DiagnosticError` for one that there is not, or
+    that does not go with an archive or a cluster."""
+    from stagec.formats.base import not_patched
+
+    found = asked_formats(text, formats_of(registry))
+    elsewhere = given.get("archive") is not None or given["scheduler"] is not None
+    for each in found:
+        if elsewhere and not each.patched:
+            raise not_patched(each)
+    if given.get("archive") is not None and len(found) > 1:
+        raise error(
+            "an archive holds one format", remedy="name one format, or write folders: -o DIR"
+        )
+    return found
+
+
+def folder_of(format_: Format, formats: Sequence[Format], output: Path) -> Path:
+    """Where a format goes: into the folder, or of several each into one of its own."""
+    return output if len(formats) == 1 else output / format_.name
+
+
+def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, Any]) -> None:
+    """Refuse folders that would lose something. Raises `DiagnosticError`."""
+    from stagec.traces.folder import MANIFEST, check_target
+
+    if len(formats) > 1 and (output / MANIFEST).exists():
+        raise error(
+            f"'{output}' holds a job already, and several formats have a folder each in it",
+            remedy="choose another -o",
+        )
+    for each in formats:
+        where = folder_of(each, formats, output)
+        check_target(where, force=given["force"], resume=given["resume"])
+
+
+def write_formats(
+    source: Callable[[Format], Source],
+    formats: Sequence[Format],
+    output: Path,
+    about: Mapping[str, object],
+    given: Mapping[str, Any],
+    session: Session,
+) -> list[Written]:
+    """Write a job in each format; warnings are reported, and what a format does not carry as a
+    remark. Raises `DiagnosticError`, before anything is written if a format refuses the job."""
+    from stagec.traces.writer import check_job
+
+    check_targets(formats, output, given)
+    sources = [source(each) for each in formats]
+    for job in sources:
+        check_job(job)
+    _announce(sources, given, session)
+    found: list[Written] = []
+    for each, job in zip(formats, sources, strict=True):
+        written = emit(job, folder_of(each, formats, output), about, given, session)
+        found.append(written)
+        for warning in written.warnings:
+            session.report(Diagnostic(warning, severity="warning"))
+        for loss in () if given["quiet"] else written.dropped:
+            session.remark(f"{each.name}: {loss}")
+    return found
+
+
+def _announce(sources: Sequence[Source], given: Mapping[str, Any], session: Session) -> None:
+    """What large files hold and how large they get, before they are written."""
+    from stagec.formats.base import JobFormat
+    from stagec.output.tables import bytes_text
+    from stagec.traces.writer import parse_ranges
+
+    only = given["only_ranks"]
+    for job in sources:
+        if given["quiet"] or not isinstance(job.format, JobFormat):
+            continue
+        estimate = job.format.estimate(job, None if only is None else parse_ranges(only))
+        if estimate is not None:
+            session.log(f"{job.format.name}: {estimate.text}, about {bytes_text(estimate.bytes)}")
+
+
+def log_written(written: Sequence[Written], output: Path, times: str, session: Session) -> None:
+    """What was written where."""
+    from stagec.output.tables import bytes_text
+
+    files, size = sum(len(w.files) for w in written), sum(w.bytes for w in written)
+    session.log(f"wrote {files} files, {bytes_text(size)}, to {output} {times}")
+
+
+def write_one_archive(
+    job: EmittedJob | PodsJob,
+    path: Path,
+    about: Mapping[str, object],
+    session: Session,
+    *,
+    quiet: bool,
+) -> None:
+    """Write a job to an archive. Raises `DiagnosticError`."""
+    from stagec.traces.archive import write_archive
+
+    began = time.perf_counter()
+    size = write_archive(job, path, about)
+    if not quiet:
+        session.log(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
+
+
+def check_name(name: str) -> None:
+    """Refuse names that are no names for files. Raises `DiagnosticError`."""
+    plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
+    if not plain or name.startswith(".") or name == "manifest":
+        raise error(
+            f"'{name}' is no name for the files of a job",
+            remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
+        )

@@ -1,0 +1,226 @@
+"""Tables of an analysis: what the ranks of a class do in a step, and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from stagec.analysis.memory_fit import MemoryFit
+from stagec.output.serving_table import print_serving
+from stagec.output.tables import bytes_text, console, count_text, fit_text, table
+from stagec.support.words import counted
+
+
+def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
+    """The whole analysis."""
+    out = console(stream)
+    mesh = " x ".join(f"{a} {n}" for a, n in result["mesh"].items()) or "one device"
+    params = result["parameters"]
+    some = result["trainable_parameters"]
+    trained = f" ({_exact(some)} trained)" if some != params else ""
+    out.print(
+        f"[bold]{result['model']}[/bold]: {_exact(params)} parameters{trained}, "
+        f"{counted(result['ranks'], 'rank')} ({mesh})"
+    )
+    _print_fit(result, out)
+    if "serving" in result:
+        print_serving(result["serving"], out)
+    groups = _alike(result["classes"])
+    if len(result["classes"]) > len(groups):
+        out.print(_overview(result["classes"]))
+    for group in groups:
+        _print_class(group, out)
+    _print_worst([(c["name"], c["worst"]) for c in result["classes"] if c["worst"]], out)
+
+
+def _print_fit(result: dict[str, Any], out: Console) -> None:
+    """Whether it fits, if that was asked."""
+    if (found := result.get("fit")) is not None:
+        fit = MemoryFit(found["peak"], found["room"])
+        out.print(f"{found.get('class', 'memory')}: {fit_text(fit)}", markup=False)
+
+
+def _exact(number: Any) -> str:
+    return f"{number:,}" if isinstance(number, int) else str(number)
+
+
+def _alike(classes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Classes that differ in nothing but their coordinates and their memory, by first one."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for entry in classes:
+        work = [entry[n] for n in ("count", "flops", "matmul_flops", "collectives", "p2p", "nodes")]
+        found.setdefault(repr(work), []).append(entry)
+    return list(found.values())
+
+
+def _overview(classes: list[dict[str, Any]]) -> Table:
+    """One line for each class."""
+    made = table(
+        "Rank classes", "class", "ranks", "FLOPs executed", "sent", "stash", "peak", text_columns=1
+    )
+    for entry in classes:
+        sent = [r["wire_bytes"] for r in entry["collectives"]]
+        sent += [r["bytes"] for r in entry["p2p"] if r["dir"] == "send"]
+        made.add_row(
+            entry["name"],
+            str(entry["count"]),
+            _sum_text([*entry["flops"].values()], lambda v: count_text(v, "FLOP")),
+            _sum_text(sent, bytes_text),
+            bytes_text(entry["memory"]["stash"]),
+            bytes_text(entry["memory"]["peak"]),
+        )
+    return made
+
+
+def _sum_text(values: list[Any], show: Callable[[Any], str]) -> str:
+    """The sum of numbers; expressions are left to the tables below."""
+    return show(sum(values)) if all(isinstance(v, int) for v in values) else "see below"
+
+
+def _messages(rows: list[dict[str, Any]]) -> Table:
+    """Sends and receives; the neighbour is told by the difference of its coordinate."""
+    made = table(
+        "Messages", "end", "over", "peer", "phase", "dtype", "calls", "bytes", text_columns=5
+    )
+    for row in rows:
+        calls, size = row["count"], bytes_text(row["bytes"])
+        calls = f"{calls:,}" if isinstance(calls, int) else calls
+        peer = f"{row['peer']:+d}" if isinstance(row["peer"], int) else row["peer"]
+        made.add_row(*(row["dir"], row["over"], peer, row["phase"], row["dtype"], calls, size))
+    return made
+
+
+def _print_class(group: list[dict[str, Any]], out: Console) -> None:
+    entry, name = group[0], group[0]["name"]
+    if len(group) > 1:
+        name = f"{name} and {len(group) - 1} alike, to {group[-1]['name']}"
+    title = f"{name}: {counted(entry['count'], 'rank')}; per rank and step"
+    flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
+    for phase, value in entry["flops"].items():
+        if value not in (0, "0"):
+            flops.add_row(
+                phase,
+                count_text(value, "FLOP"),
+                count_text(entry["matmul_flops"].get(phase, 0), "FLOP"),
+            )
+    out.print(flops)
+    if entry["collectives"]:
+        comm = table(
+            "Communication",
+            "collective",
+            "over",
+            "phase",
+            "dtype",
+            "calls",
+            "bytes",
+            "sent on a ring",
+            text_columns=4,
+        )
+        for row in entry["collectives"]:
+            comm.add_row(
+                row["op"],
+                " x ".join(row["over"]) + f" ({row['group_size']})",
+                row["phase"],
+                row["dtype"],
+                count_text(row["count"])
+                if not isinstance(row["count"], int)
+                else f"{row['count']:,}",
+                bytes_text(row["bytes"]),
+                bytes_text(row["wire_bytes"]),
+            )
+        out.print(comm)
+    if entry["p2p"]:
+        out.print(_messages(entry["p2p"]))
+    of = f" of {entry['name']}" if len(group) > 1 else ""
+    memory = table(f"Memory{of}", "category", "bytes", "")
+    offloaded = entry["memory"]["host"] not in (0, "0")
+    for name, value in entry["memory"].items():
+        if name == "host" and not offloaded:
+            continue
+        memory.add_row(name, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")
+    out.print(memory)
+    if entry["worst"]:
+        known = isinstance(entry["memory"]["peak"], int)
+        size = "" if known else f"{bytes_text(entry['worst']['peak'])} at these sizes, in "
+        out.print(f"peak: {size}{entry['worst']['at']}")
+    nodes = entry["nodes"]
+    out.print(
+        f"Nodes: {nodes['comp']} computations, {nodes['coll']} collectives, {nodes['send']} sends, "
+        f"{nodes['recv']} receives{_copies(nodes)}"
+    )
+
+
+def _copies(nodes: dict[str, Any]) -> str:
+    copied = any(nodes[kind] not in (0, "0") for kind in ("store", "load"))
+    return f", {nodes['store']} stores, {nodes['load']} loads" if copied else ""
+
+
+def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
+    """Whether it fits, a row for each rank class, and the largest buffers of the worst one."""
+    out, classes = console(stream), result["classes"]
+    _print_fit(result, out)
+    used = [c for c in classes[0]["categories"] if any(e["categories"][c] for e in classes)]
+    host = any(e["host"] for e in classes)
+    for entry in _without_repeats(classes):
+        made = table(
+            f"{entry['names']}: {counted(entry['ranks'], 'rank')} each; at the worst moment",
+            "category",
+            "bytes",
+            "",
+        )
+        for name in used:
+            made.add_row(
+                name, bytes_text(entry["categories"][name]), f"{entry['categories'][name]:,}"
+            )
+        made.add_row("peak", bytes_text(entry["peak"]), f"{entry['peak']:,}")
+        if host:
+            made.add_row("host", bytes_text(entry["host"]), f"{entry['host']:,}")
+        for name in ("bound", "allocated", "reserved") if entry["placement"] else ():
+            size = entry["placement"][name]
+            made.add_row(f"{entry['placement']['model']}: {name}", bytes_text(size), f"{size:,}")
+        out.print(made)
+        out.print(f"peak: {entry['at']}")
+    _print_worst([(c["name"], c) for c in classes], out)
+
+
+def _without_repeats(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbouring classes with the same numbers as one, named by the first and the last."""
+    found: list[dict[str, Any]] = []
+    for entry in classes:
+        same = found and all(found[-1][n] == entry[n] for n in ("categories", "host", "placement"))
+        if same:
+            found[-1]["names"] = f"{found[-1]['name']} to {entry['name']}"
+        else:
+            found.append({**entry, "names": entry["name"]})
+    return found
+
+
+def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> None:
+    """Of the class that holds most: what that is in symbols, and the largest buffers."""
+    if not classes:
+        return
+    name, worst = max(classes, key=lambda c: c[1]["peak"])
+    made = table(
+        f"Largest buffers of {name} at its peak",
+        "value",
+        "category",
+        "made at",
+        "each",
+        "count",
+        "bytes",
+        text_columns=4,
+    )
+    for held in worst["largest"]:
+        made.add_row(
+            "%" + held["name"],
+            held["category"],
+            held["line"],
+            held["type"],
+            f"x {held['count']:,}" if held["count"] > 1 else "",
+            bytes_text(held["bytes"]),
+        )
+    out.print(made)
+    out.print(f"{name} there: {worst['expression']} bytes")

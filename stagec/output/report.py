@@ -1,0 +1,68 @@
+"""What an answer is: data, a text for people, rows for data frames. One place shows it."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import Any, TextIO
+
+from stagec.support.diagnostics import error
+
+
+class Report(ABC):
+    """An answer. `str` is the text that a command prints, notebooks show the same with its
+    styles."""
+
+    @abstractmethod
+    def as_json(self) -> Any:
+        """What `--json` prints: objects, lists, texts and numbers."""
+
+    @abstractmethod
+    def print(self, stream: TextIO) -> None:
+        """Write the text for people, as wide as a terminal is."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of a data frame, each with the same keys: by default one, of all figures."""
+        data = self.as_json()
+        return [data] if isinstance(data, dict) else list(data)
+
+    @property
+    def title(self) -> str:
+        """The title of its page: by default the model, as `--json` has it."""
+        data: Any = self.as_json()
+        return str(data["model"]) if "model" in data else "stagec"
+
+    def page(self) -> str:
+        """What `--html` writes: a page that loads nothing from elsewhere. By default it has the
+        text for people and the rows. Raises `DiagnosticError` where a picture cannot be made."""
+        from stagec.output.page import table_page
+
+        return table_page(self.title, str(self), self.rows())
+
+    def plot(self) -> str:
+        """What `--html FILE.svg` writes. Raises `DiagnosticError` where there is no plot."""
+        raise error("this answer has no plot", remedy="write a page: --html FILE.html")
+
+    def as_csv(self) -> str:
+        """What `--csv` prints. Raises `DiagnosticError` where there are no rows to print."""
+        raise error("this answer has no form with commas", remedy="use --json")
+
+    def to_pandas(self) -> Any:
+        """The rows as a data frame; nested figures have names such as `time.step_seconds`. Raises
+        `DiagnosticError` without pandas, which is optional."""
+        try:
+            pandas: Any = import_module("pandas")
+        except ImportError:
+            raise error("pandas is not installed", remedy="pip install pandas") from None
+        return pandas.json_normalize(self.rows())
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.print(text)
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f'<pre style="line-height: 1.2">{escape(str(self))}</pre>'

@@ -1,0 +1,147 @@
+"""What combinations of changes are expected to cost, from what each of them costs alone.
+
+Sizes are kept as logarithms: the effects of changes add up, and what a combination turns out to be
+corrects all that go further. Microbatches count as they are in the job, since a pipeline brings
+several. The effect of a size that was not compiled lies on the line through the two nearest ones.
+
+    alone                 --sp: x 0.42, --microbatches 16: x 0.11      966 GiB before
+    expected together     966 * 0.42 * 0.11 = 45 GiB                   compiled: 73 GiB
+    corrected             all that go further than these two: x 73/45
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.analysis.figures import Figures
+from stagec.jobs.legal import count_of
+from stagec.jobs.request.options import JobOptions
+from stagec.searches.advice.knobs import MICROBATCHES, Change, in_order, stretch
+
+#: What a byte costs that is sent, or copied to the host or back, in FLOPs: while an H100 computes
+#: at 400 TFLOP/s, 100 GB/s go over its network, between the 50 of its NIC and the 450 of NVLink.
+FLOPS_PER_BYTE = 4_000
+
+Combination: TypeAlias = frozenset[Change]
+#: Logarithms of FLOPs, bytes sent, bytes copied, and of the bytes of each category of memory.
+_Sizes: TypeAlias = NDArray[np.float64]
+#: The first categories of memory among them.
+_MOVED = 3
+#: Errors of logarithms that are no news.
+_EXACT = 1e-9
+
+
+class _Part(NamedTuple):
+    """A change as far as effects go: what is changed, in which direction, and how far."""
+
+    kind: tuple[str, bool]
+    far: float
+    is_size: bool
+
+
+def cost(figures: Figures) -> float:
+    """A step in FLOPs: what is computed, sent and copied, stretched by the pipeline's bubble."""
+    moved = figures.sent + figures.copied
+    return (figures.flops + FLOPS_PER_BYTE * moved) / float(1 - figures.idle)
+
+
+def further(one: Combination, other: Combination) -> bool:
+    """Whether a combination has each change of another one, or goes on in the same direction."""
+    levels = {change.knob: change.level for change in one}
+    return all(
+        0 < s.level <= levels.get(s.knob, 0) or levels.get(s.knob, 0) <= s.level < 0 for s in other
+    )
+
+
+class Prediction:
+    """The expected sizes of all combinations, learned from those that are known."""
+
+    def __init__(
+        self,
+        jobs: Mapping[Combination, JobOptions],
+        known: Mapping[Combination, Figures],
+    ) -> None:
+        count, before = count_of(jobs[frozenset()]), _sizes(known[frozenset()])
+        parts = {c: _parts(c, count_of(job) / count) for c, job in jobs.items()}
+        effects = _Effects({tuple(parts[c]): _sizes(f) - before for c, f in known.items()})
+        self._rows = {c: row for row, c in enumerate(jobs)}
+        self._sizes = np.array([before + effects.sum(parts[c]) for c in jobs])
+        self._stretch = np.array([stretch(job) for job in jobs.values()])
+        for combination in sorted(known, key=len):
+            self.correct(combination, known[combination])
+
+    def correct(self, combination: Combination, figures: Figures) -> None:
+        """Learn what a combination is."""
+        error = _sizes(figures) - self._sizes[self._rows[combination]]
+        if np.abs(error).max() > _EXACT:
+            rows = [row for c, row in self._rows.items() if further(c, combination)]
+            self._sizes[rows] += error
+
+    def all(self) -> Iterator[tuple[Combination, float, float]]:
+        """The bytes that each combination is expected to hold at its worst moment, and its cost in
+        FLOPs."""
+        sizes = np.expm1(self._sizes)
+        peaks = sizes[:, _MOVED:].sum(axis=1)
+        costs = (sizes[:, 0] + FLOPS_PER_BYTE * sizes[:, 1:_MOVED].sum(axis=1)) * self._stretch
+        yield from zip(self._rows, peaks.tolist(), costs.tolist(), strict=True)
+
+
+def _sizes(figures: Figures) -> _Sizes:
+    sizes = figures.flops, figures.sent, figures.copied, *figures.memory.values()
+    return np.log1p(np.array(sizes, dtype=np.float64))
+
+
+def _parts(combination: Combination, times: float) -> list[_Part]:
+    """The changes, with the factor by which the job has more microbatches."""
+    found = [
+        _Part((s.knob, s.level > 0), s.factor or s.level, s.factor is not None)
+        for s in in_order(combination)
+        if s.knob != MICROBATCHES
+    ]
+    return found + ([_Part((MICROBATCHES, times > 1), times, True)] if times != 1 else [])
+
+
+class _Effects:
+    """What each change adds to the logarithms."""
+
+    def __init__(self, known: Mapping[tuple[_Part, ...], _Sizes]) -> None:
+        self._none = np.zeros_like(known[()])
+        self._known: dict[tuple[str, bool], dict[float, _Sizes]] = {}
+        for parts in sorted(known, key=lambda p: sum(i.kind[0] != MICROBATCHES for i in p)):
+            self._learn(parts, known[parts])
+
+    def sum(self, parts: Iterable[_Part]) -> _Sizes:
+        """The effect of several changes together; nothing is expected of unknown ones."""
+        found = (self._of(part) for part in parts)
+        return sum((f for f in found if f is not None), self._none)
+
+    def _learn(self, parts: tuple[_Part, ...], total: _Sizes) -> None:
+        """What is not explained yet is the effect of what is new, to equal parts; of two sizes that
+        are only estimated, that of the axis."""
+        new = [p for p in parts if self._of(p) is None] or [
+            p for p in parts if p.far not in self._known[p.kind]
+        ][:1]
+        rest = total - self.sum(p for p in parts if p not in new)
+        for part in new:
+            self._known.setdefault(part.kind, {})[part.far] = rest / len(new)
+
+    def _of(self, part: _Part) -> _Sizes | None:
+        points = self._known.get(part.kind, {})
+        if part.far in points or not part.is_size:
+            return points.get(part.far)
+        near = sorted({1.0: self._none, **points}.items(), key=lambda p: abs(p[0] - part.far))[:2]
+        return _on_line(part.far, *near) if len(near) == 2 else None
+
+
+def _on_line(at: float, one: tuple[float, _Sizes], two: tuple[float, _Sizes]) -> _Sizes:
+    """The logarithm of a size on the line through two: over 1/n where it falls, else over n."""
+    (x, low), (y, high) = sorted((one, two), key=lambda p: p[0])
+    first, second = np.exp(low), np.exp(high)
+    falling = second + (first - second) * ((1 / at - 1 / y) / (1 / x - 1 / y))
+    rising = second + (second - first) * ((at - y) / (y - x))
+    found = np.where(second < first, falling, rising)
+    return np.asarray(np.log(np.maximum(found, np.finfo(np.float64).tiny)))

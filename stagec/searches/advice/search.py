@@ -1,0 +1,259 @@
+"""What would make a job hold less: a search over changes of it, one to three at a time.
+
+Every single change is compiled (of sizes the two nearest ones), then combinations that are expected
+to fit, cheapest first, until none is left that is expected to cost less than the best that were
+found, or the budget is spent. Whatever is told was compiled: an expectation can only miss.
+
+The search alone is here: jobs in, suggestions out. Compiling is left to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from typing import TypeAlias
+
+from stagec.analysis.figures import Figures
+from stagec.jobs.request.options import JobOptions
+from stagec.searches.advice.knobs import Change, KnobSpace, in_order
+from stagec.searches.advice.prediction import Combination, Prediction, cost, further
+
+MOST_CHANGES = 3
+#: Jobs that are compiled in one search, and at a time.
+BUDGET, AT_A_TIME = 64, 4
+#: A combination is tried if it is expected to hold at most so many times what it may.
+_SLACK = 1.05
+#: How often the smallest are tried where nothing is expected to fit.
+_LAST_TRIES = 1
+
+#: Whether the numbers of training change, the cost, how many changes: what is better is less.
+Preference: TypeAlias = tuple[bool, float, int]
+#: Compiles jobs: their figures, in order; None for what is no job.
+Evaluate: TypeAlias = Callable[[Sequence[JobOptions]], Sequence[Figures | None]]
+#: The bytes that a rank of a mesh may hold.
+Room: TypeAlias = Callable[[Mapping[str, int]], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Changes, the job that comes of them, its figures, and its cost in FLOPs beyond that of the
+    job as it was."""
+
+    changes: tuple[Change, ...]
+    options: JobOptions
+    figures: Figures
+    cost: float
+
+    @property
+    def text(self) -> str:
+        """`--sp --microbatches 16`."""
+        return " ".join(s.text for s in self.changes)
+
+    @property
+    def order(self) -> Preference:
+        """Cheapest first; what changes the numbers of training comes after what does not."""
+        return _numerics(frozenset(self.changes)), self.cost, len(self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What fits, cheapest first, and what holds least of all that was tried.
+
+    `tried` of `count` combinations were compiled. `left` of the others are expected to fit, and to
+    cost less than the last of `found` if that is full: they are untried for the budget alone.
+    """
+
+    before: Figures
+    found: tuple[Suggestion, ...]
+    smallest: Suggestion
+    tried: int
+    count: int
+    left: int
+
+
+def advise(
+    options: JobOptions,
+    before: Figures,
+    sizes: Mapping[str, int],
+    room: Room,
+    evaluate: Evaluate,
+    *,
+    wanted: int = 6,
+    budget: int = BUDGET,
+) -> Advice:
+    """Search what makes a job of flags, whose batch is written down, hold no more than it may.
+
+    `before` are the figures of the job, `sizes` those of the model. At most `budget` other jobs are
+    compiled. Ranks and batch stay.
+    """
+    jobs = dict(_combinations(KnobSpace(options, sizes)))
+    search = _Search(jobs, before, room, evaluate, wanted, budget)
+    for numerics in (False, True):
+        search.widen(numerics)
+        while batch := search.next():
+            search.compile(batch)
+    return search.advice()
+
+
+def _combinations(space: KnobSpace) -> Iterator[tuple[Combination, JobOptions]]:
+    """All legal combinations, that of no change among them, with the jobs that they make."""
+    single = space.changes()
+    for size in range(MOST_CHANGES + 1):
+        for chosen in combinations(single, size):
+            if len({s.knob for s in chosen}) == size and (job := space.job(chosen)) is not None:
+                yield frozenset(chosen), job
+
+
+def _first(found: Iterable[Combination]) -> list[Combination]:
+    """The smallest combination with each change; of sizes with the two nearest in each
+    direction."""
+    smallest: dict[Change, Combination] = {}
+    for combination in sorted(found, key=len):
+        for change in combination:
+            smallest.setdefault(change, combination)
+    ordered = sorted(smallest, key=_direction)
+    alike = (sorted(g, key=lambda s: abs(s.level)) for _, g in groupby(ordered, key=_direction))
+    chosen = (s for g in alike for s in (g if g[0].factor is None else g[:2]))
+    return list(dict.fromkeys(smallest[s] for s in chosen))
+
+
+def _direction(change: Change) -> tuple[str, bool]:
+    return change.knob, change.level > 0
+
+
+class _Search:
+    """What was compiled so far, and what is expected of the rest."""
+
+    def __init__(
+        self,
+        jobs: dict[Combination, JobOptions],
+        before: Figures,
+        room: Room,
+        evaluate: Evaluate,
+        wanted: int,
+        budget: int,
+    ) -> None:
+        self._jobs, self._room, self._evaluate = jobs, room, evaluate
+        self._wanted, self._budget = wanted, budget
+        self._before = before
+        self._known: dict[Combination, Figures] = {frozenset(): before}
+        self._open: set[Combination] = set()
+        self._tried: set[Combination] = set()
+        self._expected = Prediction(jobs, self._known)
+        self._most = room(before.mesh) * _SLACK
+
+    def widen(self, numerics: bool) -> None:
+        """Take in the combinations that change the numbers of training, or those that do not, if
+        there are not enough yet."""
+        if len(self._found()) >= self._wanted:
+            return
+        more = [c for c in self._jobs if c and _numerics(c) == numerics]
+        self._open.update(more)
+        self.compile(_first(more))
+        self._expected = Prediction(self._jobs, self._known)
+        self._last_tries = _LAST_TRIES
+
+    def compile(self, batch: Sequence[Combination]) -> None:
+        """Compile some combinations, as far as the budget goes, and learn from them."""
+        batch = [c for c in batch if c not in self._tried][: self._budget - len(self._tried)]
+        self._tried.update(batch)
+        jobs = [self._jobs[c] for c in batch]
+        found = dict(zip(batch, self._evaluate(jobs), strict=True))
+        for combination, figures in found.items():
+            if figures is not None:
+                self._known[combination] = figures
+                self._expected.correct(combination, figures)
+        for combination, figures in found.items():
+            if figures is None or figures == self._before:
+                self._drop(combination)
+
+    def _drop(self, combination: Combination) -> None:
+        """What is no job, or changes nothing, is not worth further changes: but those of which more
+        is known."""
+        for other in [c for c in self._jobs if c > combination and c not in self._known]:
+            del self._jobs[other]
+            self._open.discard(other)
+
+    def next(self) -> list[Combination]:
+        """What to compile next; nothing if nothing better is to be expected."""
+        if len(self._tried) == self._budget:
+            return []
+        if promising := self._promising():
+            return _apart(sorted(promising, key=promising.__getitem__))
+        if self._found() or not self._last_tries:
+            return []
+        self._last_tries -= 1
+        peaks = {c: peak for c, peak, _ in self._untried()}
+        return _apart(sorted(peaks, key=peaks.__getitem__))
+
+    def _untried(self) -> Iterator[tuple[Combination, float, float]]:
+        """What may be compiled yet, with what it is expected to hold and to cost."""
+        for found in self._expected.all():
+            if found[0] in self._open and found[0] not in self._tried:
+                yield found
+
+    def _promising(self) -> dict[Combination, Preference]:
+        """What is expected to fit, and to be better than what was found; with its order."""
+        found, usual = self._found(), cost(self._before)
+        bar = found[self._wanted - 1].order if len(found) >= self._wanted else None
+        promising: dict[Combination, Preference] = {}
+        for c, peak, expected in self._untried():
+            order = _numerics(c), expected - usual, len(c)
+            if peak > self._most or (bar is not None and order >= bar):
+                continue
+            if not any(order >= s.order and _covers(s, c) for s in found):
+                promising[c] = order
+        return promising
+
+    def _found(self) -> list[Suggestion]:
+        """What fits, best first, without what goes further than something better, or changes the
+        same."""
+        fitting = [c for c, f in self._known.items() if f.peak <= self._room(f.mesh)]
+        found: list[Suggestion] = []
+        for each in sorted(map(self._suggestion, fitting), key=lambda s: s.order):
+            if not any(_covers(s, frozenset(each.changes)) for s in found):
+                found.append(each)
+        return found
+
+    def _suggestion(self, combination: Combination) -> Suggestion:
+        figures = self._known[combination]
+        more = cost(figures) - cost(self._before)
+        return Suggestion(in_order(combination), self._jobs[combination], figures, more)
+
+    def advice(self) -> Advice:
+        """What was found."""
+        smallest = min(self._known, key=lambda c: self._known[c].peak)
+        return Advice(
+            self._before,
+            tuple(self._found()[: self._wanted]),
+            self._suggestion(smallest),
+            len(self._tried),
+            len(self._jobs) - 1,
+            len(self._promising()),
+        )
+
+
+def _covers(suggestion: Suggestion, combination: Combination) -> bool:
+    """Whether a combination goes further than a suggestion, or changes the same otherwise."""
+    chosen = frozenset(suggestion.changes)
+    return further(combination, chosen) or _knobs(combination) == _knobs(chosen)
+
+
+def _knobs(combination: Combination) -> set[str]:
+    return {change.knob for change in combination}
+
+
+def _apart(ordered: Iterable[Combination]) -> list[Combination]:
+    """The first few of which none goes further than another one."""
+    chosen: list[Combination] = []
+    for combination in ordered:
+        if not any(further(combination, c) for c in chosen):
+            chosen.append(combination)
+        if len(chosen) == AT_A_TIME:
+            break
+    return chosen
+
+
+def _numerics(combination: Combination) -> bool:
+    return any(s.numerics for s in combination)

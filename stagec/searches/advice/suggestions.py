@@ -1,0 +1,138 @@
+"""What would fit, told on stderr: the search of `advice`, with compilers for it, and its answer."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stagec.analysis.figures import Figures
+from stagec.ir.module import BATCH
+from stagec.ir.serving import MIXED
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.figures import figures
+from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.output.tables import bytes_text, console, count_text, table
+from stagec.searches.advice.search import BUDGET, MOST_CHANGES, Advice, Suggestion, advise
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.support.processors import processors
+from stagec.traces.workers import run_units
+
+#: Nothing that looks inside is for the jobs of a search.
+_SILENT: Mapping[str, Any] = {
+    "print_after": (),
+    "dump_dir": None,
+    "time_passes": False,
+    "reproducer": None,
+    "check_numerics": False,
+}
+
+
+def suggest(builder: JobBuilder, limit: Limit, session: Session) -> None:
+    """Say what would make a job fit in a limit, and the commands that show it. Raises
+    `DiagnosticError` if its pipeline does not lower it."""
+    if builder.from_texts:
+        session.log("the strategy is a text, which no flag changes: write what holds less into it")
+        return
+    sizes = {n: v for n, v in builder.module.symbols.items() if v is not None}
+    options = builder.options.changed(ranks=None, **_SILENT)
+    if options.serve == MIXED:  # each group of ranks has the step
+        sizes.pop(BATCH, None)
+    elif options.serve:
+        options = options.changed(batch=sizes.get(BATCH))
+    elif BATCH in sizes:  # written down, so that no change changes the work
+        options = options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})
+    before = figures(options)
+    with session.progress("looking for what fits", "jobs") as progress:
+        evaluate = _compiler(progress)
+        advice = advise(options, before, sizes, limit.room, evaluate, budget=BUDGET)
+    _log(advice, limit, session)
+
+
+def _compiler(
+    progress: Callable[[int, int], None],
+) -> Callable[[Sequence[JobOptions]], list[Figures | None]]:
+    """Compiles jobs by worker processes; `progress` gets how many."""
+    done, processes = 0, processors()
+
+    def evaluate(jobs: Sequence[JobOptions]) -> list[Figures | None]:
+        nonlocal done
+        results: list[Figures | None] = [None] * len(jobs)
+        for number, result in run_units(_figures, jobs, processes):
+            results[number] = result
+            done += 1
+            progress(done, BUDGET)
+        return results
+
+    return evaluate
+
+
+def _figures(options: JobOptions) -> Figures | None:
+    """The figures of a job, None for what is none; what is wrong with it is not told."""
+    try:
+        return figures(options)
+    except (DiagnosticError, NotAnIntegerError):
+        return None
+
+
+# -- saying so -------------------------------------------------------------------------------------
+
+
+def _log(advice: Advice, limit: Limit, session: Session) -> None:
+    least = advice.smallest
+    if not advice.found:
+        held = bytes_text(least.figures.peak)
+        change = f"with {least.text}" if least.changes else "as it is"
+        session.log(f"nothing that fits was found; least is held {change}: {held}; use more ranks")
+    else:
+        _table(advice, session)
+        for number, suggestion in enumerate(advice.found, 1):
+            session.log(f"[{number}] {command_of(suggestion.options, limit)}")
+    session.log(
+        f"{advice.tried} of {advice.count:,} combinations of up to {MOST_CHANGES} changes were "
+        f"compiled, {_left(advice)}"
+    )
+
+
+def _left(advice: Advice) -> str:
+    if advice.left:
+        return f"{advice.left:,} that may fit as well are left untried"
+    return f"the others are not expected to fit{', or to cost less' if advice.found else ''}"
+
+
+def _table(advice: Advice, session: Session) -> None:
+    """A row for each suggestion: what it is, what it holds, and what it costs more than before."""
+    before = advice.before
+    copies = any(s.figures.copied != before.copied for s in advice.found)
+    bubbles = any(s.figures.idle != before.idle for s in advice.found)
+    more = [*(["copied to host and back"] if copies else []), *(["bubble"] if bubbles else [])]
+    title = "What fits, cheapest first; a rank's peak, and what it sends and computes more a step"
+    made = table(title, "", "changes", "peak", "sent", "FLOPs", *more, text_columns=2)
+    for number, each in enumerate(advice.found, 1):
+        made.add_row(rf"\[{number}]", each.text, *_costs(each, before, copies, bubbles))
+    if session.stream is not None:
+        console(session.stream).print(made)
+
+
+def _costs(each: Suggestion, before: Figures, copies: bool, bubbles: bool) -> Iterator[str]:
+    found = each.figures
+    yield bytes_text(found.peak)
+    yield _more(found.sent - before.sent, bytes_text)
+    yield _more(found.flops - before.flops, count_text)
+    if copies:
+        yield _more(found.copied - before.copied, bytes_text)
+    if bubbles:
+        yield f"{float(found.idle):.1%}"
+
+
+def _more(difference: int, text: Callable[[int], str]) -> str:
+    """`+1.00 GiB`."""
+    return ("-" if difference < 0 else "+") + text(abs(difference))
+
+
+def command_of(options: JobOptions, limit: Limit) -> str:
+    """The command that plans the memory of a job, to be pasted."""
+    return shlex.join(["stagec", "memory", *job_words(options), "--limit", limit.text])

@@ -1,0 +1,150 @@
+"""The strategies that fit and are fastest, and why the others lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.output.report import Report
+from stagec.support.processors import processors
+
+if TYPE_CHECKING:
+    from stagec.searches.jobs import Run
+    from stagec.searches.run import Answer, Question
+
+
+@dataclass(frozen=True)
+class RankedStrategy:
+    """A strategy that a search found: flags as they are written, and `command`, that compiles it.
+    `row` has all its figures."""
+
+    row: Mapping[str, Any]
+
+    @property
+    def strategy(self) -> str:
+        """Its flags."""
+        return str(self.row["strategy"])
+
+    @property
+    def command(self) -> str:
+        """The command that compiles it."""
+        return str(self.row["command"])
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return float(self.row["step_seconds"])
+
+    @property
+    def memory_peak(self) -> int:
+        """The bytes that a rank holds at its worst moment."""
+        return int(self.row["memory_peak"])
+
+
+@dataclass(frozen=True)
+class SearchAnswer(Report):
+    """What a search found: the object of `stagec search --json`."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def best(self) -> Sequence[RankedStrategy]:
+        """The best strategies, the first one first."""
+        return [RankedStrategy(row) for row in self.data["best"]]
+
+    @property
+    def proven(self) -> bool:
+        """Whether no other point of the space can be better: it was not interrupted."""
+        return bool(self.data["proven"])
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self.data)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each strategy that was evaluated."""
+        return [dict(row) for row in self.data["evaluations"]]
+
+    def page(self) -> str:
+        """What was evaluated, drawn; where nothing fits, a table."""
+        from stagec.searches.page import search_page
+
+        return search_page(self.data) or super().page()
+
+    def as_csv(self) -> str:
+        from stagec.searches.table import csv_text
+
+        return csv_text(self.data)
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.searches.table import print_answer
+
+        print_answer(self.data, stream)
+
+
+def search(
+    asked: list[Question],
+    given: Mapping[str, Any],
+    progress: Callable[[str], None] = lambda text: None,
+) -> SearchAnswer:
+    """The answer to questions that `questions(given)` made; `given` says who works, and what is
+    asked about the best. `progress` is told what goes on. Raises `DiagnosticError`, and
+    `KeyboardInterrupt` for one that comes while points are listed: there is no answer by then."""
+    from stagec.searches.cache import cached
+
+    return SearchAnswer(cached(given, asked, lambda: _found(asked, given, progress)))
+
+
+def _found(
+    asked: list[Question], given: Mapping[str, Any], progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """The answers as plain data."""
+    from stagec.searches.extra import nearest, neighbours, sensitivity
+    from stagec.searches.run import search
+    from stagec.searches.table import as_json, least
+    from stagec.searches.tried import tried
+
+    answers: list[Answer] = []
+    with _crew(given) as (run, at_a_time):
+        for question in asked:
+            try:
+                answers.append(search(question, run, at_a_time, progress))
+            except KeyboardInterrupt:
+                if not answers:
+                    raise
+                answers[-1].interrupted = True
+            if answers[-1].interrupted:
+                break
+        found = as_json(answers)
+        first = min((a for a in answers if a.best), key=least, default=None)
+        if first is None:
+            found["nearest"] = nearest(answers)
+        if first is not None and not first.interrupted:
+            try:
+                found["tried"] = tried(first, run, progress)
+                found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
+                if given["sensitivity"]:
+                    found["sensitivity"] = sensitivity(first, run)
+            except KeyboardInterrupt:  # the best are told, and not kept for another time
+                found["proven"] = False
+    return found
+
+
+@contextmanager
+def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
+    """Who evaluates, and how many jobs at a time."""
+    from stagec.searches.jobs import kind_of, work
+
+    if given["scheduler"] is not None:
+        from stagec.traces.cluster import cluster
+
+        with cluster(given["scheduler"], given["jobs"]) as run:
+            yield partial(run, work), 64
+        return
+    from stagec.traces.workers import crew
+
+    processes = given["jobs"] or processors()
+    with crew(work, processes, kind_of) as local:
+        yield local, processes

@@ -1,0 +1,75 @@
+"""The options of a search."""
+
+from __future__ import annotations
+
+from stagec.jobs.request.emission import WORKERS
+from stagec.jobs.request.limit import limit_option
+from stagec.jobs.request.machine import USED_RANKS
+from stagec.jobs.request.option import OneOf, Option, Text, Whole, switch
+from stagec.jobs.request.options import SIZES
+from stagec.searches.question import Machines, Pareto, Prices
+from stagec.searches.serving import SERVING
+from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
+
+#: What a search is asked, beside its model.
+SEARCH = (
+    SIZES,
+    Option(
+        "batch",
+        Values(BATCHES),
+        "The global batch in sequences, as --set B=N; several (512..2048 doubles): which is "
+        "best by the time of a sequence.",
+        metavar="N|A..B",
+    ),
+    Option(
+        "ranks",
+        Values(RANKS),
+        "All ranks; several (256..4096 doubles): the best for each.",
+        metavar="N|A..B",
+    ),
+    Option(
+        "machine",
+        Machines(),
+        "The machine that the job runs on: a name that 'stagec machines' lists, or a file; "
+        "several: which is best.",
+    ),
+    USED_RANKS,
+    Option("space", Text(), "What varies, as a text with a stg.space.", metavar="FILE"),
+    Option(
+        "seed_from",
+        Text("presets"),
+        "Start from a published run: its model and sizes, and degrees next to its own.",
+        metavar="PRESET",
+    ),
+    *(knob_option(flag) for flag in KNOBS.values()),
+    limit_option(
+        "What a rank may hold (default: the device, less what is not for the job).", at_hand=True
+    ),
+    Option("top", Whole(1, 1000), "How many to show.", 5),
+    Option(
+        "objective",
+        OneOf(["time", "tokens-per-rank", "cost", "memory"]),
+        "What is best: the shortest step (default), most tokens/s per rank, fewest "
+        "rank-seconds, or the smallest peak of memory.",
+    ),
+    Option(
+        "price",
+        Prices(),
+        "What a rank costs an hour, in any currency; for several machines one for each.",
+    ),
+    Option("pareto", Pareto(), "Instead of the best: all that no other beats in these respects."),
+    switch("exhaustive", "Evaluate every legal point: no bounds."),
+    switch("neighbours", "Evaluate all that differ from the best in one flag."),
+    switch(
+        "sensitivity",
+        "Tell which figure of the machine, halved or doubled, changes which of them is best.",
+    ),
+    switch(
+        "overlap",
+        "Whether collectives run beside computations, or all of them are blocking.",
+        default=True,
+    ),
+    switch("cache", "Whether to keep answers and to use kept ones.", default=True),
+    *SERVING,
+    *WORKERS,
+)

@@ -1,0 +1,381 @@
+"""Lower bounds of the jobs of a search: all at once by few probes, better ones for those that come
+up.
+
+    first     the work of a microbatch in which nothing is computed again; of parameters and their
+              state what no data-parallel ranks share
+    second    what stays in memory
+    third     the work as it is
+    then      the work with what is exchanged for each microbatch, where that is something, and the
+              actions of a pipeline, one after the other
+    at last   what the stages of a pipeline hold
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from stagec.ir.module import BATCH
+from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.jobs.legal import count_of, size_of
+from stagec.jobs.request.options import JobOptions
+from stagec.machines import Machine
+from stagec.searches.explore.bounds import (
+    SLACK,
+    Floats,
+    Held,
+    Work,
+    columns,
+    memory_bound,
+    time_bound,
+)
+from stagec.searches.explore.layout import Layers, StepLayout, laid_out, rank_layers
+from stagec.searches.explore.pipelined import ActionTimes, Pair, PipelineBound, pipelined
+from stagec.searches.listed import Ints, Jobs
+from stagec.searches.probes import (
+    BETWEEN,
+    FOUR_STAGES,
+    RECOMPUTED,
+    STATE,
+    Asked,
+    Probe,
+    What,
+    of_work,
+    parts_of,
+    refined_probe,
+    stages_probe,
+    state_probe,
+    work_probe,
+)
+
+#: Makes probes, in order.
+Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
+#: What the bounds take of probes of work, in the order of `Work` and `Held`.
+_WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
+#: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
+#: as good as it gets: the second where whole gradients or parameters of a layer are there for a
+#: time.
+_CLOSE, _CLOSE_WITH_WHOLE = 0.9, 0.5
+#: The job is the same as one before it.
+SAME = -1.0
+#: A probe of a job: what it is about, and the number of the job.
+_Named: TypeAlias = tuple[str, int, Asked]
+_Found: TypeAlias = Mapping[tuple[str, int], Probe]
+_Ask: TypeAlias = Callable[[int], Iterator[_Named]]
+_Take: TypeAlias = Callable[[Sequence[int], _Found], None]
+
+
+class JobBounds:
+    """Bounds of the seconds and of the bytes of jobs of a model of these layers and sizes.
+    `refused` says of each job why the compiler makes no probe of it, `array_seconds` is what the
+    bounds of all took, without the probes. Of pipelines that hold much less than `room` it is not
+    asked how much it is."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        layers: Layers,
+        sizes: Mapping[str, int],
+        machine: Machine,
+        probing: Probing,
+        *,
+        overlap: bool = True,
+        room: float = 0.0,
+    ) -> None:
+        self._jobs, self._layers, self._sizes = jobs, layers, sizes
+        self._machine, self._overlap, self._probing = machine, overlap, probing
+        self._room = room
+        self._stage: defaultdict[int, int] = defaultdict(int)
+        self._work: dict[int, Probe] = {}
+        self._state: dict[int, Probe] = {}
+        self.array_seconds = 0.0
+        self.seconds, self.held = self._first()
+
+    # -- all at once -------------------------------------------------------------------------------
+
+    def _first(self) -> tuple[Floats, Floats]:
+        jobs, least, keeps = self._jobs, dict[str, str](), self._keeps
+        named = of_work(jobs.names)
+        if "recompute" in jobs.differing():
+            named, least = named - {"recompute", *RECOMPUTED}, {"recompute": "none"}
+            keeps = keeps * self._is("recompute", "none")
+        group, first = jobs.alike(named, [self._batches])
+        wanted = (work_probe(jobs[n].changed(**least), self._sizes) for n in first)
+        probes = self._probing([*map(self._asked, wanted)])
+        self.refused: list[str] = [probes[int(i)].refused for i in group]
+        every, _ = np.arange(len(jobs)), self._laid_out
+        began = time.process_time()
+        own = np.array([p.own for p in probes], dtype=np.float64).reshape(-1, 3)[group]
+        unshared: Floats = (own * self._unshared).sum(axis=1)
+        found = self._of(every, probes, group, unshared, np.zeros(len(jobs)), keeps)
+        self._least, self._least_keeps = [probes[int(i)] for i in group], keeps
+        self.array_seconds = time.process_time() - began
+        return found
+
+    def _of(
+        self,
+        rows: Ints,
+        works: Sequence[Probe],
+        work: Ints,
+        static: Floats,
+        state: Floats,
+        keeps: Floats,
+    ) -> tuple[Floats, Floats]:
+        """Bounds of some jobs, each with its probe of work, and what is known of its state;
+        `keeps` is 0 for those of whose probes nothing follows for what is kept of a microbatch,
+        else 1."""
+        shape = StepLayout(*self._layouts[:, self._layout[rows]])
+        table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
+        mine = table.reshape(len(_WORK), -1)[:, work]
+        stash, more = mine[-2:] * keeps
+        held = Held(static, stash, more, state)
+        return time_bound(Work(*mine[:-2]), shape), memory_bound(held, shape)
+
+    def _asked(self, options: JobOptions, what: What = "work") -> Asked:
+        return Asked(options, self._machine, self._layers, what, self._overlap)
+
+    # -- one by one --------------------------------------------------------------------------------
+
+    def refine(self, numbers: Iterable[int]) -> list[int]:
+        """Make the bounds of some jobs better; those for which that was possible. Those that are
+        the same as a job before them hold `SAME` bytes."""
+        new = [n for n in numbers if self.held[n] != SAME and self._has_better(n)]
+        steps = [
+            (ask, take, [n for n in new if self._stage[n] == stage])
+            for stage, (ask, take) in enumerate(self._steps)
+        ]
+        asked = {
+            (what, n): probe
+            for ask, _, mine in steps
+            for number in mine
+            for what, n, probe in ask(number)
+        }
+        found = dict(zip(asked, self._probing([*asked.values()]), strict=True))
+        for _, take, mine in steps:
+            take(mine, found)
+        for number in new:
+            self._stage[number] += 1
+        return new
+
+    def _has_better(self, number: int) -> bool:
+        """Whether a job can have better bounds."""
+        match self._stage[number]:
+            case 0 | 1:
+                return True
+            case 2:
+                return self._is_piped(number) or self._jobs[number].zero >= 2
+            case 3:
+                close = _CLOSE_WITH_WHOLE if self._jobs[number].zero >= 2 else _CLOSE
+                return self._is_piped(number) and bool(self.held[number] >= close * self._room)
+            case _:
+                return False
+
+    def _ask_state(self, number: int) -> Iterator[_Named]:
+        """The probe of the state of a job."""
+        yield "state", number, self._asked(state_probe(self._jobs[number]), "state")
+
+    def _ask_work(self, number: int) -> Iterator[_Named]:
+        """Probes of the work of a job, and of that of those before it that differ in what is
+        computed again alone."""
+        for kin in (k for k in self._kin(number) if k <= number):
+            yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
+
+    def _ask_exchanged(self, number: int) -> Iterator[_Named]:
+        """Probes of what is exchanged for each microbatch, where that is something, and of what a
+        pipeline does at its end."""
+        job = self._jobs[number]
+        refined = refined_probe(job, self._sizes)
+        if refined is not None:
+            yield "exchanged", number, self._asked(refined)
+        if self._is_piped(number):
+            yield "tail", number, self._asked(state_probe(job), "tail")
+
+    def _ask_stages(self, number: int) -> Iterator[_Named]:
+        """The probe of what the stages of a pipeline hold."""
+        probe = stages_probe(self._jobs[number], self._sizes, self._layers)
+        yield "stages", number, self._asked(probe, "stages")
+
+    def _take_state(self, numbers: Sequence[int], found: _Found) -> None:
+        for number in numbers:
+            state = found["state", number]
+            self._state[number] = state
+            self.refused[number] = self.refused[number] or state.refused
+        self._improve({n: self._least[n] for n in numbers}, self._least_keeps)
+
+    def _take_work(self, numbers: Sequence[int], found: _Found) -> None:
+        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
+        self._improve({n: self._work[n] for n in numbers}, self._keeps)
+        for number in filter(self._is_another, numbers):
+            self.held[number] = SAME
+
+    def _take_exchanged(self, numbers: Sequence[int], found: _Found) -> None:
+        mine = {n: found["exchanged", n] for n in numbers if ("exchanged", n) in found}
+        for number in (n for n in mine if self._is_piped(n)):
+            # parameters that stay gathered are kept once, not of each microbatch
+            stash = min(mine[number].stash, self._work[number].stash)
+            mine[number] = replace(mine[number], stash=stash)
+        self._improve(mine, self._keeps)
+        for number in filter(self._is_piped, numbers):
+            times = mine[number].times if number in mine else None
+            self._follow(number, times, found["tail", number].tail)
+
+    def _take_stages(self, numbers: Sequence[int], found: _Found) -> None:
+        for number in numbers:
+            held = self._held(number, found["stages", number])
+            self.held[number] = max(self.held[number], SLACK * held)
+
+    @property
+    def _steps(self) -> Sequence[tuple[_Ask, _Take]]:
+        """The probes of each step of a job, and what follows from them."""
+        return (
+            (self._ask_state, self._take_state),
+            (self._ask_work, self._take_work),
+            (self._ask_exchanged, self._take_exchanged),
+            (self._ask_stages, self._take_stages),
+        )
+
+    def _follow(self, number: int, other: ActionTimes | None, tail: float) -> None:
+        """A better bound of a pipeline, by its actions one after the other."""
+        mine, job = self._work[number], self._jobs[number]
+        if mine.times is not None:
+            times = mine.times.exchanging(other, tail)
+            ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
+            seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, mine.again)
+            self.seconds[number] = max(self.seconds[number], SLACK * seconds)
+
+    def _held(self, number: int, probe: Probe) -> float:
+        """Bytes that a rank of a pipeline holds at least, by a probe of four stages: what both
+        ends hold beside layers, and what a backward of layers needs beside all that is kept."""
+        each, stash = self._state[number].static, self._work[number].stash * self._keeps[number]
+        if self._layers.mixed or not (each and any(probe.ends)):
+            return 0.0
+        known = replace(self._layers, many=sum(BETWEEN))
+        head, few, many, tail = rank_layers(known, *FOUR_STAGES, parts_of(self._layers))
+        held = zip(probe.ends, (head, tail), strict=True)
+        first, last = (max(0.0, static - rank.own * each) for static, rank in held)
+        one, other = probe.beside[0] - few.kept * stash, probe.beside[1] - many.kept * stash
+        # the same for any number of layers: it is there when the first of them begins
+        beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
+        ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
+        least = self._together(number)
+        bounds = (
+            rank.own * each
+            + rank.kept * stash
+            + max(rank.first * first, rank.last * last)  # both may hold the same, if tied
+            + (rank.begins >= least) * beside
+            for rank in ranks
+        )
+        return float(max(bounds))
+
+    def _together(self, number: int) -> int:
+        """The layers of which a rank holds something at once: those of which parameters are
+        gathered ahead, or gradients leave behind."""
+        job = self._jobs[number]
+        return 1 + max(1, job.fsdp_prefetch) if job.zero >= 2 else 1
+
+    def _is_piped(self, number: int) -> bool:
+        return size_of(self._jobs[number], "pp") > 1
+
+    def settle(self, numbers: Sequence[int]) -> None:
+        """Make the bounds of some jobs as good as they get."""
+        while self.refine(numbers):
+            pass
+
+    def _improve(self, works: Mapping[int, Probe], keeps: Floats) -> None:
+        """Better bounds of jobs by these probes of their work, of which all jobs have what `keeps`
+        says."""
+        if not works:
+            return
+        rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
+        states = [self._state[n] for n in works]
+        static, state = np.array([(s.static, s.state) for s in states], dtype=np.float64).T
+        seconds, held = self._of(rows, [*works.values()], own, static, state, keeps[rows])
+        self.seconds[rows] = np.maximum(self.seconds[rows], seconds)
+        self.held[rows] = np.maximum(self.held[rows], held)
+
+    def _is_another(self, number: int) -> bool:
+        """Whether a job before this one differs from it in what is recomputed, and by its probe in
+        nothing that it does: where attention is one kernel, selective is none."""
+        mine = self._work[number]
+        return (
+            not mine.refused
+            and mine != Probe()
+            and any(self._work[n] == mine for n in self._kin(number) if n < number)
+        )
+
+    def _kin(self, number: int) -> Sequence[int]:
+        return self._kins[int(self._kin_of[number])]
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    @cached_property
+    def _kin_of(self) -> Ints:
+        return self._jobs.alike({*self._jobs.names} - {"recompute"})[0]
+
+    @cached_property
+    def _kins(self) -> Mapping[int, Sequence[int]]:
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for number, kin in enumerate(self._kin_of.tolist()):
+            found[kin].append(number)
+        return found
+
+    @cached_property
+    def _counts(self) -> Ints:
+        stages, given = self._jobs.numbers("pp"), self._jobs.numbers("microbatches")
+        return np.where(given > 0, given, np.where(stages > 1, 2 * stages, 1))
+
+    @cached_property
+    def _batches(self) -> Ints:
+        """Sequences of a microbatch on a rank."""
+        ranks = self._counts
+        for axis in DATA_AXES:
+            ranks = ranks * self._jobs.numbers(axis)
+        return self._sizes[BATCH] // np.maximum(ranks, 1)
+
+    @cached_property
+    def _keeps(self) -> Floats:
+        """0 for jobs whose layers differ in what is computed again, else 1."""
+        some = sum((self._jobs.numbers(n) for n in RECOMPUTED), np.zeros(len(self._jobs)))
+        return np.where(some > 0, 0.0, 1.0)
+
+    @cached_property
+    def _unshared(self) -> Floats:
+        """For each job 1 for parameters, gradients and the state of the optimizer if each rank has
+        its own on the device, else 0."""
+        stage, ahead = self._jobs.numbers("zero"), self._jobs.numbers("overlap_param_gather")
+        away = np.array([STATE in str(text) for text in self._jobs.values("offload")])
+        own = (stage < 3) & (ahead == 0), stage < 2, (stage < 1) & ~away
+        return np.array(own, dtype=np.float64).T
+
+    def _is(self, name: str, value: str) -> Floats:
+        """1 for jobs of which a flag has this value, else 0."""
+        return np.array([v == value for v in self._jobs.values(name)], dtype=np.float64)
+
+    @cached_property
+    def _laid_out(self) -> tuple[Ints, Floats]:
+        names = ("pp", "schedule", "chunks", "stage_layers")
+        group, first = self._jobs.alike(names, [self._counts])
+        return group, columns([_layout(self._jobs[n], self._layers) for n in first])
+
+    @property
+    def _layout(self) -> Ints:
+        return self._laid_out[0]
+
+    @property
+    def _layouts(self) -> Floats:
+        return self._laid_out[1]
+
+
+def _layout(job: JobOptions, layers: Layers) -> StepLayout:
+    return laid_out(layers, *_shape(job))
+
+
+def _shape(job: JobOptions) -> tuple[str, int, int, int, tuple[int, ...]]:
+    """The schedule of a job, its stages, microbatches and chunks, and the layers of its parts."""
+    return job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers

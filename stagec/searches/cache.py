@@ -1,0 +1,77 @@
+"""Answers of searches that are kept: the same question is not asked twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from stagec import __version__
+from stagec.jobs.builder import is_file_name
+from stagec.jobs.request.command_line import job_words
+from stagec.support.files import write_file
+
+if TYPE_CHECKING:
+    from stagec.searches.run import Question
+
+#: What decides on the answer beside the questions themselves.
+_ASKED = ("neighbours", "sensitivity")
+
+
+def cached(
+    given: Mapping[str, Any], asked: Sequence[Question], ask: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """The answer that is kept, or a new one, which is kept if it is complete."""
+    if not given["cache"]:
+        return ask()
+    file = _folder() / f"{_key(given, asked)}.json"
+    with suppress(OSError, ValueError):
+        return {**cast("dict[str, Any]", json.loads(file.read_text("utf-8"))), "cached": True}
+    found = ask()
+    if found["proven"]:
+        with suppress(OSError):  # a folder that cannot be written costs time, no answer
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(file, json.dumps(found))
+    return found
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stagec" / "search"
+
+
+def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
+    """What an answer depends on: version and code, texts, spaces, machines and what is wanted."""
+    parts: list[Any] = [__version__, _code(), [given[n] for n in _ASKED]]
+    for question in asked:
+        text = question.base.model
+        if is_file_name(text):
+            text = Path(text).read_text("utf-8")
+        parts += [
+            text,
+            sorted(question.sizes.items()),
+            sorted(question.base.sizes.items()),
+            list(job_words(question.base)),
+            question.most_seconds,
+            [(n, list(map(str, v))) for n, v in question.space.knobs.items()],
+            question.machine.model_dump_json(),
+            *(question.ranks, question.objective, question.wanted, question.overlap),
+            *(question.exhaustive, question.pareto, question.price, sorted(question.given)),
+            (question.limit.text, question.limit.size) if question.limit else None,
+        ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _code() -> list[tuple[str, int, int]]:
+    """The sources of the compiler, as far as a change of them can be told without reading them."""
+    root = Path(str(files("stagec")))
+    roots = [root, *(p for p in (root.parent / n for n in ("passes", "ir_spec")) if p.is_dir())]
+    found = (file for folder in roots for file in folder.rglob("*") if file.suffix in _SUFFIXES)
+    return sorted((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in found)
+
+
+_SUFFIXES = (".py", ".stg", ".toml", ".lark")

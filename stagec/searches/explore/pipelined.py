@@ -1,0 +1,186 @@
+"""A lower bound of the time of a pipeline: its own actions, one after the other on each rank.
+
+What a chunk takes for a microbatch is known from a probe of one stage. Of the waits at its ends
+only those are counted that no other action can fill:
+
+    rank 0   F0 F1    B0 F2 B1 ..        an action starts when the one before it is done, and what
+    rank 1      F0 B0 F1 B1 ..           it needs on a stream, and when its input is there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from stagec.schedule.action import round_robin
+from stagec.schedule.registry import SCHEDULES
+from stagec.searches.explore.layout import Layers
+from stagec.sharding.stages import evenly
+from stagec.support.diagnostics import DiagnosticError
+
+#: Actions of a pipeline that are looked at; of more, nothing is said.
+_MOST_ACTIONS = 200_000
+
+
+class Pair(NamedTuple):
+    """Seconds of a forward and of a backward action."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+NONE = Pair()
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Seconds of forward or of backward of a chunk, from its first computation to its last one:
+    `layer` for each layer, less `border`, which comes after the last computation. `first` and
+    `last` are what the first and the last part of a model run beside layers."""
+
+    layer: float
+    border: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTimes:
+    """Seconds of the actions of a pipeline: forward and backward, None if nothing is known of one.
+
+    `gaps` are the waits between the last computation of an action and the first one of the next, by
+    the phases of both. `tail` is what a layer takes once all backward is done.
+    """
+
+    phases: tuple[PhaseTimes | None, PhaseTimes | None]
+    gaps: tuple[Pair, Pair] = (NONE, NONE)
+    tail: float = 0.0
+
+    def exchanging(self, other: ActionTimes | None, tail: float) -> ActionTimes:
+        """The same with what data-parallel ranks exchange, as another probe has it. What comes
+        before and after layers is that of this one."""
+        if other is None:
+            return replace(self, tail=tail)
+        (one, two), (first, second) = self.phases, other.phases
+        return ActionTimes((_exchanging(one, first), _exchanging(two, second)), other.gaps, tail)
+
+
+def _exchanging(mine: PhaseTimes | None, other: PhaseTimes | None) -> PhaseTimes | None:
+    if mine is None or other is None:
+        return mine
+    return replace(mine, layer=other.layer, border=other.border)
+
+
+class _Action(NamedTuple):
+    """An action: 0 forward, 1 backward; its rank, the kind of the one before it there, its part,
+    and the number of the action that gives its input, or -1."""
+
+    kind: int
+    rank: int
+    before: int
+    part: int
+    source: int
+
+
+class PipelineBound(NamedTuple):
+    """What is known of a pipeline beside times: its schedule, stages, microbatches and chunks of a
+    rank (0: the schedule's own), and the layers of each part, if they are given."""
+
+    schedule: str
+    stages: int
+    microbatches: int
+    chunks: int
+    cut: tuple[int, ...] = ()
+
+
+def pipelined(
+    layers: Layers,
+    shape: PipelineBound,
+    times: ActionTimes,
+    ready: Pair = NONE,
+    again: float = 0.0,
+) -> float:
+    """Seconds that a step takes at least; `ready` is how long after its last computation the result
+    of an action is there, `again` what backward may compute before its input is there.
+
+    0 where nothing is known: actions without a plain order, and models whose layers are mixed.
+    """
+    actions = _actions(*shape[:4])
+    forward, backward = times.phases
+    if not actions or forward is None or backward is None or layers.mixed:
+        return 0.0
+    depth = 1 + max(a.part for a in actions)
+    try:
+        given = shape.cut or evenly(layers.total, depth)
+    except DiagnosticError:
+        return 0.0
+    parts = layers.of_parts(given)
+    whole = given[0] >= layers.before, given[-1] >= layers.after
+    takes = [_takes(phase, parts, whole) for phase in (forward, backward)]
+    ends = _ends(actions, takes, times.gaps, Pair(ready[0], ready[1] - again), shape.stages)
+    own = [sum(parts[rank :: shape.stages]) for rank in range(shape.stages)]
+    return max(end + count * times.tail for end, count in zip(ends, own, strict=True))
+
+
+def _takes(phase: PhaseTimes, parts: Sequence[int], whole: tuple[bool, bool]) -> list[float]:
+    """Seconds of an action of each part; the first and the last are `whole` if they have what is
+    beside layers."""
+    found = [max(0.0, count * phase.layer - phase.border) for count in parts]
+    found[0] += phase.first if whole[0] else 0.0
+    found[-1] += phase.last if whole[1] else 0.0
+    return found
+
+
+def _ends(
+    actions: Sequence[_Action],
+    takes: Sequence[Sequence[float]],
+    gaps: tuple[Pair, Pair],
+    ready: Pair,
+    stages: int,
+) -> list[float]:
+    """When the last action of each rank ends. What has no source waits for the last of the inputs,
+    which is there at once."""
+    waits = *gaps, NONE
+    free, inputs = [0.0] * stages, [0.0] * (len(actions) + 1)
+    for number, (kind, rank, before, part, source) in enumerate(actions):
+        start = max(free[rank] + waits[before][kind], inputs[source])
+        free[rank] = end = start + takes[kind][part]
+        inputs[number] = end + ready[kind]
+    return free
+
+
+@lru_cache(256)
+def _actions(name: str, stages: int, count: int, given: int) -> tuple[_Action, ...]:
+    """The actions of all ranks, each after those that it waits for; none where chunks are not laid
+    round the ranks, or actions are split or overlapped."""
+    schedule = SCHEDULES.get(name)
+    if schedule is None or stages == 1 or schedule.splits_weight_gradient:
+        return ()
+    chunks = given or schedule.default_chunks
+    if 2 * stages * chunks * count > _MOST_ACTIONS:
+        return ()
+    if schedule.placement(stages, chunks) != round_robin(stages, chunks):
+        return ()
+    lists = [iter([*schedule.rank_actions(r, stages, count, chunks)]) for r in range(stages)]
+    waiting = [next(actions, None) for actions in lists]
+    numbers: dict[tuple[int, int, int], int] = {}
+    before, found = [2] * stages, list[_Action]()
+    depth, moved = stages * chunks, True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(lists):
+            while (action := waiting[rank]) is not None:
+                kind, part = "FB".index(action.kind), action.chunk * stages + rank
+                needed = part - 1 if kind == 0 else part + 1
+                source = numbers.get((kind, needed, action.microbatch), -1)
+                if action.pair is not None:
+                    return ()
+                if source < 0 and 0 <= needed < depth:
+                    break
+                numbers[kind, part, action.microbatch] = len(found)
+                found.append(_Action(kind, rank, before[rank], part, source))
+                before[rank], moved = kind, True
+                waiting[rank] = next(actions, None)
+    return tuple(found) if not any(waiting) else ()

@@ -1,0 +1,121 @@
+"""What else a search tells: the neighbours of the best, and what its place depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stagec.jobs.builder import mesh_axes
+from stagec.machines import Machine
+from stagec.searches.bounds import SAME
+from stagec.searches.jobs import Evaluated, Run, Task
+from stagec.searches.near import neighbours_of
+from stagec.searches.run import Answer
+from stagec.searches.table import strategy_of
+
+_FACTORS = (0.5, 2.0)
+
+
+def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
+    """The jobs of the space that differ from the best in one flag (ranks and batch stay, so that
+    data parallelism and microbatches follow), fastest first. With `run` they are evaluated, else
+    they are told by what is known: their values, or their bounds."""
+    best = answer.best[0]
+    jobs, sizes = answer.listed.jobs, answer.question.sizes
+    near = neighbours_of(jobs, best.number, sizes)
+    if run is not None:
+        question = answer.question
+        about = question.machine, question.limit, question.overlap, question.measured
+        open_ = [n for n in near if n not in answer.known]
+        for i, found in run([Task(jobs[n], *about) for n in open_]):
+            answer.known[open_[i]] = found
+    seconds = answer.question.per_group(best.what.seconds or 1.0, best.what.tokens)
+    told = [_told(answer, n, change, seconds) for n, change in near.items()]
+    return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
+
+
+def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:
+    found = answer.known.get(number)
+    row: dict[str, Any] = {
+        "change": change,
+        "strategy": strategy_of(answer.listed.jobs[number]),
+        "more": None,
+        "exact": isinstance(found, Evaluated),
+        "note": "",
+    }
+    if isinstance(found, str):
+        return {**row, "note": found}
+    if found is not None:
+        if found.seconds is None:
+            return {**row, "note": "does not fit", "memory_peak": found.peak}
+        if (most := answer.question.most_seconds) is not None and found.seconds > most:
+            return {**row, "note": "beyond the limit of its time", "memory_peak": found.peak}
+        seconds = answer.question.per_group(found.seconds, found.tokens)
+        return {**row, "more": seconds / best - 1, "memory_peak": found.peak}
+    if answer.bounds is None:
+        return row
+    bounds, held = answer.bounds
+    if held[number] == SAME:
+        return {**row, "more": 0.0, "exact": True, "note": "the same job"}
+    limit = answer.question.limit
+    room = limit.room({}, answer.question.machine) if limit else None
+    if room is not None and held[number] > room:
+        return {**row, "note": "does not fit", "memory_peak": int(held[number])}
+    return {**row, "more": float(bounds[number]) / best - 1, "note": "at least"}
+
+
+def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
+    """Of points that were left out for their memory, the one that is the least above what a rank
+    may hold; None if there is none. Its bytes are a bound if it was not compiled."""
+    found: list[tuple[float, dict[str, Any]]] = []
+    for answer in answers:
+        limit, machine = answer.question.limit, answer.question.machine
+        held = {n: e.peak for n, e in answer.known.items() if isinstance(e, Evaluated)}
+        if answer.bounds is not None:
+            held = {n: int(b) for n, b in enumerate(answer.bounds[1]) if b > 0} | held
+        for n in sorted(held, key=held.__getitem__)[:1] if limit else ():
+            job = answer.listed.jobs[n]
+            sizes = {axis: size or 1 for axis, size in mesh_axes(job).items()}
+            room = limit.room(sizes, machine) if limit else 0
+            if held[n] > room:
+                row = {"strategy": strategy_of(job), "memory_at_least": held[n], "room": room}
+                found.append((held[n] / room, {**row, "machine": machine.name}))
+    return min(found, key=lambda each: each[0])[1] if found else None
+
+
+def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
+    """For each figure of the machine, halved and doubled: which of the best is best then. Jobs that
+    are not among them are not asked."""
+    question = answer.question
+    jobs = [answer.job(found) for found in answer.best]
+    changed = list(_changed(question.machine))
+    tasks = [
+        Task(job, machine, None, question.overlap) for _, _, machine in changed for job in jobs
+    ]
+    seconds: list[float | None] = [None] * len(tasks)
+    for number, found in run(tasks):
+        if isinstance(found, Evaluated) and found.seconds is not None:
+            seconds[number] = question.per_group(found.seconds, found.tokens)
+    rows: list[dict[str, Any]] = []
+    for i, (figure, factor, _) in enumerate(changed):
+        mine = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]
+        first = mine.index(min(mine))
+        rows.append(
+            {
+                "figure": figure,
+                "factor": factor,
+                "best": first + 1,
+                "strategy": strategy_of(jobs[first]),
+                "step_seconds": mine[first],
+                "step_of_winner": mine[0],
+            }
+        )
+    return rows
+
+
+def _changed(machine: Machine) -> Iterator[tuple[str, float, Machine]]:
+    figures = ["compute.matrix", "memory.bandwidth"]
+    figures += [f"network.{level.name}.bandwidth" for level in machine.network]
+    for figure in figures:
+        for factor in _FACTORS:
+            yield figure, factor, machine.scaled(figure, factor)

@@ -1,0 +1,118 @@
+"""Evaluating the jobs of a search: exact memory and time, in this process or by workers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stagec.ir_spec.strategy.axes import AXES
+from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.options import JobOptions
+from stagec.searches.probes import Asked, Probe, probe
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
+
+#: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
+#: it again and again takes longer than the work.
+_RARELY = 500_000
+
+
+#: Runs units of work: results with the numbers of the units.
+Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
+#: What jobs of a structure may differ in. Stages are not among them.
+_NUMBERS = {"sizes", "ranks", "explicit", *AXES} - {"pp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job to be evaluated. What holds more than `limit` is not timed."""
+
+    options: JobOptions
+    machine: Machine
+    limit: Limit | None
+    overlap: bool = True
+    measured: Measurements | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What a job is: its mesh, bytes at the peak by category, the room that it has; and where it
+    fits, seconds of a step and where they go."""
+
+    mesh: Mapping[str, int]
+    memory: Mapping[str, int]
+    room: int | None
+    seconds: float | None = None
+    tokens: int | None = None
+    mfu: float | None = None
+    breakdown: Mapping[str, float] | None = None
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment."""
+        return sum(self.memory.values())
+
+
+def evaluate(task: Task) -> Evaluated | str:
+    """What a job is, or why it is none."""
+    from stagec.jobs.figures import CompiledJob
+
+    gc.set_threshold(_RARELY, 20, 100)
+    try:
+        job = CompiledJob.of(task.options)
+        figures = job.figures()
+        room = task.limit.room(figures.mesh, task.machine) if task.limit else None
+        found = Evaluated(figures.mesh, figures.categories, room)
+        if room is not None and figures.peak > room:
+            return found
+        return _timed(found, job.time(task.machine, overlap=task.overlap, measured=task.measured))
+    except DiagnosticError as problem:
+        return problem.diagnostics[0].message
+    except NotAnIntegerError as problem:
+        return str(problem)
+
+
+def _timed(found: Evaluated, report: TimeReport) -> Evaluated:
+    about = report.step_seconds, report.tokens, report.mfu, dict(report.breakdown)
+    return Evaluated(found.mesh, found.memory, found.room, *about)
+
+
+def kind_of(unit: Task | Asked) -> Hashable:
+    """What units have in common that are likely to share a compile: all but sizes and degrees."""
+    given = {n: v for n, v in vars(unit.options).items() if n not in _NUMBERS}
+    return repr(given), *(getattr(unit.options, axis) > 1 for axis in AXES if axis != "pp")
+
+
+def work(unit: Task | Asked) -> Evaluated | str | Probe:
+    """What a worker does."""
+    gc.set_threshold(_RARELY, 20, 100)
+    return probe(unit) if isinstance(unit, Asked) else evaluate(unit)
+
+
+class Probes:
+    """Makes probes, each once; `tell` is told how many."""
+
+    def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
+        self._run, self._tell = run, tell
+        self._known: dict[str, Probe] = {}
+
+    def __call__(self, asked: Sequence[Asked]) -> list[Probe]:
+        """The probes in order. Those that share a compile are made one after the other."""
+        keys = [f"{a.what} {_key(a.options)}" for a in asked]
+        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
+        order = sorted(new, key=lambda k: repr(kind_of(new[k])))
+        for done, (number, found) in enumerate(self._run([new[k] for k in order]), 1):
+            self._known[order[number]] = found
+            more = f", {done:,} of the {len(new):,} that are wanted now"
+            self._tell(f"{len(self._known):,} probes made{more}")
+        return [self._known[k] for k in keys]
+
+
+def _key(options: JobOptions) -> str:
+    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})

@@ -1,0 +1,201 @@
+"""What a replayed probe says of the time of a microbatch: where its layers begin and end in forward
+and in backward, what they wait for, and what they leave on streams for those that follow.
+
+A time counts only if its causes prove it: the chain of nodes that ends with the last computation of
+a chunk leads back, through nodes of the chunk, to its first one. Then no other work before the
+chunk can make it shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
+
+from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.program.groups import GroupAxes
+from stagec.searches.explore.pipelined import ActionTimes, Pair, PhaseTimes
+from stagec.time.clock.replay import At, ClassReplay
+from stagec.time.clock.shapes import ShapeNode
+from stagec.time.path import cause_of
+from stagec.time.streams import PICOSECONDS, Stream
+
+#: The number of a piece, and a place in it.
+_Place = tuple[int, int]
+#: Numbers of phases, see `Pair`.
+_FORWARD, _BACKWARD = 0, 1
+
+
+class _Ran(NamedTuple):
+    """A node that ran, in picoseconds: its phase, or -1 for the optimizer, and its layer or -1."""
+
+    at: At
+    step: ShapeNode
+    phase: int
+    layer: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The layers that are many, as one chunk that runs forward or backward, in picoseconds: from
+    the first to the last computation, if causes prove it; of each stream, how long after the first
+    computation it must be free at the latest, and how long after the last one it is in use."""
+
+    first: int
+    end: int
+    proven: bool
+    enters: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
+    leaves: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
+
+    @property
+    def length(self) -> int:
+        """From the first computation to the last one."""
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSpan:
+    """A class in a step of one stage, one microbatch and so many layers, in picoseconds: the chunks
+    of forward and of backward, and what the first and the last part run beside them."""
+
+    layers: int
+    chunks: tuple[Chunk, Chunk]
+    around: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def gaps(self) -> list[int]:
+        """The waits between two actions, by the phases of both: forward and forward, forward and
+        backward, backward and forward, backward and backward."""
+        return [_gap(one, other) for one, other in product(self.chunks, self.chunks)]
+
+
+def _gap(one: Chunk, other: Chunk) -> int:
+    both = one.leaves.keys() & other.enters.keys()
+    return max([0, *(one.leaves[s] - other.enters[s] for s in both)])
+
+
+def span_of(each: ClassReplay, before: int, many: int) -> ClassSpan | None:
+    """The span of a class of a model with so many layers, and so many others before them; None if
+    its nodes do not tell them."""
+    ran = list(_ran(each))
+    computed = [r for r in ran if r.step.computes and r.step.node.is_computation]
+    steps = [r for r in computed if r.phase >= 0]
+    forward = _visits([r for r in steps if r.phase == _FORWARD])[before : before + many]
+    backward = _visits([r for r in steps if r.phase == _BACKWARD])[: -before or None][-many:]
+    if len(forward) < many or len(backward) < many:
+        return None
+    one, other = _chunk(ran, forward, _FORWARD), _chunk(ran, backward, _BACKWARD)
+    turned = max(r.end for r in steps if r.phase == _FORWARD)
+    ended = max(r.end for r in steps)
+    first = one.first - steps[0].start, ended - other.end
+    last = turned - one.end, other.first - turned
+    around = (max(0, first[0]), max(0, last[0])), (max(0, first[1]), max(0, last[1]))
+    return ClassSpan(many, (one, other), around)
+
+
+def _ran(each: ClassReplay) -> Iterator[_Ran]:
+    """The nodes of a class in the order of issue."""
+    for number, planned in enumerate(each.plan):
+        piece, base, ends = each.pieces[number], each.bases[number], each.ends[number]
+        for place, (step, after) in enumerate(zip(planned.shape.steps, ends, strict=True)):
+            node, end = step.node, base + after
+            phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
+            start = end - piece.spans[place]
+            yield _Ran(At(each, number, place), step, phase, node.layer, start, end)
+
+
+def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:
+    """The computations of each layer, layer by layer."""
+    found: list[list[_Ran]] = []
+    layer = -1
+    for each in computed:
+        if each.layer >= 0:
+            if each.layer != layer:
+                found.append([])
+            found[-1].append(each)
+        layer = each.layer
+    return found
+
+
+def _chunk(ran: Sequence[_Ran], visits: Sequence[Sequence[_Ran]], phase: int) -> Chunk:
+    first, last = visits[0][0], visits[-1][-1]
+    inside = {(r.at.piece, r.at.place): r for r in ran if r.phase == phase and r.layer >= 0}
+    chain = list(_chain(last, inside))
+    led = {(r.at.piece, r.at.place) for r in chain}
+    if (first.at.piece, first.at.place) not in led:
+        return Chunk(first.start, last.end, proven=False)
+    enters: dict[Stream, int] = {}
+    for each in chain:
+        stream = each.step.streams[-1]
+        if not each.step.node.is_computation and (each.start >= first.end or _of_data(stream)):
+            enters[stream] = each.start - first.start
+    leaves = {
+        stream: each.end - last.end
+        for stream, each in _after(ran, last).items()
+        if any((r.at.piece, r.at.place) in led for r in _chain(each, inside))
+    }
+    return Chunk(first.start, last.end, True, enters, leaves)
+
+
+def _chain(last: _Ran, inside: Mapping[_Place, _Ran]) -> Iterator[_Ran]:
+    """A node of a chunk, what it waited for, and so on, as far as that is of the chunk."""
+    at: At | None = last.at
+    while at is not None and (found := inside.get((at.piece, at.place))) is not None:
+        yield found
+        at = cause_of(found.at)  # of a class that does the same, if it is another one
+
+
+def _after(ran: Sequence[_Ran], last: _Ran) -> dict[Stream, _Ran]:
+    """The last nodes of the last layer on each stream beside the computations, of those that are
+    issued before other computations."""
+    found: dict[Stream, _Ran] = {}
+    begun = False
+    for each in ran:
+        computes = each.step.node.is_computation
+        if begun and computes:
+            break
+        begun = begun or each.at == last.at
+        if not computes and each.layer == last.layer and each.phase == last.phase:
+            found[each.step.streams[-1]] = each
+    return {stream: each for stream, each in found.items() if each.end > last.end}
+
+
+def _of_data(stream: Stream) -> bool:
+    """Whether a stream joins data-parallel ranks, as only what is sharded over them does."""
+    match stream:
+        case ("group", GroupAxes() as group):
+            return not {*DATA_AXES}.isdisjoint(group.axes)
+        case _:
+            return False
+
+
+def action_times(few: Sequence[ClassSpan], many: Sequence[ClassSpan], more: int) -> ActionTimes:
+    """The times of the actions of a pipeline, the least of all classes: from probes of two numbers
+    of layers, of which the second has so many more."""
+    forward, backward = (_phase(few, many, more, phase) for phase in (_FORWARD, _BACKWARD))
+    gaps = [min(column) / PICOSECONDS for column in zip(*(s.gaps for s in few), strict=True)]
+    return ActionTimes((forward, backward), (Pair(*gaps[:2]), Pair(*gaps[2:])))
+
+
+def _phase(
+    few: Sequence[ClassSpan], many: Sequence[ClassSpan], more: int, phase: int
+) -> PhaseTimes | None:
+    if not all(span.chunks[phase].proven for span in (*few, *many)):
+        return None
+    short, long = (min(s.chunks[phase].length for s in spans) for spans in (few, many))
+    layer = max(0.0, (long - short) / more)
+    border = max(0.0, *(layer * s.layers - s.chunks[phase].length for s in few))
+    around = (min(s.around[phase][i] for s in (*few, *many)) for i in (0, 1))
+    return PhaseTimes(*(time / PICOSECONDS for time in (layer, border, *around)))
+
+
+def tail_of(each: ClassReplay) -> float:
+    """Seconds from the first node of the optimizer to the end of the step, if it follows all that
+    is computed."""
+    computed = [r for r in _ran(each) if r.step.node.is_computation]
+    update = min((r.start for r in computed if r.phase < 0), default=each.end)
+    ended = max((r.end for r in computed if r.phase >= 0), default=0)
+    return (each.end - update) / PICOSECONDS if update >= ended else 0.0

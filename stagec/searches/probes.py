@@ -1,0 +1,339 @@
+"""Probes of a search: small jobs that say what a microbatch takes and holds, for lower bounds.
+
+A probe has the work of a microbatch: as many ranks as that is split over, one stage, one microbatch
+and few layers; from two numbers of layers follows what each further layer adds. Of a model without
+layers that are many (Gemma's are of two kinds, in turns) it has all layers. Many points of a space
+share a probe, and probes share compiles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from stagec.analysis.figures import OTHERS
+from stagec.ir.module import BATCH
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.options import JobOptions
+from stagec.machines import Machine
+from stagec.searches.explore.layout import Layers
+from stagec.searches.explore.pipelined import ActionTimes
+from stagec.searches.probe_times import action_times, span_of, tail_of
+from stagec.searches.space import data_ranks, microbatch_of
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.clock.replay import ClassReplay
+from stagec.time.step import StepTime, step_time
+from stagec.time.streams import PICOSECONDS
+
+#: The symbol of the layers that are many, and how many of them probes have: as many as share a
+#: compile with any larger number.
+LAYERS, FEW = "L", (8, 12)
+#: Probes are of the clock of the devices; that of the hosts can only make a step longer.
+_NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
+_OF_MICROBATCH = ("forward", "backward")
+_STATIC = ("parameters", "gradients", "optimizer")
+#: Flags of which a probe of the work of a microbatch has the default: they are about many
+#: microbatches, stages or data-parallel ranks.
+_OF_STEPS = (
+    *("pp", "dp", "dp_replicate", "dp_shard", "schedule", "chunks", "stage_layers"),
+    *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
+    *("overlap_param_gather", "ddp_bucket", "recompute_layers", "recompute_every"),
+)
+#: What is moved to the host and back for each microbatch.
+_ACTIVATIONS = "activations"
+#: What is moved there once a step.
+STATE = "optimizer"
+#: Those of them of which it matters whether they are given.
+RECOMPUTED = ("recompute_layers", "recompute_every")
+#: The schedule of a probe of what stages hold, its stages, microbatches and chunks; the layers of
+#: each that are many.
+FOUR_STAGES, BETWEEN = (str(FLAGS["schedule"].default), 4, 2, 0), (1, *FEW, 1)
+#: Flags of which a probe of the state of a job has the default: those of pipelines, and others.
+_OF_PIPELINES = ("pp", "schedule", "chunks", "stage_layers", "scatter_gather", "microbatches")
+_NOT_OF_STATE = (*_OF_PIPELINES, "recompute", *RECOMPUTED)
+
+
+What: TypeAlias = Literal["work", "state", "tail", "stages"]
+
+
+def of_work(names: Iterable[str]) -> set[str]:
+    """The flags on which a probe of the work of a microbatch depends, beside its size."""
+    return {n for n in names if n not in _OF_STEPS or n in RECOMPUTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
+    before a computation of forward and of backward, seconds of a further layer on the stream of
+    communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
+    beside them, and those of a further layer's parameters and their state: in the job, and those
+    (`own`: parameters, gradients, state) of which no data-parallel rank has a part alone; those of
+    all parameters and their state where no layers are many; the actions of a pipeline, and seconds
+    of a further layer once all backward is done; bytes of parameters and their state on the first
+    and the last stage of four, and what those between hold beside them, one with few layers and one
+    with more; or why it is no job. `again` is no less than what a layer computes again: its forward
+    is done twice then, so at most half. A flag that computes nothing again leaves all others as
+    they are without it."""
+
+    layer: float = 0.0
+    rest: float = 0.0
+    head: float = 0.0
+    cut: float = 0.0
+    back: float = 0.0
+    link: float = 0.0
+    stash: float = 0.0
+    more: float = 0.0
+    static: float = 0.0
+    own: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    state: float = 0.0
+    times: ActionTimes | None = None
+    tail: float = 0.0
+    ends: tuple[float, float] = (0.0, 0.0)
+    beside: tuple[float, float] = (0.0, 0.0)
+    refused: str = ""
+    again: float = field(default=0.0, compare=False)
+
+
+def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+    """The work of a microbatch of a job."""
+    whole = options.etp == 1 and options.tp > 1 and options.ep > 1
+    data = options.ep // options.tp if whole else options.ep
+    batch = microbatch_of(options, sizes) * data
+    given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
+    if options.fuse_gradients:  # no kernel casts what products add to sums
+        given |= dict.fromkeys(("grad_dtype", "reduce_dtype"), options.param_dtype)
+    if _recomputes_some(options):
+        given["recompute"] = "none"  # the least time; nothing is said of what is kept
+    if options.serve is None and options.grad_dtype == options.reduce_dtype:
+        # after backward, in the way of no microbatch; where they are cast first, all casts would be
+        # held until then
+        given["ddp_bucket"] = 0
+    kept = [n.strip() for n in options.offload.split(",")]
+    given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
+    return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
+
+
+def _recomputes_some(options: JobOptions) -> bool:
+    """Whether layers differ in what is computed again."""
+    return any(getattr(options, name) for name in RECOMPUTED)
+
+
+def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions | None:
+    """The work of a microbatch with what data-parallel ranks exchange for it; None where they
+    exchange nothing for each microbatch."""
+    if options.zero < 2:
+        return None
+    kept = ("dp", "dp_replicate", "dp_shard", "zero", "reshard_after_forward", "fsdp_prefetch")
+    batch = microbatch_of(options, sizes) * data_ranks(options)
+    given = {n: getattr(options, n) for n in kept}
+    found = work_probe(options, sizes)
+    return found.changed(**given, sizes=_sizes(options, batch))
+
+
+def state_probe(options: JobOptions) -> JobOptions:
+    """What stays in memory of a job: parameters, gradients and the state of the optimizer."""
+    given: dict[str, Any] = {n: FLAGS[n].default for n in _NOT_OF_STATE}
+    return options.changed(**given, ranks=None)
+
+
+def stages_probe(options: JobOptions, sizes: Mapping[str, int], layers: Layers) -> JobOptions:
+    """A job in four stages, the first of which has what is before the layers that are many, and
+    the last what is after them; the second has few layers, the third more."""
+    given: dict[str, Any] = {n: FLAGS[n].default for n in (*_OF_PIPELINES, *RECOMPUTED)}
+    _, stages, count, _ = FOUR_STAGES
+    batch = microbatch_of(options, sizes) * data_ranks(options) * count
+    about = {"ranks": None, "pp": stages, "microbatches": count, "stage_layers": parts_of(layers)}
+    return options.changed(**given | about, sizes=_sizes(options, batch) | {LAYERS: sum(BETWEEN)})
+
+
+def parts_of(layers: Layers) -> tuple[int, ...]:
+    """All layers of the stages of that job."""
+    first, *between, last = BETWEEN
+    return layers.before + first, *between, last + layers.after
+
+
+def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
+    return {**options.sizes, BATCH: batch}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A probe to be made on a machine, of a model of these layers. `what` it is about: the work of
+    a microbatch, the state of a job, in one stage or in four, or what follows the last
+    microbatch."""
+
+    options: JobOptions
+    machine: Machine
+    layers: Layers
+    what: What = "work"
+    overlap: bool = True
+
+
+def probe(asked: Asked) -> Probe:
+    """Make a probe; one that says nothing if it is no job."""
+    makers = _OF_LAYERS if asked.layers.many else _OF_WHOLE
+    try:
+        return makers[asked.what](asked) if asked.what in makers else Probe()
+    except DiagnosticError as problem:
+        return Probe(refused=problem.diagnostics[0].message)
+    except NotAnIntegerError:
+        return Probe()
+
+
+def _work(asked: Asked) -> Probe:
+    jobs = [_job(asked.options, n, asked.options.sizes[BATCH] or 1) for n in FEW]
+    steps = [_step(job, asked) for job in jobs]
+    spans = [_spans(step) for step in steps]
+    layer = max(0.0, _slope([s.whole for s in spans]))
+    found = Probe(
+        layer,
+        max(0.0, spans[0].whole - FEW[0] * layer),
+        min(s.head for s in spans),
+        max(s.cut for s in spans),
+        max(s.back for s in spans),
+        link=_link(spans) if asked.options.zero >= 2 else 0.0,
+    )
+    memory = [job.figures().memory for job in jobs]
+    held = [float(each[OTHERS]) for each in memory]
+    stash = max(0.0, _slope(held))
+    parameters, gradients, state = (_slope([float(m[n]) for m in memory]) for n in _STATIC)
+    times = _times(steps, asked.layers.before)
+    again = layer / 2 if asked.options.recompute != "none" else 0.0
+    return replace(
+        found,
+        stash=stash,
+        more=max(0.0, held[0] - FEW[0] * stash),
+        own=(parameters, gradients, state),
+        times=times,
+        again=again,
+    )
+
+
+def _times(steps: Sequence[StepTime], before: int) -> ActionTimes | None:
+    """The actions of a pipeline, if the nodes tell layers apart."""
+    few, many = (
+        [span_of(each, before, layers) for each in step.classes]
+        for step, layers in zip(steps, FEW, strict=True)
+    )
+    if None in few or None in many:
+        return None
+    one, two = ([s for s in spans if s is not None] for spans in (few, many))
+    return action_times(one, two, FEW[1] - FEW[0])
+
+
+def _link(spans: Sequence[_Spans]) -> float:
+    """What a further layer takes on the stream that it uses most; gathers and reductions of
+    parameters that are sharded are those of each microbatch."""
+    streams = {stream for s in spans for stream in s.streams}
+    slopes = [_slope([s.streams.get(stream, 0.0) for s in spans]) for stream in streams]
+    return max([0.0, *slopes])
+
+
+def _state(asked: Asked) -> Probe:
+    batch, (few, many) = data_ranks(asked.options), FEW
+    job = _job(asked.options, many, batch)
+    less = {**job.values, LAYERS: few}
+    other = job.compiled.at(less) if job.compiled.decisions.same(less) else None
+    first = other or _job(asked.options, few, batch).figures()
+    return Probe(static=(_static(job.figures().memory) - _static(first.memory)) / (many - few))
+
+
+def _stages(asked: Asked) -> Probe:
+    first, *between, last = CompiledJob.of(asked.options).figures().by_stage
+    few, many = (float(each[OTHERS]) for each in between)
+    return Probe(ends=(_static(first), _static(last)), beside=(few, many))
+
+
+def _tail(asked: Asked) -> Probe:
+    batch = data_ranks(asked.options)
+    steps = [_step(_job(asked.options, n, batch), asked) for n in FEW]
+    return Probe(tail=max(0.0, _slope([min(map(tail_of, s.classes)) for s in steps])))
+
+
+def _whole_work(asked: Asked) -> Probe:
+    job = CompiledJob.of(asked.options)
+    span, held = _spans(_step(job, asked)), job.figures().memory[OTHERS]
+    return Probe(rest=span.whole, head=span.head, cut=span.cut, back=span.back, more=float(held))
+
+
+def _whole_state(asked: Asked) -> Probe:
+    sizes = _sizes(asked.options, data_ranks(asked.options))
+    job = CompiledJob.of(asked.options.changed(sizes=sizes))
+    return Probe(state=_static(job.figures().memory))
+
+
+_OF_LAYERS = {"work": _work, "state": _state, "tail": _tail, "stages": _stages}
+_OF_WHOLE = {"work": _whole_work, "state": _whole_state}
+
+
+def _slope(values: list[float]) -> float:
+    return (values[1] - values[0]) / (FEW[1] - FEW[0])
+
+
+def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:
+    return CompiledJob.of(options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch}))
+
+
+def _static(memory: Mapping[str, int]) -> float:
+    return float(sum(memory[n] for n in _STATIC))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    streams: Mapping[Hashable, float]
+    whole: float
+    head: float
+    cut: float
+    back: float
+
+
+def _step(job: CompiledJob, asked: Asked) -> StepTime:
+    """The replay of a probe by the clock of the devices."""
+    issued = job.compiled.issued(job.values)
+    return step_time(issued, asked.machine.changed(_NO_HOST), overlap=asked.overlap)
+
+
+def _spans(step: StepTime) -> _Spans:
+    """Seconds of a step up to the end of backward, between the layers of forward and those of
+    backward, and the longest wait between two computations; the least of all classes."""
+    found = [_of_class(each) for each in step.classes]
+    streams = {stream for s in found for stream in s.streams}
+    return _Spans(
+        {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
+        min(s.whole for s in found),
+        min(s.head for s in found),
+        max(s.cut for s in found),
+        max(s.back for s in found),
+    )
+
+
+def _of_class(each: ClassReplay) -> _Spans:
+    streams: Counter[Hashable] = Counter()
+    whole = last_forward = 0
+    cuts = dict.fromkeys(_OF_MICROBATCH, 0)
+    first_backward: int | None = None
+    before = 0
+    for number, planned in enumerate(each.plan):
+        costs, ends, base = each.pieces[number].costs, each.ends[number], each.bases[number]
+        for step, cost, after in zip(planned.shape.steps, costs, ends, strict=True):
+            node, end = step.node, base + after
+            if not node.is_computation or node.phase == "optimizer":
+                if not step.computes and node.layer >= 0 and node.phase != "optimizer":
+                    streams[step.streams[-1]] += cost.time
+                continue
+            start = end - cost.time - cost.launch
+            phase = "forward" if node.phase == "forward" else "backward"
+            cuts[phase] = max(cuts[phase], start - before)
+            before = whole = end
+            if node.layer >= 0:
+                if node.phase == "forward":
+                    last_forward = end
+                elif first_backward is None:
+                    first_backward = start
+    head = max(0, (first_backward or 0) - last_forward)
+    used = {stream: time / PICOSECONDS for stream, time in streams.items()}
+    waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)
+    return _Spans(used, whole / PICOSECONDS, head / PICOSECONDS, *waits)

@@ -1,0 +1,281 @@
+"""What a search is asked: the options of the command as questions, one for each number of ranks and
+each machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import product
+from typing import Any
+
+from stagec.ir.module import BATCH, Module
+from stagec.ir.serving import MIXED
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.limit import AT_HAND, Limit
+from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.option import Kind
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.preset import find_preset
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.session import Session
+from stagec.machines import Machine
+from stagec.pipeline.plugins import load_plugins
+from stagec.schedule.attached import schedule_of
+from stagec.searches.explore.layout import Layers
+from stagec.searches.explore.space import Space
+from stagec.searches.probes import LAYERS
+from stagec.searches.run import Question
+from stagec.searches.serving import (
+    most_seconds,
+    of_preset,
+    serving_space,
+    step_of_groups,
+    step_options,
+    steps_of_batches,
+)
+from stagec.searches.space import (
+    KNOBS,
+    MICROBATCH,
+    Values,
+    base_options,
+    default_space,
+    values_text,
+    without_axes,
+)
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+from stagec.text.build import parse_op
+
+#: Points that a search lists one by one, and seconds that it takes for each.
+_MOST_POINTS, _EACH = 2_000_000, 1e-4
+PARETO = ("time", "memory", "ranks")
+_FORM = "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints one to start from"
+
+
+class Machines(Kind["tuple[str | Machine, ...]"]):
+    """`h100-sxm`, or several with commas; in Python machines too."""
+
+    name = "NAME|FILE,..."
+    completes = "machines"
+
+    def read(self, text: str) -> tuple[str | Machine, ...]:
+        """Their names."""
+        return tuple(name.strip() for name in text.split(","))
+
+    def of(self, given: Any) -> tuple[str | Machine, ...]:
+        each = tuple(given) if isinstance(given, list | tuple) else (given,)
+        return each if any(isinstance(m, Machine) for m in each) else super().of(given)
+
+
+class Pareto(Kind[tuple[str, ...]]):
+    """`time,memory`, or `time,memory,ranks`."""
+
+    name = "time,memory[,ranks]"
+
+    def read(self, text: str) -> tuple[str, ...]:
+        """The respects."""
+        names = tuple(n.strip() for n in text.split(","))
+        for name in names:
+            if name not in PARETO:
+                raise ValueError(f"'{name}' is not one of {', '.join(PARETO)}")
+        if len(set(names) - {"ranks"}) < 2:
+            raise ValueError("expects time and memory, and ranks if these vary")
+        return names
+
+
+class Prices(Kind[tuple[float, ...]]):
+    """`2.5`, or `2.5,6` for two machines."""
+
+    name = "PRICE,..."
+
+    def read(self, text: str) -> tuple[float, ...]:
+        """What a rank of each machine costs an hour."""
+        try:
+            found = tuple(float(part) for part in text.split(","))
+        except ValueError:
+            raise ValueError(f"expects numbers such as 2.5,6, found '{text}'") from None
+        if not all(0 < price < 1e9 for price in found):
+            raise ValueError(f"expects prices above 0, found '{text}'")
+        return found
+
+
+def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
+    """What is asked. Raises `DiagnosticError`."""
+    if not given["machine"]:
+        raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
+    used = given["used_ranks"]
+    machines = [machine_of(m, session, used) if isinstance(m, str) else m for m in given["machine"]]
+    if not given["ranks"]:
+        batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
+        remedy = f"add --ranks 512{batch}, for example"
+        raise error("a search needs the number of ranks", remedy=remedy)
+    model, set_sizes = given["model"], dict(given["sizes"])
+    if given["batch"] and BATCH in set_sizes:
+        raise error("--batch and --set B both give the batch", remedy="give one of them")
+    if given["seed_from"]:
+        preset = find_preset(JobOptions("", preset=given["seed_from"]))
+        model, set_sizes = model or preset.model, {**preset.values, **set_sizes}
+        given = {**given, **of_preset(preset.step, given)}
+    options = JobOptions(model, sizes=set_sizes, **step_options(given))
+    serves = options.serve is not None
+    first = next(steps_of_batches(options, given, {}))[0] if serves else options
+    with session.once() if serves else nullcontext(Session()) as aside:
+        module = JobBuilder(first, aside, symbolic=not serves).module
+    known = {n: v for n, v in module.symbols.items() if v is not None}
+    layers, prices, said = (
+        _layers(module, known),
+        _prices(machines, given["price"]),
+        _said(given, session),
+    )
+    found: list[Question] = []
+    places: Iterator[tuple[Machine, int]] = product(machines, given["ranks"])
+    steps = list((steps_of_batches if serves else _batches)(options, given, known))
+    objective = given["objective"] or ("tokens-per-rank" if serves else "time")
+    for (machine, ranks), (base, sizes) in product(places, steps):
+        found.append(
+            Question(
+                *(on_machine(base, machine), sizes, layers),
+                _space(given, said, sizes, layers.total, ranks, machine),
+                *(machine, ranks),
+                given["limit"] or Limit(AT_HAND, 0),
+                objective,
+                given["top"],
+                given["overlap"],
+                exhaustive=given["exhaustive"] or options.serve == MIXED,
+                pareto=given["pareto"] or (),
+                price=prices[machine.name],
+                most_seconds=most_seconds(given, base),
+                group=step_of_groups(base),
+                given=frozenset(said),
+            )
+        )
+    return found
+
+
+def _batches(
+    options: JobOptions, given: Mapping[str, Any], sizes: Mapping[str, int]
+) -> Iterator[tuple[JobOptions, Mapping[str, int]]]:
+    """The job with each of the batches, and the sizes of all symbols."""
+    for batch in given["batch"] or (None,):
+        mine = sizes if batch is None else {**sizes, BATCH: batch}
+        yield base_options(options, mine), mine
+
+
+def _prices(
+    machines: Sequence[Machine], prices: tuple[float, ...] | None
+) -> dict[str, float | None]:
+    """What a rank of each machine costs an hour, if that is known."""
+    names = [m.name for m in machines]
+    if prices is None:
+        return dict.fromkeys(names)
+    if len(prices) not in (1, len(names)):
+        raise error(
+            f"--price has {len(prices)} prices, but there are {len(names)} machines",
+            remedy="give one for each machine",
+        )
+    return dict(zip(names, prices if len(prices) > 1 else prices * len(names), strict=True))
+
+
+def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
+    """The layers of a model, in the order in which it has them."""
+    counts = [op.expr("count") for op in module.walk() if op.name == "stg.repeat"]
+    names = [count.symbol_name for count in counts]
+    numbers = [sizes.get(n or "", count.value or 0) for n, count in zip(names, counts, strict=True)]
+    at = names.index(LAYERS) if LAYERS in names else len(names)
+    mixed = any(op.name == "stg.order" for op in module.walk())
+    return Layers(sum(numbers[:at]), sizes.get(LAYERS, 0), sum(numbers[at + 1 :]), mixed)
+
+
+# -- space -----------------------------------------------------------------------------------------
+
+
+def _said(given: Mapping[str, Any], session: Session) -> dict[str, tuple[Any, ...]]:
+    """The values of flags that a text, a preset and flags say."""
+    said = dict(_of_text(given["space"], session)) if given["space"] else {}
+    said |= _of_preset(given["seed_from"]) if given["seed_from"] else {}
+    return said | {n: given[n] for n in KNOBS if given[n] is not None}
+
+
+def _space(
+    given: Mapping[str, Any],
+    said: Mapping[str, tuple[Any, ...]],
+    sizes: Mapping[str, int],
+    layers: int,
+    ranks: int,
+    machine: Machine,
+) -> Space:
+    """The default with what is said instead; of a text that alone. Raises `DiagnosticError` for one
+    that is too large."""
+    knobs = dict(
+        serving_space(sizes, layers, ranks, machine, given["serve"]).knobs
+        if given["serve"]
+        else default_space(sizes, layers, ranks, machine).knobs
+    )
+    if given["space"]:
+        knobs = {}
+    if "microbatches" in said:
+        knobs.pop(MICROBATCH, None)
+        if MICROBATCH in said:
+            raise error(
+                "--microbatches and --microbatch-size both give the microbatches",
+                remedy="give one of them",
+            )
+    every = {**knobs, **said}
+    space = Space({n: every[n] for n in every if n in said or n not in without_axes(every)})
+    for name in space.knobs.get("schedule", ()):
+        schedule_of(load_plugins(()).registry, name)
+    if space.count > _MOST_POINTS:
+        raise error(
+            f"the space has {space.count:,} points: to list them takes about "
+            f"{_long(space.count * _EACH)}",
+            remedy=f"vary less, up to {_MOST_POINTS:,} points; --print-space tells what varies",
+        )
+    return space
+
+
+def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The knobs of a text with a `stg.space`. Raises `DiagnosticError` with the line that is
+    wrong."""
+    op = parse_op(session.read_part(name, "stg.space", _FORM), load_plugins(()).registry)
+    held = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
+    if not held:
+        raise error(
+            f"{name} holds no 'stg.space'",
+            op.loc,
+            remedy=_FORM,
+        )
+    for each in held[0].region.ops if held[0].region else ():
+        flag = each.text("flag")
+        if flag not in KNOBS:
+            remedy = did_you_mean(flag, KNOBS) or "'stagec search --help' lists the flags"
+            raise error(f"no flag '{flag}' to vary", each.loc, remedy=remedy)
+        try:
+            yield flag, Values(KNOBS[flag]).read(each.text("values"))
+        except ValueError as problem:
+            raise error(f"{flag}: {problem}", each.loc, remedy='as in "1,2,4"') from None
+
+
+def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:
+    """The degrees of a preset, and what is next to them: half and twice as many."""
+    mesh = JobBuilder(JobOptions("", preset=name)).module.mesh
+    found: dict[str, tuple[Any, ...]] = {}
+    sizes: Mapping[str, int | None] = mesh.sizes if mesh else {}
+    for axis, size in sizes.items():
+        if axis in KNOBS and axis not in ("dp", "dp_replicate", "dp_shard") and size:
+            found[axis] = tuple(sorted({max(1, size // 2), size, size * 2}))
+    return found
+
+
+def space_text(space: Space) -> str:
+    """What varies, as a text that can be given as --space."""
+    lines = [
+        f'  stg.vary[{name}, "{values_text(name, values)}"]' for name, values in space.knobs.items()
+    ]
+    return "\n".join(["stg.space @space {", *lines, "}", f"// {space.count:,} points", ""])
+
+
+def _long(seconds: float) -> str:
+    for unit, size in (("years", 3.15e7), ("days", 86400.0), ("hours", 3600.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds / 60:,.0f} minutes"

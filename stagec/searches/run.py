@@ -1,0 +1,306 @@
+"""A search over one space on one machine: list, bound, evaluate, and what was found."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stagec.ir.module import BATCH
+from stagec.jobs.builder import mesh_axes
+from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.options import JobOptions
+from stagec.machines import Machine
+from stagec.searches.bounds import SAME, JobBounds
+from stagec.searches.explore.bounds import Floats
+from stagec.searches.explore.branch import Found, Front, Search
+from stagec.searches.explore.layout import Layers
+from stagec.searches.explore.space import Space
+from stagec.searches.jobs import Evaluated, Probes, Run, Task
+from stagec.searches.near import neighbours_of
+from stagec.searches.space import Listed, listed
+from stagec.serving.step import Step as ServingStep
+
+#: Characters of a message of the compiler that tell it from others.
+_LONG = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
+    `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
+    an hour. A step that takes more than `most_seconds` is left out; `group` is the step of each
+    group of ranks, where strategies have any number of groups. `given` are the flags to which the
+    question gives values: the others have those of the default space."""
+
+    base: JobOptions
+    sizes: Mapping[str, int]
+    layers: Layers
+    space: Space
+    machine: Machine
+    ranks: int
+    limit: Limit | None
+    objective: str = "time"
+    wanted: int = 5
+    overlap: bool = True
+    measured: Any = None
+    exhaustive: bool = False
+    pareto: tuple[str, ...] = ()
+    price: float | None = None
+    most_seconds: float | None = None
+    group: ServingStep | None = None
+    given: frozenset[str] = frozenset()
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step; of a group of ranks those that get a token."""
+        return self.sizes[BATCH] if self.group is None else self.group.sampled or 1
+
+    def sampled(self, tokens: int | None) -> int | None:
+        """Of the tokens of a step those that count: all, or those that groups sample."""
+        if self.group is None or tokens is None:
+            return tokens
+        return tokens // self.group.tokens * self.group.sampled
+
+    def per_group(self, seconds: float, tokens: int | None) -> float:
+        """Seconds of a step of so many tokens, or of each group's part, if groups have their own
+        and the objective is not the time of the step."""
+        if self.group is None or self.objective == "time" or not tokens:
+            return seconds
+        return seconds * self.group.tokens / tokens
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether a step takes longer than it may."""
+        return self.most_seconds is not None and seconds > self.most_seconds
+
+    def objective_of(self, seconds: float, held: float) -> float:
+        """The objective, less is better, of seconds (of a group) and bytes. With ranks and batch as
+        they are, tokens of a rank follow the time."""
+        if self.objective == "memory":
+            return held
+        return self.cost(seconds) if self.objective == "cost" else seconds
+
+    def value(self, found: Evaluated) -> float | None:
+        """The objective of a job; None if it does not fit, or takes longer than it may."""
+        if found.seconds is None or self.is_late(found.seconds):
+            return None
+        return self.objective_of(self.per_group(found.seconds, found.tokens), found.peak)
+
+    def cost(self, seconds: float) -> float:
+        """What a step costs: rank-hours, times what one costs if that is known."""
+        return seconds * self.ranks / 3600 * (self.price or 1.0)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was found; `cut` counts points that were left out, by reason."""
+
+    question: Question
+    listed: Listed
+    best: list[Found[Evaluated]]
+    evaluated: int = 0
+    timed: int = 0
+    proven: float = 0.0
+    left: int = 0
+    cut: Counter[str] = field(default_factory=Counter[str])
+    known: dict[int, Evaluated | str] = field(default_factory=dict[int, "Evaluated | str"])
+    interrupted: bool = False
+    bounds: tuple[Floats, Floats] | None = None
+    bound_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def job(self, found: Found[Evaluated]) -> JobOptions:
+        """The job of a result."""
+        return self.listed.jobs[found.number]
+
+
+#: What is told while a search goes on: how many were evaluated, the best value, what is proven,
+#: and how many are left.
+Tell = Callable[[str], None]
+
+
+def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
+    """The best jobs. Interrupted, it says what is known so far; before the points are listed that
+    is nothing."""
+    began = time.monotonic()
+    tell("listing the points")
+    base = question.base.changed(ranks=question.ranks)
+    space = listed(question.space, base, question.sizes, question.layers.total)
+    answer = Answer(question, space, [])
+    if len(space.jobs):
+        _Searching(question, answer, run, at_a_time, tell).go()
+    answer.seconds = time.monotonic() - began
+    return answer
+
+
+class _Searching:
+    def __init__(
+        self, question: Question, answer: Answer, run: Run, at_a_time: int, tell: Tell
+    ) -> None:
+        self._question, self._answer, self._run = question, answer, run
+        self._at_a_time, self._tell = at_a_time, tell
+        self._jobs = answer.listed.jobs
+        self._bounds: JobBounds | None = None
+        self._began = time.monotonic()
+        self._dropped = self._skipped = 0
+        self._refused: set[str] = set()
+
+    def go(self) -> None:
+        """Bound all, evaluate the promising."""
+        answer = self._answer
+        try:
+            bounds = self._first_bounds()
+        except KeyboardInterrupt:
+            answer.interrupted, answer.left = True, len(self._jobs)
+            return
+        search = self._front(bounds) if self._question.pareto else self._best(bounds)
+        answer.best, answer.proven, answer.left = search.best, search.proven, search.left
+        answer.evaluated = search.tried - self._skipped
+        if self._bounds is not None and search.best and not answer.interrupted:
+            sizes = self._question.sizes
+            try:
+                self._bounds.settle([*neighbours_of(self._jobs, search.best[0].number, sizes)])
+            except KeyboardInterrupt:
+                answer.interrupted = True
+        if not answer.interrupted:
+            better = "beaten" if self._question.pareto else _slower(self._question.objective)
+            answer.cut[f"{better} by its bound"] += len(bounds) - search.tried - self._dropped
+
+    def _best(self, bounds: Mapping[int, float]) -> Search[Evaluated]:
+        search: Search[Evaluated] = Search(bounds, self._question.wanted)
+        try:
+            for tried in search.run(self._refine, self._evaluate, self._at_a_time):
+                self._progress(tried, search.best, search.proven)
+        except KeyboardInterrupt:
+            self._answer.interrupted = True
+        return search
+
+    def _front(self, bounds: Mapping[int, float]) -> Front[Evaluated]:
+        """The front of time and memory, of those that may fit."""
+        seconds, held = self._answer.bounds or (np.zeros(len(self._jobs)),) * 2
+        respects = {"time": seconds, "memory": held}
+        names = [n for n in self._question.pareto if n in respects]
+        front: Front[Evaluated] = Front(
+            {n: tuple(float(respects[r][n]) for r in names) for n in bounds}
+        )
+
+        def evaluate(
+            numbers: Sequence[int],
+        ) -> Iterator[tuple[int, tuple[float, ...] | None, Evaluated]]:
+            for number, value, found in self._evaluate(numbers):
+                values = {"time": found.seconds or 0.0, "memory": float(found.peak)}
+                yield number, None if value is None else tuple(values[r] for r in names), found
+
+        try:
+            for tried in front.run(evaluate, self._at_a_time):
+                self._progress(tried, front.best[:1], front.proven)
+        except KeyboardInterrupt:
+            self._answer.interrupted = True
+        return front
+
+    # -- bounds ------------------------------------------------------------------------------------
+
+    def _first_bounds(self) -> dict[int, float]:
+        """Bounds of the objective of all jobs that may fit."""
+        question, answer, every = self._question, self._answer, range(len(self._jobs))
+        if question.exhaustive:
+            return dict.fromkeys(every, 0.0)
+        probes = Probes(self._run, self._tell)
+        about = self._jobs, question.layers, question.sizes, question.machine, probes
+        told = question.objective == "memory" or question.pareto
+        room = 0.0 if told else self._room({})
+        bounds = self._bounds = JobBounds(*about, overlap=question.overlap, room=room)
+        answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
+        if question.pareto:  # of all what stays in memory, and the work as it is
+            bounds.refine(every)
+            bounds.refine(every)
+        return {n: b for n, b in self._values(every).items() if b is not None}
+
+    def _values(self, numbers: Iterable[int], *, few: bool = False) -> dict[int, float | None]:
+        """The bounds of the objective of jobs; None for those that are left out, which are
+        counted. Of a few jobs, meshes are looked at."""
+        found: dict[int, float | None] = {}
+        question, bounds, most = self._question, self._bounds, self._room({})
+        if bounds is None:
+            return found
+        for n in numbers:
+            seconds, held = float(bounds.seconds[n]), float(bounds.held[n])
+            found[n] = question.objective_of(seconds, held)
+            if held == SAME:
+                self._answer.listed.same += 1
+                found[n] = None
+            elif held > (self._room(mesh_axes(self._jobs[n])) if few else most):
+                self._answer.cut["too much memory by its bound"] += 1
+                found[n] = None
+            elif question.is_late(seconds):
+                self._answer.cut["beyond the limit of its time by its bound"] += 1
+                found[n] = None
+        return found
+
+    def _room(self, mesh: Mapping[str, int | None]) -> float:
+        """The most bytes that a rank of a job on this mesh may hold."""
+        limit = self._question.limit
+        sizes = {axis: size or 1 for axis, size in mesh.items()}
+        return limit.room(sizes, self._question.machine) if limit else float("inf")
+
+    def _refine(self, numbers: Sequence[int]) -> dict[int, float | None]:
+        """Better bounds of those that can have them; None for those that are left out."""
+        if self._bounds is None:
+            return {}
+        found = self._values(self._bounds.refine(numbers), few=True)
+        self._dropped += sum(bound is None for bound in found.values())
+        return found
+
+    # -- exact -------------------------------------------------------------------------------------
+
+    def _evaluate(self, numbers: Sequence[int]) -> Iterator[tuple[int, float | None, Evaluated]]:
+        question, answer = self._question, self._answer
+        about = question.machine, question.limit, question.overlap, question.measured
+        none = [n for n in numbers if self._is_none(n)]
+        answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in none)
+        self._skipped += len(none)
+        yield from ((n, None, _NOTHING) for n in none)
+        jobs = [n for n in numbers if n not in none]
+        for i, found in self._run([Task(self._jobs[n], *about) for n in jobs]):
+            number = jobs[i]
+            answer.known[number] = found
+            if isinstance(found, str):
+                self._refused.add(found)
+                answer.cut[f"refused by the compiler: {found[:_LONG]}"] += 1
+                yield number, None, _NOTHING
+            elif found.seconds is None:
+                category = max(found.memory, key=lambda c: found.memory[c])
+                answer.cut[f"too much memory, most of it {category}"] += 1
+                yield number, None, found
+            elif question.is_late(found.seconds):
+                answer.cut["beyond the limit of its time"] += 1
+                yield number, None, found
+            else:
+                answer.timed += 1
+                yield number, question.value(found), found
+
+    def _why(self, number: int) -> str:
+        """Why the compiler makes no probe of a job; empty if it does."""
+        return self._bounds.refused[number] if self._bounds else ""
+
+    def _is_none(self, number: int) -> bool:
+        """Whether the compiler refuses a job: its probe for a reason for which it has refused a
+        whole job."""
+        return self._why(number) in self._refused
+
+    def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
+        rate = tried / max(1e-9, time.monotonic() - self._began)
+        value = f"{best[0].value:.4g}" if best else "none yet"
+        rest = f"none of the others below {proven:.4g}"
+        self._tell(f"{tried:,} evaluated ({rate:.1f}/s), best {value}, {rest}")
+
+
+_NOTHING = Evaluated({}, {}, None)
+
+
+def _slower(objective: str) -> str:
+    return "larger" if objective == "memory" else "slower"

@@ -1,0 +1,120 @@
+"""`stagec search --serve`: the step that is asked about, what varies, and limits of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from stagec.ir.module import BATCH
+from stagec.ir.serving import DECODE, MIXED, MODES, PREFILL
+from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.jobs.request.option import OneOf, Option
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import CACHES, STEP, mixed_step
+from stagec.jobs.request.times import TimeType
+from stagec.searches.explore.space import Space, doubled
+from stagec.serving.step import Step
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+#: The most sequences of a step that are tried where none are given.
+_MOST = {DECODE: 4096, PREFILL: 64}
+#: The limits of the time of a step, and the steps that they are about.
+_LIMITS = {"ttft": (PREFILL, MIXED), "tpot": (DECODE, MIXED)}
+#: Options of the step that are no knobs of the search.
+_STEP = tuple(n for n in STEP if n != "batch")
+
+#: The options of a search for a step of serving.
+SERVING = (
+    Option(
+        "serve",
+        OneOf(MODES),
+        "Search for a step of serving, by default for most tokens/s per rank; --batch are "
+        "sequences of it, of mixed those of each group that decode.",
+    ),
+    *(STEP[n] for n in _STEP),
+    *CACHES.values(),
+    Option("ttft", TimeType(), "Of prefill and mixed: the most time to the first token, 500ms."),
+    Option("tpot", TimeType(), "Of decode and mixed: the most time for each further token, 30ms."),
+)
+
+
+def step_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the step, as those of a job. Raises `DiagnosticError` for limits that are not
+    about it."""
+    for name, modes in _LIMITS.items():
+        if given[name] is not None and given["serve"] not in modes:
+            raise error(
+                f"--{name} is about steps of {' and '.join(modes)}",
+                remedy=f"leave it out, or add --serve {modes[0]}",
+            )
+    return {n: given[n] for n in ("serve", *_STEP, *CACHES) if given[n] is not None}
+
+
+def steps_of_batches(
+    options: JobOptions, given: Mapping[str, Any], sizes: Mapping[str, int]
+) -> Iterator[tuple[JobOptions, dict[str, int]]]:
+    """The step with each batch, and the sizes of all symbols. A mixed step has the batch of each of
+    its groups, as many of which as a strategy has."""
+    if options.serve == MIXED:
+        open_ = {n: v for n, v in sizes.items() if n != BATCH}
+        for batch in given["batch"] or (None,):
+            yield options.changed(batch=batch), open_
+        return
+    fixed = options.sizes.get(BATCH)
+    tried = (fixed,) if fixed else doubled(1, _MOST[options.serve or DECODE])
+    for batch in given["batch"] or tried:
+        yield options.changed(sizes={**options.sizes, BATCH: batch}), {**sizes, BATCH: batch}
+
+
+def most_seconds(given: Mapping[str, Any], options: JobOptions) -> float | None:
+    """The most seconds of a step with which it is within the limits: a further token takes one
+    step, drafts not counted, the first one as many as its prompt has chunks."""
+    found = [s for s in (given["tpot"], _of_first(given["ttft"], options)) if s is not None]
+    return min(found, default=None)
+
+
+def _of_first(ttft: float | None, options: JobOptions) -> float | None:
+    if ttft is None or options.serve == PREFILL:
+        return ttft
+    classes = [c for c in mixed_step(options).classes if c.kind in (PREFILL, "chunk")]
+    return ttft / max((ceil((c.cached + c.new) / c.new) for c in classes), default=1)
+
+
+def step_of_groups(options: JobOptions) -> Step | None:
+    """The mixed step of each group of ranks, of which a strategy has any number; None of other
+    steps, whose batch is that of all ranks."""
+    return mixed_step(options) if options.serve == MIXED else None
+
+
+def serving_space(
+    sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine, mode: str | None
+) -> Space:
+    """What varies in servers: heads over ranks, stages, experts, and attention data-parallel beside
+    them. The sequence of prefill stays split between the blocks; a mixed step has no stages."""
+    node = machine.network[0].ranks or ranks
+    knobs: dict[str, tuple[Any, ...]] = {
+        "pp": (1,) if mode == MIXED else doubled(1, min(8, ranks, layers)),
+        "tp": doubled(1, min(16, node, ranks)),
+        "sp": (mode == PREFILL,),
+        "dp_attention": (False, True) if mode != PREFILL else (False,),
+    }
+    if experts := sizes.get(EXPERTS):
+        knobs["ep"] = doubled(1, min(experts, ranks))
+        knobs["etp"] = (0, 1)
+    return Space(knobs)
+
+
+def without_step(options: JobOptions) -> JobOptions:
+    """A job without the options of its step."""
+    plain = JobOptions("")
+    return options.changed(**{n: getattr(plain, n) for n in ("serve", *STEP, *CACHES)})
+
+
+def of_preset(step: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The step of a published server, where a search does not say another."""
+    said = {**step, **({"batch": (step["batch"],)} if "batch" in step else {})}
+    return {n: v for n, v in said.items() if given[n] is None}

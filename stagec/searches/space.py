@@ -1,0 +1,286 @@
+"""The space of a search: what flags let vary, the default for a kind of model, and the jobs that
+its points are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from operator import itemgetter
+from typing import Any, TypeVar, cast
+
+from stagec.ir.module import BATCH
+from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.statement import Flag
+from stagec.jobs.builder import mesh_axes
+from stagec.jobs.legal import count_of, needless, rules
+from stagec.jobs.request.combine import complete, in_usual_order
+from stagec.jobs.request.flags import FLAGS, OF_ONE_MESH, type_of
+from stagec.jobs.request.option import Kind, Option
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.ranges import RULE, is_range, values_of
+from stagec.machines import Machine
+from stagec.searches.explore.remembered import NotedValues, Remembered
+from stagec.searches.explore.space import Point, Space, doubled
+from stagec.searches.listed import Jobs
+from stagec.support.diagnostics import DiagnosticError, error
+
+R = TypeVar("R")
+#: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
+MICROBATCH = "microbatch_size"
+MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
+RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
+BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
+KNOBS: Mapping[str, Flag] = {**OF_ONE_MESH, MICROBATCH: MICROBATCH_FLAG}
+#: Kinds of flags whose values have commas: alternatives stand between bars.
+_WITH_COMMAS = ("names", "order", "layers", "loads")
+_MOST_VALUES = 1000
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class Values(Kind[tuple[Any, ...]]):
+    """`1,2,4`, or `1..8`: doubled from 1 up to 8."""
+
+    name = "VALUES"
+
+    def __init__(self, flag: Flag) -> None:
+        self._flag = flag
+
+    def read(self, text: str) -> tuple[Any, ...]:
+        """The values, each as the flag takes it."""
+        parts = text.split("|" if self._flag.kind in _WITH_COMMAS else ",")
+        found: list[Any] = []
+        for part in (p.strip() for p in parts):
+            if self._flag.kind == "int" and is_range(part):
+                found += self._range(part)
+            elif not part and self._flag.kind not in _WITH_COMMAS:
+                raise ValueError(f"'{text}' has an empty value; expected 1,2,4 or 1..8")
+            else:
+                found.append(type_of(self._flag).read(part))
+        if len(found) > _MOST_VALUES:
+            raise ValueError(f"expects at most {_MOST_VALUES} values, found {len(found)}")
+        return tuple(dict.fromkeys(found))
+
+    def _range(self, part: str) -> Iterator[int]:
+        if not (texts := values_of(part)):
+            raise ValueError(f"'{part}' has no values: {RULE}")
+        return (type_of(self._flag).read(text) for text in texts)
+
+
+def knob_option(flag: Flag) -> Option:
+    """The option of a search that says which values a flag may have."""
+    switch = flag.kind == "switch"
+    metavar, alone = ("on,off", "on") if switch else ("VALUES", "")
+    return Option(flag.name, Values(flag), "", metavar=metavar, alone=alone, rare=flag.rare)
+
+
+def values_text(name: str, values: Sequence[Any]) -> str:
+    """`1,2,4`: values as the option takes them."""
+    between = "|" if KNOBS[name].kind in _WITH_COMMAS else ","
+    return between.join(_text(v) for v in values)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(str, cast("tuple[object, ...]", value)))
+    return str(value)
+
+
+# -- the default -----------------------------------------------------------------------------------
+
+#: Sequences from this length on make context parallelism worth a try.
+_LONG = 32_768
+
+
+def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine) -> Space:
+    """What practitioners vary for a kind of model: dense, with experts, or of long context;
+    `layers` are all that a pipeline may cut."""
+    node = machine.network[0].ranks or ranks
+    knobs: dict[str, tuple[Any, ...]] = {
+        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, layers)),
+        "tp": doubled(1, min(8, node, ranks)),
+        "cp": doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
+        "sp": (True,),
+        "zero": (0, 1, 2, 3),
+        "schedule": ("1f1b", "interleaved"),
+        "chunks": (0, 4, 8),
+        MICROBATCH: (1, 2, 4, 8),
+        "recompute": ("none", "selective", "full"),
+        "cp_mode": ("ring", "ulysses"),
+    }
+    if experts := sizes.get(EXPERTS):
+        knobs["ep"] = doubled(1, min(experts, 64, ranks))
+        knobs["etp"] = (0, 1)
+    return Space(knobs)
+
+
+# -- points ----------------------------------------------------------------------------------------
+
+#: The names of the knobs that give the mesh.
+_MESH = frozenset((*AXES, "etp", MESH_ORDER.name))
+
+
+@dataclass(slots=True)
+class Listed:
+    """The jobs of a space. `refused` says how many points the rules left out, by their message;
+    `same` are points that are the same job as another one."""
+
+    points: int
+    jobs: Jobs
+    refused: Counter[str]
+    same: int = 0
+
+
+def listed(
+    space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None = None
+) -> Listed:
+    """All legal jobs of a space. `base` has the model, its sizes and the ranks; `sizes` are those
+    of all symbols, `layers` all that a pipeline may cut. What a rule of combination refuses is left
+    out, and flags without effect are taken back, so that no job stands twice."""
+    return _Listing(space, base, sizes, layers).listed()
+
+
+class _Listing:
+    def __init__(
+        self, space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None
+    ) -> None:
+        names = {*space.knobs, *AXES, "microbatches"} - {MICROBATCH}
+        self._names = [n for n in FLAGS if n in names]
+        self._row = itemgetter(*self._names)
+        self._space, self._base, self._sizes = space, base, sizes
+        self._rules = [Remembered(_on_options(rule)) for rule in rules(sizes, layers or None)]
+        self._needless = [
+            (flag, Remembered(_on_options(partial(_is_needless, flag, sizes))))
+            for flag in FLAGS.values()
+            if flag.needs and flag.name in names
+        ]
+        self._ranks = Remembered(_on_options(data_ranks))
+        self._order = Remembered(_on_options(_order_of))
+        self._found = Listed(space.count, Jobs(base, self._names), Counter())
+        self._seen: set[tuple[Any, ...]] = set()
+        self._insides: dict[frozenset[str], tuple[Sequence[Point], int]] = {}
+
+    def listed(self) -> Listed:
+        knobs = self._space.knobs
+        outer, inner = self._space.part(_MESH), self._space.part(frozenset(knobs) - _MESH)
+        for axes in outer:
+            if not _sized(self._base, axes):
+                self._refuse("the ranks do not divide over the axes", inner.count)
+                continue
+            try:
+                meshed = vars(complete(self._base.changed(**axes)))
+            except DiagnosticError as problem:
+                self._refuse(problem.diagnostics[0].message, inner.count)
+                continue
+            lacking = {axis for axis in AXES if meshed[axis] == 1}
+            idle = (n for n in inner.knobs if n in FLAGS and _needs_one(FLAGS[n], lacking))
+            points, times = self._inside(frozenset(idle))
+            for rest in points:
+                self._take({**meshed, **rest}, times)
+        return self._found
+
+    def _inside(self, idle: frozenset[str]) -> tuple[Sequence[Point], int]:
+        """The points inside a mesh on which some knobs have no effect, and for how many each
+        stands."""
+        found = self._insides.get(idle)
+        if found is None:
+            knobs = self._space.knobs
+            live = self._space.part(frozenset(knobs) - _MESH - idle)
+            default = {n: FLAGS[n].default for n in idle}
+            points = [{**default, **point} for point in live]
+            found = self._insides[idle] = points, prod(len(knobs[n]) for n in idle)
+        return found
+
+    def _take(self, values: dict[str, Any], times: int) -> None:
+        """Take in a point that stands for so many."""
+        size = values.pop(MICROBATCH, 0)
+        if size:
+            count, rest = divmod(self._sizes.get(BATCH, 0), self._ranks(values) * size)
+            if rest or not count:
+                self._refuse("the batch does not divide over microbatches of this size", times)
+                return
+            values["microbatches"] = count
+        for _ in range(3):  # what has no effect may leave something else without effect
+            for rule in self._rules:
+                if (problem := rule(values)) is not None:
+                    self._refuse(problem.message, times)
+                    return
+            idle = [flag for flag, is_idle in self._needless if is_idle(values)]
+            if not idle:
+                break
+            values |= {flag.name: flag.default for flag in idle}
+        if values[MESH_ORDER.name]:
+            values[MESH_ORDER.name] = self._order(values)
+        row = self._row(values)
+        self._found.same += times - (row not in self._seen)
+        if row in self._seen:
+            return
+        self._seen.add(row)
+        self._found.jobs.rows.append(row)
+
+    def _refuse(self, message: str, times: int) -> None:
+        self._found.refused[message] += times
+
+
+def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], R]:
+    """A function of options, of whatever has their values."""
+    return lambda values: function(cast("JobOptions", values))
+
+
+def without_axes(knobs: Mapping[str, tuple[Any, ...]]) -> set[str]:
+    """The knobs that have no effect, for an axis that they need has one rank in all points."""
+    ones = {a for a in AXES if knobs.get(a, (1,)) == (1,) and a not in DATA_AXES}
+    return {n for n in knobs if n in FLAGS and _needs_one(FLAGS[n], ones)}
+
+
+def _needs_one(flag: Flag, axes: AbstractSet[str]) -> bool:
+    """Whether a flag has no effect without one of these axes."""
+    return any(({need} if isinstance(need, str) else {*need}) <= axes for need in flag.needs)
+
+
+def _order_of(options: JobOptions) -> str:
+    """The order of the mesh of a job, all its axes; empty for the usual one."""
+    axes = mesh_axes(options)
+    return "" if in_usual_order(axes) else ",".join(axes)
+
+
+def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> bool:
+    return needless(flag, options, sizes)
+
+
+def _sized(base: JobOptions, axes: Point) -> bool:
+    """Whether axes of given sizes make up the ranks, where no axis is left open."""
+    ranks = 1
+    for axis in (a for a in AXES if a != "ep"):
+        ranks *= int(axes.get(axis, getattr(base, axis)))
+    return base.ranks is None or base.ranks % ranks == 0
+
+
+def data_ranks(options: JobOptions) -> int:
+    """The ranks over which the batch is split."""
+    ranks = 1
+    for axis in DATA_AXES:
+        ranks *= int(getattr(options, axis))
+    return ranks
+
+
+def microbatch_of(options: JobOptions, sizes: Mapping[str, int]) -> int:
+    """Sequences of a microbatch on a rank, 0 if those of all ranks are open."""
+    return sizes.get(BATCH, 0) // (data_ranks(options) * count_of(options))
+
+
+def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+    """A job of flags whose batch is written down. Raises `DiagnosticError` without a batch."""
+    if BATCH not in sizes:
+        raise error(
+            "a search needs the global batch: which strategy is best depends on it",
+            remedy="add --batch 1024, for example",
+        )
+    return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})

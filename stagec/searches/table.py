@@ -1,0 +1,385 @@
+"""The answer of a search: for people, and as plain data."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.markup import escape
+
+from stagec.analysis.memory_fit import MemoryFit
+from stagec.answers.time.table import seconds_text
+from stagec.ir.module import BATCH
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.jobs.builder import model_name
+from stagec.jobs.request.command_line import job_words
+from stagec.machines.placement import crossed
+from stagec.output.tables import NARROW, bytes_text, console, table
+from stagec.searches.alike import told_as_one
+from stagec.searches.explore.branch import Found, beats
+from stagec.searches.explore.reasons import limits, reason
+from stagec.searches.serving import without_step
+from stagec.time.cautions import cautions
+
+if TYPE_CHECKING:
+    from stagec.jobs.request.options import JobOptions
+    from stagec.machines import Machine
+    from stagec.searches.jobs import Evaluated
+    from stagec.searches.run import Answer
+
+SCHEMA = 1
+_MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
+
+
+def command_of(options: JobOptions, number: int | str) -> str:
+    """The command that compiles a job, to be pasted."""
+    if options.serve in (PREFILL, DECODE) and BATCH in options.sizes:
+        sizes = {n: v for n, v in options.sizes.items() if n != BATCH}
+        options = options.changed(batch=options.sizes[BATCH], sizes=sizes)
+    folder = f"{model_name(options)}-{number}"
+    return shlex.join(["stagec", "compile", *_words(options), "-o", folder])
+
+
+def _words(options: JobOptions) -> list[str]:
+    return list(job_words(options.changed(ranks=None, explicit=frozenset())))
+
+
+def strategy_of(options: JobOptions) -> str:
+    """The flags of its strategy."""
+    return shlex.join(_words(without_step(options.changed(model="", sizes={})))) or "one rank"
+
+
+def levels_of(machine: Machine, mesh: Mapping[str, int]) -> dict[str, str]:
+    """The level of the network that each axis crosses."""
+    return {a: level.name for a, level in crossed(machine, mesh).items() if level is not None}
+
+
+def rows(answer: Answer, *, several: bool = False) -> list[dict[str, Any]]:
+    """The best, each as plain data; of one of `several` searches."""
+    return [_row(answer, found, n, several=several) for n, found in enumerate(answer.best, 1)]
+
+
+def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool) -> dict[str, Any]:
+    what, machine = found.what, answer.question.machine
+    options = answer.job(found)
+    seconds = what.seconds or 0.0
+    ranks = answer.question.ranks
+    counted = answer.question.sampled(what.tokens)
+    tokens = None if counted is None else counted / seconds / ranks
+    return {
+        "command": command_of(options, number),
+        "strategy": strategy_of(options),
+        "step_seconds": seconds,
+        "memory_peak": what.peak,
+        "mfu": what.mfu,
+        "limits": limits(what.breakdown or {}, levels_of(machine, what.mesh)),
+        "reason": _reason(answer, found, several=several),
+        "tokens_per_second_per_rank": tokens,
+        "head_room": None if what.room is None else what.room - what.peak,
+        "ranks": ranks,
+        "batch": answer.question.batch,
+        "cost": answer.question.cost(seconds),
+        "machine": machine.name,
+        "mesh": dict(what.mesh),
+        "memory": dict(what.memory),
+        "fit": None if what.room is None else MemoryFit(what.peak, what.room).as_json(),
+        "cautions": list(cautions(machine, [what.mesh])),
+        "breakdown": dict(what.breakdown or {}),
+    }
+
+
+def _reason(answer: Answer, found: Found[Evaluated], *, several: bool) -> str:
+    best = answer.best[0]
+    if found is best:
+        return _proof(answer, several=several)
+    mine, other = found.what, best.what
+    levels, best_levels = (levels_of(answer.question.machine, e.mesh) for e in (mine, other))
+    why = reason(_parts(answer, mine), _parts(answer, other), levels, best_levels)
+    if answer.question.objective == "memory":
+        why += f"; holds {bytes_text(max(0, mine.peak - other.peak))} more"
+    return why
+
+
+def _parts(answer: Answer, what: Evaluated) -> dict[str, float]:
+    """Where the time goes, of the part of a group where groups have steps of their own."""
+    parts = what.breakdown or {}
+    return {n: answer.question.per_group(s, what.tokens) for n, s in parts.items()}
+
+
+def _proof(answer: Answer, *, several: bool) -> str:
+    if answer.interrupted:
+        return f"the best so far: {answer.left:,} points may be better"
+    asked = answer.question
+    where = f" on {asked.ranks} ranks of {asked.machine.name} with B = {asked.batch}"
+    of = f"the best of the {len(answer.listed.jobs):,} legal points of this space"
+    how = "all were evaluated" if asked.exhaustive else "no bound of another is below it"
+    return f"{of}{where if several else ''}: {how}"
+
+
+def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The object that `--json` prints: of several searches the best of all, and a row for each."""
+    first = answers[0]
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": model_name(first.question.base),
+        "objective": first.question.objective,
+        "priced": first.question.price is not None,
+        "points": sum(a.listed.points for a in answers),
+        "legal": sum(len(a.listed.jobs) for a in answers),
+        "evaluated": sum(a.evaluated for a in answers),
+        "timed": sum(a.timed for a in answers),
+        "seconds": sum(a.seconds for a in answers),
+        "bound_seconds": sum(a.bound_seconds for a in answers),
+        "proven": not any(a.interrupted for a in answers),
+        "left": sum(a.left for a in answers),
+        "cut": dict(sum((a.cut for a in answers), Counter[str]())),
+        "refused": told_as_one(sum((a.listed.refused for a in answers), Counter[str]())),
+        "same": sum(a.listed.same for a in answers),
+    }
+    wanted = first.question.wanted
+    several = len(answers) > 1
+    told = [
+        each for a in answers for each in zip(_values(a), rows(a, several=several), strict=True)
+    ]
+    if first.question.pareto:
+        told = _front(told, first.question.pareto)
+    else:
+        told = sorted(told, key=lambda each: each[0])[:wanted]
+    best = [row for _, row in told]
+    for number, row in enumerate(best, 1):
+        row["command"] = row["command"].rsplit("-", 1)[0] + f"-{number}"
+    found["best"] = best
+    of_machines = (text for a in answers for text in cautions(a.question.machine))
+    of_best = (text for row in best for text in row["cautions"])
+    found["cautions"] = list(dict.fromkeys([*of_machines, *of_best]))
+    if len(answers) > 1:
+        found["searches"] = [_search(a) for a in answers]
+    points = [_point(a, n, e) for a in answers for n, e in a.known.items()]
+    found["evaluations"] = [p for p in points if p is not None]
+    return found
+
+
+def _values(answer: Answer) -> list[float]:
+    """What the best are compared by where ranks, machines and batches differ: of seconds and cost
+    those of a sequence."""
+    asked = answer.question
+    factor = asked.ranks if asked.objective == "tokens-per-rank" else 1
+    latency = asked.base.serve is not None and asked.objective == "time"
+    each = 1 if latency or asked.objective == "memory" else asked.batch
+    return [f.value * factor / each for f in answer.best]
+
+
+def least(answer: Answer) -> float:
+    """The best value of an answer that has some, to be compared with those of others."""
+    return _values(answer)[0]
+
+
+def _front(
+    told: list[tuple[float, dict[str, Any]]], respects: Sequence[str]
+) -> list[tuple[float, dict[str, Any]]]:
+    """Those that no other beats, of all searches."""
+    names = {"time": "step_seconds", "memory": "memory_peak", "ranks": "ranks"}
+    points = [tuple(row[names[r]] for r in respects) for _, row in told]
+    kept = [
+        each
+        for each, point in zip(told, points, strict=True)
+        if not any(beats(other, point) for other in points)
+    ]
+    return sorted(kept, key=lambda each: each[1]["step_seconds"])
+
+
+def _search(answer: Answer) -> dict[str, Any]:
+    best = rows(answer, several=True)[0] if answer.best else None
+    return {
+        "machine": answer.question.machine.name,
+        "ranks": answer.question.ranks,
+        "batch": answer.question.batch,
+        "legal": len(answer.listed.jobs),
+        "evaluated": answer.evaluated,
+        "best": best,
+    }
+
+
+def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any] | None:
+    """A point that was evaluated, as pages and files draw it."""
+    if isinstance(found, str):
+        return None
+    options = answer.listed.jobs[number]
+    levels = levels_of(answer.question.machine, found.mesh)
+    return {
+        "strategy": strategy_of(options),
+        "command": command_of(options, number),
+        "machine": answer.question.machine.name,
+        "ranks": answer.question.ranks,
+        "step_seconds": found.seconds,
+        "memory_peak": found.peak,
+        "memory": dict(found.memory),
+        "room": found.room,
+        "mfu": found.mfu,
+        "limits": limits(found.breakdown or {}, levels),
+        "breakdown": dict(found.breakdown or {}),
+        "flags": {n: _plain(getattr(options, n)) for n in _shown(answer)},
+    }
+
+
+def _shown(answer: Answer) -> list[str]:
+    """The flags that differ among the jobs of a search."""
+    return answer.listed.jobs.differing()
+
+
+def _plain(value: Any) -> int | str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value if isinstance(value, int | str) else str(value)
+
+
+def csv_text(found: Mapping[str, Any]) -> str:
+    """The best as comma-separated values."""
+    names = [
+        *("strategy", "ranks", "machine", "step_seconds", "tokens_per_second_per_rank", "mfu"),
+        *("memory_peak", "head_room", "limits", "reason", "command", "cautions"),
+    ]
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in found["best"]:
+        writer.writerow(["; ".join(row[n]) if n == "cautions" else row[n] for n in names])
+    return text.getvalue()
+
+
+def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
+    """The best, why each of them is behind, what is next to it, and what was left out."""
+    out = console(stream, 160)
+    best = found["best"]
+    kept = ", kept from before" if found.get("cached") else ""
+    out.print(
+        f"{found['model']}: {found['points']:,} points, {found['legal']:,} legal, "
+        f"{found['evaluated']:,} evaluated, {found['seconds']:.1f} s{kept}",
+        markup=False,
+    )
+    if best:
+        narrow = out.width < NARROW  # what limits a strategy stands below the table
+        out.print(_table(best, "searches" in found, found["priced"], limits=not narrow))
+        for number, row in enumerate(best, 1):
+            why = f"{row['limits']}; " if narrow else ""
+            out.print(f"[{number}] {why}{row['reason']}", markup=False)
+        for number, row in enumerate(best, 1):
+            out.print(f"[{number}] {row['command']}", markup=False)
+    if "searches" in found:
+        out.print(_curve(found["searches"]))
+    if "tried" in found:
+        _print_tried(found["tried"], out)
+    if found.get("neighbours"):
+        out.print(_neighbours(found["neighbours"]))
+    if found.get("sensitivity"):
+        out.print(_sensitivity(found["sensitivity"]))
+    _print_cut(found, out)
+
+
+def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, limits: bool) -> Any:
+    where = ("on",) if several else ()
+    more = ("cost",) if priced else ()
+    made = table(
+        "Best strategies",
+        *("", "strategy", *where, "step", *more, "tokens/s/rank", "MFU", "memory", "room"),
+        *(["what limits it"] if limits else []),
+        text_columns=2,
+    )
+    for number, row in enumerate(found, 1):
+        made.add_row(
+            rf"\[{number}]",
+            escape(row["strategy"]),
+            *([f"{row['ranks']} {row['machine']}, B {row['batch']}"] if several else []),
+            seconds_text(row["step_seconds"]),
+            *([_number(row["cost"], ",.4g")] if priced else []),
+            _number(row["tokens_per_second_per_rank"], ",.0f"),
+            _number(row["mfu"], ".1%"),
+            bytes_text(row["memory_peak"]),
+            "" if row["head_room"] is None else bytes_text(row["head_room"]),
+            *([row["limits"]] if limits else []),
+        )
+    return made
+
+
+def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
+    """The best for each machine, number of ranks and batch."""
+    made = table(
+        "By ranks",
+        *("machine", "ranks", "batch", "step", "tokens/s/rank", "MFU", "strategy"),
+        text_columns=1,
+    )
+    for each in searches:
+        best = each["best"]
+        cells = ["", "", "", "nothing fits"]
+        if best is not None:
+            cells = [
+                seconds_text(best["step_seconds"]),
+                _number(best["tokens_per_second_per_rank"], ",.0f"),
+                _number(best["mfu"], ".1%"),
+                escape(best["strategy"]),
+            ]
+        made.add_row(escape(each["machine"]), str(each["ranks"]), str(each["batch"]), *cells)
+    return made
+
+
+def _neighbours(found: Sequence[Mapping[str, Any]]) -> Any:
+    made = table("One flag away from [1]", "change", "step", "memory", text_columns=1)
+    for row in found[:_MOST_NEAR]:
+        more = row["note"] if row["more"] is None else f"{row['note']} {row['more']:+.1%}".strip()
+        held = row.get("memory_peak")
+        made.add_row(row["change"], more[:_LONG], "" if held is None else bytes_text(held))
+    return made
+
+
+def _print_tried(found: Mapping[str, Any], out: Any) -> None:
+    """What is better than the best of the space, with the commands."""
+    rows = found["better"][:_MOST_NEAR]
+    others = f"{found['count']:,} other values of flags that keep the numerics"
+    if not rows:
+        out.print(f"beyond the space: none of {others} makes [1] better", markup=False)
+        return
+    title = f"Beyond the space: of {others}, those that make [1] better"
+    made = table(escape(title), "", "change", "step", "memory", text_columns=2)
+    for row in rows:
+        name = rf"\[{row['name']}]"
+        step = f"{seconds_text(row['step_seconds'])} {row['more']:+.1%}"
+        made.add_row(name, escape(row["change"]), step, bytes_text(row["memory_peak"]))
+    out.print(made)
+    for row in rows:
+        out.print(f"[{row['name']}] {row['command']}", markup=False)
+
+
+def _sensitivity(found: Sequence[Mapping[str, Any]]) -> Any:
+    made = table(
+        "What the place of [1] depends on", "figure", "times", "best then", "step", "step of [1]"
+    )
+    for row in found:
+        made.add_row(
+            row["figure"],
+            f"{row['factor']:g}",
+            rf"\[{row['best']}]",
+            seconds_text(row["step_seconds"]),
+            seconds_text(row["step_of_winner"]),
+        )
+    return made
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _print_cut(found: Mapping[str, Any], out: Any) -> None:
+    cut: Mapping[str, int] = {**found["refused"], **found["cut"]}
+    shown = sorted(((n, why) for why, n in cut.items() if n), reverse=True)
+    if found["same"]:
+        shown.append((found["same"], "the same job as another point"))
+    if shown:
+        out.print("left out:", markup=False)
+    for count, why in shown[:_MOST_CUT]:
+        out.print(f"  {count:,}: {why}", markup=False)
+    if not found["proven"]:
+        out.print(f"interrupted: {found['left']:,} points may still be better", markup=False)

@@ -1,0 +1,176 @@
+"""What else the best strategy may have: flags that keep the numerics, at values beyond the space.
+
+Each is tried on the best job alone, one by one, and then all that helped at once. Flags to which
+the question gives values are left as they are: the space has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from string import ascii_lowercase
+from typing import Any, NamedTuple
+
+from stagec.ir_spec.strategy.axes import DATA_AXES, MESH_ORDER
+from stagec.ir_spec.strategy.statement import Flag
+from stagec.jobs.builder import mesh_axes
+from stagec.jobs.request.flags import OF_ONE_MESH
+from stagec.jobs.request.options import JobOptions
+from stagec.schedule.registry import SCHEDULES
+from stagec.searches.explore.space import Space, doubled
+from stagec.searches.jobs import Evaluated, Run, Task
+from stagec.searches.run import Answer, Tell
+from stagec.searches.space import (
+    MICROBATCH,
+    MICROBATCH_FLAG,
+    listed,
+    microbatch_of,
+    values_text,
+)
+from stagec.searches.table import command_of, strategy_of
+
+#: What follows from other flags: data parallelism from ranks, microbatches from their size.
+_FOLLOW = ("dp", "microbatches")
+
+
+class _Trial(NamedTuple):
+    """The best job with other values of some flags."""
+
+    values: Mapping[str, Any]
+    job: JobOptions
+
+
+def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
+    """How many jobs were tried, and those that are better than the best of the space, the best of
+    them first."""
+    every = (t for flag in _flags(answer) for t in _of_flag(answer, flag))
+    trials = [*{repr(vars(t.job)): t for t in every}.values()]
+    found = [*_evaluated(answer, trials, _telling(run, tell))]
+    together = _together(found)
+    if len(together) > 1 and (both := _trial(answer, together)) is not None:
+        trials.append(both)
+        found += _evaluated(answer, [both], run)
+    found.sort(key=lambda each: each[0])
+    return {
+        "count": len(trials),
+        "better": [_row(answer, n, *each) for n, each in enumerate(found)],
+    }
+
+
+def _flags(answer: Answer) -> Iterator[Flag]:
+    given = answer.question.given
+    for flag in OF_ONE_MESH.values():
+        if not flag.numerics and flag.name not in given and flag.name not in _FOLLOW:
+            yield flag
+    if MICROBATCH in answer.question.space.knobs.keys() - given:
+        yield MICROBATCH_FLAG
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def _of_flag(answer: Answer, flag: Flag) -> Iterator[_Trial]:
+    """The best job with each other value of a flag. Chunks are those of the schedule."""
+    for value in _values(answer, flag):
+        trial = _trial(answer, {flag.name: value})
+        if trial is None and flag.name == "schedule":
+            trial = _trial(answer, {flag.name: value, "chunks": 0})
+        if trial is not None:
+            yield trial
+
+
+def _values(answer: Answer, flag: Flag) -> Iterable[Any]:
+    """Other values of a flag than that of the best job."""
+    job = _best(answer)
+    match flag.name:
+        case "schedule":
+            return [name for name in SCHEDULES if name != job.schedule]
+        case "dp_replicate" | "dp_shard":
+            return doubled(2, answer.question.ranks // 2) if job.dp > 1 else ()
+        case MESH_ORDER.name:
+            return _swapped([*mesh_axes(job)])
+        case name if name == MICROBATCH:
+            return flag.others(microbatch_of(job, answer.question.sizes))
+        case name:
+            return flag.others(getattr(job, name))
+
+
+def _swapped(axes: Sequence[str]) -> Iterator[str]:
+    """The orders in which two neighbours have changed places."""
+    for slow, fast in pairwise(axes):
+        yield ",".join({slow: fast, fast: slow}.get(axis, axis) for axis in axes)
+
+
+def _trial(answer: Answer, values: Mapping[str, Any]) -> _Trial | None:
+    """The best job with these values; None if the rules refuse it, or if the space has it."""
+    question, job = answer.question, _best(answer)
+    base = question.base.changed(ranks=question.ranks)
+    names = {*question.space.knobs, *values} - {*DATA_AXES, MICROBATCH}
+    names |= {*DATA_AXES} & {*question.space.knobs}
+    point = {n: getattr(job, n) for n in names}
+    if MICROBATCH in question.space.knobs:
+        point[MICROBATCH] = microbatch_of(job, question.sizes)
+    space = Space({n: (v,) for n, v in {**point, **values}.items()})
+    jobs = listed(space, base, question.sizes, question.layers.total).jobs
+    if not len(jobs) or answer.listed.jobs.has(jobs[0]):
+        return None
+    return _Trial(values, jobs[0])
+
+
+def _best(answer: Answer) -> JobOptions:
+    return answer.job(answer.best[0])
+
+
+def _telling(run: Run, tell: Tell) -> Run:
+    """Tells how many jobs are done."""
+
+    def telling(units: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        for done, result in enumerate(run(units), 1):
+            tell(f"{done:,} of {len(units):,} flags beyond the space tried")
+            yield result
+
+    return telling
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _evaluated(
+    answer: Answer, trials: Sequence[_Trial], run: Run
+) -> Iterator[tuple[float, _Trial, Evaluated]]:
+    """Those that are better than the best of the space, with the objective as a part of its."""
+    question, best = answer.question, answer.best[0]
+    about = question.machine, question.limit, question.overlap, question.measured
+    for number, found in run([Task(t.job, *about) for t in trials]):
+        value = question.value(found) if isinstance(found, Evaluated) else None
+        if isinstance(found, Evaluated) and value is not None and value < best.value:
+            yield value / best.value, trials[number], found
+
+
+def _together(found: Iterable[tuple[float, _Trial, Evaluated]]) -> dict[str, Any]:
+    """The best value of each flag that helped."""
+    best: dict[str, Any] = {}
+    for _, trial, _ in sorted(found, key=lambda each: each[0]):
+        if best.keys().isdisjoint(trial.values):
+            best |= trial.values
+    return best
+
+
+def _row(
+    answer: Answer, number: int, part: float, trial: _Trial, found: Evaluated
+) -> dict[str, Any]:
+    changes = (_change(name, value) for name, value in trial.values.items())
+    name = f"1{ascii_lowercase[number]}" if number < len(ascii_lowercase) else f"1-{number + 1}"
+    return {
+        "name": name,
+        "change": ", ".join(changes),
+        "strategy": strategy_of(trial.job),
+        "command": command_of(trial.job, name),
+        "more": part - 1,
+        "step_seconds": found.seconds,
+        "memory_peak": found.peak,
+    }
+
+
+def _change(name: str, value: Any) -> str:
+    return f"{name.replace('_', '-')} {values_text(name, [value])}"
