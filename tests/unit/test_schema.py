@@ -18,7 +18,7 @@ from stagec.driver.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = json.loads(
-    (ROOT / "stagec" / "driver" / "verbs" / "analyze.schema.json").read_text(encoding="utf-8")
+    (ROOT / "stagec" / "answers" / "analyze.schema.json").read_text(encoding="utf-8")
 )
 LAYER = "docs/examples/layer.stg"
 LLAMA = "llama3-8b --set L=2"

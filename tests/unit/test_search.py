@@ -696,10 +696,10 @@ def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("search.run.listed", "interrupted while the points were listed"),
+        ("run.listed", "interrupted while the points were listed"),
         ("search.bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
-        ("search.tried.tried", "interrupted: 0 points may still be better"),
-        ("search.extra.neighbours", "interrupted: 0 points may still be better"),
+        ("tried.tried", "interrupted: 0 points may still be better"),
+        ("extra.neighbours", "interrupted: 0 points may still be better"),
     ],
 )
 def test_an_interrupt_before_or_behind_the_best_is_told(
@@ -708,7 +708,7 @@ def test_an_interrupt_before_or_behind_the_best_is_told(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"stagec.driver.{place}", stop)
+    monkeypatch.setattr(f"stagec.searches.{place}", stop)
     found = stagec(*SMALL)
     assert told in found.out + found.err
     assert found.code == 130
