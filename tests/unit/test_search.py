@@ -697,7 +697,7 @@ def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.Monke
     ("place", "told"),
     [
         ("run.listed", "interrupted while the points were listed"),
-        ("search.bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
+        ("bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
         ("tried.tried", "interrupted: 0 points may still be better"),
         ("extra.neighbours", "interrupted: 0 points may still be better"),
     ],
