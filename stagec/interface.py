@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
 from stagec.answers.check import CheckAnswer, check
@@ -40,6 +40,7 @@ from stagec.support.garbage import seldom_collected
 
 if TYPE_CHECKING:
     from stagec.answers.sweep.run import SweepAnswer
+    from stagec.jobs.request.signature import JobFlags
     from stagec.machines import Machine
     from stagec.searches.answer import SearchAnswer
 
@@ -65,7 +66,7 @@ class Job:
         """The words of a command line that stand for it: model and flags."""
         return shlex.join(job_words(self._options))
 
-    def with_(self, **flags: Any) -> Job:
+    def with_(self, **flags: Unpack[JobFlags]) -> Job:
         """The job with these flags; of `sizes`, those that are given. Raises `DiagnosticError`."""
         with asked() as session:
             more = asked_job(self._options.model, self._options.strategy, flags, session)
@@ -194,7 +195,9 @@ class Job:
         return take_accepted(self._options, {"accepted": tokens, "acceptance": rate})
 
 
-def job(model: str | Path = "", strategy: str | Path | None = None, **flags: Any) -> Job:
+def job(
+    model: str | Path = "", strategy: str | Path | None = None, **flags: Unpack[JobFlags]
+) -> Job:
     """A job: a model of the library, a .stg file or a config.json, with a strategy of flags or of a
     file. Raises `DiagnosticError`.
 
@@ -210,13 +213,14 @@ def time_step(
     model: str = "",
     machine: str | Machine = "h100-sxm",
     *,
+    strategy: str | Path | None = None,
     overlap: bool = True,
     levers: bool = False,
-    **flags: Any,
+    **flags: Unpack[JobFlags],
 ) -> StepAnswer:
     """How long a step takes on a machine, and why: `job(model, **flags).time(machine)` of a job of
     one step. Raises `DiagnosticError`."""
-    answer = job(model, **flags).time(machine, overlap=overlap, levers=levers)
+    answer = job(model, strategy, **flags).time(machine, overlap=overlap, levers=levers)
     if not isinstance(answer, StepAnswer):
         raise error("time_step: the job has two steps", remedy="use stagec.job(...).time(machine)")
     return answer

@@ -25,6 +25,7 @@ from stagec.pipeline.plugins import Loaded, load_plugins
 from tools.gen_api import api_page
 from tools.gen_families import families_page
 from tools.gen_flags import flags_page
+from tools.gen_signature import signature
 from tools.markup import ACCEPT, ROOT, anchor, markdown, page, paragraphs
 
 #: module of an op -> (heading, where its ops stand)
@@ -112,6 +113,7 @@ def pages() -> Mapping[Path, str]:
         docs / "flags.md": flags_page(),
         docs / "families.md": families_page(),
         docs / "api.md": api_page(docs / "examples" / "api.py"),
+        ROOT / "stagec" / "jobs" / "request" / "signature.py": signature(),
     }
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Folders of the product; those beside `stagec` are packages in it (`package-dir`).
 _PLACES = {"stagec": ROOT / "stagec", "ir_spec": ROOT / "ir_spec", "passes": ROOT / "passes"}
 _LAYOUT = (token.COMMENT, token.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER)
-_GENERATED = ("_pb2.py",)
+_GENERATED = ("_pb2.py", "signature.py")
 
 
 def main(argv: list[str]) -> int:

@@ -74,7 +74,7 @@ def _cell(value: Any) -> str:
         return f'<td class="number">{text}</td>'
     if isinstance(value, str) or not isinstance(value, Sequence):
         return f"<td>{escape(str(value))}</td>"
-    items = list(value)
+    items: Sequence[Any] = value
     if items and all(isinstance(item, Mapping) for item in items):
         return f"<td><details><summary>{len(items):,}</summary>{_table(items)}</details></td>"
     return f"<td>{escape(', '.join(map(str, items)))}</td>"

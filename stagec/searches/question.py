@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import MIXED
@@ -63,7 +63,8 @@ class Machines(Kind["tuple[str | Machine, ...]"]):
         return tuple(name.strip() for name in text.split(","))
 
     def of(self, given: Any) -> tuple[str | Machine, ...]:
-        each = tuple(given) if isinstance(given, list | tuple) else (given,)
+        several = isinstance(given, list | tuple)
+        each = tuple(cast("Sequence[Any]", given)) if several else (given,)
         return each if any(isinstance(m, Machine) for m in each) else super().of(given)
 
 
@@ -104,7 +105,10 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     if not given["machine"]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
     used = given["used_ranks"]
-    machines = [machine_of(m, session, used) if isinstance(m, str) else m for m in given["machine"]]
+    asked: Sequence[str | Machine] = given["machine"]
+    machines: list[Machine] = [
+        machine_of(m, session, used) if isinstance(m, str) else m for m in asked
+    ]
     if not given["ranks"]:
         batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
         remedy = f"add --ranks 512{batch}, for example"
@@ -128,7 +132,8 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         _said(given, session),
     )
     found: list[Question] = []
-    places: Iterator[tuple[Machine, int]] = product(machines, given["ranks"])
+    every: Sequence[int] = given["ranks"]
+    places = [(machine, ranks) for machine in machines for ranks in every]
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
     for (machine, ranks), (base, sizes) in product(places, steps):

@@ -213,7 +213,8 @@ def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], told: st
 
 
 def test_a_flag_that_is_none_is_not_given() -> None:
-    given = time_step(LLAMA, tp=2.0, sp=None, zero=None, strategy=None, sizes={"L": 2})
+    flags: Any = {"tp": 2.0, "sp": None, "zero": None, "strategy": None, "sizes": {"L": 2}}
+    given = time_step(LLAMA, **flags)
     assert given == time_step(LLAMA, tp=2, sizes={"L": 2})
 
 

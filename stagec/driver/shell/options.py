@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,11 +66,17 @@ def click_option(option: Option) -> Callable[[F], F]:
         about["multiple"] = True
         del about["default"]
         if (merge := option.merge) is not None:
-            about["callback"] = lambda ctx, param, values: merge(values)
+            about["callback"] = partial(_merged, merge)
     if option.alone:
         about |= {"is_flag": False, "flag_value": option.alone}
     about |= {"metavar": option.metavar, "required": option.required}
     return click.option(*words, option.name, type=type_of(option.kind), **about)
+
+
+def _merged(
+    merge: Callable[[Sequence[Any]], Any], _: click.Context, __: click.Parameter, values: Any
+) -> Any:
+    return merge(values)
 
 
 def type_of(kind: Kind[Any]) -> click.ParamType[Any]:

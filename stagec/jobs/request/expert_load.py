@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from stagec.ir.expr import MAX_INTEGER
 from stagec.jobs.request.option import Kind
@@ -22,10 +22,16 @@ class LoadFile(Kind[ExpertLoads]):
     such a list itself."""
 
     name = "FILE"
+    annotated = "str | Path | Sequence[int] | Sequence[Sequence[int]]"
 
     def read(self, text: str) -> ExpertLoads:
         """The loads."""
         return _parsed("--expert-load", text) if text.startswith("[") else read_loads(Path(text))
+
+    def of(self, given: Any) -> ExpertLoads:
+        if isinstance(given, list | tuple):
+            return _parsed("expert_load", json.dumps(given))
+        return super().of(given)
 
 
 def read_loads(path: Path) -> ExpertLoads:

@@ -87,6 +87,7 @@ class LayersType(Kind[tuple[int, ...]]):
     """`7,8*14,7`: numbers of layers, each with how often it stands."""
 
     name = "LAYERS"
+    annotated = "str | Sequence[int]"
 
     def read(self, text: str) -> tuple[int, ...]:
         """One number for each part."""
@@ -107,6 +108,7 @@ class Names(Kind[str]):
     """Some of several names, with commas between them; without choices, names of values."""
 
     name = "NAMES"
+    annotated = "str | Sequence[str]"
 
     def __init__(self, choices: Collection[str]) -> None:
         self._choices = choices
@@ -138,6 +140,7 @@ class Ratio(Kind[Fraction]):
     """A fraction, such as `5/4` or `1.25`."""
 
     name = "RATIO"
+    annotated = "float | str"
 
     def __init__(self, least: int | None) -> None:
         self._least = least

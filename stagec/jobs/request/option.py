@@ -4,6 +4,7 @@ files read values by them."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n",
 
 class Kind(ABC, Generic[T_co]):
     """What values an option takes. `name` stands for one in the help, `completes` is what a shell
-    may complete: `models`, `machines`, `presets`."""
+    may complete: `models`, `machines`, `presets`. Values of Python calls are `annotated` so."""
 
     name = "TEXT"
     completes = ""
+    annotated = "str"
 
     @abstractmethod
     def read(self, text: str) -> T_co:
@@ -49,6 +51,7 @@ class File(Kind[Path]):
     """The path of a file or a folder."""
 
     name = "PATH"
+    annotated = "str | Path"
 
     def read(self, text: str) -> Path:
         return Path(text)
@@ -58,6 +61,7 @@ class Switch(Kind[bool]):
     """On or off."""
 
     name = "BOOLEAN"
+    annotated = "bool"
 
     def read(self, text: str) -> bool:
         if (word := text.strip().lower()) in (*_YES, *_NO):
@@ -77,6 +81,7 @@ class Whole(Kind[int]):
     least: int | None = None
     most: int | None = None
     name = "INTEGER"
+    annotated = "int"
 
     def read(self, text: str) -> int:
         try:
@@ -97,6 +102,7 @@ class Number(Kind[float]):
     most: float | None = None
     above: bool = False
     name = "FLOAT"
+    annotated = "float"
 
     def read(self, text: str) -> float:
         try:
@@ -123,6 +129,10 @@ class OneOf(Kind[str]):
     """One of several words."""
 
     choices: Sequence[str]
+
+    @property
+    def annotated(self) -> str:  # type: ignore[override]
+        return f"Literal[{', '.join(map(json.dumps, self.choices))}]"
 
     def read(self, text: str) -> str:
         if text in self.choices:
@@ -162,8 +172,8 @@ class Option:
         """The value that is given in Python or in a file. Raises `ValueError`."""
         if not self.multiple:
             return self.kind.of(given)
-        several = not isinstance(given, str | Path | Mapping) and isinstance(given, Iterable)
-        each = cast("Iterable[Any]", given) if several else (given,)
+        one = isinstance(given, str | Path | Mapping) or not isinstance(given, Iterable)
+        each: list[Any] = [given] if one else [*cast("Iterable[Any]", given)]
         values = tuple(map(self.kind.of, each))
         return values if self.merge is None else self.merge(values)
 

@@ -13,6 +13,7 @@ class SizesType(Kind[dict[str, int | None]]):
     """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
 
     name = "NAME=VALUE,..."
+    annotated = "str | Mapping[str, int | None]"
 
     def __init__(self, *, open_names: bool = False) -> None:
         self._open = open_names

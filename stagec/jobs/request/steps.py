@@ -30,6 +30,7 @@ class Blocks(Kind[int]):
     """A number of blocks, or `all`: 0, as many as are needed."""
 
     name = "N|all"
+    annotated = "int | str"
 
     def read(self, text: str) -> int:
         """The number."""
@@ -40,6 +41,7 @@ class Milliseconds(Kind[int]):
     """A time in milliseconds; nanoseconds."""
 
     name = "MS"
+    annotated = "float"
 
     def read(self, text: str) -> int:
         """The nanoseconds."""

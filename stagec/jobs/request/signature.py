@@ -1,0 +1,172 @@
+"""The flags of a job in Python calls; `make docs` writes this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class JobFlags(TypedDict, total=False):
+    """What `stagec compile --help-all` describes; a flag that is None is not given."""
+
+    #: A published run: model, sizes, mesh and strategy ('stagec presets' lists them).
+    preset: str | None
+    #: Sizes of symbols; B is the global batch in sequences.
+    sizes: str | Mapping[str, int | None] | None
+    #: Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).
+    mesh: str | Mapping[str, int | None] | None
+    #: All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.
+    ranks: int | None
+    #: Compile a step of serving instead of a training step.
+    serve: Literal["prefill", "decode", "mixed", "disaggregated"] | None
+    #: Sequences of the step, of all ranks together; of a mixed step those that decode, of each
+    #: group of ranks that has requests of its own.
+    batch: int | None
+    #: New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.
+    prompt: int | None
+    #: Tokens of each sequence that are cached before the step.
+    context: int | None
+    #: Of prefill and mixed steps: so many tokens of the prompt a step.
+    chunk: int | None
+    #: Of decode: so many more tokens of each sequence, which are drafts.
+    speculative: int | None
+    #: Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x new
+    #: tokens + cached ones; chunk= samples none, verify= all).
+    step: str | None
+    #: Of --serve disaggregated: the strategy of the pod for prefill, 'tp=4,sp'.
+    prefill: str | None
+    #: Of --serve disaggregated: the strategy of the pod for decode, 'tp=4,sp'.
+    decode: str | None
+    #: Of --serve: caches have whole pages of so many tokens.
+    page: int | None
+    #: Of --serve: the element type of cached keys and values (default: as they are made).
+    kv_dtype: Literal["bf16", "fp8", "int8"] | None
+    #: Of --serve: how tokens are chosen by logits that are split over the vocabulary: the logits
+    #: are gathered, as engines do it (default), or the maxima of ranks (local); none returns
+    #: logits.
+    sampling: Literal["gather", "local", "none"] | None
+    #: Of decode: the model that makes the --speculative drafts, in a pod of its own: 'llama3-8b:
+    #: tp=2'; 'llama3-8b[L=4]: tp=2' gives it sizes.
+    draft: str | None
+    #: Data-parallel ranks.
+    dp: int | None
+    #: Tensor-parallel ranks.
+    tp: int | None
+    #: Pipeline stages.
+    pp: int | None
+    #: Pipeline schedule; 'stagec schedule' lists them.
+    schedule: str | None
+    #: Parts of the model per stage (default: the schedule's own).
+    chunks: int | None
+    #: Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).
+    stage_layers: str | Sequence[int] | None
+    #: Tensor-parallel ranks send a part each of what they hold alike to the next stage, which
+    #: gathers it.
+    scatter_gather: bool | None
+    #: HSDP: replicas of the shard groups.
+    dp_replicate: int | None
+    #: HSDP: ranks of a shard group.
+    dp_shard: int | None
+    #: Context-parallel ranks.
+    cp: int | None
+    #: How attention sees the whole sequence.
+    cp_mode: Literal["ring", "ulysses", "all-gather"] | None
+    #: How the sequence lies on the ranks of a ring; zigzag balances the causal mask.
+    cp_order: Literal["zigzag", "plain"] | None
+    #: --cp-mode all-gather: gather keys and values again in backward, or keep them.
+    cp_inputs: Literal["regather", "save-gathered"] | None
+    #: Expert-parallel ranks, some of the data-parallel ones.
+    ep: int | None
+    #: Ranks that split each expert: as many as tp (0, the default), or 1.
+    etp: int | None
+    #: Rows of the expert buffers over those of balanced load, such as 5/4.
+    capacity_factor: float | str | None
+    #: How many tokens the experts take: JSON, a list, or a list for each layer; or such a list
+    #: itself.
+    expert_load: str | Path | Sequence[int] | Sequence[Sequence[int]] | None
+    #: Of a step of serving: so many more experts than the model has, copies of those that many
+    #: tokens choose.
+    redundant_experts: int | None
+    #: Axes of the mesh, slowest first, in the places that they have among the others: dp,pp has
+    #: pipeline stages as neighbours (default: pp, dp, ep, cp, tp).
+    mesh_order: str | Sequence[str] | None
+    #: Sequence parallelism between the blocks, over tp.
+    sp: bool | None
+    #: Of --serve: split the sequences between the blocks over tp, for whole experts.
+    dp_attention: bool | None
+    #: ZeRO stage over dp; 3 is FSDP.
+    zero: int | None
+    #: ZeRO-3: drop gathered parameters after forward, of all blocks but the last, or not.
+    reshard_after_forward: Literal["always", "never", "last"] | None
+    #: ZeRO-3: gather parameters this many blocks ahead.
+    fsdp_prefetch: int | None
+    #: ZeRO-1: gather updated parameters beside the forward of the first microbatch, block by block,
+    #: in place of behind their update.
+    overlap_param_gather: bool | None
+    #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
+    microbatches: int | None
+    #: Gather the logits instead of a vocabulary-parallel loss.
+    no_vocab_parallel: bool | None
+    #: Gather inputs of split matmuls again in backward, or keep them.
+    tp_inputs: Literal["regather", "save-gathered"] | None
+    #: Let computations overlap collectives of tensor parallelism, but for data, or not.
+    async_tp: bool | None
+    #: Element-wise computations that follow each other run as one kernel: without norms and softmax
+    #: (pointwise), with them (elementwise), also behind a matrix product (epilogue), or each by
+    #: itself.
+    fusion: Literal["none", "pointwise", "elementwise", "epilogue"] | None
+    #: Matrix products add weight gradients to the sum over microbatches themselves.
+    fuse_gradients: bool | None
+    #: Parameters and activations.
+    param_dtype: Literal["f32", "bf16", "f16"] | None
+    #: Gradients.
+    grad_dtype: Literal["f32", "bf16", "f16"] | None
+    #: Gradients on the wire.
+    reduce_dtype: Literal["f32", "bf16", "f16"] | None
+    #: The optimizer's copy of the parameters.
+    master_dtype: Literal["f32", "bf16", "f16"] | None
+    #: 8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with block,
+    #: e4m3 with a scale for each 128 elements.
+    fp8: Literal["none", "hybrid", "e4m3", "block"] | None
+    #: Scales of --fp8 are known before (delayed: casts run in the kernels around them) or come from
+    #: the operand itself (current: casts are kernels).
+    fp8_scaling: Literal["delayed", "current"] | None
+    #: ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are there (default 25
+    #: MiB; 0: in one call after backward).
+    ddp_bucket: int | None
+    #: Activations that backward computes again: by policy, or the results of these ops.
+    recompute: str | None
+    #: Recompute in the first N layers of each stage only (0: in all).
+    recompute_layers: int | None
+    #: Recompute in every N-th layer only (0: in all).
+    recompute_every: int | None
+    #: Keep what the blocks stash, or the optimizer's state, in host memory.
+    offload: str | Sequence[str] | None
+    #: Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).
+    memory_nodes: bool | None
+    #: How the weights of the blocks are stored while serving.
+    weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
+    #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
+    #: else, or where the machine has no units for that, as they are).
+    activation_dtype: Literal["auto", "bf16", "fp8", "fp4", "int8"] | None
+    #: Elements of a block of weights along a dimension (default: as the format has them).
+    weight_block: int | None
+    #: Train low-rank adapters of these parameters, such as wq,wv; freeze all others.
+    lora: str | Sequence[str] | None
+    #: The rank of the adapters.
+    lora_rank: int | None
+    #: A part of the model with a mesh and a strategy of its own, by the value that it computes:
+    #: 'encoder=e: tp=2,dp=2'. May be given several times.
+    part: str | Sequence[str] | None
+    #: Passes to run (default: train; forward if no argument is a param), such as
+    #: 'train,+after(infer-shapes):my-pass'.
+    pipeline: str | None
+    #: Write the module after every pass.
+    dump_dir: str | Path | None
+    #: Where to write a crash reproducer.
+    reproducer: str | Path | None
+    #: Compare numbers before and after each pass, on tiny sizes.
+    check_numerics: bool | None
+    #: Load a plug-in file.
+    plugin: str | Path | Sequence[str | Path] | None
