@@ -72,9 +72,9 @@ def _cell(value: Any) -> str:
     if isinstance(value, int | float):
         text = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
         return f'<td class="number">{text}</td>'
-    if isinstance(value, str) or not isinstance(value, Sequence):
+    if not isinstance(value, list | tuple):
         return f"<td>{escape(str(value))}</td>"
-    items: Sequence[Any] = value
+    items = cast("Sequence[Any]", value)
     if items and all(isinstance(item, Mapping) for item in items):
         return f"<td><details><summary>{len(items):,}</summary>{_table(items)}</details></td>"
     return f"<td>{escape(', '.join(map(str, items)))}</td>"
