@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from stagec.jobs.request.draft import DRAFT_OPTION
 from stagec.jobs.request.emission import WORKERS
+from stagec.jobs.request.flags import FLAGS, option
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import USED_RANKS
 from stagec.jobs.request.option import OneOf, Option, Text, Whole, switch
@@ -24,7 +28,8 @@ SEARCH = (
     Option(
         "ranks",
         Values(RANKS),
-        "All ranks; several (256..4096 doubles): the best for each.",
+        "All ranks; several (256..4096 doubles): the best for each. With --part or --draft those "
+        "of the main pod: the ranks of the others come on top.",
         metavar="N|A..B",
     ),
     Option(
@@ -40,6 +45,11 @@ SEARCH = (
         Text("presets"),
         "Start from a published run: its model and sizes, and degrees next to its own.",
         metavar="PRESET",
+    ),
+    replace(
+        option(FLAGS["part"]),
+        help="A part of the model with a mesh and a strategy of its own, which do not vary, on "
+        "further ranks beside --ranks: 'encoder=e: tp=2,dp=2'. May be given several times.",
     ),
     *(knob_option(flag) for flag in KNOBS.values()),
     limit_option(
@@ -71,5 +81,10 @@ SEARCH = (
     ),
     switch("cache", "Whether to keep answers and to use kept ones.", default=True),
     *SERVING,
+    replace(
+        DRAFT_OPTION,
+        help="Of decode: the model that makes the --speculative drafts, on further ranks beside "
+        "--ranks; its flags do not vary: 'llama3-8b: tp=2'.",
+    ),
     *WORKERS,
 )

@@ -324,8 +324,8 @@ def _check_context(options: JobOptions, *, symbolic: bool) -> None:
 def _check_draft(options: JobOptions) -> None:
     if not options.keep:
         raise error(
-            "--draft makes two pods, and is for 'stagec compile', 'analyze', 'memory' and 'time' "
-            "of one job",
+            "--draft makes two pods, and is for 'stagec compile', 'analyze', 'memory', 'time' and "
+            "'serve' of one job, and for 'search'",
             remedy="leave it out",
         )
     if not options.speculative:
