@@ -6,7 +6,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from stagec.jobs.request.option import Option
+from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.options import JOB, SHOWN
 
 _HEAD = '''"""The flags of a job in Python calls; `make docs` writes this file."""
@@ -29,7 +29,7 @@ def signature() -> str:
     return "\n".join([_HEAD, *(line for option in given for line in _field(option))]) + "\n"
 
 
-def _field(option: Option) -> Iterator[str]:
+def _field(option: CommandOption) -> Iterator[str]:
     about = textwrap.wrap(option.help, 93)
     yield from (f"    #: {line}" for line in about)
     kind = option.kind.annotated

@@ -18,7 +18,7 @@ from stagec.jobs.provenance import command_of, provenance
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import GRAPHS, USED_RANKS, machine_of
 from stagec.jobs.request.measurements import MEASURED, measurements
-from stagec.jobs.request.option import File, OneOf, Option, Text, switch
+from stagec.jobs.request.option import AnyText, CommandOption, File, OneOf, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.rates import rate_options, rated_machine
 from stagec.jobs.request.steps import STEPS, has_steps
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 #: The options of a compile, beside those of its job.
 COMPILE = (
-    Option(
+    CommandOption(
         "output",
         File(),
         "The folder to write (it must be new or empty).",
         metavar="DIR",
         spelling="-o --output",
     ),
-    Option(
+    CommandOption(
         "granularity",
         OneOf(["op", "block", "layer"]),
         "One node for each op, each matrix product and what follows it, or as much of a "
@@ -61,15 +61,15 @@ COMPILE = (
         "op",
         rare=True,
     ),
-    Option(
+    CommandOption(
         "format",
-        Text(),
+        AnyText(),
         f"Format of the files: {', '.join(BUILTIN)} (default: chakra), or one of a plug-in, "
         "with options as NAME{option=value}. Several formats get a folder each, DIR/NAME.",
         "chakra",
         metavar="NAME[,NAME]",
     ),
-    Option(
+    CommandOption(
         "names",
         OneOf(["full", "short", "none", "chakra"]),
         "Names of nodes: with phase, microbatch and layer, without, none (smaller files), or "
@@ -88,7 +88,7 @@ COMPILE = (
         "ASTRA-sim's replay of memory wants. Says what --memory-events does, too.",
         rare=True,
     ),
-    Option(
+    CommandOption(
         "archive",
         File(),
         "Write one compact file instead, for stagec materialize and check.",
@@ -96,11 +96,11 @@ COMPILE = (
     ),
     *EMISSION,
     *STEPS,
-    Option("name", Text(), "Name of the files (default: the model's).", metavar="NAME"),
+    CommandOption("name", AnyText(), "Name of the files (default: the model's).", metavar="NAME"),
     switch("dry_run", "Compile and print the summary, write nothing."),
-    Option(
+    CommandOption(
         "machine",
-        Text("machines"),
+        AnyText("machines"),
         "Write durations of computations on this machine, see 'stagec machines'.",
         metavar="NAME|FILE",
     ),

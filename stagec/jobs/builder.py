@@ -355,7 +355,7 @@ class JobBuilder:
         if not self.options.keep:
             raise error(
                 "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory', "
-                "'time' and 'serve' of one job",
+                "'time' and 'serve' of one job, and for 'search'",
                 remedy="leave it out",
             )
         rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""

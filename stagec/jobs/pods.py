@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from stagec.pipeline.passes import Pass
     from stagec.program.nodes import Ints
 
+#: How a note begins that says which pod an error is about.
+IN_POD = "in the pod"
 #: Values cross before this pass.
 _BEHIND = "offload-to-host"
 _HANDS_OVER = f"+before({_BEHIND}):hand-over{{to={DECODE}}}"
@@ -219,7 +221,7 @@ def _about_pod(pod: str) -> Generator[None]:
     try:
         yield
     except DiagnosticError as found:
-        which = note(f"in the pod '{pod}'")
+        which = note(f"{IN_POD} '{pod}'")
         raise DiagnosticError(
             *(replace(d, notes=(*d.notes, which)) for d in found.diagnostics)
         ) from None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from stagec.jobs.request.draft import DRAFT_OPTION
 from stagec.jobs.request.emission import WORKERS
+from stagec.jobs.request.flags import FLAGS, option
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import USED_RANKS
-from stagec.jobs.request.option import OneOf, Option, Text, Whole, switch
+from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole, switch
 from stagec.jobs.request.options import SIZES
 from stagec.searches.question import Machines, Pareto, Prices
 from stagec.searches.serving import SERVING
@@ -14,50 +18,58 @@ from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 #: What a search is asked, beside its model.
 SEARCH = (
     SIZES,
-    Option(
+    CommandOption(
         "batch",
         Values(BATCHES),
         "The global batch in sequences, as --set B=N; several (512..2048 doubles): which is "
         "best by the time of a sequence.",
         metavar="N|A..B",
     ),
-    Option(
+    CommandOption(
         "ranks",
         Values(RANKS),
-        "All ranks; several (256..4096 doubles): the best for each.",
+        "All ranks; several (256..4096 doubles): the best for each. With --part or --draft those "
+        "of the main pod: the ranks of the others come on top.",
         metavar="N|A..B",
     ),
-    Option(
+    CommandOption(
         "machine",
         Machines(),
         "The machine that the job runs on: a name that 'stagec machines' lists, or a file; "
         "several: which is best.",
     ),
     USED_RANKS,
-    Option("space", Text(), "What varies, as a text with a stg.space.", metavar="FILE"),
-    Option(
+    CommandOption("space", AnyText(), "What varies, as a text with a stg.space.", metavar="FILE"),
+    CommandOption(
         "seed_from",
-        Text("presets"),
+        AnyText("presets"),
         "Start from a published run: its model and sizes, and degrees next to its own.",
         metavar="PRESET",
+    ),
+    replace(
+        option(FLAGS["part"]),
+        help="A part of the model with a mesh and a strategy of its own, which do not vary, on "
+        "further ranks beside --ranks: 'encoder=e: tp=2,dp=2'. May be given several times.",
     ),
     *(knob_option(flag) for flag in KNOBS.values()),
     limit_option(
         "What a rank may hold (default: the device, less what is not for the job).", at_hand=True
     ),
-    Option("top", Whole(1, 1000), "How many to show.", 5),
-    Option(
+    CommandOption("top", Whole(1, 1000), "How many to show.", 5),
+    CommandOption(
         "objective",
         OneOf(["time", "tokens-per-rank", "cost", "memory"]),
         "What is best: the shortest step (default), most tokens/s per rank, fewest "
         "rank-seconds, or the smallest peak of memory.",
     ),
-    Option(
+    CommandOption(
         "price",
         Prices(),
         "What a rank costs an hour, in any currency; for several machines one for each.",
     ),
-    Option("pareto", Pareto(), "Instead of the best: all that no other beats in these respects."),
+    CommandOption(
+        "pareto", Pareto(), "Instead of the best: all that no other beats in these respects."
+    ),
     switch("exhaustive", "Evaluate every legal point: no bounds."),
     switch("neighbours", "Evaluate all that differ from the best in one flag."),
     switch(
@@ -71,5 +83,10 @@ SEARCH = (
     ),
     switch("cache", "Whether to keep answers and to use kept ones.", default=True),
     *SERVING,
+    replace(
+        DRAFT_OPTION,
+        help="Of decode: the model that makes the --speculative drafts, on further ranks beside "
+        "--ranks; its flags do not vary: 'llama3-8b: tp=2'.",
+    ),
     *WORKERS,
 )

@@ -48,11 +48,10 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
     """What an answer depends on: version and code, texts, spaces, machines and what is wanted."""
     parts: list[Any] = [__version__, _code(), [given[n] for n in _ASKED]]
     for question in asked:
-        text = question.base.model
-        if is_file_name(text):
-            text = Path(text).read_text("utf-8")
+        draft = question.base.draft
+        texts = [_text(question.base.model), "" if draft is None else _text(draft.model)]
         parts += [
-            text,
+            *texts,
             sorted(question.sizes.items()),
             sorted(question.base.sizes.items()),
             list(job_words(question.base)),
@@ -64,6 +63,12 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
             (question.limit.text, question.limit.size) if question.limit else None,
         ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _text(model: str) -> str:
+    """The text of a model that is a file; of one of the library its name, since the code has its
+    text."""
+    return Path(model).read_text("utf-8") if is_file_name(model) else model
 
 
 def _code() -> list[tuple[str, int, int]]:

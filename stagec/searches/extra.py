@@ -74,13 +74,20 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
         if answer.bounds is not None:
             held = {n: int(b) for n, b in enumerate(answer.bounds[1]) if b > 0} | held
         for n in sorted(held, key=held.__getitem__)[:1] if limit else ():
-            job = answer.listed.jobs[n]
-            sizes = {axis: size or 1 for axis, size in mesh_axes(job).items()}
-            room = limit.room(sizes, machine) if limit else 0
+            job, room = answer.listed.jobs[n], _room(answer, n)
             if held[n] > room:
                 row = {"strategy": strategy_of(job), "memory_at_least": held[n], "room": room}
                 found.append((held[n] / room, {**row, "machine": machine.name}))
     return min(found, key=lambda each: each[0])[1] if found else None
+
+
+def _room(answer: Answer, number: int) -> int:
+    """The bytes that a rank of a job may hold; of several pods one of that which was evaluated."""
+    known, limit = answer.known.get(number), answer.question.limit
+    if isinstance(known, Evaluated) and known.room is not None:
+        return known.room
+    sizes = {axis: size or 1 for axis, size in mesh_axes(answer.listed.jobs[number]).items()}
+    return limit.room(sizes, answer.question.machine) if limit else 0
 
 
 def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:

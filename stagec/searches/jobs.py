@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir_spec.strategy.axes import AXES
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.pods import IN_POD
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.searches.main_pod import with_batch_option
 from stagec.searches.probes import Asked, Probe, probe
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
@@ -43,7 +47,8 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """What a job is: its mesh, bytes at the peak by category, the room that it has; and where it
-    fits, seconds of a step and where they go."""
+    fits, seconds of a step and where they go. Of several `pods`, by name those meshes, `memory` and
+    `room` are those of the pod with the fullest rank, `mesh` that of the pod that is slowest."""
 
     mesh: Mapping[str, int]
     memory: Mapping[str, int]
@@ -52,6 +57,18 @@ class Evaluated:
     tokens: int | None = None
     mfu: float | None = None
     breakdown: Mapping[str, float] | None = None
+    pods: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, "Mapping[str, int]"])
+
+    @property
+    def meshes(self) -> list[Mapping[str, int]]:
+        """The mesh of each pod."""
+        return [*self.pods.values()] or [self.mesh]
+
+    @property
+    def mesh_of_all(self) -> dict[str, int]:
+        """Its axes; those of several pods with the name of the pod, as in `main/tp`."""
+        axes = {f"{pod}/{a}": n for pod, mesh in self.pods.items() for a, n in mesh.items()}
+        return axes if self.pods else dict(self.mesh)
 
     @property
     def peak(self) -> int:
@@ -65,6 +82,8 @@ def evaluate(task: Task) -> Evaluated | str:
 
     gc.set_threshold(_RARELY, 20, 100)
     try:
+        if has_pods(task.options):
+            return _evaluated_pods(task)
         job = CompiledJob.of(task.options)
         figures = job.figures()
         room = task.limit.room(figures.mesh, task.machine) if task.limit else None
@@ -73,9 +92,32 @@ def evaluate(task: Task) -> Evaluated | str:
             return found
         return _timed(found, job.time(task.machine, overlap=task.overlap, measured=task.measured))
     except DiagnosticError as problem:
-        return problem.diagnostics[0].message
+        first = problem.diagnostics[0]
+        pods = [n.message for n in first.notes if n.message.startswith(IN_POD)]
+        return ": ".join([*(p.removeprefix(IN_POD).strip(" '") for p in pods), first.message])
     except NotAnIntegerError as problem:
         return str(problem)
+
+
+def _evaluated_pods(task: Task) -> Evaluated:
+    """What a job of several pods is. Raises `DiagnosticError`."""
+    from stagec.answers.time.timed import time_job
+
+    how: dict[str, Any] = {"overlap": task.overlap, "measured": task.measured, "levers": False}
+    timed = time_job(with_batch_option(task.options), task.machine, Session(), worst=True, **how)
+    meshes = {pod: issued.mesh for pod, issued in timed.each.items()}
+    worst = {pod: max(w.values(), key=_peak_of) for pod, w in timed.worst.items()}
+    room = {p: task.limit.room(m, task.machine) for p, m in meshes.items()} if task.limit else {}
+    fullest = max(worst, key=lambda pod: _peak_of(worst[pod]))
+    slowest = timed.report.slowest.partition("/")[0]
+    about = worst[fullest]["categories"], room.get(fullest)
+    if any(_peak_of(worst[pod]) > size for pod, size in room.items()):
+        return Evaluated(meshes[fullest], *about, pods=meshes)
+    return replace(_timed(Evaluated(meshes[slowest], *about), timed.report), pods=meshes)
+
+
+def _peak_of(moment: Mapping[str, Any]) -> int:
+    return int(moment["peak"])
 
 
 def _timed(found: Evaluated, report: TimeReport) -> Evaluated:

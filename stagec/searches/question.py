@@ -3,7 +3,7 @@ each machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import product
 from typing import Any, cast
@@ -11,6 +11,7 @@ from typing import Any, cast
 from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import MIXED
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.machine import machine_of
 from stagec.jobs.request.option import Kind
@@ -23,6 +24,7 @@ from stagec.pipeline.plugins import load_plugins
 from stagec.schedule.attached import schedule_of
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import Space
+from stagec.searches.main_pod import layers_of_part, main_pod, ranks_of_others
 from stagec.searches.probes import LAYERS
 from stagec.searches.run import Question
 from stagec.searches.serving import (
@@ -64,7 +66,7 @@ class Machines(Kind["tuple[str | Machine, ...]"]):
 
     def of(self, given: Any) -> tuple[str | Machine, ...]:
         several = isinstance(given, list | tuple)
-        each = tuple(cast("Sequence[Any]", given)) if several else (given,)
+        each = tuple(cast("Iterable[str | Machine]", given)) if several else (given,)
         return each if any(isinstance(m, Machine) for m in each) else super().of(given)
 
 
@@ -106,9 +108,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
     used = given["used_ranks"]
     asked: Sequence[str | Machine] = given["machine"]
-    machines: list[Machine] = [
-        machine_of(m, session, used) if isinstance(m, str) else m for m in asked
-    ]
+    machines = [machine_of(m, session, used) if isinstance(m, str) else m for m in asked]
     if not given["ranks"]:
         batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
         remedy = f"add --ranks 512{batch}, for example"
@@ -120,38 +120,40 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         preset = find_preset(JobOptions("", preset=given["seed_from"]))
         model, set_sizes = model or preset.model, {**preset.values, **set_sizes}
         given = {**given, **of_preset(preset.step, given)}
-    options = JobOptions(model, sizes=set_sizes, **step_options(given))
+    pods = {"part": given["part"] or (), "draft": given["draft"]}
+    options = JobOptions(model, sizes=set_sizes, **pods, **step_options(given))
     serves = options.serve is not None
     first = next(steps_of_batches(options, given, {}))[0] if serves else options
     with session.once() if serves else nullcontext(Session()) as aside:
-        module = JobBuilder(first, aside, symbolic=not serves).module
-    known = {n: v for n, v in module.symbols.items() if v is not None}
-    layers, prices, said = (
-        _layers(module, known),
-        _prices(machines, given["price"]),
-        _said(given, session),
-    )
+        builder = main_pod(first, aside, symbolic=not serves)
+    known = {n: v for n, v in builder.module.symbols.items() if v is not None}
+    layers = _layers(builder.module, known)
+    if options.part:
+        layers = Layers(layers_of_part(builder, known), 0)
+    prices, said = _prices(machines, given["price"]), _said(given, session)
+    other_ranks = ranks_of_others(options)
     found: list[Question] = []
-    every: Sequence[int] = given["ranks"]
-    places = [(machine, ranks) for machine in machines for ranks in every]
+    ranks: Sequence[int] = given["ranks"]
+    places = product(machines, ranks)
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
-    for (machine, ranks), (base, sizes) in product(places, steps):
+    for (machine, main_ranks), (base, sizes) in product(places, steps):
         found.append(
             Question(
                 *(on_machine(base, machine), sizes, layers),
-                _space(given, said, sizes, layers.total, ranks, machine),
-                *(machine, ranks),
+                _space(given, said, sizes, layers.total, main_ranks, machine),
+                *(machine, main_ranks),
                 given["limit"] or Limit(AT_HAND, 0),
                 objective,
                 given["top"],
                 given["overlap"],
-                exhaustive=given["exhaustive"] or options.serve == MIXED,
+                exhaustive=given["exhaustive"] or options.serve == MIXED or has_pods(options),
                 pareto=given["pareto"] or (),
                 price=prices[machine.name],
                 most_seconds=most_seconds(given, base),
                 group=step_of_groups(base),
                 given=frozenset(said),
+                other_ranks=other_ranks,
             )
         )
     return found

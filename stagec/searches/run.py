@@ -35,7 +35,9 @@ class Question:
     `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
     an hour. A step that takes more than `most_seconds` is left out; `group` is the step of each
     group of ranks, where strategies have any number of groups. `given` are the flags to which the
-    question gives values: the others have those of the default space."""
+    question gives values: the others have those of the default space. Of a job of several pods
+    `ranks`, `sizes` and `layers` are those of the main pod, `other_ranks` the ranks of the
+    others."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -54,6 +56,12 @@ class Question:
     most_seconds: float | None = None
     group: ServingStep | None = None
     given: frozenset[str] = frozenset()
+    other_ranks: int = 0
+
+    @property
+    def all_ranks(self) -> int:
+        """The ranks of all pods."""
+        return self.ranks + self.other_ranks
 
     @property
     def batch(self) -> int:
@@ -92,7 +100,7 @@ class Question:
 
     def cost(self, seconds: float) -> float:
         """What a step costs: rank-hours, times what one costs if that is known."""
-        return seconds * self.ranks / 3600 * (self.price or 1.0)
+        return seconds * self.all_ranks / 3600 * (self.price or 1.0)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, MIXED, MODES, PREFILL
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.jobs.request.option import OneOf, Option
+from stagec.jobs.request.option import CommandOption, OneOf
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import CACHES, STEP, mixed_step
 from stagec.jobs.request.times import TimeType
@@ -29,7 +29,7 @@ _STEP = tuple(n for n in STEP if n != "batch")
 
 #: The options of a search for a step of serving.
 SERVING = (
-    Option(
+    CommandOption(
         "serve",
         OneOf(MODES),
         "Search for a step of serving, by default for most tokens/s per rank; --batch are "
@@ -37,8 +37,12 @@ SERVING = (
     ),
     *(STEP[n] for n in _STEP),
     *CACHES.values(),
-    Option("ttft", TimeType(), "Of prefill and mixed: the most time to the first token, 500ms."),
-    Option("tpot", TimeType(), "Of decode and mixed: the most time for each further token, 30ms."),
+    CommandOption(
+        "ttft", TimeType(), "Of prefill and mixed: the most time to the first token, 500ms."
+    ),
+    CommandOption(
+        "tpot", TimeType(), "Of decode and mixed: the most time for each further token, 30ms."
+    ),
 )
 
 

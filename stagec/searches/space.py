@@ -19,7 +19,7 @@ from stagec.jobs.builder import mesh_axes
 from stagec.jobs.legal import count_of, needless, rules
 from stagec.jobs.request.combine import complete, in_usual_order
 from stagec.jobs.request.flags import FLAGS, OF_ONE_MESH, type_of
-from stagec.jobs.request.option import Kind, Option
+from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import RULE, is_range, values_of
 from stagec.machines import Machine
@@ -72,11 +72,11 @@ class Values(Kind[tuple[Any, ...]]):
         return (type_of(self._flag).read(text) for text in texts)
 
 
-def knob_option(flag: Flag) -> Option:
+def knob_option(flag: Flag) -> CommandOption:
     """The option of a search that says which values a flag may have."""
     switch = flag.kind == "switch"
     metavar, alone = ("on,off", "on") if switch else ("VALUES", "")
-    return Option(flag.name, Values(flag), "", metavar=metavar, alone=alone, rare=flag.rare)
+    return CommandOption(flag.name, Values(flag), "", metavar=metavar, alone=alone, rare=flag.rare)
 
 
 def values_text(name: str, values: Sequence[Any]) -> str:

@@ -13,8 +13,6 @@ from rich.markup import escape
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.answers.time.table import seconds_text
-from stagec.ir.module import BATCH
-from stagec.ir.serving import DECODE, PREFILL
 from stagec.jobs.builder import model_name
 from stagec.jobs.request.command_line import job_words
 from stagec.machines.placement import crossed
@@ -22,6 +20,7 @@ from stagec.output.tables import NARROW, bytes_text, console, table
 from stagec.searches.alike import told_as_one
 from stagec.searches.explore.branch import Found, beats
 from stagec.searches.explore.reasons import limits, reason
+from stagec.searches.main_pod import with_batch_option
 from stagec.searches.serving import without_step
 from stagec.time.cautions import cautions
 
@@ -37,11 +36,9 @@ _MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
 
 def command_of(options: JobOptions, number: int | str) -> str:
     """The command that compiles a job, to be pasted."""
-    if options.serve in (PREFILL, DECODE) and BATCH in options.sizes:
-        sizes = {n: v for n, v in options.sizes.items() if n != BATCH}
-        options = options.changed(batch=options.sizes[BATCH], sizes=sizes)
     folder = f"{model_name(options)}-{number}"
-    return shlex.join(["stagec", "compile", *_words(options), "-o", folder])
+    words = _words(with_batch_option(options))
+    return shlex.join(["stagec", "compile", *words, "-o", folder])
 
 
 def _words(options: JobOptions) -> list[str]:
@@ -67,7 +64,7 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
     what, machine = found.what, answer.question.machine
     options = answer.job(found)
     seconds = what.seconds or 0.0
-    ranks = answer.question.ranks
+    ranks = answer.question.all_ranks
     counted = answer.question.sampled(what.tokens)
     tokens = None if counted is None else counted / seconds / ranks
     return {
@@ -84,10 +81,10 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
         "batch": answer.question.batch,
         "cost": answer.question.cost(seconds),
         "machine": machine.name,
-        "mesh": dict(what.mesh),
+        "mesh": what.mesh_of_all,
         "memory": dict(what.memory),
         "fit": None if what.room is None else MemoryFit(what.peak, what.room).as_json(),
-        "cautions": list(cautions(machine, [what.mesh])),
+        "cautions": list(cautions(machine, what.meshes)),
         "breakdown": dict(what.breakdown or {}),
     }
 
@@ -114,7 +111,7 @@ def _proof(answer: Answer, *, several: bool) -> str:
     if answer.interrupted:
         return f"the best so far: {answer.left:,} points may be better"
     asked = answer.question
-    where = f" on {asked.ranks} ranks of {asked.machine.name} with B = {asked.batch}"
+    where = f" on {asked.all_ranks} ranks of {asked.machine.name} with B = {asked.batch}"
     of = f"the best of the {len(answer.listed.jobs):,} legal points of this space"
     how = "all were evaluated" if asked.exhaustive else "no bound of another is below it"
     return f"{of}{where if several else ''}: {how}"
@@ -167,7 +164,7 @@ def _values(answer: Answer) -> list[float]:
     """What the best are compared by where ranks, machines and batches differ: of seconds and cost
     those of a sequence."""
     asked = answer.question
-    factor = asked.ranks if asked.objective == "tokens-per-rank" else 1
+    factor = asked.all_ranks if asked.objective == "tokens-per-rank" else 1
     latency = asked.base.serve is not None and asked.objective == "time"
     each = 1 if latency or asked.objective == "memory" else asked.batch
     return [f.value * factor / each for f in answer.best]
@@ -196,7 +193,7 @@ def _search(answer: Answer) -> dict[str, Any]:
     best = rows(answer, several=True)[0] if answer.best else None
     return {
         "machine": answer.question.machine.name,
-        "ranks": answer.question.ranks,
+        "ranks": answer.question.all_ranks,
         "batch": answer.question.batch,
         "legal": len(answer.listed.jobs),
         "evaluated": answer.evaluated,
@@ -214,7 +211,7 @@ def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any
         "strategy": strategy_of(options),
         "command": command_of(options, number),
         "machine": answer.question.machine.name,
-        "ranks": answer.question.ranks,
+        "ranks": answer.question.all_ranks,
         "step_seconds": found.seconds,
         "memory_peak": found.peak,
         "memory": dict(found.memory),

@@ -179,13 +179,14 @@ def test_pictures_show_all_parts(tmp_path: Path) -> None:
 
 
 def test_parts_do_not_vary() -> None:
-    """Sweeps and searches are of a job on one mesh."""
+    """Sweeps are of a job on one mesh; a search takes parts as they are given."""
     ran = stagec("analyze", path("whisper"), "--sweep", "part=encoder=e")
     assert ran.code == 2
     assert "no flag 'part' to sweep" in ran.err
-    ran = stagec("search", path("whisper"), "--part", "encoder=e", "--ranks", "8")
-    assert ran.code == 2
-    assert "No such option '--part'" in ran.err
+    where = ("--ranks", "8", "--machine", "h100-sxm", "--batch", "8")
+    ran = stagec("search", path("whisper"), "--part", "encoder=e: tp=1..2", *where)
+    assert ran.code == 1
+    assert "'1..2' is not a valid integer" in ran.err
 
 
 def test_memory_is_that_of_each_part() -> None:

@@ -146,6 +146,30 @@ def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.proven
 
 
+def test_search_of_several_pods() -> None:
+    how: dict[str, Any] = {"ranks": 2, "tp": "1..2", "pp": 1, "jobs": 1, "cache": False}
+    drafts: dict[str, Any] = {**DECODE, "speculative": 2, "draft": "llama3-8b[L=1,V=1024]: tp=1"}
+    found = stagec.search("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
+    words = "--ranks 2 --tp 1..2 --pp 1 --jobs 1 --no-cache --speculative 2"
+    pods = ("--draft", "llama3-8b[L=1,V=1024]: tp=1", "--machine", MACHINE)
+    told = printed("search", *words_of((*DECODE_WORDS, *shlex.split(words), *pods)))
+    assert plain(found)["best"] == told["best"]
+    trained: dict[str, Any] = {
+        "sizes": {"B": 8, "L": 1, "L_dec": 1},
+        "zero": 0,
+        "cp": 1,
+        "recompute": "none",
+    }
+    how |= {**trained, "microbatch_size": 4, "part": ["encoder=e: dp=2"]}
+    found = stagec.search("whisper-large-v3", machine=MACHINE, **how)
+    words = "--ranks 2 --tp 1..2 --pp 1 --zero 0 --cp 1 --recompute none --microbatch-size 4"
+    how_words = ("--part", "encoder=e: dp=2", "--jobs", "1", "--no-cache", "--machine", MACHINE)
+    sizes = ("whisper-large-v3", "--set", "B=8,L=1,L_dec=1")
+    told = printed("search", *sizes, *shlex.split(words), *how_words)
+    assert plain(found)["best"] == told["best"]
+    assert "--part 'encoder=e: dp=2'" in found.best[0].command
+
+
 def test_compile_and_check(tmp_path: Path) -> None:
     written = made(tp=2).compile(tmp_path / "one", names="short")
     ran = command(

@@ -19,6 +19,7 @@ JOB, SERVER = ("llama3-8b", *SIZES), ("llama3-8b", *SERVED)
 H100 = ("--machine", "h100-sxm")
 PODS = ("--serve", "disaggregated", "--prompt", "32", "--prefill", "tp=2", "--decode", "tp=1")
 SPACE = ("--ranks", "2", "--pp", "1", "--cp", "1", "--zero", "1", "--jobs", "1", "--no-cache")
+WHISPER, PART = ("whisper-large-v3", "--set", "B=4,L=1,L_dec=1"), ("--part", "encoder=e: dp=2")
 _LIMITED = ("--prompt", "64", "--batches", "1", "--tpot", "1us")
 _PRICED = ("--price", "2,1", "--objective", "cost")
 _STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
@@ -35,6 +36,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "search for a front": ("search", *JOB, *SPACE, *H100, "--pareto", "time,memory"),
     "searches": ("search", *JOB, *SPACE, "--machine", "h100-sxm,a100", *_PRICED),
     "search of steps": ("search", *SERVER, *_STEPS, "--jobs", "1", "--no-cache", *H100),
+    "search of pods": ("search", *WHISPER, *PART, *SPACE, *H100, "--neighbours", "--sensitivity"),
     "search that finds nothing": ("search", "llama3-70b", *SPACE, *H100, "--set", "B=8"),
 }
 

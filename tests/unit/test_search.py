@@ -121,7 +121,7 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
 #: Options of the command that are not given.
 NOT_GIVEN = (
     *("space", "seed_from", "limit", "pareto", "exhaustive", "batch", "price", "objective"),
-    *("serve", *STEP, *CACHES, "ttft", "tpot"),
+    *("serve", *STEP, *CACHES, "ttft", "tpot", "part", "draft"),
 )
 
 

@@ -11,7 +11,7 @@ from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import job_words
-from stagec.jobs.request.option import Option, Text, Whole
+from stagec.jobs.request.option import AnyText, CommandOption, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.rates import H100, rate_options, rated_machine, roofline_of
 from stagec.jobs.request.result import PAGE_OR_PLOT, RESULT
@@ -45,17 +45,17 @@ class Changes:
 
 #: The options of `draw`.
 PICTURES = (
-    Option("html", PAGE_OR_PLOT, "Write a picture of the step over time.", metavar="FILE"),
-    Option(
+    CommandOption("html", PAGE_OR_PLOT, "Write a picture of the step over time.", metavar="FILE"),
+    CommandOption(
         "compare",
-        Text(),
+        AnyText(),
         "With --html: below it the same job with these flags, such as '--zero 3'; "
         "several: one below the other.",
         metavar="FLAGS",
         multiple=True,
     ),
-    Option("snapshot", RESULT, "Write a snapshot for PyTorch's memory_viz.", metavar="FILE"),
-    Option(
+    CommandOption("snapshot", RESULT, "Write a snapshot for PyTorch's memory_viz.", metavar="FILE"),
+    CommandOption(
         "stage",
         Whole(least=0),
         "The stage of the snapshot, which the picture shows first (default: the worst).",

@@ -13,7 +13,7 @@ from stagec.answers.sweep.rows import Case
 from stagec.jobs.request.flags import OF_ONE_MESH, type_of
 from stagec.jobs.request.job_file import key_place
 from stagec.jobs.request.machine import machine_of, with_used
-from stagec.jobs.request.option import Kind, Switch, Text, Whole, text_of
+from stagec.jobs.request.option import AnyText, Kind, Switch, Whole, text_of
 from stagec.jobs.request.ranges import RULE, is_range, values_of
 from stagec.jobs.request.sizes import SizesType
 from stagec.jobs.session import Session
@@ -154,7 +154,7 @@ class _Machine(Kind["Machine"]):
 def _types(timed: bool) -> dict[str, Kind[Any]]:
     """How the values of what can be swept are read."""
     types: dict[str, Kind[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
-    types |= {"preset": Text(), "ranks": Whole(1)}
+    types |= {"preset": AnyText(), "ranks": Whole(1)}
     return types | ({"machine": _Machine(), "overlap": Switch()} if timed else {})
 
 

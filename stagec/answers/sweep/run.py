@@ -18,7 +18,7 @@ from stagec.answers.sweep.rows import Case, SweepRow, refused, row
 from stagec.jobs.builder import is_file_name
 from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
-from stagec.jobs.request.option import Option, Text, switch
+from stagec.jobs.request.option import AnyText, CommandOption, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.output.report import Report
@@ -48,21 +48,21 @@ _ALONE = (
 _MOST_ROWS = 100_000
 
 _OPTIONS = (
-    Option(
+    CommandOption(
         "sort",
-        Text(),
+        AnyText(),
         "Of --sweep: the rows by this column, least first; -KEY: greatest first.",
         metavar="KEY",
     ),
-    Option(
+    CommandOption(
         "pareto",
-        Text(),
+        AnyText(),
         "Of --sweep: only rows that no other beats in these columns (time,memory).",
         metavar="KEY,...",
     ),
-    Option(
+    CommandOption(
         "plot",
-        Text(),
+        AnyText(),
         "Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
         metavar="X,Y",
     ),
@@ -70,13 +70,17 @@ _OPTIONS = (
 )
 
 
-def sweep_options(*, timed: bool = False) -> tuple[Option, ...]:
+def sweep_options(*, timed: bool = False) -> tuple[CommandOption, ...]:
     """The options of a sweep; `timed` of jobs on a machine."""
     about = (
         "One row for each of these values of a flag (sp=on,off; tp=1..8 doubles from 1) or symbol "
         "(S=4096,8192), or each table of a file; several: for each combination."
     )
-    return (Option("sweep", SweepType(timed=timed), about, multiple=True), *_OPTIONS, *WORKERS)
+    return (
+        CommandOption("sweep", SweepType(timed=timed), about, multiple=True),
+        *_OPTIONS,
+        *WORKERS,
+    )
 
 
 def check_alone(given: Mapping[str, Any]) -> None:

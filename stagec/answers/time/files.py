@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.jobs.request.option import Option, Text
+from stagec.jobs.request.option import AnyText, CommandOption
 from stagec.jobs.request.result import PAGE_OR_PLOT, RESULT
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import error
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 #: The options of `draw`.
 TIME_FILES = (
-    Option(
+    CommandOption(
         "html",
         PAGE_OR_PLOT,
         "Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
         metavar="FILE",
     ),
-    Option("perfetto", RESULT, "Write a trace for ui.perfetto.dev.", metavar="FILE"),
-    Option(
+    CommandOption("perfetto", RESULT, "Write a trace for ui.perfetto.dev.", metavar="FILE"),
+    CommandOption(
         "perfetto_ranks",
-        Text(),
+        AnyText(),
         "The ranks of that trace (default: the first of each class).",
         metavar="0-7,64",
     ),

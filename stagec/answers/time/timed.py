@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stagec.answers.time.joined import JoinedPods, PodsPlans
 from stagec.ir.expr import const, evaluate
@@ -42,8 +42,8 @@ class TimedStep:
 @dataclass(frozen=True)
 class Timed:
     """A job on a machine: its command line is of `options` and `overlap`. `each` is what each pod
-    issues, `plans` are those of their memory, if they were asked for; the steps are by their first
-    pods."""
+    issues, `plans` are those of their memory, and `worst` the worst moments of the stages of each
+    pod, if they were asked for; the steps are by their first pods."""
 
     options: JobOptions
     machine: Machine
@@ -52,6 +52,7 @@ class Timed:
     each: Mapping[str, Issued]
     steps: Mapping[str, TimedStep]
     plans: EventPlans | None
+    worst: Mapping[str, Mapping[int, Mapping[str, Any]]]
 
     @property
     def report(self) -> TimeReport:
@@ -92,13 +93,14 @@ def time_job(
     levers: bool | None = None,
     measured: Measurements | None = None,
     memory: bool = False,
+    worst: bool = False,
     peers: Mapping[str, Module] = MappingProxyType({}),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Timed:
     """The time of a job's step, and what it was computed from; with `memory`, the plans of that
-    too. Of a pod that prefills and one that decodes it is the step of each, in which caches take no
-    time on their way. Pods that are `peers` are met, and not compiled. `progress` is told what goes
-    on. Raises `DiagnosticError`."""
+    too, with `worst` what is held at the worst moments. Of a pod that prefills and one that decodes
+    it is the step of each, in which caches take no time on their way. Pods that are `peers` are
+    met, and not compiled. `progress` is told what goes on. Raises `DiagnosticError`."""
     from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued
 
@@ -111,6 +113,7 @@ def time_job(
     for pod, look in looks.items():
         passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)
         asked = {"flops": pod in counted, "tokens": pod in counted, "early_peak": True}
+        asked["early_worst"] = worst
         watching[pod] = look.watching(**asked, events=memory)
         watching[pod].append(_Passes(passes, progress))
     pods = pods.lower(watching, without=() if memory else {PLAN})
@@ -136,7 +139,8 @@ def time_job(
         )
         steps[pod] = TimedStep(group, together, report)
     plans = _plans_of(pods, looks) if memory else None
-    return Timed(options, machine, overlap, pods, issued, steps, plans)
+    moments = {pod: look.early_worst.found or {} for pod, look in looks.items()}
+    return Timed(options, machine, overlap, pods, issued, steps, plans, moments)
 
 
 def _plans_of(pods: Pods, looks: Mapping[str, Looks]) -> EventPlans:

@@ -16,7 +16,7 @@ from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import machine_options
-from stagec.jobs.request.option import Option, switch
+from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
 from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import error
@@ -28,7 +28,7 @@ from stagec.support.diagnostics import error
     JSON,
     switch("symbolic", "Print expressions in the symbols instead of numbers."),
     *sweep_options(),
-    Option(
+    CommandOption(
         "html",
         PAGE_OR_PLOT,
         "Write a page with the counts; with --sweep a plot (FILE.svg: alone).",

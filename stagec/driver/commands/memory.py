@@ -20,7 +20,7 @@ from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import limit_option
-from stagec.jobs.request.option import OneOf, Option, switch
+from stagec.jobs.request.option import CommandOption, OneOf, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import JSON, OUTPUT
 from stagec.support.diagnostics import error
@@ -34,7 +34,7 @@ from stagec.support.diagnostics import error
         "as h100 has."
     ),
     switch("advise", "Of --limit: look for flags with which it fits, which may take a minute."),
-    Option(
+    CommandOption(
         "fit",
         OneOf(("best-fit", "caching")),
         "Place all buffers: in one arena, or as PyTorch's caching allocator does.",

@@ -15,7 +15,7 @@ from stagec.driver.shell.options import take_machine, takes
 from stagec.driver.shell.session import the_session
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import machine_options
-from stagec.jobs.request.option import Option
+from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.sizes import SizesType
 from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 @click.command("scale")
 @click.argument("traces", metavar="DIR", type=Path)
 @takes(
-    Option(
+    CommandOption(
         "old",
         SizesType(),
         "The mesh of the traces, the axis of neighbouring ranks last (default: the manifest's).",
         metavar="AXIS=N,...",
         spelling="--from",
     ),
-    Option(
+    CommandOption(
         "new",
         SizesType(),
         "The mesh to write (default: that of the traces).",

@@ -14,7 +14,7 @@ from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, write_output
 from stagec.ir_spec.strategy.statement import Section
-from stagec.jobs.request.option import Option, switch
+from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.result import CSV, JSON, OUTPUT, PAGE
 from stagec.searches.answer import search
 from stagec.searches.asked import SEARCH
@@ -34,7 +34,7 @@ _LESS = "let it run, or give a smaller space"
     switch("print_space", "Print what varies, and stop."),
     JSON,
     CSV,
-    Option(
+    CommandOption(
         "html",
         PAGE,
         "Write a page: memory over time, all flags side by side, and what each is.",

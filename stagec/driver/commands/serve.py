@@ -14,7 +14,7 @@ from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
 from stagec.jobs.request.accepted import ACCEPTED, take_accepted
 from stagec.jobs.request.machine import machine_of, machine_options
-from stagec.jobs.request.option import Kind, Option, Whole
+from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.ranges import is_range, values_of
 from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
 from stagec.jobs.request.times import TimeType
@@ -46,24 +46,26 @@ class Batches(Kind[tuple[int, ...]]):
     *machine_options(
         "The machine that serves: a name that 'stagec machines' lists.", required=True
     ),
-    Option(
+    CommandOption(
         "output_tokens",
         Whole(2),
         "Tokens that each sequence makes (default: 128).",
         128,
         metavar="N",
     ),
-    Option(
+    CommandOption(
         "batches",
         Batches(),
         "Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit; "
         "1..64 doubles).",
     ),
     *ACCEPTED,
-    Option("ttft", TimeType(), "A limit of the time to the first token: 500ms."),
-    Option("tpot", TimeType(), "A limit of the time for each further token: 30ms."),
+    CommandOption("ttft", TimeType(), "A limit of the time to the first token: 500ms."),
+    CommandOption("tpot", TimeType(), "A limit of the time for each further token: 30ms."),
     JSON,
-    Option("html", PAGE_OR_PLOT, "Write a page, or FILE.svg, with the curve.", metavar="FILE"),
+    CommandOption(
+        "html", PAGE_OR_PLOT, "Write a page, or FILE.svg, with the curve.", metavar="FILE"
+    ),
     OUTPUT,
 )
 def command(**given: Any) -> int:

@@ -16,7 +16,16 @@ from stagec.driver.shell.sections import RareOption
 from stagec.driver.shell.session import the_session
 from stagec.jobs.request.job_file import is_job_file, printed, with_job_file
 from stagec.jobs.request.machine import machine_of
-from stagec.jobs.request.option import File, Kind, Number, OneOf, Option, Switch, Text, Whole
+from stagec.jobs.request.option import (
+    AnyText,
+    CommandOption,
+    File,
+    Kind,
+    Number,
+    OneOf,
+    Switch,
+    Whole,
+)
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.request.preset import with_step
 from stagec.support.diagnostics import error
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(*options: Option) -> Callable[[F], F]:
+def takes(*options: CommandOption) -> Callable[[F], F]:
     """Give a command these options, in this order in its help."""
 
     def decorate(function: F) -> F:
@@ -53,7 +62,7 @@ def takes_model(function: F) -> F:
     return click.argument("model", required=False, default="", shell_complete=complete)(function)
 
 
-def click_option(option: Option) -> Callable[[F], F]:
+def click_option(option: CommandOption) -> Callable[[F], F]:
     """The click option of a record."""
     words, negation = list(option.words), ""
     about: dict[str, Any] = {"help": option.help, "default": option.default}
@@ -90,7 +99,7 @@ def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
             return click.Choice(choices)
         case File():
             return click.Path(path_type=Path)
-        case Text(completes=""):
+        case AnyText(completes=""):
             return click.STRING
         case _:
             return _OfKind(kind)

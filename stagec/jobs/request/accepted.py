@@ -8,20 +8,20 @@ from math import isfinite
 from typing import Any
 
 from stagec.analysis.serving_rates import tokens_accepted
-from stagec.jobs.request.option import Number, Option
+from stagec.jobs.request.option import CommandOption, Number
 from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import error
 
 #: The options of a step that verifies drafts.
 ACCEPTED = (
-    Option(
+    CommandOption(
         "accepted",
         Number(least=1),
         "Of --speculative K: the tokens of each sequence that a step gives in the mean, from "
         "1 to K + 1 (default: 1, as if no draft were right).",
         metavar="N",
     ),
-    Option(
+    CommandOption(
         "acceptance",
         Number(least=0, most=1),
         "Instead of --accepted: the share of drafts that are right, (1 - A^(K+1)) / (1 - A) "

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stagec.jobs.request.option import Kind, Option
+from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.sizes import SizesType
 
 _FORM = "as in 'llama3-8b: tp=2', or with sizes 'llama3-8b[L=4]: tp=2'"
@@ -41,7 +41,7 @@ class DraftType(Kind[DraftText]):
         return DraftText(model.strip(), SizesType().read(sizes), flags.strip())
 
 
-DRAFT_OPTION = Option(
+DRAFT_OPTION = CommandOption(
     "draft",
     DraftType(),
     "Of decode: the model that makes the --speculative drafts, in a pod of its own: "

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.jobs.request.option import Option, Text, Whole, switch
+from stagec.jobs.request.option import AnyText, CommandOption, Whole, switch
 from stagec.jobs.session import Session
 from stagec.support.processors import processors
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 #: The options that say who does the work.
 WORKERS = (
-    Option(
+    CommandOption(
         "jobs", Whole(least=1), "Worker processes (default: one for each processor).", metavar="N"
     ),
-    Option(
+    CommandOption(
         "scheduler",
-        Text(),
+        AnyText(),
         "Work on a Dask cluster: that of a scheduler, or N (--jobs) workers in SLURM jobs.",
         metavar="ADDRESS|FILE.json|slurm",
         rare=True,
@@ -40,9 +40,9 @@ WORKERS = (
 EMISSION = (
     switch("force", "Replace earlier output in that folder."),
     switch("resume", "Complete what an interrupted run left, after comparing what is there."),
-    Option(
+    CommandOption(
         "only_ranks",
-        Text(),
+        AnyText(),
         "Write the traces of these ranks (default: of all).",
         metavar="0-1023,4096",
     ),

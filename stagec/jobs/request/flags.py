@@ -15,7 +15,7 @@ from stagec.ir_spec.strategy.axes import AXES, EXPERTS, MESH_ORDER
 from stagec.ir_spec.strategy.axes import FLAGS as AXIS_FLAGS
 from stagec.ir_spec.strategy.statement import Flag, FlagValues
 from stagec.jobs.request.expert_load import LoadFile
-from stagec.jobs.request.option import Kind, OneOf, Option, Switch, Text, Whole
+from stagec.jobs.request.option import AnyText, CommandOption, Kind, OneOf, Switch, Whole
 
 #: Axes behind which flags stand that need the same: the axis, or experts.
 _GROUPS = {"pp": "pp", "cp": "cp", "ep": EXPERTS}
@@ -39,12 +39,12 @@ OF_ONE_MESH = {name: flag for name, flag in FLAGS.items() if flag.kind != "parts
 SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 
 
-def option(flag: Flag) -> Option:
+def option(flag: Flag) -> CommandOption:
     """The option of a flag."""
     metavar = flag.metavar or ("N" if flag.kind == "int" else None)
     multiple = flag.kind == "parts"
     about = flag.name, type_of(flag), flag.help, flag.default, metavar
-    return Option(*about, multiple=multiple, rare=flag.rare)
+    return CommandOption(*about, multiple=multiple, rare=flag.rare)
 
 
 def type_of(flag: Flag) -> Kind[Any]:
@@ -189,7 +189,7 @@ def _is_name(text: str) -> bool:
 _TYPES: Mapping[str, Callable[[Flag], Kind[Any]]] = {
     "int": lambda flag: Whole(flag.least, flag.most),
     "choice": lambda flag: OneOf(flag.choices),
-    "text": lambda flag: Text(),
+    "text": lambda flag: AnyText(),
     "names": lambda flag: Names(flag.choices),
     "order": lambda flag: AxisOrder(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from stagec.jobs.request.option import Kind, Option
+from stagec.jobs.request.option import CommandOption, Kind
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.suggest import did_you_mean
 
@@ -119,6 +119,6 @@ def _taken(found: re.Match[str], size: int) -> str:
     )
 
 
-def limit_option(text: str, *, at_hand: bool = False) -> Option:
+def limit_option(text: str, *, at_hand: bool = False) -> CommandOption:
     """`--limit`, with its help in this command; `machine` is one too where it has `--machine`."""
-    return Option("limit", LimitType(at_hand=at_hand), text)
+    return CommandOption("limit", LimitType(at_hand=at_hand), text)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.jobs.request.option import Kind, Option, Text, switch
+from stagec.jobs.request.option import AnyText, CommandOption, Kind, switch
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
@@ -63,7 +63,7 @@ class UsedRanks(Kind[Mapping[str, int]]):
         return found
 
 
-USED_RANKS = Option(
+USED_RANKS = CommandOption(
     "used_ranks",
     UsedRanks(),
     "How many of the ranks that a unit of a level of the network joins the job uses: nvlink=64 "
@@ -76,7 +76,7 @@ GRAPHS = switch(
 )
 
 
-def machine_options(text: str, *, required: bool = False) -> tuple[Option, Option]:
+def machine_options(text: str, *, required: bool = False) -> tuple[CommandOption, CommandOption]:
     """`--machine`, with its help in this command, and what of it is used."""
-    kind = Text("machines")
-    return Option("machine", kind, text, metavar="NAME|FILE", required=required), USED_RANKS
+    kind = AnyText("machines")
+    return CommandOption("machine", kind, text, metavar="NAME|FILE", required=required), USED_RANKS

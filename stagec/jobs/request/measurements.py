@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.jobs.request.option import File, OneOf, Option
+from stagec.jobs.request.option import CommandOption, File, OneOf
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.source import UNKNOWN
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 #: The options of `measurements`.
 MEASURED = (
-    Option(
+    CommandOption(
         "measured",
         File(),
         "Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
         metavar="FILE",
         multiple=True,
     ),
-    Option(
+    CommandOption(
         "kernels_from",
         OneOf(["aiconfigurator"]),
         "Measured tables of a package: pip install 'stagec[kernels]'.",

@@ -37,7 +37,7 @@ class Kind(ABC, Generic[T_co]):
         return self.read(text_of(given))
 
 
-class Text(Kind[str]):
+class AnyText(Kind[str]):
     """Any text."""
 
     def __init__(self, completes: str = "") -> None:
@@ -141,7 +141,7 @@ class OneOf(Kind[str]):
 
 
 @dataclass(frozen=True)
-class Option:
+class CommandOption:
     """An option. Several of one that is `multiple` are a tuple, or what `merge` makes of it."""
 
     name: str  # as Python has it
@@ -185,13 +185,13 @@ def switch(
     *,
     default: bool | None = False,
     rare: bool = False,
-) -> Option:
+) -> CommandOption:
     """An option that is on where it is given; one whose default is not False has a `--no-`."""
-    return Option(name, Switch(), help, default, spelling=spelling, rare=rare)
+    return CommandOption(name, Switch(), help, default, spelling=spelling, rare=rare)
 
 
 def values_of(
-    options: Iterable[Option],
+    options: Iterable[CommandOption],
     flags: Mapping[str, Any],
     *,
     without: Collection[str] = (),

@@ -11,7 +11,7 @@ from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import FlagValues
 from stagec.jobs.request.draft import DRAFT_OPTION, DraftText
 from stagec.jobs.request.flags import FLAGS, option
-from stagec.jobs.request.option import File, Option, Text, Whole, switch, values_of
+from stagec.jobs.request.option import AnyText, CommandOption, File, Whole, switch, values_of
 from stagec.jobs.request.preset import with_step
 from stagec.jobs.request.serving import OPTIONS
 from stagec.jobs.request.sizes import SizesType
@@ -80,7 +80,7 @@ else:
 
 
 #: The sizes of a model's symbols.
-SIZES = Option(
+SIZES = CommandOption(
     "sizes",
     SizesType(),
     "Sizes of symbols; B is the global batch in sequences.",
@@ -90,20 +90,20 @@ SIZES = Option(
 )
 #: The options of a job, in their order in the help.
 JOB = (
-    Option(
+    CommandOption(
         "preset",
-        Text("presets"),
+        AnyText("presets"),
         "A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
         "",
         metavar="NAME",
     ),
     SIZES,
-    Option(
+    CommandOption(
         "mesh",
         SizesType(open_names=True),
         "Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
     ),
-    Option(
+    CommandOption(
         "ranks",
         Whole(least=1),
         "All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
@@ -112,27 +112,29 @@ JOB = (
     *OPTIONS,
     DRAFT_OPTION,
     *map(option, FLAGS.values()),
-    Option(
+    CommandOption(
         "pipeline",
-        Text(),
+        AnyText(),
         "Passes to run (default: train; forward if no argument is a param), such as "
         "'train,+after(infer-shapes):my-pass'.",
         metavar="PASSES",
     ),
     switch("print_strategy", "Print the strategy and stop."),
     switch("print_job", "Print the job as a file, which can be given as MODEL, and stop."),
-    Option(
+    CommandOption(
         "print_after",
-        Text(),
+        AnyText(),
         "Print the module after passes.",
         metavar="NAME|all|change",
         multiple=True,
     ),
-    Option("dump_dir", File(), "Write the module after every pass.", metavar="DIR"),
+    CommandOption("dump_dir", File(), "Write the module after every pass.", metavar="DIR"),
     switch("time_passes", "Print the time of each pass.", rare=True),
-    Option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE", rare=True),
+    CommandOption(
+        "reproducer", File(), "Where to write a crash reproducer.", metavar="FILE", rare=True
+    ),
     switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
-    Option("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
+    CommandOption("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
 )
 #: Those that show a job instead of being part of it.
 SHOWN = ("print_strategy", "print_job", "print_after", "time_passes")

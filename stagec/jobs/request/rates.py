@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stagec.jobs.request.option import Number, Option
+from stagec.jobs.request.option import CommandOption, Number
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ _SLOWEST, _FASTEST = 1e-6, 1e9
 H100 = 989, 3350
 
 
-def rate_options(purpose: str) -> tuple[Option, ...]:
+def rate_options(purpose: str) -> tuple[CommandOption, ...]:
     """The two options; `purpose` says what the durations are for."""
     return (
-        Option("peak_tflops", _RATE, f"With --memory-gbps: {purpose}.", rare=True),
-        Option("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s.", rare=True),
+        CommandOption("peak_tflops", _RATE, f"With --memory-gbps: {purpose}.", rare=True),
+        CommandOption("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s.", rare=True),
     )
 
 

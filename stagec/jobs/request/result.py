@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stagec.jobs.request.option import Kind, Option, switch
+from stagec.jobs.request.option import CommandOption, Kind, switch
 from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
 
@@ -46,7 +46,7 @@ PAGE, PAGE_OR_PLOT = Page(plots=False), Page(plots=True)
 #: What commands that answer have in common.
 JSON = switch("as_json", "Print one JSON object.", "--json")
 CSV = switch("as_csv", "Print comma-separated values.", "--csv")
-OUTPUT = Option(
+OUTPUT = CommandOption(
     "output",
     RESULT,
     "Write the result here instead of stdout.",

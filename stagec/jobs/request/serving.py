@@ -12,7 +12,7 @@ from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.statement import Statement
-from stagec.jobs.request.option import OneOf, Option, Text, Whole
+from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole
 from stagec.serving.step import Step, parse_step
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -26,40 +26,40 @@ _COUNT = Whole(1)
 SAMPLING = ("gather", "local", "none")
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
-    "batch": Option(
+    "batch": CommandOption(
         "batch",
         _COUNT,
         "Sequences of the step, of all ranks together; of a mixed step those that decode, of "
         "each group of ranks that has requests of its own.",
         metavar="N",
     ),
-    "prompt": Option(
+    "prompt": CommandOption(
         "prompt",
         _COUNT,
         "New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
         metavar="N",
     ),
-    "context": Option(
+    "context": CommandOption(
         "context",
         Whole(least=0),
         "Tokens of each sequence that are cached before the step.",
         metavar="N",
     ),
-    "chunk": Option(
+    "chunk": CommandOption(
         "chunk",
         _COUNT,
         "Of prefill and mixed steps: so many tokens of the prompt a step.",
         metavar="N",
     ),
-    "speculative": Option(
+    "speculative": CommandOption(
         "speculative",
         Whole(least=0),
         "Of decode: so many more tokens of each sequence, which are drafts.",
         metavar="N",
     ),
-    "step": Option(
+    "step": CommandOption(
         "step",
-        Text(),
+        AnyText(),
         "Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x "
         "new tokens + cached ones; chunk= samples none, verify= all).",
         metavar="CLASSES",
@@ -71,7 +71,7 @@ DISAGGREGATED = "disaggregated"
 PODS = (PREFILL, DECODE)
 #: Options of what a step keeps.
 CACHES = {
-    "page": Option(
+    "page": CommandOption(
         "page",
         _COUNT,
         "Of --serve: caches have whole pages of so many tokens.",
@@ -79,12 +79,12 @@ CACHES = {
         metavar="N",
         rare=True,
     ),
-    "kv_dtype": Option(
+    "kv_dtype": CommandOption(
         "kv_dtype",
         OneOf(tuple(KV_TYPES)),
         "Of --serve: the element type of cached keys and values (default: as they are made).",
     ),
-    "sampling": Option(
+    "sampling": CommandOption(
         "sampling",
         OneOf(SAMPLING),
         "Of --serve: how tokens are chosen by logits that are split over the vocabulary: the "
@@ -95,16 +95,16 @@ CACHES = {
     ),
 }
 OPTIONS = (
-    Option(
+    CommandOption(
         "serve",
         OneOf((*MODES, DISAGGREGATED)),
         "Compile a step of serving instead of a training step.",
     ),
     *STEP.values(),
     *(
-        Option(
+        CommandOption(
             mode,
-            Text(),
+            AnyText(),
             f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
             metavar="FLAGS",
         )
@@ -324,8 +324,8 @@ def _check_context(options: JobOptions, *, symbolic: bool) -> None:
 def _check_draft(options: JobOptions) -> None:
     if not options.keep:
         raise error(
-            "--draft makes two pods, and is for 'stagec compile', 'analyze', 'memory' and 'time' "
-            "of one job",
+            "--draft makes two pods, and is for 'stagec compile', 'analyze', 'memory', 'time' and "
+            "'serve' of one job, and for 'search'",
             remedy="leave it out",
         )
     if not options.speculative:

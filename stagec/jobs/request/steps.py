@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir.serving import MIXED
-from stagec.jobs.request.option import Kind, Option, Text, Whole
+from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -56,30 +56,30 @@ class Milliseconds(Kind[int]):
 
 #: The options of several steps.
 STEPS = (
-    Option(
+    CommandOption(
         "steps",
         Whole(1, MAX_STEPS),
         "With --serve: so many steps, one after the other (with --requests: at most).",
         metavar="N",
     ),
-    Option(
+    CommandOption(
         "requests",
-        Text(),
+        AnyText(),
         "With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
         "arrivals, prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,"
         "seed=7. Groups of ranks that have requests of their own get them round robin.",
         metavar="FILE|poisson:...",
     ),
-    Option(
+    CommandOption(
         "policy",
-        Text(),
+        AnyText(),
         "Which requests a step holds: fcfs (default), or one of a plug-in. --chunk N bounds "
         f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
         "fcfs",
         metavar="NAME",
         rare=True,
     ),
-    Option(
+    CommandOption(
         "cache_blocks",
         Blocks(),
         f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all "
@@ -87,7 +87,7 @@ STEPS = (
         metavar="N|all",
         rare=True,
     ),
-    Option(
+    CommandOption(
         "bucket",
         _COUNT,
         "Round the cached tokens of sequences up to a multiple of N, so that more steps and "
@@ -96,7 +96,7 @@ STEPS = (
         metavar="N",
         rare=True,
     ),
-    Option(
+    CommandOption(
         "tick",
         Milliseconds(),
         "With --requests: the time that a step takes, in milliseconds (default: as long as it "

@@ -1,0 +1,62 @@
+"""The main pod of a job: the one whose flags a search varies. Those of a part (`--part`) and of a
+draft model (`--draft`) are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from stagec.ir.drafts import DRAFT
+from stagec.ir.expr import evaluate
+from stagec.ir.module import BATCH
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.part import MAIN
+from stagec.jobs.builder import JobBuilder, mesh_axes
+from stagec.jobs.pod_options import has_pods, options_of, pod_names
+from stagec.jobs.request.combine import complete
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+
+#: The pass that leaves a pod its part of the model.
+_CUT = "cut-part"
+
+
+def main_pod(options: JobOptions, session: Session, *, symbolic: bool) -> JobBuilder:
+    """The builder of the main pod of a job, which keeps its part of the model. What no strategy of
+    this pod would change is refused here, once for all points: a part whose value the model does
+    not compute, a draft model that there is not. Raises `DiagnosticError`."""
+    if not has_pods(options):
+        return JobBuilder(options, session, symbolic=symbolic)
+    options = with_batch_option(options)
+    builder = JobBuilder(options_of(MAIN, options), session, symbolic=symbolic)
+    if options.draft is not None:
+        JobBuilder(options_of(DRAFT, options), session, symbolic=symbolic)
+    if options.part:
+        builder.lower(_CUT)
+    return builder
+
+
+def layers_of_part(builder: JobBuilder, sizes: Mapping[str, int]) -> int:
+    """The layers that the main pod keeps where other pods have parts of the model; 0 if a number is
+    open."""
+    counts = [op.expr("count") for op in builder.module.walk() if op.name == "stg.repeat"]
+    if any(count.symbols - sizes.keys() for count in counts):
+        return 0
+    return sum(evaluate(count, sizes) for count in counts)
+
+
+def ranks_of_others(options: JobOptions) -> int:
+    """The ranks of all pods but the main one. Raises `DiagnosticError` for flags of a pod that give
+    no mesh."""
+    names = (name for name in pod_names(options) if has_pods(options) and name != MAIN)
+    meshes = (mesh_axes(complete(options_of(name, options))) for name in names)
+    return sum(prod(size or 1 for size in mesh.values()) for mesh in meshes)
+
+
+def with_batch_option(options: JobOptions) -> JobOptions:
+    """A job of a search as a command line has it: the batch of a step of serving is `--batch`, and
+    no size of a symbol."""
+    if options.serve not in (PREFILL, DECODE) or BATCH not in options.sizes:
+        return options
+    sizes = {n: v for n, v in options.sizes.items() if n != BATCH}
+    return options.changed(batch=options.sizes[BATCH], sizes=sizes)

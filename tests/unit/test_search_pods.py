@@ -1,0 +1,199 @@
+"""`stagec search` for jobs of several pods: the answer is that of every point, asked by itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.searches import tried as trials
+from tests.support import stagec
+
+MACHINE = ("--machine", "h100-sxm")
+WHISPER = ("whisper-large-v3", "--set", "B=16,L=2,L_dec=2")
+PART = ("--part", "encoder=e: dp=2")
+TRAINED = (
+    *("--ranks", "4", "--tp", "1,2", "--pp", "1", "--cp", "1", "--zero", "0,1"),
+    *("--recompute", "none", "--microbatch-size", "2,4"),
+)
+ONE_POINT = ("--pp", "1", "--cp", "1", "--recompute", "none")
+LLAMA = (
+    *("llama3-70b", "--set", "L=2", "--serve", "decode", "--context", "512", "--batch", "8"),
+    *("--speculative", "3"),
+)
+DRAFT = ("--draft", "llama3-8b[L=2]: tp=2")
+SERVED = ("--ranks", "4", "--tp", "1..4", "--pp", "1")
+HOW = (*MACHINE, "--jobs", "1", "--no-cache")
+
+
+@pytest.fixture
+def space_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried beyond the space."""
+
+    def nothing(*_: object) -> dict[str, Any]:
+        return {"count": 0, "better": []}
+
+    monkeypatch.setattr(trials, "tried", nothing)
+
+
+def told(*words: str) -> Any:
+    ran = stagec(*words, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+def points_of_parts() -> Iterator[tuple[str, ...]]:
+    """The flags of the points of `TRAINED`."""
+    for tp in (1, 2):
+        for zero in (0, 1):
+            for size in (2, 4):
+                dp = 4 // tp
+                sp = ("--sp",) if tp > 1 else ()
+                mesh = ("--tp", f"{tp}", "--dp", f"{dp}", *sp, "--zero", f"{zero}")
+                yield *mesh, "--microbatches", f"{16 // (dp * size)}"
+
+
+def points_of_drafts() -> Iterator[tuple[str, ...]]:
+    """The flags of the points of `SERVED`."""
+    for tp in (1, 2, 4):
+        mesh = ("--tp", f"{tp}", "--dp", f"{4 // tp}")
+        yield mesh
+        if tp > 1:
+            yield *mesh, "--dp-attention"
+
+
+@pytest.mark.usefixtures("space_alone")
+@pytest.mark.parametrize(
+    ("model", "pod", "space", "points"),
+    [
+        (WHISPER, PART, TRAINED, [*points_of_parts()]),
+        (LLAMA, DRAFT, SERVED, [*points_of_drafts()]),
+    ],
+    ids=["part", "draft"],
+)
+def test_the_best_are_those_of_every_point(
+    model: tuple[str, ...],
+    pod: tuple[str, ...],
+    space: tuple[str, ...],
+    points: list[tuple[str, ...]],
+) -> None:
+    """By the step of all pods, each asked of `stagec time`; tokens are shared by all ranks, and the
+    commands give the same again."""
+    found = told("search", *model, *pod, *space, *HOW, "--top", "20")
+    assert found["proven"]
+    assert found["legal"] == found["evaluated"] == len(points)
+    steps = [told("time", *model, *pod, *p, *MACHINE, "--no-levers") for p in points]
+    seconds = sorted(step["step_seconds"] for step in steps)
+    assert [row["step_seconds"] for row in found["best"]] == pytest.approx(seconds, rel=1e-12)
+    for row in (found["best"][0], found["best"][-1]):
+        tool, verb, *words = shlex.split(row["command"])
+        assert (tool, verb, words[-2]) == ("stagec", "compile", "-o")
+        step = told("time", *words[:-2], *MACHINE, "--no-levers")
+        assert row["step_seconds"] == step["step_seconds"]
+        assert row["ranks"] == step["ranks"] == 6
+        assert row["mesh"] == step["mesh"]
+        assert row["breakdown"] == step["breakdown"]
+        assert row["tokens_per_second_per_rank"] == step["tokens_per_second_per_rank"]
+        pods = told("memory", *words[:-2])["pods"].values()
+        fullest = max((c for p in pods for c in p["classes"]), key=lambda each: each["peak"])
+        assert row["memory_peak"] == fullest["peak"]
+        assert row["memory"] == fullest["categories"]
+        assert pod[1] in shlex.split(row["strategy"])
+
+
+@pytest.mark.usefixtures("space_alone")
+def test_every_pod_must_fit() -> None:
+    """The encoder on one rank holds more than the rest of the model on four."""
+    part = ("--part", "encoder=e: zero=0")
+    space = (*ONE_POINT, "--ranks", "4", "--tp", "2", "--zero", "1", "--microbatch-size", "8")
+    (row,) = told("search", *WHISPER, *part, *space, *HOW)["best"]
+    words = shlex.split(row["command"])[2:-2]
+    held = {p: d["classes"][0]["peak"] for p, d in told("memory", *words)["pods"].items()}
+    assert held["main"] < held["encoder"] == row["memory_peak"]
+    limit = ("--limit", f"{held['encoder'] - 1}")
+    ran = stagec("search", *WHISPER, *part, *space, *HOW, *limit)
+    assert ran.code == 1
+    assert "no strategy of this space fits" in ran.err
+
+
+@pytest.mark.usefixtures("space_alone")
+def test_objectives_count_the_ranks_of_all_pods() -> None:
+    """A rank-hour of two ranks more costs what their rank-hours cost."""
+    few = (*ONE_POINT, "--ranks", "2,4", "--tp", "2", "--zero", "0", "--microbatch-size", "4")
+    by_cost = ("--price", "2", "--objective", "cost")
+    found = told("search", *WHISPER, *PART, *few, *HOW, *by_cost)
+    assert [each["ranks"] for each in found["searches"]] == [4, 6]
+    for row in found["best"]:
+        assert row["cost"] == pytest.approx(row["step_seconds"] * row["ranks"] / 3600 * 2)
+
+
+@pytest.mark.usefixtures("space_alone")
+def test_answers_are_kept_by_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other flags of a part, or another text of a draft model, are another question."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    few: tuple[str, ...] = (
+        *ONE_POINT,
+        "--ranks",
+        "2",
+        "--tp",
+        "2",
+        "--zero",
+        "0",
+        "--microbatch-size",
+        "8",
+    )
+    few = (*few, *MACHINE, "--jobs", "1")
+    first = told("search", *WHISPER, *PART, *few)
+    assert told("search", *WHISPER, *PART, *few) == {**first, "cached": True}
+    assert "cached" not in told("search", *WHISPER, "--part", "encoder=e: dp=4", *few)
+    assert "cached" not in told("search", *WHISPER, *few)
+    text, file = stagec("models", "llama3-8b").out, tmp_path / "drafts.stg"
+    drafted = (*LLAMA, "--draft", f"{file}: tp=2", "--ranks", "2", "--tp", "2", "--pp", "1")
+    for layers in (2, 3):
+        file.write_text(text.replace("L = 32", f"L = {layers}"))
+        assert "cached" not in told("search", *drafted, *MACHINE, "--jobs", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((*WHISPER, "--part", "encoder=ex: dp=2"), "the model has no value '%ex'"),
+        ((*WHISPER, "--part", "encoder=e: dpp=2"), "no flag 'dpp' of a strategy"),
+        ((*WHISPER, "--part", "encoder"), "expects NAME=VALUE: FLAGS"),
+        (
+            (
+                *("whisper-large-v3", "--set", "L=2,L_dec=2", "--serve", "decode"),
+                *("--context", "64", "--batch", "4", *PART),
+            ),
+            "the step of serving does not compute a value '%e'",
+        ),
+        ((*LLAMA[:-2], *DRAFT), "--draft expects --speculative"),
+        (("llama3-8b", "--set", "B=8,L=2", *DRAFT), "--draft is about a step of serving"),
+        (
+            ("llama3-8b", "--serve", "prefill", "--prompt", "64", "--batch", "8", *DRAFT),
+            "--draft is for --serve decode",
+        ),
+        ((*LLAMA, "--draft", "llama3-8x: tp=2"), "did you mean 'llama3-8b'?"),
+        ((*LLAMA, "--draft", "llama3-8b: tpp=2"), "no flag 'tpp' of a strategy"),
+        ((*LLAMA, *DRAFT, *PART), "--draft and --part both make pods"),
+    ],
+)
+def test_what_makes_no_pods_is_refused_once(words: tuple[str, ...], error: str) -> None:
+    """Before any point is evaluated."""
+    ran = stagec("search", *words, *SERVED, *HOW)
+    assert ran.code in (1, 2)
+    assert error in ran.err
+    assert ran.err.lower().count("error:") == 1
+    assert "points" not in ran.out
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.usefixtures("space_alone")
+def test_a_refusal_of_a_point_says_which_pod_it_is_about() -> None:
+    ran = stagec("search", *LLAMA, "--draft", "llama3-8b[L=2]: tp=3", *SERVED, *HOW)
+    assert ran.code == 1
+    assert "5: refused by the compiler: draft: H = 32 does not divide over tp = 3" in ran.out
