@@ -11,27 +11,27 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
 from stagec.answers.check import CheckAnswer, check
 from stagec.answers.compile import COMPILE, compile_job
 from stagec.answers.compiled import CompileAnswer
-from stagec.answers.memory.answer import MemoryPlan, PodsMemory, memory
-from stagec.answers.serve import ServeAnswer, serve
+from stagec.answers.memory.answer import FIT, MemoryPlan, PodsMemory, memory
+from stagec.answers.serve import Batches, ServeAnswer, serve
 from stagec.answers.time.answer import StepAnswer, time
 from stagec.answers.time.pods import PodsTime
 from stagec.answers.words import asked
 from stagec.jobs.builder import model_name
 from stagec.jobs.pods import Pods
-from stagec.jobs.request.accepted import Accepted, take_accepted
+from stagec.jobs.request.accepted import ACCEPTED, Accepted, take_accepted
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.configurations import import_configuration
 from stagec.jobs.request.job_file import JobFile, asked_job, job_text
 from stagec.jobs.request.limit import Limit, LimitType
-from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.machine import UsedRanks, machine_of
 from stagec.jobs.request.measurements import measurements
-from stagec.jobs.request.option import text_of, values_of
+from stagec.jobs.request.option import Kind, Whole, values_of
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Dumps
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from stagec.searches.answer import SearchAnswer
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Job:
@@ -70,7 +71,8 @@ class Job:
         """The job with these flags; of `sizes`, those that are given. Raises `DiagnosticError`."""
         with asked() as session:
             more = asked_job(self._options.model, self._options.strategy, flags, session)
-        given = {name: getattr(more, name) for name in more.explicit if name in flags}
+        names = more.explicit - {"model", "strategy", "sizes"}
+        given: dict[str, Any] = {name: getattr(more, name) for name in names}
         given["sizes"] = {**self._options.sizes, **more.sizes}
         explicit = self._options.explicit | more.explicit
         return Job(self._options.changed(**given, explicit=explicit))
@@ -104,7 +106,8 @@ class Job:
         a device (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
         `DiagnosticError`."""
         with asked() as session, seldom_collected():
-            return memory(self._options, session, fit=fit, limit=_limit(limit))
+            kind = None if fit is None else _read("fit", FIT, fit)
+            return memory(self._options, session, fit=kind, limit=_limit(limit))
 
     def time(
         self,
@@ -113,7 +116,7 @@ class Job:
         overlap: bool = True,
         graphs: bool = True,
         levers: bool = False,
-        measured: Sequence[str | Path] = (),
+        measured: str | Path | Sequence[str | Path] = (),
         kernels_from: str | None = None,
         accepted: float | None = None,
         acceptance: float | None = None,
@@ -133,7 +136,7 @@ class Job:
                 overlap=overlap,
                 graphs=graphs,
                 levers=levers,
-                measured=measurements(tuple(map(Path, measured)), kernels_from, on),
+                measured=measurements(_files(measured), kernels_from, on),
                 accepted=self._accepted(accepted, acceptance),
                 again=True,
                 progress=progress or _silent,
@@ -144,7 +147,7 @@ class Job:
         machine: str | Machine,
         *,
         output_tokens: int = 128,
-        batches: Sequence[int] | None = None,
+        batches: str | Sequence[int] | None = None,
         ttft: float | None = None,
         tpot: float | None = None,
         accepted: float | None = None,
@@ -159,8 +162,8 @@ class Job:
                 self._options,
                 _machine(machine, session),
                 session,
-                output_tokens=output_tokens,
-                batches=None if batches is None else sorted(set(batches)),
+                output_tokens=_read("output_tokens", Whole(2), output_tokens),
+                batches=None if batches is None else _read("batches", Batches(), batches),
                 accepted=self._accepted(accepted, acceptance),
                 ttft=ttft,
                 tpot=tpot,
@@ -172,6 +175,11 @@ class Job:
         `DiagnosticError`."""
         writes = folder is not None or how.get("archive") is not None
         with asked() as session, seldom_collected():
+            if not isinstance(how.get("machine"), str | Path | None):
+                raise error(
+                    "machine: a compile takes the name or the file of one",
+                    remedy='give "h100-sxm", which manifests can name',
+                )
             given, _ = values_of(COMPILE, {"output": folder, **how, "quiet": True})
             return compile_job(
                 self._options, {**given, "dry_run": not writes or given["dry_run"]}, session
@@ -192,7 +200,9 @@ class Job:
         return _sweep(self._options, over, **how)
 
     def _accepted(self, tokens: float | None, rate: float | None) -> Accepted:
-        return take_accepted(self._options, {"accepted": tokens, "acceptance": rate})
+        given = {"accepted": tokens, "acceptance": rate}
+        values, _ = values_of(ACCEPTED, given)
+        return take_accepted(self._options, values)
 
 
 def job(
@@ -279,13 +289,19 @@ def _sweep(
     from stagec.jobs.request.emission import workers
 
     with asked(depth=5) as session:
+        if not isinstance(cast("object", over), Mapping):
+            raise error(
+                f"over: expects a dictionary, found {over!r:.60}", remedy='as in {"tp": [1, 2]}'
+            )
         axes = [axis_of(name, values) for name, values in over.items()]
         on = None if machine is None else _machine(machine, session)
         case = Case(options, on, overlap, graphs=graphs)
         timed = on is not None or "machine" in over
-        columns = with_limit(TIME if timed else ANALYSIS, _limit(limit))
-        with workers({"jobs": jobs, "scheduler": None}) as run:
-            rows = rows_of(case, axes, run, _limit(limit), progress or (lambda done, total: None))
+        most = _limit(limit, at_hand=timed)
+        columns = with_limit(TIME if timed else ANALYSIS, most)
+        processes = None if jobs is None else _read("jobs", Whole(1), jobs)
+        with workers({"jobs": processes, "scheduler": None}) as run:
+            rows = rows_of(case, axes, run, most, progress or (lambda done, total: None))
         return SweepAnswer(rows, columns, title_of(case))
 
 
@@ -308,8 +324,8 @@ def machine(name: str | Path, used_ranks: Mapping[str, int] | None = None) -> Ma
     """A machine by its name or file; `used_ranks` of levels of its network. Raises
     `DiagnosticError`."""
     with asked() as session:
-        used = {f"network.{level}.used": number for level, number in (used_ranks or {}).items()}
-        return machine_of(str(name), session).changed(used)
+        used = None if used_ranks is None else _read("used_ranks", UsedRanks(), used_ranks)
+        return machine_of(str(name), session, used)
 
 
 def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
@@ -319,18 +335,32 @@ def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
         return check(Path(path), strict=strict)
 
 
-def _machine(given: str | Machine, session: Session) -> Machine:
-    return machine_of(given, session) if isinstance(given, str) else given
+def _machine(given: object, session: Session) -> Machine:
+    from stagec.machines import Machine
+
+    if isinstance(given, Machine):
+        return given
+    if isinstance(given, str | Path):
+        return machine_of(str(given), session)
+    about = f"machine: expects a name, a file or a machine, found {given!r:.60}"
+    raise error(about, remedy='give "h100-sxm", or stagec.machine("h100-sxm")')
 
 
-def _limit(given: Any) -> Limit | None:
+def _limit(given: Any, *, at_hand: bool = False) -> Limit | None:
     """A limit, as `--limit` takes it."""
-    if given is None:
-        return None
+    return None if given is None else _read("limit", LimitType(at_hand=at_hand), given)
+
+
+def _read(name: str, kind: Kind[T], given: Any) -> T:
+    """A value as the option of that name takes it. Raises `DiagnosticError`."""
     try:
-        return LimitType().read(text_of(given))
+        return kind.of(given)
     except ValueError as problem:
-        raise error(f"limit: {problem}", remedy='give "80GiB" or "h100"') from None
+        raise error(f"{name}: {problem}", remedy="give it as the command line has it") from None
+
+
+def _files(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
+    return tuple(map(Path, (given,) if isinstance(given, str | Path) else given))
 
 
 def _silent(_: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +27,9 @@ from stagec.jobs.pod_options import (
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.accepted import Accepted
 from stagec.jobs.request.combine import divisors
+from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.ranges import is_range, values_of
 from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
@@ -49,6 +52,7 @@ Found = TypeVar("Found")
 SCHEMA = 1
 #: The largest batch that is tried.
 LARGEST = 1 << 16
+_BATCH = re.compile("0*[1-9][0-9]{0,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,20 @@ class ServeAnswer(Report):
 
     def print(self, stream: TextIO) -> None:
         _print(self, stream)
+
+
+class Batches(Kind[tuple[int, ...]]):
+    """`1,2,4,8`, or `1..8`."""
+
+    name = "N,N,..."
+
+    def read(self, text: str) -> tuple[int, ...]:
+        """The batches, in order."""
+        given = [p.strip() for p in text.split(",")]
+        parts = [t for p in given for t in (values_of(p) if is_range(p) else (p,))]
+        if not parts or not all(_BATCH.fullmatch(p) and int(p) <= LARGEST for p in parts):
+            raise ValueError(f"expects batches such as 1,8,64 or 1..64, found '{text}'")
+        return tuple(sorted({int(p) for p in parts}))
 
 
 def serve(

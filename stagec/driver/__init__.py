@@ -1,1 +1,1 @@
-"""The command line and the compile driver."""
+"""The command line."""

@@ -64,9 +64,14 @@ class JobBuilder:
     session it says nothing."""
 
     def __init__(
-        self, options: JobOptions, session: Session | None = None, *, symbolic: bool = False
+        self,
+        options: JobOptions,
+        session: Session | None = None,
+        *,
+        symbolic: bool = False,
+        pod: str = "",
     ) -> None:
-        self.session = session or Session()
+        self.session, self._pod = session or Session(), pod
         self._preset = find_preset(options) if options.preset else None
         if self._preset is not None:
             options = with_step(options).changed(model=options.model or self._preset.model)
@@ -244,6 +249,8 @@ class JobBuilder:
             )
 
     def _parse(self, text: str, name: str) -> Operation:
+        if self._pod:  # texts of pods are told apart by their names
+            name = name.replace("command line", f"pod '{self._pod}'")
         return parse_op(self.session.remember(Source(name, text)), self.loaded.registry)
 
     def _from_text(self, source: Source) -> list[Operation]:

@@ -70,7 +70,7 @@ class Pods:
             for pod in (name for name in pod_names(options) if name not in peers):
                 with _about_pod(pod):
                     given = _with_batch(options_of(pod, options), builders)
-                    builders[pod] = JobBuilder(given, aside, symbolic=symbolic)
+                    builders[pod] = JobBuilder(given, aside, symbolic=symbolic, pod=pod)
         return cls(builders, peers, session=session, aside=aside)
 
     @property

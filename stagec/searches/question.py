@@ -13,7 +13,7 @@ from stagec.ir.serving import MIXED
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.limit import AT_HAND, Limit
-from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.machine import machine_of, with_used
 from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.preset import find_preset
@@ -108,7 +108,9 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
     used = given["used_ranks"]
     asked: Sequence[str | Machine] = given["machine"]
-    machines = [machine_of(m, session, used) if isinstance(m, str) else m for m in asked]
+    machines = [
+        machine_of(m, session, used) if isinstance(m, str) else with_used(m, used) for m in asked
+    ]
     if not given["ranks"]:
         batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
         remedy = f"add --ranks 512{batch}, for example"
@@ -124,7 +126,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     options = JobOptions(model, sizes=set_sizes, **pods, **step_options(given))
     serves = options.serve is not None
     first = next(steps_of_batches(options, given, {}))[0] if serves else options
-    with session.once() if serves else nullcontext(Session()) as aside:
+    with session.once() if serves else nullcontext(session.aside()) as aside:
         builder = main_pod(first, aside, symbolic=not serves)
     known = {n: v for n, v in builder.module.symbols.items() if v is not None}
     layers = _layers(builder.module, known)
@@ -135,6 +137,12 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     found: list[Question] = []
     ranks: Sequence[int] = given["ranks"]
     places = product(machines, ranks)
+    if not serves and not given["batch"] and BATCH not in known:
+        given = {**given, "batch": (max(ranks),)}
+        session.remark(
+            f"no --batch: a step has {max(ranks):,} sequences, one for each rank; which strategy "
+            "is best depends on it"
+        )
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
     for (machine, main_ranks), (base, sizes) in product(places, steps):

@@ -26,7 +26,7 @@ from stagec.machines import Machine
 from stagec.searches.explore.remembered import NotedValues, Remembered
 from stagec.searches.explore.space import Point, Space, doubled
 from stagec.searches.listed import Jobs
-from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.diagnostics import DiagnosticError
 
 R = TypeVar("R")
 #: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
@@ -277,10 +277,5 @@ def microbatch_of(options: JobOptions, sizes: Mapping[str, int]) -> int:
 
 
 def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
-    """A job of flags whose batch is written down. Raises `DiagnosticError` without a batch."""
-    if BATCH not in sizes:
-        raise error(
-            "a search needs the global batch: which strategy is best depends on it",
-            remedy="add --batch 1024, for example",
-        )
+    """A job of flags whose batch is written down."""
     return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})

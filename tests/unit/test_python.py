@@ -448,3 +448,88 @@ def test_other_names_are_no_attributes() -> None:
     assert {"job", "search", "DiagnosticError"} <= set(dir(stagec))
     with pytest.raises(AttributeError, match="no attribute 'simulate'"):
         getattr(stagec, name)
+
+
+SERVER: dict[str, Any] = {"sizes": SERVED, "prompt": 64}
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "flags", "says"),
+    [
+        ("time", [None], {}, "machine: expects a name"),
+        ("analyze", [], {"machine": 3}, "machine: expects a name"),
+        ("memory", [], {"fit": "bogus"}, "fit: 'bogus' is not one of"),
+        ("memory", [], {"limit": b"8"}, "limit: expects a text or a number"),
+        ("serve", [MACHINE], {"batches": -2}, "batches: expects batches"),
+        ("serve", [MACHINE], {"output_tokens": 0}, "output_tokens: 0 is not in the range"),
+        ("time", [MACHINE], {"accepted": "x"}, "accepted: 'x' is not a valid float"),
+        ("sweep", [["tp"]], {}, "over: expects a dictionary"),
+        ("sweep", [{"tp": [1]}], {"jobs": "x"}, "jobs: 'x' is not a valid integer"),
+        ("compile", [], {"machine": stagec.machine(MACHINE)}, "machine: a compile takes"),
+        ("with_", [], {"sizes": []}, "sizes: expects a dictionary"),
+        ("with_", [], {"tp": b"8"}, "tp: expects a text or a number"),
+        ("with_", [], {"sp": "maybe"}, "sp: 'maybe' is not a valid boolean"),
+    ],
+)
+def test_wrong_values_are_errors_with_a_remedy(
+    verb: str, given: list[Any], flags: dict[str, Any], says: str
+) -> None:
+    job = stagec.job("llama3-8b", tp=2, **SERVER)
+    with pytest.raises(stagec.DiagnosticError) as problem:
+        getattr(job, verb)(*given, **flags)
+    assert says in problem.value.diagnostics[0].message
+    assert problem.value.diagnostics[0].remedy
+
+
+def test_wrong_names_and_ranks_are_errors_with_a_remedy() -> None:
+    with pytest.raises(stagec.DiagnosticError, match="zero in it"):
+        stagec.job("x\0y.stg")
+    ranks: Any = "nvlink"
+    with pytest.raises(stagec.DiagnosticError, match="expects LEVEL=N"):
+        stagec.machine(MACHINE, ranks)
+
+
+def test_switches_take_what_the_command_line_takes() -> None:
+    """What is off by default has no `--no-`."""
+    assert stagec.job("llama3-8b", tp=8, sp=False).command == "llama3-8b --tp 8"
+    words = stagec.job("llama3-8b", tp=8, sp=True, async_tp=False).command
+    assert words == "llama3-8b --tp 8 --sp --no-async-tp"
+    off: Any = {"async_tp": "off", "sp": "on"}
+    assert stagec.job("llama3-8b", tp=8, **off).command == words
+
+
+def test_a_job_takes_a_preset_with_its_step() -> None:
+    given = stagec.job().with_(preset="llama3-405b-decode")
+    assert given.command == stagec.job(preset="llama3-405b-decode").command
+
+
+def test_a_search_without_a_batch_has_a_sequence_for_each_rank() -> None:
+    how: dict[str, Any] = {"tp": [1, 2], "pp": 1, "zero": 1, "recompute": "none", "jobs": 1}
+    one = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes={"L": 1, "S": 512}, **how)
+    sizes = {"L": 1, "S": 512, "B": 2}
+    other = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes=sizes, **how)
+    assert one.best[0].step_seconds == other.best[0].step_seconds
+
+
+def test_an_error_of_a_pod_shows_the_line_of_that_pod() -> None:
+    given: dict[str, Any] = {"serve": "disaggregated", "batch": 8, "prompt": 64}
+    job = stagec.job("llama3-8b", prefill="tp=3", decode="tp=4,dp=2", **given)
+    with pytest.raises(stagec.DiagnosticError) as problem:
+        job.analyze()
+    (note, *_) = problem.value.__notes__
+    assert "<strategy of the pod 'prefill'>:2:3" in note
+    assert "stg.split[(H, G, F, V), over = tp]" in note
+
+
+def test_the_machine_of_a_job_file_is_for_those_who_ask_for_one(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(stagec.job("llama3-8b", tp=2, sizes=SIZES).print_job("h100-sxm"))
+    assert command("analyze", file).code == 0
+
+
+def test_a_search_shows_lines_of_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{\n  "model_type": "llama",\n  "funny_key": 1\n}\n')
+    ran = command("search", file, "--ranks", "8", "--machine", "h100-sxm", "--batch", "8")
+    assert ran.code == 1
+    assert '  "model_type"' in ran.err or '"funny_key": 1' in ran.err

@@ -616,7 +616,6 @@ def test_a_space_as_text(tmp_path: Path) -> None:
     [
         (("--set", "B=16", "--machine", "h100-sxm"), "a search needs the number of ranks"),
         (("--set", "B=16", "--ranks", "8"), "a search needs a machine"),
-        (("--ranks", "8", "--machine", "h100-sxm"), "a search needs the global batch"),
         (
             (
                 *("--set", "B=16", "--ranks", "8", "--machine", "h100-sxm"),

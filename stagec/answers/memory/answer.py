@@ -11,10 +11,14 @@ from stagec.answers.memory.picture import Drawing, DrawnJob, memory_page
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.option import OneOf
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.pipeline.instrument import PLAN
+
+#: How buffers may be placed.
+FIT = OneOf(("best-fit", "caching"))
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,10 @@ def memory(
     pods = Pods.of(options, session)
     pods.lower(until=PLAN)
     plans: dict[str, MemoryPlan] = {}
-    for pod, builder in pods.builders.items():
-        found = footprint(builder.module, pods.titles[pod], fit)
-        plans[pod] = MemoryPlan(_judged(found, limit, session), builder)
+    with session.once() as aside:
+        for pod, builder in pods.builders.items():
+            plan = footprint(builder.module, pods.titles[pod], fit)
+            plans[pod] = MemoryPlan(_judged(plan, limit, aside), builder)
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: What can be swept, beside the sizes of symbols.
 NAMES = (*OF_ONE_MESH, "preset", "ranks")
-#: What can be swept where there is a machine, beside its figures.
-OF_TIME = ("machine", "overlap")
 _MACHINE = "machine."
 _FACTOR = re.compile(r"x([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 #: What a column of named configurations is called.

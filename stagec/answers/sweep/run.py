@@ -172,8 +172,8 @@ def sweep(
     key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
     best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
     names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
-    with workers(given) as run, session.progress("analyzing", "configurations") as told:
-        rows = rows_of(case, axes, run, limit, told)
+    with workers(given) as run, session.progress("analyzing", "configurations") as progress:
+        rows = rows_of(case, axes, run, limit, progress)
     shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
     session.report(*limit.remarks() if limit is not None else ())
     ordered = sorted(shown, key=key) if key is not None else shown

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from stagec.analysis.memory_fit import MemoryFit
-from stagec.answers.memory.answer import MemoryPlan, memory
+from stagec.answers.memory.answer import FIT, MemoryPlan, memory
 from stagec.answers.memory.picture import PICTURES, Changes, draw
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
@@ -20,7 +20,7 @@ from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import limit_option
-from stagec.jobs.request.option import CommandOption, OneOf, switch
+from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import JSON, OUTPUT
 from stagec.support.diagnostics import error
@@ -36,7 +36,7 @@ from stagec.support.diagnostics import error
     switch("advise", "Of --limit: look for flags with which it fits, which may take a minute."),
     CommandOption(
         "fit",
-        OneOf(("best-fit", "caching")),
+        FIT,
         "Place all buffers: in one arena, or as PyTorch's caching allocator does.",
     ),
     JSON,
@@ -53,7 +53,9 @@ def command(**given: Any) -> int:
         stagec memory llama3-8b --tp 8 --dp 8 --sp --zero 3 --limit h100
     """
     options = take_options(given)
-    given["compare"] = [Changes(text, job_of_words(text)) for text in given["compare"]]
+    given["compare"] = [
+        Changes(text, job_of_words(text, "--compare ")) for text in given["compare"]
+    ]
     if given["sweep"]:
         from stagec.answers.sweep.table import FOOTPRINT
 

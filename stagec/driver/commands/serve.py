@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.answers.serve import LARGEST, serve
+from stagec.answers.serve import Batches, serve
 from stagec.driver.shell.options import take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
 from stagec.jobs.request.accepted import ACCEPTED, take_accepted
 from stagec.jobs.request.machine import machine_of, machine_options
-from stagec.jobs.request.option import CommandOption, Kind, Whole
-from stagec.jobs.request.ranges import is_range, values_of
+from stagec.jobs.request.option import CommandOption, Whole
 from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 
 if TYPE_CHECKING:
     pass
-
-_BATCH = re.compile("0*[1-9][0-9]{0,5}")
-
-
-class Batches(Kind[tuple[int, ...]]):
-    """`1,2,4,8`, or `1..8`."""
-
-    name = "N,N,..."
-
-    def read(self, text: str) -> tuple[int, ...]:
-        """The batches, in order."""
-        given = [p.strip() for p in text.split(",")]
-        parts = [t for p in given for t in (values_of(p) if is_range(p) else (p,))]
-        if not parts or not all(_BATCH.fullmatch(p) and int(p) <= LARGEST for p in parts):
-            raise ValueError(f"expects batches such as 1,8,64 or 1..64, found '{text}'")
-        return tuple(sorted({int(p) for p in parts}))
 
 
 @click.command("serve", cls=LongCommand)

@@ -154,8 +154,9 @@ def _job(**given: Any) -> JobOptions:
     return take_options(given)
 
 
-def job_of_words(text: str) -> JobOptions:
-    """The options of a job in a text, as a command line has them. Raises `DiagnosticError`."""
+def job_of_words(text: str, where: str) -> JobOptions:
+    """The options of a job in a text, as a command line has them. Raises `DiagnosticError`, with
+    `where` in front."""
     try:
         with _job.make_context("job", shlex.split(text)) as context:
             options: JobOptions = _job.invoke(context)
@@ -164,7 +165,7 @@ def job_of_words(text: str) -> JobOptions:
         reason = str(problem)
     except click.UsageError as problem:
         reason = problem.format_message()
-    raise error(f"'{text}': {reason}", remedy="write flags, as in '--zero 3 --sp'")
+    raise error(f"{where}'{text}': {reason}", remedy="write flags, as in '--zero 3 --sp'")
 
 
 def take_machine(given: Mapping[str, Any]) -> Machine | None:

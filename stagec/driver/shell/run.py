@@ -20,7 +20,6 @@ from stagec.support.diagnostics import (
 )
 
 OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
-STDIN = "<stdin>"
 DEBUG = "STAGEC_DEBUG"
 
 

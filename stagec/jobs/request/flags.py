@@ -56,7 +56,10 @@ def words(name: str, value: object) -> Iterator[str]:
     """The words of a command line that give an option a value: `--zero 3`, `--sp`."""
     option = "--" + name.replace("_", "-")
     if isinstance(value, bool):
-        yield option if value else f"--no-{option[2:]}"
+        if value:
+            yield option
+        elif name not in FLAGS or FLAGS[name].default:
+            yield f"--no-{option[2:]}"
         return
     if name in FLAGS and FLAGS[name].kind == "parts":
         for each in cast("tuple[object, ...]", value):

@@ -121,6 +121,8 @@ def _known(source: Source, table: str, key: str) -> str:
 
 def _beside(path: str, name: str) -> str:
     """A name of a file as seen from here; names of models stay."""
+    if "\0" in name:
+        return name
     beside = Path(path).parent / name
     is_file = name.endswith((".stg", ".json", ".py")) or (beside.exists() and name not in library())
     return str(beside) if name and is_file else name

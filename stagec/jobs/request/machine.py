@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[0-9]{1,13}")
 
 def machine_of(given: str, session: Session, used: Mapping[str, int] | None = None) -> Machine:
     """The machine of a name, an alias or a file, with the `--used-ranks` of its levels. Raises
-    `DiagnosticError` for what is none."""
+    `DiagnosticError` for an unknown one."""
     from stagec.machines import file_text, is_file, load_machine, read_machine
 
     if not is_file(given):

@@ -69,6 +69,8 @@ class Switch(Kind[bool]):
         raise ValueError(f"'{text}' is not a valid boolean: write on or off")
 
     def of(self, given: Any) -> bool:
+        if isinstance(given, str):
+            return self.read(given)
         if given not in (True, False):
             raise ValueError(f"expects True or False, found {given!r:.60}")
         return bool(given)
@@ -172,10 +174,11 @@ class CommandOption:
         """The value that is given in Python or in a file. Raises `ValueError`."""
         if not self.multiple:
             return self.kind.of(given)
+        if self.merge is not None:
+            return self.merge((self.kind.of(given),))
         one = isinstance(given, str | Path | Mapping) or not isinstance(given, Iterable)
         each: list[Any] = [given] if one else [*cast("Iterable[Any]", given)]
-        values = tuple(map(self.kind.of, each))
-        return values if self.merge is None else self.merge(values)
+        return tuple(map(self.kind.of, each))
 
 
 def switch(
@@ -219,7 +222,7 @@ def values_of(
 
 
 def text_of(value: Any) -> str:
-    """A value as the command line writes it."""
+    """A value as the command line writes it. Raises `ValueError` for bytes."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float) and value.is_integer():
@@ -227,6 +230,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
         return ",".join(n if v is None else f"{n}={text_of(v)}" for n, v in items)
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, list | tuple | range):
         return ",".join(map(text_of, cast("Sequence[object]", value)))
+    if isinstance(value, bytes):
+        raise ValueError(f"expects a text or a number, found {value!r:.60}")
     return str(value)

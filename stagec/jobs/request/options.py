@@ -15,6 +15,7 @@ from stagec.jobs.request.option import AnyText, CommandOption, File, Whole, swit
 from stagec.jobs.request.preset import with_step
 from stagec.jobs.request.serving import OPTIONS
 from stagec.jobs.request.sizes import SizesType
+from stagec.support.diagnostics import error
 
 
 def merged_sizes(given: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
@@ -157,6 +158,8 @@ def job_options(
     """The options of a model, with a strategy of a file or of flags by their names, and those that
     its preset gives. Raises `DiagnosticError` for what the command line refuses, with `where` in
     front."""
+    if "\0" in model or "\0" in (strategy or ""):
+        raise error(f"{where}a name of a file has a zero in it", remedy="give a name without")
     values, explicit = values_of(JOB, flags, without=SHOWN, where=where)
     names = {"model"} if model else set[str]()
     names |= {"strategy"} if strategy is not None else set()
