@@ -254,7 +254,6 @@ def test_times_and_memory_are_written(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("--format", "simai"), "'simai' is of one mesh"),
-        (("--format", "astra-sim", "--machine", "h100-sxm"), "'astra-sim' is of one mesh"),
         (("--steps", "3"), "--steps writes steps of one server"),
         (("--name", "manifest"), "'manifest' is no name"),
     ],

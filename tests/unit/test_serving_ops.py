@@ -126,7 +126,6 @@ def test_a_quotient_is_that_of_its_parts() -> None:
     [
         (("--machine", "h100"), "--machine is about the ops of one step of serving"),
         (("--machine", "h100", "--sweep", "tp=1,2"), "one step of serving"),
-        (("--machine", "h100", "--serve", "disaggregated", "--prompt", "9"), "one step of serving"),
         ((*STEP, "--context", "9", "--limit", "machine"), "add --machine"),
     ],
 )
