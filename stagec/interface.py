@@ -30,8 +30,8 @@ from stagec.jobs.request.configurations import import_configuration
 from stagec.jobs.request.job_file import JobFile, asked_job, job_text
 from stagec.jobs.request.limit import Limit, LimitType
 from stagec.jobs.request.machine import UsedRanks, machine_of
-from stagec.jobs.request.measurements import measurements
-from stagec.jobs.request.option import Kind, Whole, values_of
+from stagec.jobs.request.measurements import MEASURED, measurements
+from stagec.jobs.request.option import Kind, Number, Whole, values_of
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Dumps
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
+_SECONDS = Number(0, above=True)
 
 
 class Job:
@@ -83,10 +84,10 @@ class Job:
         with asked() as session:
             return Pods.of(self._options, session).strategy()
 
-    def print_job(self, machine: str | None = None) -> str:
+    def print_job(self, machine: str | Path | None = None) -> str:
         """The job as a file, `job.toml`, which can be given as a model; with the name or file of a
         machine, if that is given."""
-        return job_text(JobFile(self._options, machine))
+        return job_text(JobFile(self._options, None if machine is None else str(machine)))
 
     def analyze(
         self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None
@@ -129,6 +130,7 @@ class Job:
         sizes and degrees takes milliseconds. Raises `DiagnosticError`."""
         with asked() as session, seldom_collected():
             on = _machine(machine, session)
+            given, _ = values_of(MEASURED, {"measured": measured, "kernels_from": kernels_from})
             return time(
                 self._options,
                 on,
@@ -136,7 +138,7 @@ class Job:
                 overlap=overlap,
                 graphs=graphs,
                 levers=levers,
-                measured=measurements(_files(measured), kernels_from, on),
+                measured=measurements(given["measured"], given["kernels_from"], on),
                 accepted=self._accepted(accepted, acceptance),
                 again=True,
                 progress=progress or _silent,
@@ -165,8 +167,8 @@ class Job:
                 output_tokens=_read("output_tokens", Whole(2), output_tokens),
                 batches=None if batches is None else _read("batches", Batches(), batches),
                 accepted=self._accepted(accepted, acceptance),
-                ttft=ttft,
-                tpot=tpot,
+                ttft=None if ttft is None else _read("ttft", _SECONDS, ttft),
+                tpot=None if tpot is None else _read("tpot", _SECONDS, tpot),
             )
 
     def compile(self, folder: str | Path | None = None, **how: Any) -> CompileAnswer:
@@ -357,10 +359,6 @@ def _read(name: str, kind: Kind[T], given: Any) -> T:
         return kind.of(given)
     except ValueError as problem:
         raise error(f"{name}: {problem}", remedy="give it as the command line has it") from None
-
-
-def _files(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
-    return tuple(map(Path, (given,) if isinstance(given, str | Path) else given))
 
 
 def _silent(_: str) -> None:

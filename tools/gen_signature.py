@@ -32,7 +32,7 @@ def signature() -> str:
 def _field(option: CommandOption) -> Iterator[str]:
     about = textwrap.wrap(option.help, 93)
     yield from (f"    #: {line}" for line in about)
-    kind = option.kind.annotated
+    kind = option.kind.annotation()
     several = f" | Sequence[{kind}]" if option.multiple and option.merge is None else ""
     line = f"    {option.name}: {kind}{several} | None"
     if len(line) <= 100:

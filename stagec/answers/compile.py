@@ -163,9 +163,9 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
         look.events.needed("--memory-events")
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
-        for pod, found in each.items():
+        for pod, counts in each.items():
             peak = looks[pod].peak.found
-            found.update(verdict_on(durations.machine, found["mesh"], peak, session))
+            counts.update(verdict_on(durations.machine, counts["mesh"], peak, session))
     result = analysis_of(options, each, each)
     compiled = time.perf_counter() - began
     written: list[Written] = []

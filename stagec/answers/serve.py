@@ -29,7 +29,7 @@ from stagec.jobs.request.accepted import Accepted
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.ranges import is_range, values_of
+from stagec.jobs.request.ranges import doubled_texts, is_range
 from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
@@ -148,7 +148,7 @@ class Batches(Kind[tuple[int, ...]]):
     def read(self, text: str) -> tuple[int, ...]:
         """The batches, in order."""
         given = [p.strip() for p in text.split(",")]
-        parts = [t for p in given for t in (values_of(p) if is_range(p) else (p,))]
+        parts = [t for p in given for t in (doubled_texts(p) if is_range(p) else (p,))]
         if not parts or not all(_BATCH.fullmatch(p) and int(p) <= LARGEST for p in parts):
             raise ValueError(f"expects batches such as 1,8,64 or 1..64, found '{text}'")
         return tuple(sorted({int(p) for p in parts}))
@@ -298,11 +298,11 @@ def _prefill(
         seconds = sum(_step(_prefills(each), machine, aside).step_seconds for each in before)
         sequences = options.batch or 1
         if target is None:
-            found = _step(last, machine, session)
-            return PodStep(sequences, seconds + found.step_seconds, found.ranks), None
-        found, sent = _sending(last, machine, session, target)
+            step = _step(last, machine, session)
+            return PodStep(sequences, seconds + step.step_seconds, step.ranks), None
+        step, sent = _sending(last, machine, session, target)
         sending = sent.alone_seconds, sent.exposed_seconds
-        return PodStep(sequences, seconds + found.step_seconds, found.ranks, *sending), sent
+        return PodStep(sequences, seconds + step.step_seconds, step.ranks, *sending), sent
 
     return _at_least(options, look)
 
@@ -410,7 +410,7 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
     else:
         r = best.rates
         out.print(
-            f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s a rank, TTFT "
+            f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s per rank, TTFT "
             f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
             markup=False,
         )

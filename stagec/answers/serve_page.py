@@ -1,4 +1,4 @@
-"""The page of a server over batches, and its curve: tokens of a rank over tokens of a user."""
+"""The page of a server over batches, and its curve: tokens/s per rank over tokens/s per user."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ def serve_plot(answer: ServeAnswer) -> str:
         PlotPoint(row.rates.per_user, row.rates.per_rank, answer.title, _about(row), row.fits)
         for row in answer.points
     ]
-    x = PlotAxis("tokens/s of a user", lambda v: f"{v:,.3g}")
-    y = PlotAxis("tokens/s of a rank", lambda v: f"{v:,.3g}")
+    x = PlotAxis("tokens/s per user", lambda v: f"{v:,.3g}")
+    y = PlotAxis("tokens/s per rank", lambda v: f"{v:,.3g}")
     return plot(points, x, y, joined=True)
 
 
 def serve_page(answer: ServeAnswer) -> str:
     """The curve, and a row for each batch."""
-    head = ["batch", "TTFT", "TPOT", "a request", "tokens/s a rank", "tokens/s a user", "memory"]
+    head = [
+        "batch",
+        "TTFT",
+        "TPOT",
+        "a request",
+        "tokens/s per rank",
+        "tokens/s per user",
+        "memory",
+    ]
     cells = [
         [
             f"{r.batch:,}",
@@ -44,5 +52,5 @@ def _about(row: ServedBatch) -> str:
     r = row.rates
     return (
         f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}, "
-        f"{r.per_rank:,.1f} tokens/s a rank, {fit_text(row.fit)}"
+        f"{r.per_rank:,.1f} tokens/s per rank, {fit_text(row.fit)}"
     )

@@ -162,8 +162,8 @@ class Format:
     `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
     as archives. What takes `pods` writes jobs of several meshes: whom ranks talk to, `layout_of`
     their class knows; one that looks at the mesh or the model of the job does not, and `one_pod`
-    says why. All formats go
-    with worker processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
+    says why. All formats go with worker processes, `--only-ranks` and `--resume`. A job without
+    what it `needs` is refused.
 
     A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
     field `max_ranks`. They are texts, integers, floats or flags, as their defaults are.

@@ -122,8 +122,9 @@ class Pods:
                     how = until, (watching or {}).get(pod, ())
                     running[pod] = builder.passes(*how, text=self.passes(pod), without=without)
                     _run_until_met(running[pod])
-            met = {pod: _copy(each) for pod, each in self.modules.items()}
-            met = {**met, **self.peers} if len(self._names) > 1 else {}
+            met: Mapping[str, Module] = {}
+            if len(self._names) > 1:  # as they are before any of them meets the others
+                met = {pod: _copy(each) for pod, each in self.modules.items()} | dict(self.peers)
             for pod, rest in running.items():
                 self.builders[pod].module.peers = {p: m for p, m in met.items() if p != pod}
                 with self._about(pod):
@@ -191,8 +192,8 @@ def _far(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
             met = part_crossings(modules[one], modules[other])
             far[one][other], far[other][one] = met.peers[one], met.peers[other]
         elif one == PREFILL:
-            found = crossings(modules[one], modules[other])
-            far[one][other], far[other][one] = found.to, found.of
+            handed = crossings(modules[one], modules[other])
+            far[one][other], far[other][one] = handed.to, handed.of
     return far
 
 
@@ -206,8 +207,8 @@ def one_group(options: JobOptions, session: Session) -> Module:
     _run_until_met(builder.passes(text=f"{builder.pipeline_text()},{_TAKES_OVER}"))
     module = builder.module
     batch = read_strategy(module).batch
-    held = [dim for _, cache, _, _ in caches_of(module) for dim in cache.tensor.dims]
-    over = [axis for dim in held if batch in dim.size.symbols for axis in dim.axes]
+    dims = [dim for _, cache, _, _ in caches_of(module) for dim in cache.tensor.dims]
+    over = [axis for dim in dims if batch in dim.size.symbols for axis in dim.axes]
     module.set_values(dict.fromkeys(over, 1))
     for op in module.functions[0].body.ops:
         if op.has(Accumulates):
@@ -220,8 +221,8 @@ def _about_pod(pod: str) -> Generator[None]:
     """Say of errors which pod they are about."""
     try:
         yield
-    except DiagnosticError as found:
+    except DiagnosticError as problem:
         which = note(f"{IN_POD} '{pod}'")
         raise DiagnosticError(
-            *(replace(d, notes=(*d.notes, which)) for d in found.diagnostics)
+            *(replace(d, notes=(*d.notes, which)) for d in problem.diagnostics)
         ) from None

@@ -114,8 +114,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     the messages of two ranks are in order; all stages get it, and the first one sends it. Raises
     `DiagnosticError` for ends that do not fit together, different numbers of microbatches,
     sequences in zigzag order, stages with two copies of layers, which different microbatches enter,
-    and placements whose parts do not
-    fall together.
+    and placements whose parts do not fall together.
     """
     pods = {pod_of(module): module for module in (one, other)}
     ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}

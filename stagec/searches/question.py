@@ -140,8 +140,8 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     if not serves and not given["batch"] and BATCH not in known:
         given = {**given, "batch": (max(ranks),)}
         session.remark(
-            f"no --batch: a step has {max(ranks):,} sequences, one for each rank; which strategy "
-            "is best depends on it"
+            f"no --batch: a step has {max(ranks):,} sequences, as many as ranks; the best strategy "
+            "depends on the batch"
         )
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")

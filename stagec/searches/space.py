@@ -21,7 +21,7 @@ from stagec.jobs.request.combine import complete, in_usual_order
 from stagec.jobs.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.ranges import RULE, is_range, values_of
+from stagec.jobs.request.ranges import RULE, doubled_texts, is_range
 from stagec.machines import Machine
 from stagec.searches.explore.remembered import NotedValues, Remembered
 from stagec.searches.explore.space import Point, Space, doubled
@@ -67,7 +67,7 @@ class Values(Kind[tuple[Any, ...]]):
         return tuple(dict.fromkeys(found))
 
     def _range(self, part: str) -> Iterator[int]:
-        if not (texts := values_of(part)):
+        if not (texts := doubled_texts(part)):
             raise ValueError(f"'{part}' has no values: {RULE}")
         return (type_of(self._flag).read(text) for text in texts)
 

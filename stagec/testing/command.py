@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.shell.streams import tell
+from stagec.driver.shell.session import log
 from stagec.support.diagnostics import error
 from stagec.support.processors import processors
 from stagec.testing import golden, suite
@@ -42,7 +42,7 @@ def command(
         results = _results(tests, outputs, jobs or processors(), verbose)
     failed = sum(bool(r.problem) for r in results)
     if failed and any(path.is_file() for path in outputs.rglob("*")):
-        tell(f"what the tests wrote is in {outputs}")
+        log(f"what the tests wrote is in {outputs}")
     else:
         shutil.rmtree(outputs)
     _remark_inputs(found, verbose)
@@ -71,7 +71,7 @@ def _summary(count: int, failed: int, seconds: float) -> str:
 
 def _remark_inputs(found: FoundTests, verbose: bool) -> None:
     if verbose and found.inputs:
-        tell(f"without a RUN line, so no tests: {', '.join(map(str, found.inputs))}")
+        log(f"without a RUN line, so no tests: {', '.join(map(str, found.inputs))}")
 
 
 def _nothing(found: FoundTests, part: str | None) -> Exception:

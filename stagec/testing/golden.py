@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.driver.shell.streams import tell
+from stagec.driver.shell.session import log
 
 MARKER = "// GOLDEN:"
 BLESS = "STAGEC_BLESS"
@@ -100,7 +100,7 @@ def check_file(path: Path, actual_text: str) -> list[Problem]:
         return []
     if blessing():
         path.write_text(join_golden(head, actual), encoding="utf-8")
-        tell(f"golden: wrote {path}")
+        log(f"golden: wrote {path}")
         return []
     if expected is None:
         return [Problem(f"{path.name} has no line `{MARKER}`", unified([], actual, path.name))]
@@ -153,7 +153,7 @@ def check_dir(actual: Path, expected: Path) -> list[Problem]:
     problems = list(compare_dirs(actual, expected))
     if problems and blessing():
         bless_dir(actual, expected)
-        tell(f"golden: wrote {expected}")
+        log(f"golden: wrote {expected}")
         return []
     return problems
 
@@ -168,10 +168,10 @@ def report(problems: Sequence[Problem], test_file: Path) -> int:
     if not problems:
         return 0
     for problem in problems:
-        tell(f"golden: {problem.headline}")
+        log(f"golden: {problem.headline}")
         if problem.diff:
-            tell(problem.diff)
-    tell(f"golden: to accept, run\n  {accept_command(test_file)}")
+            log(problem.diff)
+    log(f"golden: to accept, run\n  {accept_command(test_file)}")
     return 1
 
 
@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     if pair is not None:
         return report(check_dir(pair[0], pair[1]), test_file or pair[1])
     if test_file is None or not test_file.is_file():
-        tell(f"golden: no such test file: {test_file}")
+        log(f"golden: no such test file: {test_file}")
         return 2
     return report(check_file(test_file, sys.stdin.read()), test_file)
 

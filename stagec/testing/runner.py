@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.driver.shell.streams import tell
+from stagec.driver.shell.session import log
 from stagec.testing import golden
 from stagec.testing.syntax import (
     Stage,
@@ -65,7 +65,7 @@ def exit_code(error: SystemExit) -> int:
     """What the interpreter would exit with."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    tell(str(error.code))
+    log(str(error.code))
     return 1
 
 

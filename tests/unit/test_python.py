@@ -466,6 +466,9 @@ SERVER: dict[str, Any] = {"sizes": SERVED, "prompt": 64}
         ("sweep", [["tp"]], {}, "over: expects a dictionary"),
         ("sweep", [{"tp": [1]}], {"jobs": "x"}, "jobs: 'x' is not a valid integer"),
         ("compile", [], {"machine": stagec.machine(MACHINE)}, "machine: a compile takes"),
+        ("time", [MACHINE], {"kernels_from": "nowhere"}, "kernels_from: 'nowhere' is not one of"),
+        ("serve", [MACHINE], {"ttft": "soon"}, "ttft: 'soon' is not a valid float"),
+        ("sweep", [{"tp": [b"1"]}], {}, "expects a text or a number"),
         ("with_", [], {"sizes": []}, "sizes: expects a dictionary"),
         ("with_", [], {"tp": b"8"}, "tp: expects a text or a number"),
         ("with_", [], {"sp": "maybe"}, "sp: 'maybe' is not a valid boolean"),
@@ -523,7 +526,7 @@ def test_an_error_of_a_pod_shows_the_line_of_that_pod() -> None:
 
 def test_the_machine_of_a_job_file_is_for_those_who_ask_for_one(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
-    file.write_text(stagec.job("llama3-8b", tp=2, sizes=SIZES).print_job("h100-sxm"))
+    file.write_text(stagec.job("llama3-8b", tp=2, sizes=SIZES).print_job(Path("h100-sxm")))
     assert command("analyze", file).code == 0
 
 

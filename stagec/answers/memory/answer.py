@@ -130,11 +130,11 @@ def memory(
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
 
 
-def _judged(found: dict[str, Any], limit: Limit | None, session: Session) -> dict[str, Any]:
+def _judged(footprint: dict[str, Any], limit: Limit | None, session: Session) -> dict[str, Any]:
     """A footprint that says whether it fits the limit."""
     if limit is None:
-        return found
-    session.report(*limit.remarks(found["mesh"]))
-    worst = max(found["classes"], key=lambda each: each["peak"])
-    fit = MemoryFit(worst["peak"], limit.room(found["mesh"]))
-    return {**found, "fit": {"class": worst["name"], **fit.as_json()}}
+        return footprint
+    session.report(*limit.remarks(footprint["mesh"]))
+    worst = max(footprint["classes"], key=lambda each: each["peak"])
+    fit = MemoryFit(worst["peak"], limit.room(footprint["mesh"]))
+    return {**footprint, "fit": {"class": worst["name"], **fit.as_json()}}

@@ -146,11 +146,11 @@ def memory_page(job: DrawnJob, drawing: Drawing, room: int | None) -> str:
     for each in jobs:
         command = shlex.join(["stagec", "memory", *job_words(each.options)])
         for pod, module in each.pods.modules.items():
-            found = pictures(module, rates, most)
-            worst = max(found, key=lambda picture: picture.peak).stage
-            shown = stage if stage is not None and stage < len(found) else worst
+            stages = pictures(module, rates, most)
+            worst = max(stages, key=lambda picture: picture.peak).stage
+            shown = stage if stage is not None and stage < len(stages) else worst
             title = each.pods.titles[pod] + (f" with {each.changes}" if each.changes else "")
-            drawn.append(Drawn(title, command, shown, found))
+            drawn.append(Drawn(title, command, shown, stages))
     models = dict.fromkeys(b.model_name for each in jobs for b in each.pods.builders.values())
     return page(f"Memory of {', '.join(models)}", drawn, rates, room)
 

@@ -14,7 +14,7 @@ from stagec.jobs.request.flags import OF_ONE_MESH, type_of
 from stagec.jobs.request.job_file import key_place
 from stagec.jobs.request.machine import machine_of, with_used
 from stagec.jobs.request.option import AnyText, Kind, Switch, Whole, text_of
-from stagec.jobs.request.ranges import RULE, is_range, values_of
+from stagec.jobs.request.ranges import RULE, doubled_texts, is_range
 from stagec.jobs.request.sizes import SizesType
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, error
@@ -115,15 +115,15 @@ class SweepType(Kind[Axis]):
     def _texts(self, part: str) -> Sequence[str]:
         if not is_range(part):
             return (part,)
-        if not (texts := values_of(part)):
+        if not (texts := doubled_texts(part)):
             raise ValueError(f"'{part}' has no values: {RULE}")
         return texts
 
 
 def axis_of(name: str, values: object) -> Axis:
     """An axis of a list of values, or of their text. Raises `DiagnosticError`."""
-    text = values if isinstance(values, str) else ",".join(map(text_of, _listed(values)))
     try:
+        text = values if isinstance(values, str) else ",".join(map(text_of, _listed(values)))
         return SweepType(timed=True).read(f"{name}={text}")
     except ValueError as problem:
         raise error(str(problem), remedy='as in {"tp": [1, 2, 4], "S": "4096..16384"}') from None

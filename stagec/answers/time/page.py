@@ -62,7 +62,7 @@ def _facts(found: TimeReport) -> Iterator[tuple[str, str]]:
     yield "a step", seconds_text(found.step_seconds)
     if found.tokens_per_second is not None and found.tokens_per_second_per_rank is not None:
         yield "tokens/s", f"{found.tokens_per_second:,.0f}"
-        yield "tokens/s a rank", f"{found.tokens_per_second_per_rank:,.1f}"
+        yield "tokens/s per rank", f"{found.tokens_per_second_per_rank:,.1f}"
     if found.mfu is not None:
         yield "MFU", f"{found.mfu:.1%}"
     yield f"HFU, of {count_text(round(found.peak_flops), 'FLOP/s')}", f"{found.hfu:.1%}"

@@ -58,8 +58,9 @@ class ShellSession(Session):
 
 
 def the_session() -> Session:
-    """The session of the command that runs."""
-    return click.get_current_context().find_object(Session) or ShellSession()
+    """The session of the command that runs; a new one where none does."""
+    context = click.get_current_context(silent=True)
+    return (context and context.find_object(Session)) or ShellSession()
 
 
 @contextmanager

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
-
-import click
 
 _STDIN, _STDOUT, _STDERR = range(3)
 
@@ -43,12 +40,6 @@ def _reopen(handle: int, number: int) -> None:
     if handle != number:
         os.dup2(handle, number)
         os.close(handle)
-
-
-def tell(text: str) -> None:
-    """A line for people, on stderr; where stderr takes no more, nobody is there to be told."""
-    with suppress(OSError):
-        click.echo(text, err=True)
 
 
 def flush_streams() -> None:

@@ -21,11 +21,15 @@ _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n",
 
 class Kind(ABC, Generic[T_co]):
     """What values an option takes. `name` stands for one in the help, `completes` is what a shell
-    may complete: `models`, `machines`, `presets`. Values of Python calls are `annotated` so."""
+    may complete: `models`, `machines`, `presets`. `annotated` is the type of values in Python."""
 
     name = "TEXT"
     completes = ""
     annotated = "str"
+
+    def annotation(self) -> str:
+        """The type of values in Python calls, as Python writes it."""
+        return self.annotated
 
     @abstractmethod
     def read(self, text: str) -> T_co:
@@ -132,8 +136,7 @@ class OneOf(Kind[str]):
 
     choices: Sequence[str]
 
-    @property
-    def annotated(self) -> str:  # type: ignore[override]
+    def annotation(self) -> str:
         return f"Literal[{', '.join(map(json.dumps, self.choices))}]"
 
     def read(self, text: str) -> str:

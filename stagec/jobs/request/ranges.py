@@ -21,7 +21,7 @@ def is_range(text: str) -> bool:
     return found[1] == "x" or "." not in found[2] + found[4]
 
 
-def values_of(text: str) -> Sequence[str]:
+def doubled_texts(text: str) -> Sequence[str]:
     """The values of a range, as they would be written one by one; none if it breaks `RULE`."""
     found = _RANGE.fullmatch(text)
     assert found is not None, text
