@@ -31,7 +31,7 @@ from stagec.jobs.request.job_file import JobFile, asked_job, job_text
 from stagec.jobs.request.limit import Limit, LimitType
 from stagec.jobs.request.machine import UsedRanks, machine_of
 from stagec.jobs.request.measurements import MEASURED, measurements
-from stagec.jobs.request.option import Kind, Number, Whole, values_of
+from stagec.jobs.request.option import AS_THERE, Kind, Number, Whole, values_of
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Dumps
@@ -358,7 +358,7 @@ def _read(name: str, kind: Kind[T], given: Any) -> T:
     try:
         return kind.of(given)
     except ValueError as problem:
-        raise error(f"{name}: {problem}", remedy="give it as the command line has it") from None
+        raise error(f"{name}: {problem}", remedy=AS_THERE) from None
 
 
 def _silent(_: str) -> None:

@@ -15,7 +15,8 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 T_co = TypeVar("T_co", covariant=True)
-_AS_THERE = "give it as the command line has it"
+#: The remedy for a wrong value.
+AS_THERE = "give it as on the command line: see --help-all of the command"
 _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 
 
@@ -219,7 +220,7 @@ def values_of(
         try:
             values[name] = known[name].value_of(value)
         except ValueError as problem:
-            raise error(f"{where}{name}: {problem}", remedy=_AS_THERE) from None
+            raise error(f"{where}{name}: {problem}", remedy=AS_THERE) from None
         explicit.add(name)
     return values, frozenset(explicit)
 
