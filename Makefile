@@ -1,5 +1,5 @@
 # One entry point for everything: `make` tells what there is.
-# Needs Python >= 3.11; all else goes into .venv and is reinstalled only when pyproject.toml changes.
+# Needs Python >= 3.11; all else goes into .venv and is reinstalled only when what it is made of changes.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CHAKRA := mlc-chakra==1.0.0
 PROTOC := grpcio-tools==1.75.1
+# What an installation is made of; the loop of the clock is compiled.
+BUILT   := pyproject.toml setup.py stagec/time/clock/loop.py stagec/time/clock/loop.pxd
 SCHEMAS := stagec/formats/chakra/et_def.proto stagec/formats/perfetto/trace.proto
 
 DEMO_DIR  := build/demo
@@ -94,16 +96,16 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { rm -rf $(VENV); \
 	  echo "cannot create a virtual environment: install python3-venv or virtualenv" >&2; exit 1; }
 
-$(VENV)/.stamp-run: pyproject.toml | $(BIN)/python
+$(VENV)/.stamp-run: $(BUILT) | $(BIN)/python
 	$(PIP) install -e .
 	@touch $@
 
-$(VENV)/.stamp-test: pyproject.toml | $(BIN)/python
+$(VENV)/.stamp-test: $(BUILT) | $(BIN)/python
 	$(PIP) install -e '.[test]'
 	$(PIP) install --no-deps $(CHAKRA)
 	@touch $@ $(VENV)/.stamp-run
 
-$(VENV)/.stamp-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.stamp-dev: $(BUILT) | $(BIN)/python
 	$(PIP) install -e '.[test,dev]'
 	$(PIP) install --no-deps $(CHAKRA)
 	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run

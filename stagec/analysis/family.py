@@ -91,9 +91,9 @@ class Compiles:
         return len(self._made)
 
     @property
-    def runs(self) -> int:
-        """How many runs the kept programs have: most of the memory goes by them."""
-        return sum(each.runs for each in self._made)
+    def nodes(self) -> int:
+        """How many nodes the kept programs have: most of the memory goes by them."""
+        return sum(each.nodes for each in self._made)
 
     def forget(self) -> None:
         """Keep of what was compiled what evaluations need."""
@@ -180,8 +180,8 @@ class Compiled:
         return found
 
     @property
-    def runs(self) -> int:
-        """How many runs the programs have that are kept."""
+    def nodes(self) -> int:
+        """How many nodes the programs have that are kept."""
         return sum(each.size for each in self._issued)
 
     def forget(self) -> None:

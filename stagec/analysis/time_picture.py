@@ -1,33 +1,27 @@
 """What the page of `stagec time --html` draws: every node of every class over the time of a step,
 as plain data for JSON.
 
-What is the same again and again is said once, as in the replay: a class is a row of pieces, a piece
-a base and the number of an `entry`, an entry the times of nodes after the base. Of a job with far
-too many distinct entries, those of the classes that wait most tell their computations by kind only.
+What is the same again and again is said once: a class is a row of pieces, each a part of an action,
+a piece is a base and the number of an `entry`, an entry the times of nodes after the base. Of a job
+with far too many distinct entries, those of the classes that wait most tell their computations by
+kind only.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stagec.analysis.memory_events import EventPlans
-from stagec.program.nodes import MICROBATCH, Node, marker_of
-from stagec.program.runs import Run
+from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
+from stagec.time.clock.graph import OnStreams
 from stagec.time.clock.held import HeldBytes, held
-from stagec.time.clock.intervals import (
-    inner_waits,
-    node_times,
-    occurrences,
-    stream_name,
-    title_of,
-    waits,
-)
-from stagec.time.clock.replay import ClassReplay
-from stagec.time.clock.shapes import ShapeNode
+from stagec.time.clock.intervals import NONE, NodeTimes, node_times, stream_name, title_of
+from stagec.time.clock.times import ClassTimes, Wait
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import BUBBLE, COMPUTE, Stream
@@ -48,7 +42,7 @@ def time_picture(issued: Issued, step: StepTime, plans: EventPlans | None) -> di
     Numbers that increase are written as differences; times are picoseconds."""
     tables = _Tables()
     order = sorted(step.classes, key=lambda each: -each.busy_time(step.picoseconds))
-    drawn = {each.number: _pieces(tables, each, issued.runs[each.number]) for each in order}
+    drawn = {each.number: _pieces(tables, each, issued.programs[each.number]) for each in order}
     memory = _memories(issued, step, order, plans)
     classes: list[dict[str, Any]] = [
         {
@@ -58,7 +52,7 @@ def time_picture(issued: Issued, step: StepTime, plans: EventPlans | None) -> di
             "end": each.end,
             "breakdown": [[tables.part(p), t] for p, t in step.parts(each).items()],
             "pieces": drawn[each.number].pieces,
-            "waits": _waits(tables, each, step.picoseconds),
+            "waits": drawn[each.number].waits,
             "memory": memory.get(each.number),
         }
         for each in step.classes
@@ -83,7 +77,10 @@ def time_picture(issued: Issued, step: StepTime, plans: EventPlans | None) -> di
 
 
 class _Drawn(NamedTuple):
+    """The pieces of a class, and what it waits for between them."""
+
     pieces: list[int]
+    waits: list[int]
     coarse: bool
 
 
@@ -106,10 +103,10 @@ class _Tables:
     def part(self, name: str) -> int:
         return self.parts.setdefault(name, len(self.parts))
 
-    def node(self, step: ShapeNode) -> int:
+    def node(self, placed: OnStreams) -> int:
         """The number of a node on these streams."""
-        node = step.node
-        key = id(node), step.streams
+        node = placed.node
+        key = id(node), placed.streams
         if key not in self._nodes:
             self._nodes[key] = len(self.nodes)
             self._kept.append(node)  # so that no other one has its id
@@ -119,12 +116,12 @@ class _Tables:
                     title_of(node.name),
                     node.kind,
                     ALL_KINDS.index(kind_of(node)),
-                    self.part(step.part),
+                    self.part(placed.part),
                     node.size,
                     node.flops,
                     self.kernels.setdefault(_kernel(node), len(self.kernels)),
                     MICROBATCH.index(mark) if mark else -1,
-                    *(self.streams.setdefault(s, len(self.streams)) for s in step.streams),
+                    *(self.streams.setdefault(s, len(self.streams)) for s in placed.streams),
                 ]
             )
         return self._nodes[key]
@@ -158,51 +155,73 @@ class _Tables:
         return self._others[row]
 
 
-def _pieces(tables: _Tables, each: ClassReplay, runs: Sequence[Run]) -> _Drawn:
+def _pieces(tables: _Tables, each: ClassTimes, program: Program) -> _Drawn:
     """The pieces of a class: the base of each, less that of the one before, its entry and its
-    microbatches."""
-    coarse = tables.size > MOST_NODES
+    microbatches. What a piece waits for while it runs is a part of its entry."""
+    times, coarse = node_times(program, each), tables.size > MOST_NODES
+    marks = [marker_of(placed.node.name) for placed in times.kinds]
+    slots = np.array([MICROBATCH.index(m) if m else NONE for m in marks])[times.kind]
+    computes = each.nodes.that(lambda placed: placed.computes)
+    waits = deque(wait for wait in each.waits if wait.part != BUBBLE)
     known: dict[Hashable, int] = {}
-    found: list[int] = []
+    pieces: list[int] = []
+    between: list[Wait] = []
     before = 0
-    for number, inside, run in occurrences(runs, each):
-        shape, entry = each.plan[number].shape, each.entries[number]
-        what: Hashable = (shape, each.ends[number][0]) if entry is None else entry
-        key = what, inside.start, inside.stop
-        if key not in known:
-            steps, ends = shape.steps[inside], each.ends[number][inside]
-            starts = [0] * len(steps) if entry is None else entry.starts[inside]
-            times = zip(steps, starts, ends, strict=True)
-            if coarse:
-                rows = list(_segments(tables, times))
+    for inside in _cuts(times, slots):
+        starts, ends, on = times.start[inside], times.end[inside], computes[inside]
+        base = int(starts[on][0] if on.any() else starts[0])
+        idle: list[tuple[int, int, int]] = []
+        while waits and waits[0].end <= ends[on].max(initial=0):
+            start, end, part = waits.popleft()
+            if start < base:
+                between.append(Wait(start, end, part))
             else:
-                rows = [(tables.node(step), start, end) for step, start, end in times]
-            idle = inner_waits(shape, entry) if entry is not None and not inside.start else ()
-            rows += [(tables.wait(w.part), w.start, w.end) for w in idle]
-            known[key] = tables.entry(rows)
-        numbers = tuple(run.instance.microbatches) if run.instance is not None else ()
-        microbatches = tables.microbatches.setdefault(numbers, len(tables.microbatches))
-        base = each.bases[number]
-        found += (base - before, known[key], microbatches)
+                idle.append((tables.wait(part), start - base, end - base))
+        ran = times.kind[inside], starts - base, ends - base
+        key = *(column.tobytes() for column in ran), *idle
+        if key not in known:
+            numbers: list[int] = times.kind[inside].tolist()
+            kinds = [times.kinds[i] for i in numbers]
+            rows = zip(kinds, ran[1].tolist(), ran[2].tolist(), strict=True)
+            told = _segments(tables, rows) if coarse else ((tables.node(p), *t) for p, *t in rows)
+            known[key] = tables.entry([*told, *idle])
+        of = _microbatches(slots[inside], times.microbatch[inside])
+        microbatches = tables.microbatches.setdefault(of, len(tables.microbatches))
+        pieces += (base - before, known[key], microbatches)
         before = base
-    return _Drawn(found, coarse)
+    return _Drawn(pieces, _waits(tables, [*between, *waits]), coarse)
+
+
+def _cuts(times: NodeTimes, slots: Ints) -> Iterator[slice]:
+    """The parts of a program that are one part of a template each, for the same microbatches."""
+    cuts = {0, len(slots), *(np.flatnonzero(np.diff(times.kind) != 1) + 1).tolist()}
+    for slot in range(len(MICROBATCH)):
+        of = np.flatnonzero(slots == slot)
+        cuts.update(of[1:][np.diff(times.microbatch[of]) != 0].tolist())
+    return starmap(slice, pairwise(sorted(cuts)))
+
+
+def _microbatches(slots: Ints, numbers: Ints) -> tuple[int, ...]:
+    """The microbatches of a piece, by their slots."""
+    of = dict(zip(slots.tolist(), numbers.tolist(), strict=True))
+    return tuple(of.get(slot, NONE) for slot in range(max(of) + 1))
 
 
 def _segments(
-    tables: _Tables, times: Iterator[tuple[ShapeNode, int, int]]
+    tables: _Tables, times: Iterator[tuple[OnStreams, int, int]]
 ) -> Iterator[tuple[int, int, int]]:
     """Computations of one kind that follow each other, as one."""
     kind, first, last, flops = "", 0, 0, 0
-    for step, start, end in times:
-        if not step.computes:
+    for placed, start, end in times:
+        if not placed.computes:
             continue
-        mine = kind_of(step.node)
+        mine = kind_of(placed.node)
         if kind and mine != kind:
             yield tables.several(kind, flops), first, last
             kind = ""
         if not kind:
             kind, first, flops = mine, start, 0
-        last, flops = end, flops + step.node.flops
+        last, flops = end, flops + placed.node.flops
     if kind:
         yield tables.several(kind, flops), first, last
 
@@ -239,23 +258,22 @@ def _kernel(node: Node) -> str:
 # -- waits, the path, memory -----------------------------------------------------------------------
 
 
-def _waits(tables: _Tables, each: ClassReplay, step: int) -> list[int]:
-    """What the compute stream waits for beside what entries say: the start of each, less the end of
-    the one before, its time and its part. It idles in the rest of the time that it does not
-    compute."""
+def _waits(tables: _Tables, waits: Sequence[Wait]) -> list[int]:
+    """What the stream of computations waits for beside what entries say: the start of each, less
+    the end of the one before, its time and its part. It idles in the rest of the time that it does
+    not compute."""
     found: list[int] = []
     before = 0
-    for wait in waits(each, step, inside=False):
-        if wait.part != BUBBLE:
-            found += (wait.start - before, wait.end - wait.start, tables.part(wait.part))
-            before = wait.end
+    for start, end, part in waits:
+        found += (start - before, end - start, tables.part(part))
+        before = end
     return found
 
 
 def _path(step: StepTime) -> list[int]:
     """The critical path from the start of the step on: the class of each stretch, and its time."""
     stretches: list[list[int]] = []
-    for link in critical_path(step):
+    for link in critical_path(step.classes):
         if stretches and stretches[-1][0] == link.owner.number:
             stretches[-1][1] += link.time
         else:
@@ -264,7 +282,7 @@ def _path(step: StepTime) -> list[int]:
 
 
 def _memories(
-    issued: Issued, step: StepTime, order: Sequence[ClassReplay], plans: EventPlans | None
+    issued: Issued, step: StepTime, order: Sequence[ClassTimes], plans: EventPlans | None
 ) -> Mapping[int, dict[str, Any]]:
     """What classes hold, the busiest first, as far as there is time to find out."""
     found: dict[int, dict[str, Any]] = {}
@@ -273,14 +291,14 @@ def _memories(
     room = MOST_PLANNED
     points = min(MOST_POINTS, max(FEWEST, ALL_POINTS // max(1, len(order))))
     for each in order:
-        room -= sum(len(planned.shape.steps) for planned in each.plan)
+        room -= len(each)
         if found and room < 0:
             break
         rank_class = issued.classes[each.number]
         events = plans.annotate(rank_class, rank_class.program()).events
         if events is None:
             continue
-        curve = held(events, node_times(issued.runs[each.number], each))
+        curve = held(events, node_times(issued.programs[each.number], each))
         curve = thinned(curve, step.picoseconds, points)
         found[each.number] = {
             "static": events.static,

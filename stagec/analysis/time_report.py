@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
+from operator import mul
 from typing import Any
 
 from stagec.analysis.memory_fit import MemoryFit
@@ -13,8 +14,6 @@ from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
 from stagec.time.cautions import cautions
-from stagec.time.clock.join import Joined
-from stagec.time.clock.shapes import Shape
 from stagec.time.costs.nodes import Measurements
 from stagec.time.levers import levers as all_levers
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
@@ -26,8 +25,8 @@ SCHEMA = 1
 _FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}
 #: Element types by whose peak utilizations are counted, as papers do: the first that there is.
 _PEAKS = ("bf16", "f16", "f32")
-#: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
-_MANY = 5_000
+#: With more nodes than these the dozen steps of levers take so long that they wait to be asked.
+_MANY = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +150,11 @@ def time_report(
     of all ranks, in symbols and axes that have these `values`; tokens with a size that is open are
     not known. Without `overlap` all collectives are blocking, without `graphs` hosts issue steps of
     serving op by op. `levers` says whether to try what would help; None: if the step has few
-    pieces. `fit` says whether the job fits when it is asked for. Raises `DiagnosticError`."""
+    nodes. `fit` says whether the job fits when it is asked for. Raises `DiagnosticError`."""
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
     step = step_time(issued, machine, **how)
     if levers is None:
-        levers = sum(len(each.plan) for each in step.classes.plans) <= _MANY
+        levers = step.classes.graph.count <= _MANY
     tried = all_levers(issued, machine, **how) if levers else ()
     members = [each for job in issued.jobs for each in job.members]
     seconds, ranks = step.seconds, sum(map(len, members))
@@ -163,10 +162,14 @@ def time_report(
     read = _known(tokens, values)
     peak = _peak(machine)
     could = ranks * peak * seconds
-    flops = [of for job in issued.jobs for of in [job.each(_product_flops)] * len(job.classes)]
+    flops = [
+        job.of_prototypes(number, _product_flops)
+        for job in issued.jobs
+        for number in range(len(job.classes))
+    ]
     executed = sum(
-        len(mine) * _executed(each, of)
-        for each, mine, of in zip(step.classes.plans, members, flops, strict=True)
+        len(mine) * sum(map(mul, each.computed.tolist(), of))
+        for each, mine, of in zip(step.devices.graph.classes, members, flops, strict=True)
     )
     meshes = [job.mesh for job in issued.jobs]
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
@@ -214,12 +217,6 @@ def _seconds(parts: Mapping[str, int]) -> dict[str, float]:
     return {part: time / PICOSECONDS for part, time in parts.items()}
 
 
-def _executed(each: Joined, flops: Callable[[Shape], Sequence[int]]) -> int:
-    """FLOPs of products and attention that a rank executes."""
-    of_shape = cache(flops)
-    return sum(n * of_shape(each.shapes[piece])[place] for piece, place, n in each.computed)
-
-
 def _product_flops(node: Node) -> int:
     return node.flops if node.kernel is not None and node.kernel.kind != "memory" else 0
 
@@ -227,7 +224,7 @@ def _product_flops(node: Node) -> int:
 def _path(step: StepTime) -> tuple[PathPart, ...]:
     nodes: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
     times: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
-    for link in critical_path(step):
+    for link in critical_path(step.classes):
         key = link.owner.name, link.node.phase, link.node.kind, link.part
         nodes[key] += 1
         times[key] += link.time

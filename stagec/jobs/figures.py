@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 #: Structures that a process has compiled, those last that were asked for last; what differs in
 #: sizes and degrees only is one of them.
 _structures: dict[Hashable, Compiles] = {}
-#: How many compiles of them are kept, and of how many runs: a compile takes 4 to 10 MB, a run about
-#: 3 KB with its plans.
-_MOST_KEPT, _MOST_RUNS = 64, 40_000
-#: What was dropped since garbage was looked for: compiles, and their runs.
+#: How many compiles of them are kept, and of how many nodes: a compile takes 4 to 10 MB, a node
+#: about 100 bytes.
+_MOST_KEPT, _MOST_NODES = 64, 1_000_000
+#: What was dropped since garbage was looked for: compiles, and their nodes.
 _dropped = [0, 0]
 
 
@@ -116,7 +116,7 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
 def _is_full() -> bool:
     kept = _structures.values()
     compiles = sum(max(1, len(each)) for each in kept)
-    return compiles >= _MOST_KEPT or sum(each.runs for each in kept) > _MOST_RUNS
+    return compiles >= _MOST_KEPT or sum(each.nodes for each in kept) > _MOST_NODES
 
 
 def _drop() -> None:
@@ -125,8 +125,8 @@ def _drop() -> None:
     as there are objects."""
     dropped = _structures.pop(next(iter(_structures)))
     _dropped[0] += max(1, len(dropped))
-    _dropped[1] += dropped.runs
-    if 2 * _dropped[0] > _MOST_KEPT or 2 * _dropped[1] > _MOST_RUNS:
+    _dropped[1] += dropped.nodes
+    if 2 * _dropped[0] > _MOST_KEPT or 2 * _dropped[1] > _MOST_NODES:
         _dropped[:] = 0, 0
         gc.collect()
 

@@ -29,10 +29,9 @@ from stagec.program.groups import (
     group_axes,
 )
 from stagec.program.nodes import Program
-from stagec.program.runs import Run
 from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
-from stagec.program.unroll import unroll, unrolled
+from stagec.program.unroll import unroll
 from stagec.schedule.attached import StageRows, joined_axis, stages_of
 from stagec.support.diagnostics import error
 
@@ -76,11 +75,8 @@ class RankClass:
         many."""
         return unroll(self.graph, self.name, *self.given())
 
-    def issued(self) -> list[Run]:
-        """The same nodes in runs, see `Stepper.runs`. Raises `DiagnosticError` for far too many."""
-        return unrolled(self.graph, *self.given()).runs()
-
     def given(self) -> _Given:
+        """What its graph is unrolled with."""
         where = self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
         stages = stages_of(self.graph)

@@ -17,7 +17,6 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
 from stagec.program.groups import Channel, crosses_pods
 from stagec.program.nodes import MICROBATCH, OUTSIDE, Node, Program, Ref
-from stagec.program.runs import Run, issued_runs
 from stagec.program.sizes import Layered
 from stagec.program.stamp import (
     INSIDE,
@@ -104,10 +103,6 @@ class Stepper(Unroller):
     def finish(self, name: str) -> Program:
         """All nodes in their final order, with identifiers and control dependencies."""
         return self._columns.program(name, self._order, self._bucketed)
-
-    def runs(self) -> list[Run]:
-        """All nodes in the order of issue, what repeats said once."""
-        return issued_runs(self._order, self._bucketed)
 
     def accumulate(self, op: Operation, region: Region) -> list[Ref]:
         """Run the step of each microbatch, or the actions of a schedule, from templates."""

@@ -16,22 +16,21 @@ from typing import NamedTuple
 from stagec.ir_spec.strategy.axes import DATA_AXES
 from stagec.program.groups import GroupAxes
 from stagec.searches.explore.pipelined import ActionTimes, Pair, PhaseTimes
-from stagec.time.clock.replay import At, ClassReplay
-from stagec.time.clock.shapes import ShapeNode
-from stagec.time.path import cause_of
+from stagec.time.clock.graph import OnStreams
+from stagec.time.clock.times import ClassTimes
 from stagec.time.streams import PICOSECONDS, Stream
 
-#: The number of a piece, and a place in it.
-_Place = tuple[int, int]
 #: Numbers of phases, see `Pair`.
 _FORWARD, _BACKWARD = 0, 1
 
 
 class _Ran(NamedTuple):
-    """A node that ran, in picoseconds: its phase, or -1 for the optimizer, and its layer or -1."""
+    """A node that ran, in picoseconds: the node that it waited for, or -1, its phase, or -1 for the
+    optimizer, and its layer or -1."""
 
-    at: At
-    step: ShapeNode
+    at: int
+    cause: int
+    step: OnStreams
     phase: int
     layer: int
     start: int
@@ -77,7 +76,7 @@ def _gap(one: Chunk, other: Chunk) -> int:
     return max([0, *(one.leaves[s] - other.enters[s] for s in both)])
 
 
-def span_of(each: ClassReplay, before: int, many: int) -> ClassSpan | None:
+def span_of(each: ClassTimes, before: int, many: int) -> ClassSpan | None:
     """The span of a class of a model with so many layers, and so many others before them; None if
     its nodes do not tell them."""
     ran = list(_ran(each))
@@ -96,15 +95,13 @@ def span_of(each: ClassReplay, before: int, many: int) -> ClassSpan | None:
     return ClassSpan(many, (one, other), around)
 
 
-def _ran(each: ClassReplay) -> Iterator[_Ran]:
+def _ran(each: ClassTimes) -> Iterator[_Ran]:
     """The nodes of a class in the order of issue."""
-    for number, planned in enumerate(each.plan):
-        piece, base, ends = each.pieces[number], each.bases[number], each.ends[number]
-        for place, (step, after) in enumerate(zip(planned.shape.steps, ends, strict=True)):
-            node, end = step.node, base + after
-            phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
-            start = end - piece.spans[place]
-            yield _Ran(At(each, number, place), step, phase, node.layer, start, end)
+    first, causes = each.nodes.first, each.causes.tolist()
+    for at, (cause, row) in enumerate(zip(causes, each.rows(), strict=True), first):
+        node = row.placed.node
+        phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
+        yield _Ran(at, cause, row.placed, phase, node.layer, row.start, row.end)
 
 
 def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:
@@ -122,10 +119,10 @@ def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:
 
 def _chunk(ran: Sequence[_Ran], visits: Sequence[Sequence[_Ran]], phase: int) -> Chunk:
     first, last = visits[0][0], visits[-1][-1]
-    inside = {(r.at.piece, r.at.place): r for r in ran if r.phase == phase and r.layer >= 0}
+    inside = {r.at: r for r in ran if r.phase == phase and r.layer >= 0}
     chain = list(_chain(last, inside))
-    led = {(r.at.piece, r.at.place) for r in chain}
-    if (first.at.piece, first.at.place) not in led:
+    led = {r.at for r in chain}
+    if first.at not in led:
         return Chunk(first.start, last.end, proven=False)
     enters: dict[Stream, int] = {}
     for each in chain:
@@ -135,17 +132,17 @@ def _chunk(ran: Sequence[_Ran], visits: Sequence[Sequence[_Ran]], phase: int) ->
     leaves = {
         stream: each.end - last.end
         for stream, each in _after(ran, last).items()
-        if any((r.at.piece, r.at.place) in led for r in _chain(each, inside))
+        if any(r.at in led for r in _chain(each, inside))
     }
     return Chunk(first.start, last.end, True, enters, leaves)
 
 
-def _chain(last: _Ran, inside: Mapping[_Place, _Ran]) -> Iterator[_Ran]:
+def _chain(last: _Ran, inside: Mapping[int, _Ran]) -> Iterator[_Ran]:
     """A node of a chunk, what it waited for, and so on, as far as that is of the chunk."""
-    at: At | None = last.at
-    while at is not None and (found := inside.get((at.piece, at.place))) is not None:
-        yield found
-        at = cause_of(found.at)  # of a class that does the same, if it is another one
+    at = last.at
+    while (ran := inside.get(at)) is not None:
+        yield ran
+        at = ran.cause
 
 
 def _after(ran: Sequence[_Ran], last: _Ran) -> dict[Stream, _Ran]:
@@ -192,7 +189,7 @@ def _phase(
     return PhaseTimes(*(time / PICOSECONDS for time in (layer, border, *around)))
 
 
-def tail_of(each: ClassReplay) -> float:
+def tail_of(each: ClassTimes) -> float:
     """Seconds from the first node of the optimizer to the end of the step, if it follows all that
     is computed."""
     computed = [r for r in _ran(each) if r.step.node.is_computation]

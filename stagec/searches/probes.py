@@ -24,7 +24,7 @@ from stagec.searches.explore.pipelined import ActionTimes
 from stagec.searches.probe_times import action_times, span_of, tail_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.times import ClassTimes
 from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
@@ -310,29 +310,26 @@ def _spans(step: StepTime) -> _Spans:
     )
 
 
-def _of_class(each: ClassReplay) -> _Spans:
+def _of_class(each: ClassTimes) -> _Spans:
     streams: Counter[Hashable] = Counter()
     whole = last_forward = 0
     cuts = dict.fromkeys(_OF_MICROBATCH, 0)
     first_backward: int | None = None
     before = 0
-    for number, planned in enumerate(each.plan):
-        costs, ends, base = each.pieces[number].costs, each.ends[number], each.bases[number]
-        for step, cost, after in zip(planned.shape.steps, costs, ends, strict=True):
-            node, end = step.node, base + after
-            if not node.is_computation or node.phase == "optimizer":
-                if not step.computes and node.layer >= 0 and node.phase != "optimizer":
-                    streams[step.streams[-1]] += cost.time
-                continue
-            start = end - cost.time - cost.launch
-            phase = "forward" if node.phase == "forward" else "backward"
-            cuts[phase] = max(cuts[phase], start - before)
-            before = whole = end
-            if node.layer >= 0:
-                if node.phase == "forward":
-                    last_forward = end
-                elif first_backward is None:
-                    first_backward = start
+    for placed, start, end in each.rows():
+        node = placed.node
+        if not node.is_computation or node.phase == "optimizer":
+            if not placed.computes and node.layer >= 0 and node.phase != "optimizer":
+                streams[placed.streams[-1]] += end - start
+            continue
+        phase = "forward" if node.phase == "forward" else "backward"
+        cuts[phase] = max(cuts[phase], start - before)
+        before = whole = end
+        if node.layer >= 0:
+            if node.phase == "forward":
+                last_forward = end
+            elif first_backward is None:
+                first_backward = start
     head = max(0, (first_backward or 0) - last_forward)
     used = {stream: time / PICOSECONDS for stream, time in streams.items()}
     waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)

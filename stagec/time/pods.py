@@ -9,8 +9,8 @@ other pod, what comes is there for all of them when it is there for the last one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -19,12 +19,11 @@ from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass
 from stagec.program.groups import Channel, channel_of, crosses_pods
 from stagec.program.nodes import Ints
-from stagec.time.clock.hosts import HostTimes, host_costs, never_late
-from stagec.time.clock.join import Joined, Way
-from stagec.time.clock.replay import ClassReplay
-from stagec.time.clock.replayed import Plans, Replayed
+from stagec.time.clock.graph import ClassIssue, StepGraph, Way, step_graph
+from stagec.time.clock.hosts import HostTimes
+from stagec.time.clock.times import ClockedStep
 from stagec.time.costs.network import level_between_pods
-from stagec.time.step import Issued
+from stagec.time.step import Issued, host_costs
 
 #: By pod and other pod, for each message the rank of that one that each rank meets.
 Far = Mapping[str, Mapping[str, Sequence[Ints]]]
@@ -37,6 +36,7 @@ class IssuedPods:
         self.pods, self.far = pods, far
         counts = [len(each.classes) for each in pods.values()]
         self._first = dict(zip(pods, accumulate(counts, initial=0), strict=False))
+        self._graphs: dict[Hashable, StepGraph] = {}
 
     @property
     def jobs(self) -> Sequence[Issued]:
@@ -52,35 +52,27 @@ class IssuedPods:
         """The level of the network that joins the pods. Raises `DiagnosticError`."""
         return dict.fromkeys(self.pods, level_between_pods(machine, [e.mesh for e in self.jobs]))
 
-    def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
-        """The plans of all classes, whose numbers follow each other."""
-        found = Plans()
-        for pod, each in self.pods.items():
-            plans = each.plans(overlap=overlap, one_stream=one_stream, eager=eager)
-            for local, plan in enumerate(plans):
-                found.append(_moved(plan, pod, self._first[pod], self._senders[pod, local]))
-        return found
+    def graph(
+        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
+    ) -> StepGraph:
+        """The graph of all classes, whose numbers follow each other."""
+        late = frozenset(node for each in self.jobs for node in each.waiting(eager))
+        key = overlap, one_stream, late
+        if key not in self._graphs:
+            issues = [
+                _moved(issue, pod, self._first[pod], self._senders[pod, local])
+                for pod, each in self.pods.items()
+                for local, issue in enumerate(each.issues())
+            ]
+            how = {"overlap": overlap, "one_stream": one_stream}
+            self._graphs[key] = step_graph(issues, waits=late.__contains__, **how)
+        return self._graphs[key]
 
-    def late_hosts(
-        self,
-        spent: Sequence[HostTimes],
-        devices: Sequence[ClassReplay],
-        *,
-        overlap: bool,
-        one_stream: bool = False,
-    ) -> Replayed | None:
-        """The replay of hosts that spend so much time, by pod. Hosts that compare what they call
-        wait for each collective. None if they are never behind these devices."""
-        checks = any(each.checks for each in spent)
-        if not checks and never_late(devices, spent[0]):
-            return None
-        plans = self.plans(overlap=overlap and not checks, one_stream=one_stream)
-        costs = [
-            (number, partial(host_costs, times))
-            for number, (job, times) in enumerate(zip(self.jobs, spent, strict=True))
-            for _ in job.classes
-        ]
-        return Replayed(plans, costs)
+    def hosts(self, spent: Sequence[HostTimes], graph: StepGraph) -> ClockedStep:
+        """The times of hosts that spend so much time, by pod, and do nothing else."""
+        each = zip(self.jobs, spent, strict=True)
+        of_classes = [times for job, times in each for _ in job.classes]
+        return ClockedStep(graph, host_costs(graph, of_classes))
 
     @cached_property
     def _senders(self) -> Mapping[tuple[str, int], Mapping[Channel, Sequence[Way]]]:
@@ -122,8 +114,12 @@ def _number(way: Channel) -> int:
     return number
 
 
-def _moved(plan: Joined, pod: str, first: int, far: Mapping[Channel, Sequence[Way]]) -> Joined:
-    """A plan among those of all pods, where the classes of its own begin with `first`."""
-    senders = {c: [(first + i, own) for i, own in ways] for c, ways in plan.senders.items()}
-    members = {g: tuple(first + i for i in numbers) for g, numbers in plan.members.items()}
-    return plan._replace(name=f"{pod}/{plan.name}", senders={**senders, **far}, members=members)
+def _moved(
+    issue: ClassIssue, pod: str, first: int, far: Mapping[Channel, Sequence[Way]]
+) -> ClassIssue:
+    """What a class issues among those of all pods, where the classes of its own begin with
+    `first`."""
+    senders = {c: [(first + i, own) for i, own in ways] for c, ways in issue.senders.items()}
+    members = {g: tuple(first + i for i in numbers) for g, numbers in issue.members.items()}
+    name = f"{pod}/{issue.name}"
+    return issue._replace(name=name, senders={**senders, **far}, members=members)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,20 +17,16 @@ from stagec.ir.module import Module
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups, number_groups
-from stagec.program.nodes import Ints, Node
-from stagec.program.runs import Run
+from stagec.program.nodes import Ints, Node, Program
 from stagec.program.sizes import Resizable, what_it_does
-from stagec.time.clock.hosts import HostTimes, host_costs, never_late
-from stagec.time.clock.join import joined
-from stagec.time.clock.replay import ClassReplay
-from stagec.time.clock.replayed import Plans, Replayed
-from stagec.time.clock.shapes import Shape
-from stagec.time.clock.weights import NodeNumbers
+from stagec.time.clock.graph import ClassIssue, StepGraph, step_graph
+from stagec.time.clock.hosts import HostTimes
+from stagec.time.clock.join import issues_of
+from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
-T = TypeVar("T")
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
 
@@ -38,56 +34,58 @@ Inner = tuple[tuple[str, int], ...]
 class _Programs:
     """The programs of a job, for all sizes with which they consist of the same nodes: what was
     asked to make them is in `decisions`. `samples` are nodes that differ in what they do, or in the
-    coordinates that their sizes depend on; `number` tells which one a node is like."""
+    coordinates that their sizes depend on; `numbers` has for each class those that its prototypes
+    are like, and the place among them of each."""
 
     def __init__(self, module: Module) -> None:
         self.decisions, before = Decisions(), module.decisions
         module.decisions = self.decisions
         try:
             self.classes = rank_classes(module)
-            runs = [each.issued() for each in self.classes]
-            self.used = [(each.groups, each.ways) for each in self.classes]
+            self._programs: list[Program] | None = [each.program() for each in self.classes]
+            self.meets = [(each.groups, each.ways) for each in self.classes]
         finally:
             module.decisions = before
         self.by_layers, self.serves = bool(module.loads), bool(module.serving)
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
-        self.number: dict[Node, int] = {}
-        self._sampled: dict[Hashable, int] = {}
-        self.size = sum(map(len, runs))
-        self._runs: list[list[Run]] | None = runs
-        self._sample(runs)
-        self._plans: dict[tuple[bool, bool, frozenset[int]], Plans] = {}
-        self._asked = False
-        self._replayed: tuple[Hashable, Replayed] | None = None
-        self._numbers: dict[Shape, list[int]] = {}
+        self.numbers = self._numbered()
+        self.size = sum(map(len, self.programs))
+        self._graphs: dict[Hashable, StepGraph] = {}
+        self._hosts: tuple[Hashable, ClockedStep] | None = None
 
-    def _sample(self, every: Sequence[Sequence[Run]]) -> None:
-        """Give numbers to the nodes of the runs of all classes."""
-        for each, runs in zip(self.classes, every, strict=True):
+    def _numbered(self) -> list[tuple[list[int], Ints]]:
+        known: dict[Hashable, int] = {}
+        doing: dict[Node, Hashable] = {}
+        found: list[tuple[list[int], Ints]] = []
+        for each, program in zip(self.classes, self.programs, strict=True):
             inner = tuple(each.inner.items())
-            for node in (n for kind in dict.fromkeys(r.kind for r in runs) for n in kind.nodes):
-                key = (each.name, node.op) if self.by_layers else inner, what_it_does(node)
-                if key not in self._sampled:
-                    self._sampled[key] = len(self.samples)
+            numbers: list[int] = []
+            for node in program.prototypes:
+                if node not in doing:
+                    doing[node] = what_it_does(node)
+                key = (each.name, node.op) if self.by_layers else inner, doing[node]
+                numbers.append(known.setdefault(key, len(known)))
+                if numbers[-1] == len(self.samples):
                     self.samples.append(node)
                     self._inner.append(inner)
-                self.number[node] = self._sampled[key]
+            used, place = np.unique(numbers, return_inverse=True)
+            found.append((used.tolist(), place))
+        return found
 
     @property
-    def runs(self) -> list[list[Run]]:
-        """The runs of each class; unrolled again, if they were forgotten."""
-        if self._runs is None:
-            self._runs = [each.issued() for each in self.classes]
-            self._sample(self._runs)
-        return self._runs
+    def programs(self) -> list[Program]:
+        """The program of each class; unrolled again, if they were forgotten."""
+        if self._programs is None:
+            self._programs = [each.program() for each in self.classes]
+        return self._programs
 
     def forget(self) -> None:
-        """Keep what evaluations need: plans, and when hosts end."""
-        if self._plans:
-            self._runs = None
-        if self._replayed is not None:
-            self._replayed[1].forget()
+        """Keep what evaluations need: graphs, and when hosts end."""
+        if self._graphs:
+            self._programs = None
+        if self._hosts is not None:
+            self._hosts[1].forget()
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
         """The samples in other sizes."""
@@ -104,88 +102,42 @@ class _Programs:
             numbers.setdefault(inner, []).append(number)
         return {i: (n, Resizable([self.samples[k] for k in n])) for i, n in numbers.items()}
 
-    def numbers(self, shape: Shape) -> list[int]:
-        """The samples that the nodes of a shape are like."""
-        found = self._numbers.get(shape)
-        if found is None:
-            found = self._numbers[shape] = [self.number[step.node] for step in shape.steps]
+    def issues(self, mesh: Mapping[str, int]) -> list[ClassIssue]:
+        """What the classes issue, and whom they meet."""
+        return issues_of(self.classes, self.programs, Watched(mesh, self.decisions))
+
+    def graph(self, mesh: Mapping[str, int], waiting: frozenset[int], **how: Any) -> StepGraph:
+        """The graph, where samples with the numbers `waiting` are messages that wait for their
+        receivers."""
+        key = waiting, *how.items()
+        if key not in self._graphs:
+            late = self.nodes_like(waiting)
+            self._graphs[key] = step_graph(self.issues(mesh), waits=late.__contains__, **how)
+        return self._graphs[key]
+
+    def nodes_like(self, samples: frozenset[int]) -> set[Node]:
+        """The prototypes that are like some samples."""
+        if not samples:
+            return set()
+        found: set[Node] = set()
+        for program, (used, place) in zip(self.programs, self.numbers, strict=True):
+            like = zip(program.prototypes, place.tolist(), strict=True)
+            found |= {node for node, i in like if used[i] in samples}
         return found
 
-    def plans(
-        self,
-        mesh: Mapping[str, int],
-        *,
-        overlap: bool,
-        one_stream: bool,
-        waiting: frozenset[int] = frozenset(),
-    ) -> Plans:
-        """The plans, where samples with the numbers `waiting` are messages that wait for their
-        receivers. What waits has no paths."""
-        key = overlap, one_stream, waiting
-        if key not in self._plans:
-            watched = Watched(mesh, self.decisions)
-            how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
-            if waiting:
-
-                def waits(node: Node) -> bool:
-                    return self.number[node] in waiting
-
-                how["waits"] = waits
-            plans = joined(self.classes, self.runs, watched, **how)
-            self._plans[key] = Plans(plans, None if waiting else self.numbers)
-        return self._plans[key]
-
-    def late_hosts(
-        self,
-        mesh: Mapping[str, int],
-        spent: HostTimes,
-        devices: Sequence[ClassReplay],
-        *,
-        overlap: bool,
-        one_stream: bool,
-    ) -> Replayed | None:
-        """The replay of hosts that spend so much time; None if they are surely never behind these
-        devices, which is looked at the first time. Who asks again, for other sizes, gets a replay:
-        it is kept, and the same for all. Hosts that compare what they call wait for each
-        collective."""
-        how = overlap and not spent.checks, one_stream
-        if self._replayed is not None and self._replayed[0] == (spent, how):
-            return self._replayed[1]
-        first, self._asked = not self._asked, True
-        if first and not spent.checks and never_late(devices, spent):
-            return None
-        plans = self.plans(mesh, overlap=how[0], one_stream=one_stream)
-        cost = 0, partial(host_costs, spent)
-        self._replayed = (spent, how), Replayed(plans, [cost] * len(plans))
-        return self._replayed[1]
+    def hosts(self, spent: HostTimes, graph: StepGraph) -> ClockedStep:
+        """The times of hosts that spend so much, which are the same in all sizes."""
+        if self._hosts is None or self._hosts[0] != (spent, graph):
+            times = ClockedStep(graph, host_costs(graph, [spent] * len(graph.classes)))
+            self._hosts = (spent, graph), times
+        return self._hosts[1]
 
 
-class NodesOf(Generic[T]):
-    """What a function finds of nodes, by their `numbers` among the samples; found once for those
-    that are alike."""
-
-    def __init__(
-        self,
-        numbers: NodeNumbers,
-        samples: Sequence[Node],
-        of: Callable[[Node], T],
-        known: Mapping[int, T],
-    ) -> None:
-        self.numbers, self._samples, self._of = numbers, samples, of
-        self._found = {**known}
-
-    def __call__(self, shape: Shape, /) -> list[T]:
-        """What it finds of the nodes of a shape."""
-        return self.numbered(self.numbers(shape))
-
-    def numbered(self, numbers: Sequence[int], /) -> list[T]:
-        """What it finds of the samples of these numbers."""
-        found, of, samples = self._found, self._of, self._samples
-        try:
-            return [found[i] for i in numbers]
-        except KeyError:
-            found.update((i, of(samples[i])) for i in {*numbers} - found.keys())
-            return [found[i] for i in numbers]
+def host_costs(graph: StepGraph, spent: Sequence[HostTimes]) -> NodeCosts:
+    """What nodes cost the hosts of each class."""
+    known = {times: cache(times.cost) for times in spent}
+    each = zip(graph.classes, map(known.__getitem__, spent), strict=True)
+    return NodeCosts.of([cost(p.node) for nodes, cost in each for p in nodes.prototypes])
 
 
 class Issued:
@@ -220,7 +172,7 @@ class Issued:
 
     @property
     def size(self) -> int:
-        """How many runs the programs have."""
+        """How many nodes the programs have."""
         return self._programs.size
 
     @property
@@ -234,40 +186,58 @@ class Issued:
         return self._programs.classes
 
     @property
-    def runs(self) -> list[list[Run]]:
-        """The runs of each class."""
-        return self._programs.runs
+    def programs(self) -> list[Program]:
+        """The program of each class. Sizes of their nodes may be those of another job."""
+        return self._programs.programs
 
-    def each(
-        self, of: Callable[[Node], T], known: Mapping[int, T] = MappingProxyType({})
-    ) -> NodesOf[T]:
-        """What a function finds of the nodes of a shape, in the sizes of the job. Of the samples of
-        some numbers it is `known`."""
-        return NodesOf(self._programs.numbers, self.samples, of, known)
+    def issues(self) -> list[ClassIssue]:
+        """What the classes issue, and whom they meet."""
+        return self._programs.issues(self.mesh)
 
-    def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
-        """The plans of all classes, where messages of more than `eager` bytes wait for their
+    def graph(
+        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
+    ) -> StepGraph:
+        """The graph of all classes, where messages of more than `eager` bytes wait for their
         receivers; None: none does."""
-        waiting = frozenset[int]()
-        if eager is not None:
-            sends = ((i, node) for i, node in enumerate(self.samples) if node.kind == "send")
-            waiting = frozenset(i for i, node in sends if node.size > eager)
-        how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
-        return self._programs.plans(self.mesh, **how, waiting=waiting)
+        how = {"overlap": overlap, "one_stream": one_stream}
+        return self._programs.graph(self.mesh, self._waiting(eager), **how)
 
-    def late_hosts(
-        self,
-        spent: Sequence[HostTimes],
-        devices: Sequence[ClassReplay],
-        *,
-        overlap: bool,
-        one_stream: bool = False,
-    ) -> Replayed | None:
-        """The replay of hosts that spend so much time and do nothing else: the same in all sizes.
-        None if they are never behind these devices."""
-        return self._programs.late_hosts(
-            self.mesh, spent[0], devices, overlap=overlap, one_stream=one_stream
-        )
+    def waiting(self, eager: int | None) -> set[Node]:
+        """The prototypes of messages that wait for their receivers."""
+        return self._programs.nodes_like(self._waiting(eager))
+
+    def _waiting(self, eager: int | None) -> frozenset[int]:
+        if eager is None:
+            return frozenset()
+        sends = ((i, node) for i, node in enumerate(self.samples) if node.kind == "send")
+        return frozenset(i for i, node in sends if node.size > eager)
+
+    def costs(self, table: CostTable) -> NodeCosts:
+        """What the prototypes of all classes cost, found once for samples that do."""
+        computations = table.prepare(self.samples)
+        known: dict[tuple[int, int], int] = {}
+        rows: list[Cost] = []
+        places: list[Ints] = []
+        for each, ranks, numbers in zip(
+            self.classes, self.members, self._programs.numbers, strict=True
+        ):
+            key, cost = table.of_class(ranks, self.groups, each.groups, each.ways)
+            used, place = numbers
+            for i in used:
+                if known.setdefault((key, i), len(rows)) == len(rows):
+                    rows.append(computations[i] if i in computations else cost(self.samples[i]))
+            places.append(np.array([known[key, i] for i in used])[place])
+        return NodeCosts.of(rows).take(np.concatenate(places))
+
+    def of_prototypes(self, number: int, of: Callable[[Node], int]) -> list[int]:
+        """A figure of the nodes of a class, in the sizes of the job, by prototype."""
+        used, place = self._programs.numbers[number]
+        figures = [of(self.samples[i]) for i in used]
+        return [figures[i] for i in place.tolist()]
+
+    def hosts(self, spent: Sequence[HostTimes], graph: StepGraph) -> ClockedStep:
+        """The times of hosts that spend so much time and do nothing else."""
+        return self._programs.hosts(spent[0], graph)
 
     @property
     def jobs(self) -> Sequence[Issued]:
@@ -292,14 +262,14 @@ class Issued:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step: `picoseconds`, the replays of all classes, and how many kernels and
+    """The time of a step: `picoseconds`, the times of all classes, and how many kernels and
     collectives were matched, interpolated and modelled (`stagec.time.measured.tables`). Where
     hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices."""
 
     picoseconds: int
-    classes: Replayed
+    classes: ClockedStep
     ways: Mapping[int, int]
-    devices: Replayed
+    devices: ClockedStep
 
     @property
     def seconds(self) -> float:
@@ -307,14 +277,13 @@ class StepTime:
         return self.picoseconds / PICOSECONDS
 
     @cached_property
-    def slowest(self) -> ClassReplay:
+    def slowest(self) -> ClassTimes:
         """The class that ends last; of several, the one that computes longest."""
-        classes, ends = self.classes, self.classes.ends
-        latest = max(ends)
-        last = [i for i, end in enumerate(ends) if end == latest]
-        return classes.alone(max(last, key=classes.computing))
+        classes = self.classes
+        last = [i for i, end in enumerate(classes.ends) if end == classes.end]
+        return classes[max(last, key=classes.computing)]
 
-    def parts(self, each: ClassReplay) -> dict[Part, int]:
+    def parts(self, each: ClassTimes) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
         first."""
         found = each.parts(self.picoseconds)
@@ -338,20 +307,15 @@ class IssuedStep(Protocol):
         """The levels of the network to pods that are among the jobs."""
         ...
 
-    def plans(self, *, overlap: bool, one_stream: bool = False, eager: int | None = None) -> Plans:
-        """The plans of all classes, where messages of more than `eager` bytes wait for their
+    def graph(
+        self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
+    ) -> StepGraph:
+        """The graph of all classes, where messages of more than `eager` bytes wait for their
         receivers; None: none does."""
         ...
 
-    def late_hosts(
-        self,
-        spent: Sequence[HostTimes],
-        devices: Sequence[ClassReplay],
-        *,
-        overlap: bool,
-        one_stream: bool = False,
-    ) -> Replayed | None:
-        """The replay of hosts that spend so much time, by job; None if they are never late."""
+    def hosts(self, spent: Sequence[HostTimes], graph: StepGraph) -> ClockedStep:
+        """The times of hosts that spend so much time, by job, and do nothing else."""
         ...
 
 
@@ -382,20 +346,18 @@ def step_time(
     how: dict[str, Any] = {"overlap": overlap, "communicates": communicates}
     how |= {"measured": measured, "pods": levels}
     tables = [CostTable(machine, job.mesh, **how) for job in issued.jobs]
-    costs = [
-        ((number, key), of_shape)
-        for number, (job, table) in enumerate(zip(issued.jobs, tables, strict=True))
-        for key, of_shape in _costs(job, table)
-    ]
     efficiency = machine.efficiency
-    slowdown = round(efficiency.interference.computations * 1024)
-    one_stream = efficiency.streams == "one"
     waiting = efficiency.rendezvous
-    eager = waiting.above if waiting is not None and communicates else None
-    plans = issued.plans(overlap=overlap, one_stream=one_stream, eager=eager)
-    found = Replayed(plans, costs, slowdown, numbered=[of for _, of in costs])
+    graph = issued.graph(
+        overlap=overlap,
+        one_stream=efficiency.streams == "one",
+        eager=waiting.above if waiting is not None and communicates else None,
+    )
+    columns = zip(*map(Issued.costs, issued.jobs, tables), strict=True)
+    costs = NodeCosts(*map(np.concatenate, columns))
+    devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
     ways = sum((table.ways for table in tables), Counter[int]())
-    devices = StepTime(found.end, found, ways, found)
+    found = StepTime(devices.end, devices, ways, devices)
     issue = picoseconds(efficiency.host.issue)
     spent = [
         HostTimes(0)
@@ -404,20 +366,11 @@ def step_time(
         for job in issued.jobs
     ]
     if efficiency.kernels == "roofline" or not any(map(any, spent)):
-        return devices
-    hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)
-    if hosts is None or hosts.end <= found.end:
-        return devices
-    return StepTime(hosts.end, hosts, ways, found)
-
-
-def _costs(job: Issued, table: CostTable) -> Iterator[tuple[Hashable, NodesOf[Cost]]]:
-    """The costs of the classes of a job."""
-    computations = table.prepare(job.samples)
-    known: dict[int, NodesOf[Cost]] = {}
-    for each, ranks in zip(job.classes, job.members, strict=True):
-        key, cost = table.of_class(ranks, job.groups, each.groups, each.ways)
-        yield key, known.setdefault(key, job.each(cost, computations))
+        return found
+    checks = any(each.checks for each in spent)  # hosts that compare what they call wait for it
+    graph = issued.graph(overlap=overlap and not checks, one_stream=efficiency.streams == "one")
+    hosts = issued.hosts(spent, graph)
+    return found if hosts.end <= devices.end else StepTime(hosts.end, hosts, ways, devices)
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:

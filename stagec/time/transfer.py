@@ -4,14 +4,13 @@ between pods cross the network."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.serving import DECODE
 from stagec.machines import Level, Machine
 from stagec.program.groups import crosses_pods
-from stagec.program.runs import Run
+from stagec.program.nodes import Program
 from stagec.time.costs.network import message_seconds
 from stagec.time.costs.nodes import Measurements
 from stagec.time.step import IssuedStep, StepTime, step_time
@@ -50,7 +49,7 @@ def transfer_time(
     the other over its link; what receives them is taken to have a link for each sender."""
     sender, messages, total = issued.jobs[0], 0, 0
     longest = 0.0
-    for sizes, members in zip(map(_sent, sender.runs), sender.members, strict=True):
+    for sizes, members in zip(map(_sent, sender.programs), sender.members, strict=True):
         messages += len(members) * sum(sizes.values())
         total += len(members) * sum(size * count for size, count in sizes.items())
         busy = sum(n * message_seconds(machine, size, level) for size, n in sizes.items())
@@ -61,10 +60,10 @@ def transfer_time(
     return TransferTime(total, messages, level.name, longest, exposed)
 
 
-def _sent(runs: Sequence[Run]) -> Counter[int]:
+def _sent(program: Program) -> Counter[int]:
     """The messages that a rank sends to the pod that decodes: how many of each size."""
     found = Counter[int]()
-    for kind, times in Counter(run.kind for run in runs).items():
-        for node in (n for n in kind.nodes if n.over == DECODE and crosses_pods(n.op)):
+    for node, times in zip(program.prototypes, program.counts.tolist(), strict=True):
+        if node.over == DECODE and crosses_pods(node.op) and times:
             found[node.size] += times
     return found

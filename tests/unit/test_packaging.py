@@ -6,6 +6,7 @@ setuptools drops a forgotten sub-package or data file in silence; these tests do
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"stagec": "stagec", "stagec.passes": "passes", "stagec.ir_spec": "ir_spec"}
 SHIPPED = {
     *(".py", ".pyi", ".typed", ".stg", ".proto", ".json", ".toml", ".lark", ".md", ".csv"),
-    *(".html", ".css", ".js"),
+    *(".html", ".css", ".js", ".pxd"),
 }
 
 
@@ -116,27 +117,58 @@ def test_the_readme_lists_every_page() -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(out: Path, **env: str) -> Path:
     """A wheel built from a copy, so that no build output lands in the checkout."""
-    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md"):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, copy)
+    copy = out / "copy"
+    copy.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, copy)
     for room in ROOMS.values():
-        ignore = shutil.ignore_patterns("__pycache__")
+        ignore = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(ROOT / room, copy / room, symlinks=True, ignore=ignore)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    subprocess.run([*command, "--no-build-isolation", "-w", str(out), str(copy)], check=True)
-    (built,) = out.glob("stagec-*.whl")
-    return built
+    command += ["--no-build-isolation", "-w", str(out), str(copy)]
+    subprocess.run(command, check=True, env={**os.environ, **env})
+    (found,) = out.glob("stagec-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("wheel"))
+
+
+def files_in(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
 
 @pytest.mark.long
 def test_the_wheel_contains_every_file(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    packed = {name for name in names if ".dist-info/" not in name}
-    assert packed == set(shipped_files())
+    """And the compiled loop of the clock, if there is a compiler."""
+    files = files_in(wheel)
+    compiled = {name for name in files if name.endswith((".so", ".pyd"))}
+    assert files - compiled == set(shipped_files())
+    assert len(compiled) == (shutil.which("cc") is not None)
+
+
+@pytest.mark.long
+def test_without_a_compiler_the_clock_is_python(tmp_path: Path) -> None:
+    """It is installed and gives the same times."""
+    wheel = built(tmp_path, CC="no-such-compiler", CXX="no-such-compiler")
+    assert files_in(wheel) == set(shipped_files())
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    assert step_seconds(tmp_path / "site") == step_seconds(ROOT)
+
+
+def step_seconds(folder: Path) -> str:
+    """Seconds of a step as the package in a folder has them."""
+    code = (
+        "import stagec; job = stagec.job('llama3-8b', pp=2, microbatches=4, sizes={'L': 4}); "
+        "print(job.time('h100-sxm').step_seconds)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 @pytest.mark.long

@@ -121,8 +121,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Read:
 
 def test_slices_are_the_nodes(timed: Timed, trace: Read) -> None:
     """Of the first rank of each class, on each stream of each node, with what a node is."""
-    for each, runs in zip(timed.step.devices, timed.issued.runs, strict=True):
-        times = node_times(runs, each).spread(timed.step.devices.end, timed.step.picoseconds)
+    for each, program in zip(timed.step.devices, timed.issued.programs, strict=True):
+        times = node_times(program, each).spread(timed.step.devices.end, timed.step.picoseconds)
         rank = timed.issued.members[each.number][0]
         process = f"rank {rank} ({each.name})"
         expected: defaultdict[str, list[tuple[object, ...]]] = defaultdict(list)

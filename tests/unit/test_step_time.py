@@ -1,13 +1,12 @@
-"""The time of a step: the replay by pieces against the clock node by node, closed forms, and what
+"""The time of a step: the loop over a graph against the clock node by node, closed forms, and what
 its breakdown and its critical path add up to."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from graphlib import CycleError
 from math import inf
 from random import Random
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.ir.expr import ZERO, evaluate
+from stagec.ir.expr import evaluate
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine, load_machine
@@ -26,16 +25,13 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import replay as replay_actions
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock.definition import RankWork, clock
-from stagec.time.clock.hosts import HostTimes, host_costs, never_late
-from stagec.time.clock.join import Joined, joined
-from stagec.time.clock.pieces import Piece
-from stagec.time.clock.plan import PlannedPiece
-from stagec.time.clock.replay import ClassReplay, replay
-from stagec.time.clock.shapes import Shape, make_shape
+from stagec.time.clock.graph import StepGraph, step_graph
+from stagec.time.clock.hosts import HostTimes
+from stagec.time.clock.times import ClockedStep, NodeCosts
 from stagec.time.costs.nodes import CostTable
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, StepTime, step_time
-from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, Cost, merged, stretched
+from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
 from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, each_value, tiny_options, tries
 
 Costs = Callable[[Node], Cost]
@@ -110,26 +106,21 @@ def replayed(
     overlap: bool = True,
     one_stream: bool = False,
     eager: float = inf,
-) -> tuple[int, list[ClassReplay]]:
-    """The replay of a job with the costs of each class; messages of more than `eager` bytes wait
+) -> tuple[int, ClockedStep]:
+    """The times of a job with the costs of each class; messages of more than `eager` bytes wait
     for their receivers."""
-    known: dict[tuple[int, Shape], Piece] = {}
-
-    def pieces(number: int) -> Callable[[Shape], Piece]:
-        def piece(shape: Shape) -> Piece:
-            if (number, shape) not in known:
-                known[number, shape] = Piece(shape, [costs[number](s.node) for s in shape.steps])
-            return known[number, shape]
-
-        return piece
 
     def waits(node: Node) -> bool:
         return node.size > eager
 
-    how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream, "waits": waits}
-    plans = joined(issued.classes, issued.runs, issued.mesh, **how)
-    classes = [ClassReplay(i, plan, pieces(i)) for i, plan in enumerate(plans)]
-    return replay(classes, slowdown), classes
+    graph = step_graph(issued.issues(), overlap=overlap, one_stream=one_stream, waits=waits)
+    found = ClockedStep(graph, costs_of(graph, costs), slowdown)
+    return found.end, found
+
+
+def costs_of(graph: StepGraph, costs: Mapping[int, Costs]) -> NodeCosts:
+    """The costs of a graph by functions of its classes."""
+    return NodeCosts.of([costs[c.number](p.node) for c in graph.classes for p in c.prototypes])
 
 
 def clocked(
@@ -171,14 +162,14 @@ def compare(
     overlap: bool,
     one_stream: bool = False,
     eager: float = inf,
-) -> tuple[int, list[ClassReplay]]:
+) -> tuple[int, ClockedStep]:
     """Replay a job, and compare when each node of each class ends."""
     how: dict[str, Any] = {"overlap": overlap, "one_stream": one_stream}
     step, classes = replayed(issued, costs, slowdown, **how, eager=eager)
     times = clocked(issued, costs, slowdown, **how)
     assert step == max(end for _, end in times.values())
     for each, ranks in zip(classes, issued.members, strict=True):
-        mine = [b + e for b, ends in zip(each.bases, each.ends, strict=True) for e in ends]
+        mine = each.ends.tolist()
         rank = int(ranks[-1])
         assert mine == [times[rank, i][1] for i in range(len(mine))]
         assert (rank, len(mine)) not in times
@@ -364,7 +355,7 @@ def check_step(step: StepTime) -> None:
     """Its parts and its path add up to it, and each node of the path follows the one before."""
     for each in step.classes:
         assert sum(step.parts(each).values()) == step.picoseconds
-    links = list(critical_path(step))
+    links = list(critical_path(step.classes))
     assert sum(link.time for link in links) == step.picoseconds
     assert all(link.time >= 0 for link in links)
 
@@ -412,122 +403,27 @@ def test_without_launch_gaps_there_are_none() -> None:
     assert LAUNCH not in without.parts(other)
 
 
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("slowdown", SLOWDOWNS)
-def test_hosts_that_are_never_late_are_not_behind(name: str, slowdown: int) -> None:
-    """For every issue with which it is clear, nothing that joins classes ends earlier on devices;
-    it is clear as long as no computation is shorter than its issue, and not for each issue."""
+@pytest.mark.parametrize("name", ["fsdp and tp", "1f1b", "dualpipe in small buckets"])
+@pytest.mark.parametrize("issue", [1, 60, 10**4])
+def test_a_step_ends_when_devices_and_hosts_have(name: str, issue: int) -> None:
+    """A clock of hosts that issue each computation in so many picoseconds is that of devices with
+    other costs."""
     issued = issued_of(options_of(*JOBS[name]))
-    count = len(issued.classes)
-    _, devices = replayed(issued, dict.fromkeys(range(count), spiky), slowdown)
-    shortest = min(
-        cost.time + cost.launch
-        for each in devices
-        for piece in each.pieces
-        for step, cost in zip(piece.shape.steps, piece.costs, strict=True)
-        if host_cost(1, step.node).launch
-    )
-    tried = *range(shortest + 1), *range(shortest + 1, 400, 9)
-    clear = [issue for issue in tried if never_late(devices, HostTimes(issue))]
-    assert clear[: shortest + 1] == [*range(shortest + 1)]
-    for issue in {clear[len(clear) // 2], clear[-1]}:
-        cost = {i: partial(host_cost, issue) for i in range(count)}
-        for device, host in zip(devices, replayed(issued, cost)[1], strict=True):
-            assert host.end <= device.end
-            assert all(h <= d for h, d in zip(ends(host), ends(device), strict=True))
-    assert not never_late(devices, HostTimes(10**6))
+    machine = load_machine("h100-sxm").changed({"efficiency.host.issue": issue * 1e-8})
+    hosts = dict.fromkeys(range(len(issued.classes)), HostTimes(issue * 10**4).cost)
+    host, _ = compare(issued, hosts, 0, overlap=True)
+    step = step_time(issued, machine)
+    assert step.picoseconds == max(step.devices.end, host)
+    assert (step.classes is step.devices) == (host <= step.devices.end)
 
 
 def test_hosts_launch_no_sums_of_gradients() -> None:
     """The engine of backward does that, without a call of a module."""
     issued = issued_of(options_of(LLAMA, {"microbatches": 2}))
-    _, devices = replayed(issued, {0: spiky})
-    steps = [step for each in devices for piece in each.pieces for step in piece.shape.steps]
-    costs = [
-        cost.launch
-        for each in devices
-        for piece in each.pieces
-        for cost in host_costs(HostTimes(7), piece.shape)
-    ]
-    sums = {c for s, c in zip(steps, costs, strict=True) if s.node.kind == "accumulate_grad"}
-    forward = {c for s, c in zip(steps, costs, strict=True) if s.node.phase == "forward"}
-    assert (sums, 7 in forward) == ({0}, True)
-
-
-def test_paths_count_and_not_nodes() -> None:
-    """A job with a computation that is shorter than its issue, and hosts that are never late."""
-    issued = issued_of(options_of(LLAMA, {}))
-    _, devices = replayed(issued, {0: arbitrary})
-    shortest = min(s.launch + s.time for p in devices[0].pieces for s in p.costs if s.launch)
-    assert never_late(devices, HostTimes(shortest + 1))
-
-
-def test_a_norm_before_a_gather_may_be_late() -> None:
-    """It is short, and what is gathered of it takes long. Backward gathers it again, much later."""
-    issued = issued_of(options_of(LLAMA, {"pp": 2, "tp": 2, "sp": True, "microbatches": 4}))
-
-    def cost(node: Node) -> Cost:
-        if not node.is_computation:
-            return Cost(300)
-        return Cost(10) if node.kind == "rmsnorm" else Cost(2000)
-
-    every = range(len(issued.classes))
-    _, devices = replayed(issued, dict.fromkeys(every, cost))
-    assert never_late(devices, HostTimes(100))
-    assert not never_late(devices, HostTimes(3000))
-
-
-def test_what_waits_for_a_late_norm_in_another_piece_may_be_late() -> None:
-    """A norm, late on hosts; a product, with which the piece is in time; a copy of one of them."""
-    norm, product = Node("rmsnorm", "norm", "forward", 8), Node("einsum", "product", "forward", 8)
-    copy = Node("store", "copy", "forward", 8, to="host")
-    first = make_shape([norm, product], [(COMPUTE,)] * 2, [[], []], [[], []], joins=False)
-    second = make_shape([copy], [("copy", "host")], [[]], [[0]], joins=False)
-    costs = {norm: Cost(10), product: Cost(1000), copy: Cost(5)}
-    of_norm, of_product = (
-        (PlannedPiece(first, ()), PlannedPiece(second, ((0, i),))) for i in (0, 1)
-    )
-    assert not is_clear(costs, of_norm)
-    assert is_clear(costs, of_product)
-    assert is_clear(costs, [PlannedPiece(first, ())])
-    beside = [(COMPUTE,), ("copy", "host"), (COMPUTE,)]
-    early = make_shape([norm, copy, product], beside, [[], [0], []], [[], [], []], joins=False)
-    assert not is_clear(costs, [PlannedPiece(early, ())])
-    assert not is_clear(costs, [PlannedPiece(replace(first, sends=((0, ("pp", ZERO, 0)),)), ())])
-
-
-def is_clear(costs: Mapping[Node, Cost], plan: Sequence[PlannedPiece]) -> bool:
-    """Whether hosts that take 100 for a computation are never behind a class with this plan."""
-    device = ClassReplay(
-        0,
-        Joined("stage0", plan, [planned.shape for planned in plan], {}, {}, ()),
-        lambda shape: Piece(shape, [costs[step.node] for step in shape.steps]),
-    )
-    replay([device])
-    return never_late([device], HostTimes(100))
-
-
-def spiky(node: Node) -> Cost:
-    """Most computations are short, and some are long."""
-    code = zlib.crc32(node.name.rpartition("/")[2].encode())
-    if not node.is_computation:
-        return Cost(code % 50)
-    return Cost(5000 if code % 7 == 0 else code % 20)
-
-
-def host_cost(issue: int, node: Node) -> Cost:
-    counts = node.is_computation and node.phase != "optimizer" and node.kind != "accumulate_grad"
-    return Cost(0, issue if counts else 0)
-
-
-def ends(each: ClassReplay) -> list[int]:
-    """When messages and what joins classes end."""
-    return [
-        base + end
-        for base, found, planned in zip(each.bases, each.ends, each.plan, strict=True)
-        for end, step in zip(found, planned.shape.steps, strict=True)
-        if planned.shape.joins or step.node.is_message
-    ]
+    nodes = issued.classes[0].program().nodes
+    costs = [(node, HostTimes(7).cost(node).launch) for node in nodes]
+    assert {cost for node, cost in costs if node.kind == "accumulate_grad"} == {0}
+    assert {cost for node, cost in costs if node.phase == "forward"} == {7}
 
 
 # -- interference ----------------------------------------------------------------------------------
@@ -559,25 +455,3 @@ def test_classes_are_told_apart_by_their_distances() -> None:
     inside, across = sends[0].pop(), sends[1].pop()
     assert across > inside
     assert sends[2].pop() == inside
-
-
-def test_layers_whose_calls_are_waited_for_are_sums() -> None:
-    """In a forward action under tensor parallelism each node starts when the one before it ends:
-    what is looked at one by one does not grow with the layers."""
-    counts: dict[int, set[int]] = {}
-    for layers in (4, 16):
-        flags = {"pp": 2, "tp": 2, "microbatches": 4, "sizes": {"L": layers, "B": 16, "S": 64}}
-        plan = issued_of(options_of(LLAMA, flags)).plans(overlap=True)[0].plan
-        shapes = {planned.shape for planned in plan}
-        forward = [s for s in shapes if s.steps[-1].node.kind == "send" and len(s.steps) > 2]
-        assert all(len(shape.steps) > 10 * layers / 2 for shape in forward)
-        counts[layers] = {len(shape.chains) for shape in forward}
-    assert counts[4] == counts[16]
-
-
-def test_runs_that_come_once_are_one_piece() -> None:
-    """Without microbatches and stages a step is one piece, and not one for each node."""
-    issued = issued_of(options_of(LLAMA, {"dp": 2, "tp": 2, "sp": True, "zero": 3}))
-    (each,) = issued.plans(overlap=True)
-    assert len(each.plan) == 1
-    assert len(each.plan[0].shape.steps) > 100

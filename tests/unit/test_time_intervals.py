@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from stagec.program.runs import Run
-from stagec.time.clock.intervals import NONE, node_times, occurrences, stream_name, title_of, waits
-from stagec.time.clock.replay import ClassReplay
+from stagec.program.nodes import Program
+from stagec.time.clock.intervals import NONE, node_times, stream_name, title_of
+from stagec.time.clock.times import ClassTimes
 from stagec.time.step import Issued
-from stagec.time.streams import INTERFERENCE, LAUNCH
+from stagec.time.streams import BUBBLE, INTERFERENCE, LAUNCH
 from tests.support import EXHAUSTIVE
 from tests.unit.test_step_time import JOBS, arbitrary, clocked, issued_of, options_of, replayed
 
@@ -33,9 +33,9 @@ class Replayed:
         return clocked(self.issued, self.costs, slowdown, overlap=overlap)
 
     @property
-    def classes(self) -> list[tuple[ClassReplay, list[Run]]]:
-        """The replays, with the runs of each."""
-        return list(zip(self.replays, self.issued.runs, strict=True))
+    def classes(self) -> list[tuple[ClassTimes, Program]]:
+        """The replays, with the program of each."""
+        return list(zip(self.replays, self.issued.programs, strict=True))
 
 
 CASES = [
@@ -55,9 +55,9 @@ def test_nodes_run_when_the_clock_says(name: str, slowdown: int, overlap: bool) 
     says the end only."""
     job = Replayed(name, slowdown, overlap=overlap)
     times = job.times
-    for number, (each, runs) in enumerate(job.classes):
+    for number, (each, program) in enumerate(job.classes):
         rank = int(job.issued.members[number][0])
-        found, nodes = node_times(runs, each), job.issued.classes[number].program().nodes
+        found, nodes = node_times(program, each), job.issued.classes[number].program().nodes
         for i, (row, node) in enumerate(zip(found.rows(), nodes, strict=True)):
             start, end = times[rank, i]
             assert row.end == end
@@ -66,7 +66,7 @@ def test_nodes_run_when_the_clock_says(name: str, slowdown: int, overlap: bool) 
             elif node.is_collective:
                 assert row.start == end - arbitrary(node).time
             mark = f"mb{row.microbatch}/" if row.microbatch != NONE else ""
-            assert title_of(row.step.node.name) == node.name.replace(mark, "", 1)
+            assert title_of(row.placed.node.name) == node.name.replace(mark, "", 1)
             assert row.tag == node.tag
 
 
@@ -74,19 +74,21 @@ def test_nodes_run_when_the_clock_says(name: str, slowdown: int, overlap: bool) 
 def test_nodes_and_waits_fill_the_compute_stream(name: str, slowdown: int, overlap: bool) -> None:
     """They do not overlap, leave no time, and add up to the breakdown part by part."""
     job = Replayed(name, slowdown, overlap=overlap)
-    for each, runs in job.classes:
-        found, idle = node_times(runs, each), waits(each, job.end)
+    for each, program in job.classes:
+        found, idle = node_times(program, each), each.waits
         parts: Counter[str] = Counter()
         times = [(wait.start, wait.end) for wait in idle]
         for wait in idle:
             parts[wait.part] += wait.end - wait.start
-        for step, _, _, start, end, _ in found.rows():
-            if not step.computes:
+        times.append((each.end, job.end))
+        parts[BUBBLE] += job.end - each.end
+        for placed, _, _, start, end, _ in found.rows():
+            if not placed.computes:
                 continue
-            given = arbitrary(step.node)
+            given = arbitrary(placed.node)
             times.append((start, end))
             parts[LAUNCH] += given.launch
-            parts[step.part] += given.time
+            parts[placed.part] += given.time
             parts[INTERFERENCE] += end - start - given.launch - given.time
         assert {p: t for p, t in parts.items() if t} == each.parts(job.end)
         now = 0
@@ -96,25 +98,13 @@ def test_nodes_and_waits_fill_the_compute_stream(name: str, slowdown: int, overl
         assert now == job.end
 
 
-def test_pieces_belong_to_runs() -> None:
-    job = Replayed("interleaved", 0, overlap=True)
-    for each, runs in job.classes:
-        found = list(occurrences(runs, each))
-        numbers = dict.fromkeys(number for number, _, _ in found)
-        assert list(numbers) == list(range(len(each.plan)))
-        for number, inside, run in found:
-            nodes = {id(node) for node in run.kind.nodes}
-            assert {id(s.node) for s in each.plan[number].shape.steps[inside]} <= nodes
-
-
 def test_streams_have_names() -> None:
     job = Replayed("zb-h1", 0, overlap=True)
     names = {
         stream_name(stream, job.issued.mesh)
         for each in job.replays
-        for planned in each.plan
-        for step in planned.shape.steps
-        for stream in step.streams
+        for placed in each.nodes.prototypes
+        for stream in placed.streams
     }
     assert names == {
         "compute",

@@ -84,19 +84,18 @@ def test_the_page_has_every_node_of_every_class(timed: Timed, page: Path) -> Non
     picture = drawn(page)["picture"]
     for each, entry in zip(timed.step.classes, picture["classes"], strict=True):
         expected: list[Shown] = []
-        for step, microbatch, _, start, end, _ in node_times(
-            timed.issued.runs[each.number], each
+        for placed, microbatch, _, start, end, _ in node_times(
+            timed.issued.programs[each.number], each
         ).rows():
-            node = step.node
+            node = placed.node
             title = title_of(node.name)
             if marker_of(node.name):
                 assert microbatch != NONE
                 title += f" {microbatch}"
             expected.append((title, node.kind, node.size, node.flops, start, end))
         assert [n for n, kind in shown(picture, entry) if kind != "wait"] == expected
-    assert any(
-        MICROBATCH[0] in s.node.name for p in timed.step.classes[0].plan for s in p.shape.steps
-    )
+    prototypes = timed.step.classes[0].nodes.prototypes
+    assert any(MICROBATCH[0] in placed.node.name for placed in prototypes)
 
 
 def test_times_add_up_to_the_step(page: Path) -> None:
@@ -180,9 +179,9 @@ def test_big_jobs_are_bounded(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> 
 def shown_times(timed: Timed) -> list[tuple[int, int]]:
     """Of each class, how many nodes there are, and their FLOPs."""
     found: list[tuple[int, int]] = []
-    for each, runs in zip(timed.step.classes, timed.issued.runs, strict=True):
-        rows = list(node_times(runs, each).rows())
-        found.append((len(rows), sum(row.step.node.flops for row in rows)))
+    for each, program in zip(timed.step.classes, timed.issued.programs, strict=True):
+        rows = list(node_times(program, each).rows())
+        found.append((len(rows), sum(row.placed.node.flops for row in rows)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from graphlib import CycleError
 from math import inf
 from pathlib import Path
@@ -22,9 +23,7 @@ from stagec.program.groups import Groups, crosses_pods, neighbours
 from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock.definition import RankWork, clock
-from stagec.time.clock.pieces import Piece
-from stagec.time.clock.replay import ClassReplay, replay
-from stagec.time.clock.shapes import Shape
+from stagec.time.clock.times import ClockedStep
 from stagec.time.path import critical_path
 from stagec.time.pods import IssuedPods
 from stagec.time.step import Issued, step_time
@@ -32,7 +31,7 @@ from tests.drafts import step_of
 from tests.oracle.test_parts import ENDS, path
 from tests.parts import part_text
 from tests.support import EXHAUSTIVE, LLAMA, stagec, tiny_options
-from tests.unit.test_step_time import heard
+from tests.unit.test_step_time import costs_of, heard
 
 #: What ASTRA-sim assumes: one stream for all collectives and sends.
 ASTRA_SIM = Path(__file__).parents[2] / "docs" / "examples" / "astra-sim.toml"
@@ -69,17 +68,11 @@ def issued_pods(name: str, part: str, options: Mapping[str, Any]) -> IssuedPods:
 
 def replayed(
     issued: IssuedPods, slowdown: int, *, overlap: bool, one_stream: bool, eager: int | None = None
-) -> tuple[int, list[ClassReplay]]:
-    known: dict[Shape, Piece] = {}
-
-    def piece(shape: Shape) -> Piece:
-        if shape not in known:
-            known[shape] = Piece(shape, [heard(_least(eager), s.node) for s in shape.steps])
-        return known[shape]
-
-    plans = issued.plans(overlap=overlap, one_stream=one_stream, eager=eager)
-    classes = [ClassReplay(i, plan, piece) for i, plan in enumerate(plans)]
-    return replay(classes, slowdown), classes
+) -> tuple[int, ClockedStep]:
+    graph = issued.graph(overlap=overlap, one_stream=one_stream, eager=eager)
+    costs = costs_of(graph, dict.fromkeys(range(len(graph.classes)), partial(heard, _least(eager))))
+    found = ClockedStep(graph, costs, slowdown)
+    return found.end, found
 
 
 def _least(eager: int | None) -> float:
@@ -169,7 +162,7 @@ def test_the_replay_of_pods_is_the_clock(
     for each in issued.jobs:
         for ranks in each.members:
             mine = classes[number]
-            ends = [b + e for b, es in zip(mine.bases, mine.ends, strict=True) for e in es]
+            ends = mine.ends.tolist()
             for rank in (start + int(ranks[0]), start + int(ranks[-1])):
                 assert ends == [times[rank, i][1] for i in range(len(ends))]
             assert sum(mine.parts(step).values()) == step
@@ -185,7 +178,7 @@ def test_a_step_is_no_shorter_than_its_parts() -> None:
     step = step_time(issued, machine)
     alone = [step_time(each, machine).picoseconds for each in issued.jobs]
     assert max(alone) < step.picoseconds < sum(alone)
-    path_ = list(critical_path(step))
+    path_ = list(critical_path(step.classes))
     assert sum(link.time for link in path_) == step.picoseconds
     assert {link.owner.name.partition("/")[0] for link in path_} == {"main", "encoder"}
 

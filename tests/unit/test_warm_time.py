@@ -18,9 +18,9 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
-from stagec.time.clock.replay import ClassReplay, replay
-from stagec.time.clock.replayed import PAYS, Replayed
-from stagec.time.step import StepTime
+from stagec.time.clock.graph import step_graph
+from stagec.time.clock.times import ClassTimes, ClockedStep
+from stagec.time.step import StepTime, host_costs
 from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, LONG, MIXTRAL, stagec
 
 #: A job, and values of it that differ in sizes and degrees.
@@ -112,39 +112,36 @@ def test_ranks_that_differ_are_unrolled_once(monkeypatch: pytest.MonkeyPatch) ->
     assert len(unrolled) == 1
 
 
-def test_hosts_and_devices_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hosts issue does not depend on sizes, and devices are known by their longest paths once
-    it pays to find these."""
-    replays: list[int] = []
+def test_graphs_are_made_and_hosts_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for what does not depend on sizes, nor does what hosts issue."""
+    graphs: list[int] = []
+    hosts: list[int] = []
 
-    def spy(*given: Any) -> int:
-        replays.append(1)
-        return replay(*given)
+    def graph(*given: Any, **how: Any) -> Any:
+        graphs.append(1)
+        return step_graph(*given, **how)
 
-    monkeypatch.setattr("stagec.time.clock.replayed.replay", spy)
+    def costs(*given: Any) -> Any:
+        hosts.append(1)
+        return host_costs(*given)
+
+    monkeypatch.setattr("stagec.time.step.step_graph", graph)
+    monkeypatch.setattr("stagec.time.step.host_costs", costs)
     monkeypatch.setattr(figures, "_structures", {})
-    for length in range(128, 128 * (PAYS + 3), 128):
+    for length in range(128, 128 * 5, 128):
         time_step(LLAMA, pp=2, microbatches=2, sizes={"L": 4, "S": length})
-    assert len(replays) == PAYS - 1 + 1
+    assert (len(graphs), len(hosts)) == (1, 1)
 
 
-def test_of_classes_that_end_together_one_is_replayed() -> None:
-    """That which computes longest: its breakdown is told."""
-    asked: list[int] = []
-
-    class Ends:
-        ends = (8, 9, 9, 9)
+def test_of_classes_that_end_together_the_slowest_computes_longest() -> None:
+    class Ends(list[str]):
+        ends, end = (8, 9, 9, 9), 9
 
         def computing(self, number: int) -> int:
             return (9, 3, 7, 7)[number]
 
-        def alone(self, number: int) -> int:
-            asked.append(number)
-            return number
-
-    found = cast("Replayed", Ends())
-    assert StepTime(9, found, {}, found).slowest == cast("ClassReplay", 2)
-    assert asked == [2]
+    found = cast("ClockedStep", Ends("abcd"))
+    assert StepTime(9, found, {}, found).slowest == cast("ClassTimes", "c")
 
 
 @LONG
@@ -161,7 +158,7 @@ def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPa
     one, other = kept
     ask("none")
     assert list(kept) == [other, one]
-    monkeypatch.setattr(figures, "_MOST_RUNS", kept[one].runs)
+    monkeypatch.setattr(figures, "_MOST_NODES", kept[one].nodes)
     ask("none", zero=1, dp=2)
     assert list(kept)[:-1] == [one]
 
@@ -239,7 +236,7 @@ def test_what_is_forgotten_is_found_again(monkeypatch: pytest.MonkeyPatch) -> No
     before = [time_step(LLAMA, overlap=overlap, **flags).as_json() for overlap in (True, False)]
     time_step(LLAMA, tp=2, sizes={"L": 2})
     first = next(iter(kept.values()))
-    assert first.runs > 0
+    assert first.nodes > 0
     after = [time_step(LLAMA, overlap=overlap, **flags).as_json() for overlap in (True, False)]
     assert after == before
     assert len(first) == 1

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from stagec.analysis.memory_events import EventPlans
 from stagec.program.classes import RankClass
 from stagec.program.nodes import Ints, Program
-from stagec.program.runs import Run
 from stagec.time.step import Issued
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class JoinedPods(Issued):
-    """What the ranks of several pods issue, whose classes and ranks follow each other. Plans and
+    """What the ranks of several pods issue, whose classes and ranks follow each other. Graphs and
     groups are those of each pod."""
 
     def __init__(self, pods: Mapping[str, Issued]) -> None:
@@ -34,9 +33,9 @@ class JoinedPods(Issued):
         return [found for each in self._pods for found in each.classes]
 
     @property
-    def runs(self) -> list[list[Run]]:
-        """The runs of each class."""
-        return [found for each in self._pods for found in each.runs]
+    def programs(self) -> list[Program]:
+        """The program of each class."""
+        return [found for each in self._pods for found in each.programs]
 
     @cached_property
     def members(self) -> list[Ints]:

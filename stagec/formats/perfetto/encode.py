@@ -26,9 +26,9 @@ from stagec.formats.perfetto.trace_pb2 import (
     TrackEvent,
 )
 from stagec.formats.timeline.ranks import ShownRank, Timeline, streams_in
+from stagec.time.clock.graph import OnStreams
 from stagec.time.clock.held import HeldBytes
 from stagec.time.clock.intervals import NONE, stream_name, title_of
-from stagec.time.clock.shapes import ShapeNode
 from stagec.time.streams import Stream
 
 _PICOSECONDS = 1000
@@ -135,7 +135,7 @@ class _Writer:
                 yield _event(start // _PICOSECONDS, body + begins)
                 yield _event(end // _PICOSECONDS, ends)
 
-    def _body(self, step: ShapeNode) -> bytes:
+    def _body(self, step: OnStreams) -> bytes:
         """What all slices of a node say, wherever they are."""
         found = self._bodies.get(id(step.node))
         if found is None:
@@ -164,7 +164,7 @@ class _Writer:
             ).SerializeToString()
         return found
 
-    def _flow(self, rank: int, step: ShapeNode, tag: int) -> bytes:
+    def _flow(self, rank: int, step: OnStreams, tag: int) -> bytes:
         """The flow of a message, if its other end is there too."""
         node = step.node
         sends = node.kind == "send"

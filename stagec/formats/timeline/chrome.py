@@ -24,8 +24,8 @@ from stagec.formats.timeline.ranks import (
     streams_in,
 )
 from stagec.program.nodes import Ints, Node
+from stagec.time.clock.graph import OnStreams
 from stagec.time.clock.intervals import NONE, stream_name, title_of
-from stagec.time.clock.shapes import ShapeNode
 from stagec.time.streams import Stream
 
 
@@ -81,7 +81,7 @@ class _Writer:
     def _node(
         self,
         rank: int,
-        step: ShapeNode,
+        step: OnStreams,
         microbatch: int,
         tag: int,
         when: tuple[int, int],
@@ -96,7 +96,7 @@ class _Writer:
             if step.node.is_message:
                 yield from self._flow(rank, step.node, tag, place, when)
 
-    def _body(self, step: ShapeNode) -> str:
+    def _body(self, step: OnStreams) -> str:
         """What all nodes like this say: name, category and the arguments, which stay open."""
         found = self._bodies.get(id(step))
         if found is None:

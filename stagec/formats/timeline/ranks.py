@@ -20,7 +20,7 @@ from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NodeTimes, node_times
-from stagec.time.clock.replay import ClassReplay
+from stagec.time.clock.times import ClassTimes
 from stagec.time.costs.network import level_between_pods
 from stagec.time.pods import IssuedPods
 from stagec.time.step import Issued, StepTime, step_time
@@ -74,7 +74,8 @@ class Timeline:
 
 def streams_in(times: NodeTimes) -> list[Stream]:
     """The streams of a rank, that of its computations first, the others in the order of use."""
-    found = dict.fromkeys(stream for step in times.steps for stream in step.streams)
+    used = (times.kinds[i] for i in dict.fromkeys(times.kind.tolist()))
+    found = dict.fromkeys(stream for placed in used for stream in placed.streams)
     return sorted(found, key=lambda stream: stream != COMPUTE)
 
 
@@ -88,7 +89,7 @@ class Replay:
     begin with. `span` is the time of devices, `end` that of the step, which hosts may hold up."""
 
     issued: Issued
-    classes: Sequence[ClassReplay]
+    classes: Sequence[ClassTimes]
     span: int
     end: int
     layout: Layout
@@ -119,7 +120,7 @@ def replayed_timeline(
     def times(number: int) -> NodeTimes:
         each = of(number)
         place = number - each.first
-        found = node_times(each.issued.runs[place], each.classes[place])
+        found = node_times(each.issued.programs[place], each.classes[place])
         found = found.spread(each.span, each.end)
         return found._replace(start=found.start + each.start, end=found.end + each.start)
 
@@ -161,13 +162,13 @@ def _group(layout: Layout, axes: GroupAxes, rank: int) -> tuple[str, Sequence[in
     return str(number), members
 
 
-def count_nodes(classes: Sequence[ClassReplay]) -> list[int]:
+def count_nodes(classes: Sequence[ClassTimes]) -> list[int]:
     """Nodes of a rank of each class."""
-    return [sum(len(planned.shape.steps) for planned in each.plan) for each in classes]
+    return [*map(len, classes)]
 
 
 def first_ranks(
-    members: Sequence[Ints], classes: Sequence[ClassReplay], end: int, room: int | None
+    members: Sequence[Ints], classes: Sequence[ClassTimes], end: int, room: int | None
 ) -> dict[int, int]:
     """The first rank of each class of a step that ends then, those that are busy longest before
     others, while they have no more than `room` nodes together."""

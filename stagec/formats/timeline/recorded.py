@@ -29,9 +29,9 @@ from stagec.formats.timeline.ranks import HOST, Timeline
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.support.diagnostics import error
+from stagec.time.clock.graph import OnStreams
 from stagec.time.clock.intervals import NONE, NodeTimes
-from stagec.time.clock.shapes import ShapeNode
-from stagec.time.streams import COMPUTE, Stream, part_of
+from stagec.time.streams import COMPUTE, Stream
 
 _PICOSECONDS = 10**6
 _COPIES = {NodeKind.MEM_LOAD: ("load", "device"), NodeKind.MEM_STORE: ("store", "host")}
@@ -128,10 +128,9 @@ class _Rank:
                     remedy="record them, or compile the model with --format kineto --machine NAME",
                 )
 
-    def _step(self, node: TraceNode) -> ShapeNode:
+    def _step(self, node: TraceNode) -> OnStreams:
         made, stream = self._made(node)
-        computes = stream == COMPUTE
-        return ShapeNode(made, (stream,), (0,), (), (), False, part_of(made), computes)
+        return OnStreams.on(made, (stream,))
 
     def _made(self, node: TraceNode) -> tuple[Node, Stream]:
         """The node, and the stream that it is on."""
@@ -163,7 +162,7 @@ class _Rank:
 
 def _replayed(
     nodes: Sequence[TraceNode],
-    steps: Sequence[ShapeNode],
+    steps: Sequence[OnStreams],
     waits_for: Callable[[TraceNode], Sequence[int]],
 ) -> list[int] | None:
     """When each node starts, in picoseconds; None if nodes wait for each other in a ring."""

@@ -26,7 +26,7 @@ class HeldBytes(NamedTuple):
 def held(events: Events, times: NodeTimes) -> HeldBytes:
     """The bytes that a rank holds, where they change. `events` and `times` are of the same
     nodes."""
-    computes = np.array([step.computes for step in times.steps], dtype=bool)[times.step]
+    computes = np.array([placed.computes for placed in times.kinds], dtype=bool)[times.kind]
     on = np.flatnonzero(computes)
     if not len(times.start):
         return HeldBytes(np.zeros(1, dtype=np.int64), np.array([events.static], dtype=np.int64))

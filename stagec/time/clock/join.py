@@ -1,60 +1,26 @@
-"""The plans of the classes of a job, joined: each knows which classes send to it, and which ones
-its collectives join."""
+"""Which classes of a job meet: those that send to a class, and those that its collectives join."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from stagec.ir.expr import evaluate
 from stagec.program.classes import RankClass
-from stagec.program.groups import Channel, GroupAxes
-from stagec.program.nodes import Node
-from stagec.program.runs import Run
-from stagec.time.clock.plan import ClassPlanner, PlannedPiece, never
-from stagec.time.clock.shapes import Shape
+from stagec.program.groups import GroupAxes
+from stagec.program.nodes import Program
+from stagec.time.clock.graph import ClassIssue
 
 Coords = Mapping[str, int]
-#: The number of a class, and a channel of it.
-Way = tuple[int, Channel]
 
 
-class Joined(NamedTuple):
-    """The plan of a class, and the numbers of the classes that it waits for: those that messages of
-    a way come from, each with the way that it sends them, and those that a collective joins.
-
-    `shapes` are those of the plan. `computed` says what the compute stream runs: the number of a
-    piece and a place in it, and how many nodes do the same in all pieces of the class.
-    """
-
-    name: str
-    plan: Sequence[PlannedPiece]
-    shapes: Sequence[Shape]
-    senders: Mapping[Channel, Sequence[Way]]
-    members: Mapping[GroupAxes, tuple[int, ...]]
-    computed: Sequence[tuple[int, int, int]]
-
-
-def joined(
-    classes: Sequence[RankClass],
-    runs: Sequence[Sequence[Run]],
-    mesh: Mapping[str, int],
-    *,
-    overlap: bool = True,
-    one_stream: bool = False,
-    waits: Callable[[Node], bool] = never,
-) -> list[Joined]:
-    """The plans of classes that issue these runs; `waits` tells the messages that wait for their
-    receivers."""
+def issues_of(
+    classes: Sequence[RankClass], programs: Sequence[Program], mesh: Mapping[str, int]
+) -> list[ClassIssue]:
+    """What classes with these programs issue."""
     coords = [each.coords for each in classes]
-    planner = ClassPlanner(overlap=overlap, one_stream=one_stream, waits=waits)
-    found: list[Joined] = []
-    for each, mine in zip(classes, runs, strict=True):
+    found: list[ClassIssue] = []
+    for each, program in zip(classes, programs, strict=True):
         groups = {g: tuple(members(each.coords, coords, g, mesh)) for g in each.groups}
-        plan = planner.plan(
-            mine, frozenset(g for g, numbers in groups.items() if len(numbers) == 1)
-        )
         sources = {
             c: [
                 (i, c)
@@ -62,22 +28,8 @@ def joined(
             ]
             for c in each.channels
         }
-        shapes = [planned.shape for planned in plan]
-        found.append(Joined(each.name, plan, shapes, sources, groups, _computed(shapes)))
+        found.append(ClassIssue(each.name, program, sources, groups))
     return found
-
-
-def _computed(shapes: Sequence[Shape]) -> list[tuple[int, int, int]]:
-    first = dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True))
-    at: dict[Hashable, tuple[int, int]] = {}
-    counts: Counter[Hashable] = Counter()
-    for shape, count in Counter(shapes).items():
-        if shape.joins:  # the time of these is what is left of waits for other classes
-            continue
-        for key, place in shape.computed:
-            at.setdefault(key, (first[shape], place))
-            counts[key] += count
-    return [(*where, counts[key]) for key, where in at.items()]
 
 
 def senders(mine: Coords, classes: Sequence[Coords], over: str, by: int, size: int) -> list[int]:

@@ -1,0 +1,56 @@
+# The types with which loop.py is compiled.
+cimport cython
+
+ctypedef long long picoseconds
+
+
+@cython.locals(i=cython.int, j=cython.int, k=cython.int, why=cython.int, ready=picoseconds)
+cpdef run(
+    const int[::1] order,
+    const int[::1] begins,
+    const int[::1] before,
+    const picoseconds[::1] span,
+    picoseconds[::1] start,
+    picoseconds[::1] end,
+    int[::1] cause,
+)
+
+
+@cython.locals(i=cython.int, j=cython.int, k=cython.int, why=cython.int, ready=picoseconds)
+cpdef run_slowed(
+    const int[::1] order,
+    const int[::1] begins,
+    const int[::1] before,
+    const picoseconds[::1] span,
+    picoseconds[::1] start,
+    picoseconds[::1] end,
+    int[::1] cause,
+    const picoseconds[::1] gap,
+    const int[::1] past,
+    const int[::1] owner,
+    const int[::1] beside,
+    int[::1] low,
+    picoseconds rate,
+)
+
+
+@cython.locals(
+    j=cython.int, k=cython.int, left=picoseconds, slow=picoseconds, free=picoseconds,
+    speed=picoseconds, until=picoseconds,
+)
+cdef picoseconds slowed_end(
+    picoseconds now,
+    picoseconds work,
+    const int[::1] beside,
+    int first,
+    int last,
+    const picoseconds[::1] start,
+    const picoseconds[::1] end,
+    picoseconds rate,
+)
+
+
+@cython.locals(i=cython.int, j=cython.int, k=cython.int, at=cython.int, done=cython.int)
+cpdef int put_in_order(
+    const int[::1] begins, const int[::1] after, int[::1] waiting, int[::1] order,
+)

@@ -1,0 +1,146 @@
+# cython: boundscheck=False, wraparound=False, annotation_typing=False
+"""The loop of the clock: when each node of a step starts and ends, in whole numbers.
+
+Nodes are numbers, from 0 on. `before[begins[i] : begins[i + 1]]` are those that node i waits for; a
+node starts when the last of them ends, and takes its `span`. Two stages and two microbatches, of
+which forward takes 10 and backward 20, and a message 1:
+
+    node                        waits for   span   start   end   cause
+     0  stage 0  forward 0      -             10       0    10      -1
+     1           send 0         0              1      10    11       0
+     2           forward 1      0             10      10    20       0
+     3           send 1         1 2            1      20    21       2
+     4  stage 1  receive 0      1              0      11    11       1
+     5           forward 0      4             10      11    21       4
+     6           backward 0     5             20      21    41       5
+     7           send back 0    6              1      41    42       6
+     8           receive 1      3 4            0      21    21       3
+     9           forward 1      6 8           10      41    51       6
+    10           backward 1     9             20      51    71       9
+    11           send back 1    7 10           1      71    72      10
+    12  stage 0  receive 0      7              0      42    42       7
+    13           backward 0     2 12          20      42    62      12
+    14           receive 1      11 12          0      72    72      11
+    15           backward 1     13 14         20      72    92      14
+
+Stage 0 waits for the message of 12 from 20 on, and for that of 14 from 62 on. The step takes 92.
+
+What this Python says is what it means. `loop.pxd` has the types with which it is compiled: its
+arguments are arrays then, else lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+
+Numbers = Sequence[int]
+Room = MutableSequence[int]
+
+
+def run(
+    order: Numbers,
+    begins: Numbers,
+    before: Numbers,
+    span: Numbers,
+    start: Room,
+    end: Room,
+    cause: Room,
+) -> None:
+    """Fill in `start`, `end` and `cause`, the node that each waited for last: of several the first,
+    -1 for what starts with the step. In `order` nodes come after those that they wait for."""
+    for i in order:
+        ready, why = 0, -1
+        for k in range(begins[i], begins[i + 1]):
+            j = before[k]
+            if end[j] > ready:
+                ready, why = end[j], j
+        start[i] = ready
+        end[i] = ready + span[i]
+        cause[i] = why
+
+
+def run_slowed(
+    order: Numbers,
+    begins: Numbers,
+    before: Numbers,
+    span: Numbers,
+    start: Room,
+    end: Room,
+    cause: Room,
+    gap: Numbers,
+    past: Numbers,
+    owner: Numbers,
+    beside: Numbers,
+    low: Room,
+    rate: int,
+) -> None:
+    """The same where computations run at `rate` 1024ths of their speed while collectives run that
+    were issued before: those in `beside` up to `past[i]`, which is negative for other nodes. The
+    first `gap` of a span is not slower. Up to `low[owner[i]]` all collectives of a class have
+    ended, which this moves on."""
+    for i in order:
+        ready, why = 0, -1
+        for k in range(begins[i], begins[i + 1]):
+            j = before[k]
+            if end[j] > ready:
+                ready, why = end[j], j
+        start[i] = ready
+        cause[i] = why
+        if past[i] < 0:
+            end[i] = ready + span[i]
+            continue
+        k = low[owner[i]]
+        while k < past[i] and end[beside[k]] <= ready:
+            k += 1
+        low[owner[i]] = k
+        end[i] = slowed_end(ready + gap[i], span[i] - gap[i], beside, k, past[i], start, end, rate)
+
+
+def slowed_end(
+    now: int,
+    work: int,
+    beside: Numbers,
+    first: int,
+    last: int,
+    start: Numbers,
+    end: Numbers,
+    rate: int,
+) -> int:
+    """When work ends that begins now, while the nodes `beside[first:last]` run at their times."""
+    left = work * 1024
+    while left > 0:
+        slow, free = now, -1  # until when it is slow, or else when that begins
+        for k in range(first, last):
+            j = beside[k]
+            if start[j] <= now < end[j]:
+                slow = end[j] if end[j] > slow else slow
+            elif start[j] > now and (free < 0 or start[j] < free):
+                free = start[j]
+        speed = rate if slow > now else 1024
+        until = slow if slow > now else free
+        if until < 0 or left <= (until - now) * speed:
+            return now - -left // speed
+        left -= (until - now) * speed
+        now = until
+    return now
+
+
+def put_in_order(begins: Numbers, after: Numbers, waiting: Room, order: Room) -> int:
+    """Fill in an `order` in which each node comes after those that it waits for; how many can be
+    put in it. `after[begins[i] : begins[i + 1]]` wait for node i; `waiting` says for how many nodes
+    each waits, and is used up."""
+    done = at = 0
+    for i in range(len(waiting)):
+        if waiting[i] == 0:
+            order[done] = i
+            done += 1
+    while at < done:
+        i = order[at]
+        at += 1
+        for k in range(begins[i], begins[i + 1]):
+            j = after[k]
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                order[done] = j
+                done += 1
+    return done

@@ -1,0 +1,44 @@
+"""The loop of the clock, compiled where it was: for whole numbers of 64 bits, in arrays. Elsewhere,
+and for numbers that are larger, it is the same loop in Python."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from stagec.time.clock import loop
+
+#: Whether there is a compiled loop.
+COMPILED = not str(loop.__file__).endswith(".py")
+_INTEGER = np.dtype(np.int64)
+
+
+def looped(name: str, *given: Any) -> Any:
+    """Call a function of the loop, which fills in arrays that it is given."""
+    if COMPILED and not any(getattr(a, "dtype", _INTEGER).hasobject for a in given):
+        return getattr(loop, name)(*given)
+    lists = [a.tolist() if isinstance(a, np.ndarray) else a for a in given]
+    result = getattr(in_python(), name)(*lists)
+    for array, filled in zip(given, lists, strict=True):
+        if isinstance(array, np.ndarray):
+            array[:] = filled
+    return result
+
+
+@cache
+def in_python() -> ModuleType:
+    """The loop as it is written."""
+    if not COMPILED:
+        return loop
+    source = Path(str(loop.__file__)).with_name("loop.py")
+    spec = spec_from_file_location("stagec.time.clock.loop_in_python", source)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no module at {source}")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
