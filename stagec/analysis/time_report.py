@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from operator import mul
 from typing import Any
 
 from stagec.analysis.memory_fit import MemoryFit
@@ -168,7 +167,7 @@ def time_report(
         for number in range(len(job.classes))
     ]
     executed = sum(
-        len(mine) * sum(map(mul, each.computed.tolist(), of))
+        len(mine) * sum(of[i] * count for i, count in each.computed.items())
         for each, mine, of in zip(step.devices.graph.classes, members, flops, strict=True)
     )
     meshes = [job.mesh for job in issued.jobs]

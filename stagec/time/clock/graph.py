@@ -78,11 +78,6 @@ class ClassNodes:
     prototype: Indices
     joins: Indices
 
-    @cached_property
-    def computing(self) -> Ints:
-        """Its nodes on the stream of computations, in order, as places among its own."""
-        return np.flatnonzero(self.that(lambda placed: placed.computes))
-
     @property
     def own(self) -> slice:
         """Its nodes among all."""
@@ -92,11 +87,29 @@ class ClassNodes:
         """Which of its nodes are something."""
         return np.array([*map(are, self.prototypes)], dtype=bool)[self.prototype]
 
-    @property
-    def computed(self) -> Ints:
-        """How often its stream of computations runs each prototype, but for what joins classes."""
+    @cached_property
+    def computing(self) -> Indices:
+        """The places of its nodes on the stream of computations, in order."""
+        return np.flatnonzero(self.that(lambda p: p.computes)).astype(np.int32)
+
+    @cached_property
+    def computed(self) -> Mapping[int, int]:
+        """How often its stream of computations runs a prototype, but for what joins classes."""
         runs = np.array([p.computes for p in self.prototypes], dtype=bool) & (self.joins == ALONE)
-        return np.where(runs, np.bincount(self.prototype, minlength=len(runs)), 0)
+        counts = np.where(runs, np.bincount(self.prototype, minlength=len(runs)), 0).tolist()
+        return {i: count for i, count in enumerate(counts) if count}
+
+    @cached_property
+    def last(self) -> list[int]:
+        """The place of the last node on each stream, in the order in which they are first used;
+        that of computations comes last."""
+        kinds: list[int] = self.prototype.tolist()
+        last = {kind: place for place, kind in enumerate(kinds)}
+        found: dict[Stream, int] = {}
+        for i, place in last.items():
+            for stream in self.prototypes[i].streams:
+                found[stream] = max(place, found.get(stream, 0))
+        return [found[stream] for stream in sorted(found, key=lambda stream: stream == COMPUTE)]
 
 
 class Beside(NamedTuple):
@@ -350,7 +363,8 @@ def _stream_edges(each: ClassNodes) -> Ints:
     same = stream[ordered[1:]] == stream[ordered[:-1]]
     same &= stream[ordered[1:]] >= 0
     sources = np.append(each.computing[1:], ordered[1:][same])
-    return each.first + np.stack([sources, np.append(each.computing[:-1], ordered[:-1][same])])
+    edges = np.stack([sources, np.append(each.computing[:-1], ordered[:-1][same])])
+    return each.first + edges.astype(np.int64)
 
 
 def _by_source(count: int, edges: Ints) -> tuple[Indices, Indices]:

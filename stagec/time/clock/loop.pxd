@@ -50,6 +50,35 @@ cdef picoseconds slowed_end(
 )
 
 
+@cython.locals(i=cython.int, of=cython.int, count=cython.int, now=picoseconds)
+cpdef int spend(
+    const int[::1] computing,
+    const picoseconds[::1] begun,
+    const picoseconds[::1] ended,
+    const picoseconds[::1] took,
+    const int[::1] cause,
+    const unsigned char[::1] call,
+    int last,
+    int[::1] node,
+    picoseconds[::1] since,
+    picoseconds[::1] until,
+)
+
+
+@cython.locals(start=picoseconds)
+cdef int trace_back(
+    int of,
+    picoseconds first,
+    picoseconds last,
+    const picoseconds[::1] took,
+    const int[::1] cause,
+    int[::1] node,
+    picoseconds[::1] since,
+    picoseconds[::1] until,
+    int count,
+)
+
+
 @cython.locals(i=cython.int, j=cython.int, k=cython.int, at=cython.int, done=cython.int)
 cpdef int put_in_order(
     const int[::1] begins, const int[::1] after, int[::1] waiting, int[::1] order,

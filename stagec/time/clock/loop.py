@@ -125,6 +125,65 @@ def slowed_end(
     return now
 
 
+def spend(
+    computing: Numbers,
+    begun: Numbers,
+    ended: Numbers,
+    took: Numbers,
+    cause: Numbers,
+    call: Numbers,
+    last: int,
+    node: Room,
+    since: Room,
+    until: Room,
+) -> int:
+    """What the stream of computations waits for, of a class: its nodes on it are `computing`, the
+    node that ends last is `last`. Fills in which `node` each part of a wait counts as, or -1 for
+    what other classes are late with, and the times of the part, as far as there is room; how many
+    parts there are.
+
+    What it waits for counts while it runs, which `took` so long, and before that what this waited
+    for; outside of the class `cause` is -1. A `call` of several classes that it is blocked by
+    counts itself."""
+    count = now = 0
+    for i in computing:
+        if begun[i] > now:
+            of = -1 if call[i] else cause[i]
+            count = trace_back(of, now, begun[i], took, cause, node, since, until, count)
+        now = ended[i]
+    if last >= 0 and ended[last] > now:
+        count = trace_back(last, now, ended[last], took, cause, node, since, until, count)
+    return count
+
+
+def trace_back(
+    of: int,
+    first: int,
+    last: int,
+    took: Numbers,
+    cause: Numbers,
+    node: Room,
+    since: Room,
+    until: Room,
+    count: int,
+) -> int:
+    """The parts of a wait for a node, from its end backwards, behind so many others."""
+    while last > first:
+        start = first
+        if of >= 0 and last - took[of] > first:
+            start = last - took[of]
+        if start < last:
+            if count < len(node):
+                node[count] = of
+                since[count] = start
+                until[count] = last
+            count += 1
+        last = start
+        if of >= 0:
+            of = cause[of]
+    return count
+
+
 def put_in_order(begins: Numbers, after: Numbers, waiting: Room, order: Room) -> int:
     """Fill in an `order` in which each node comes after those that it waits for; how many can be
     put in it. `after[begins[i] : begins[i + 1]]` wait for node i; `waiting` says for how many nodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -19,7 +19,7 @@ from stagec.time.clock.graph import (
     StepGraph,
 )
 from stagec.time.clock.speed import looped
-from stagec.time.streams import BUBBLE, COMPUTE, INTERFERENCE, LAUNCH, MOST, Cost, Part, Stream
+from stagec.time.streams import BUBBLE, INTERFERENCE, LAUNCH, MOST, Cost, Part
 
 
 class NodeCosts(NamedTuple):
@@ -111,9 +111,8 @@ class ClockedStep(Sequence["ClassTimes"]):
     def computing(self, number: int) -> int:
         """Picoseconds of all that the stream of computations of a class runs, but for what joins
         classes."""
-        computed = self.graph.classes[number].computed.tolist()
         spans = self[number].costs.spans.tolist()
-        return sum(time * count for time, count in zip(spans, computed, strict=True))
+        return sum(spans[i] * n for i, n in self.graph.classes[number].computed.items())
 
     def __len__(self) -> int:
         return len(self.graph.classes)
@@ -202,27 +201,12 @@ class ClassTimes:
         """A node of it."""
         return self.nodes.prototypes[int(self.nodes.prototype[node - self.nodes.first])]
 
-    @cached_property
-    def _computing(self) -> Ints:
-        """The nodes on the stream of computations, in order."""
-        return self.nodes.first + self.nodes.computing
-
-    @property
-    def computed(self) -> int:
-        """When its last computation ends."""
-        return int(self.step.ran.end[self._computing[-1]]) if len(self._computing) else 0
-
     @property
     def last(self) -> int:
         """The node that ends last: of several, one on the stream that is used first, but for that
         of computations."""
-        found: dict[Stream, int] = {}
-        for kind, at in _last_places(self.nodes.prototype):
-            for stream in self.nodes.prototypes[kind].streams:
-                found[stream] = max(at, found.get(stream, at))
         ends = self.ends
-        streams = sorted(found, key=lambda stream: stream == COMPUTE)
-        return self.nodes.first + found[max(streams, key=lambda stream: ends[found[stream]])]
+        return self.nodes.first + max(self.nodes.last, key=ends.__getitem__)
 
     def busy_time(self, step: int) -> int:
         """Picoseconds of a step that it does not spend on waiting for other classes."""
@@ -231,62 +215,56 @@ class ClassTimes:
     def parts(self, step: int) -> dict[Part, int]:
         """What the stream of computations spends a step on that ends then; adds up to the step."""
         found: Counter[Part] = Counter()
+        times, launches = self.costs.time.tolist(), self.costs.launch.tolist()
         ran = 0
-        counts: list[int] = self.nodes.computed.tolist()
-        for i in np.flatnonzero(counts).tolist():
-            time, launch = int(self.costs.time[i]), int(self.costs.launch[i])
-            found[self.nodes.prototypes[i].part] += time * counts[i]
-            found[LAUNCH] += launch * counts[i]
-            ran += (time + launch) * counts[i]
-        joined = self.step.graph.joins[self._computing] == CALL
-        took = self.step.ran.end[self._computing] - self.step.ran.start[self._computing]
-        for i, time in zip(self._computing[joined].tolist(), took[joined].tolist(), strict=True):
-            found[self.placed(i).part] += time
-        found[INTERFERENCE] += int(took[~joined].sum()) - ran
-        for wait in self.waits:
-            found[wait.part] += wait.end - wait.start
+        for i, count in self.nodes.computed.items():
+            found[self.nodes.prototypes[i].part] += times[i] * count
+            found[LAUNCH] += launches[i] * count
+            ran += (times[i] + launches[i]) * count
+        computing = self.nodes.computing
+        took = self.ends[computing] - self.start[computing]
+        call = self.nodes.joins[self.nodes.prototype[computing]] == CALL
+        _add(found, self._parts_of(computing[call]), took[call])
+        found[INTERFERENCE] += int(took[~call].sum()) - ran
+        nodes, since, until = self._waits
+        _add(found, self._parts_of(nodes), until - since)
         found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
 
-    @cached_property
+    @property
     def waits(self) -> list[Wait]:
         """The times in which the stream of computations waits until the class ends. What it waits
         for counts while it runs, and before that what this waits for; what other classes are late
         with is a bubble."""
-        start, end, cause = self.step.ran
-        now = np.concatenate([[0], end[self._computing]])
-        late = np.flatnonzero(start[self._computing] > now[:-1])
-        found: list[Wait] = []
-        for i, since in zip(self._computing[late].tolist(), now[late].tolist(), strict=True):
-            if self.step.graph.joins[i] == CALL:
-                found.append(Wait(since, int(start[i]), BUBBLE))
-            else:
-                found += self._spent(int(cause[i]), since, int(start[i]))
-        if self.end > now[-1]:
-            found += self._spent(self.last, int(now[-1]), self.end)
-        return sorted(found)
+        nodes, since, until = self._waits
+        return sorted(map(Wait, since.tolist(), until.tolist(), self._parts_of(nodes)))
 
-    def _spent(self, node: int, since: int, until: int) -> Iterator[Wait]:
-        """What a wait for a node, or -1, is spent on, from its end backwards. Of what joins classes
-        no more than it takes is communication."""
-        start, end, cause = self.step.ran
-        first, last = self.nodes.first, self.nodes.first + len(self)
-        while until > since and first <= node < last:
-            joins, placed = self.step.graph.joins[node], self.placed(node)
-            took = int(end[node] - start[node])
-            if joins == RECEIVE:
-                took = int(self.costs.time[self.nodes.prototype[node - first]])
-            begun = max(since, until - took)
-            if begun < until:
-                yield Wait(begun, until, placed.part)
-            node, until = int(cause[node]), begun
-        if until > since:
-            yield Wait(since, until, BUBBLE)
+    @cached_property
+    def _waits(self) -> tuple[Indices, Ints, Ints]:
+        """The node that each part of a wait counts as, or -1, and the times of the part. Of what
+        joins classes no more than it takes is communication."""
+        nodes, start, end = self.nodes, self.start, self.ends
+        joins = nodes.joins[nodes.prototype]
+        took = np.where(joins == RECEIVE, self.costs.time[nodes.prototype], end - start)
+        cause = self.causes - nodes.first
+        cause = np.where((cause >= 0) & (cause < len(self)), cause, -1).astype(np.int32)
+        about = nodes.computing, start, end, took, cause, (joins == CALL).view(np.uint8)
+        count, room = 2 * len(nodes.computing), -1
+        of, since, until = np.empty(0, dtype=np.int32), took, took
+        while count > room:  # the second time there is room for all
+            room = count
+            of = np.empty(room, dtype=np.int32)
+            since, until = (np.empty(room, dtype=took.dtype) for _ in range(2))
+            count = looped("spend", *about, self.last - nodes.first, of, since, until)
+        return of[:count], since[:count], until[:count]
+
+    def _parts_of(self, nodes: Indices) -> list[Part]:
+        """What the times of nodes of it count as, by their places; -1 is a bubble."""
+        prototypes = self.nodes.prototypes
+        kinds: list[int] = np.where(nodes >= 0, self.nodes.prototype[nodes], -1).tolist()
+        return [prototypes[kind].part if kind >= 0 else BUBBLE for kind in kinds]
 
 
-def _last_places(prototype: Indices) -> Iterator[tuple[int, int]]:
-    """Each number that there is, in the order of first use, and its last place."""
-    kinds, first = np.unique(prototype, return_index=True)
-    reverse = len(prototype) - 1 - np.unique(prototype[::-1], return_index=True)[1]
-    for i in np.argsort(first).tolist():
-        yield int(kinds[i]), int(reverse[i])
+def _add(parts: Counter[Part], of: Iterable[Part], times: Ints) -> None:
+    for part, time in zip(of, times.tolist(), strict=True):
+        parts[part] += time
