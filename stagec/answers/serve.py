@@ -18,6 +18,7 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
+    guests,
     has_pods,
     options_of,
     options_of_draft,
@@ -230,16 +231,26 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 
 
 def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
-    """The time of a step, whose launches are captured in a graph. A draft model prefills beside the
-    one that verifies, and what takes longer is the step. Raises `DiagnosticError`."""
+    """The time of a step, whose launches are captured in a graph. Raises `DiagnosticError`."""
     from stagec.jobs.figures import CompiledJob
 
-    if options.draft is not None and options.serve == PREFILL:
-        models = (options_of(pod, options).changed(draft=None, keep="") for pod in (MAIN, DRAFT))
-        return max((_step(m, machine, session) for m in models), key=lambda each: each.step_seconds)
     if has_pods(options):
         return time_job(options, machine, session, levers=False).report
     return CompiledJob.of(options, session).time(machine)
+
+
+def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int]:
+    """The seconds of a step of prefill, and its ranks. A draft model prefills beside the one that
+    verifies, and what takes longer is the step; on the same ranks it prefills behind it. Raises
+    `DiagnosticError`."""
+    models = [options]
+    if options.draft is not None:
+        models = [options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT)]
+    each = [_step(model, machine, session) for model in models]
+    longest = max(each, key=lambda report: report.step_seconds)
+    if guests(options):
+        return sum(report.step_seconds for report in each), longest.ranks
+    return longest.step_seconds, longest.ranks
 
 
 def _sending(
@@ -295,11 +306,11 @@ def _prefill(
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
         aside = session.aside()  # the last chunk reaches the last position
-        seconds = sum(_step(_prefills(each), machine, aside).step_seconds for each in before)
+        seconds = sum(_prompts(_prefills(each), machine, aside)[0] for each in before)
         sequences = options.batch or 1
         if target is None:
-            step = _step(last, machine, session)
-            return PodStep(sequences, seconds + step.step_seconds, step.ranks), None
+            more, ranks = _prompts(last, machine, session)
+            return PodStep(sequences, seconds + more, ranks), None
         step, sent = _sending(last, machine, session, target)
         sending = sent.alone_seconds, sent.exposed_seconds
         return PodStep(sequences, seconds + step.step_seconds, step.ranks, *sending), sent
