@@ -193,7 +193,8 @@ class Job:
         Raises `DiagnosticError`."""
         with asked() as session:
             pods = Pods.of(self._options, session)
-            dumps = {f"{pod}/" if pods.several else "": (pod, Dumps()) for pod in pods.builders}
+            several = len(pods.every) > 1
+            dumps = {f"{pod}/" if several else "": (pod, Dumps()) for pod in pods.every}
             pods.lower({pod: [each] for pod, each in dumps.values()})
             return {f"{of}{n}": t for of, (_, each) in dumps.items() for n, t in each.texts.items()}
 

@@ -146,6 +146,8 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     began = time.perf_counter()
     pods = Pods.of(options, session)
     strategies = {pod: builder.strategy() for pod, builder in pods.builders.items()}
+    if not pods.several:
+        strategies = {pod: pods.strategy() for pod in pods.builders}
     name = given["name"] or pods.name
     check_name(name)
     from stagec.analysis.report import analysis
