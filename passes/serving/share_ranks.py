@@ -142,33 +142,35 @@ def _hand_on(way: PartWay, made: Value, taken: Value) -> None:
 
 def _check_ranks(module: Module, draft: Module) -> None:
     """Raises `DiagnosticError` for ranks that both models cannot share."""
-    here, there = (each.mesh.sizes if each.mesh else {} for each in (module, draft))
-    if lost := [f"{axis} = {size}" for axis, size in there.items() if here.get(axis) != size]:
-        shown = " x ".join(f"{axis} {n}" for axis, n in here.items()) or "one device"
-        raise error(
-            f"a draft model on the ranks of its model has {', '.join(lost)}, and these are {shown}",
-            draft.root.loc,
-            remedy=f"give the draft model the axes of its model, or tp=1; or {_OWN}",
+    here, there = _axes(module), _axes(draft)
+    shown = " x ".join(f"{axis} {size}" for axis, size in here.items()) or "one device"
+    lost = [f"{axis} = {size}" for axis, size in there.items() if here.get(axis) != size]
+    if lost:
+        text, remedy = (
+            f"has {', '.join(lost)}, and these are {shown}",
+            "give it these axes, or tp=1",
         )
-    if microbatches(module) > 1:
-        raise error(
-            "models on the same ranks take turns, so that a step has no microbatches",
-            module.root.loc,
-            remedy=f"leave --microbatches out, or {_OWN}",
-        )
-    if draft.loads:
-        raise error(
-            "loads of experts are those of one model, and a draft model on its ranks has some too",
-            draft.root.loc,
-            remedy=f"give --expert-load for the model alone, or {_OWN}",
-        )
-    mine, theirs = read_strategy(module), read_strategy(draft)
-    fused = [
-        (rule.kind, rule.gradients) for rule in (each.one(FusionRule) for each in (mine, theirs))
-    ]
-    if fused[0] != fused[1] or not {*theirs.blocking} & there.keys() <= {*mine.blocking}:
-        raise error(
-            "a draft model on the ranks of its model has other kernels or blocking collectives",
-            draft.root.loc,
-            remedy=f"give these flags for both models alike, or {_OWN}",
-        )
+    elif microbatches(module) > 1:
+        text, remedy = "waits for all sequences of a step", "leave --microbatches out"
+    elif draft.loads:
+        text, remedy = "has loads of experts", "give --expert-load for its model alone"
+    elif _kernels(module, there) != _kernels(draft, there):
+        text, remedy = "has other kernels or blocking collectives", "give both the same flags"
+    else:
+        return
+    raise error(
+        f"a draft model on the ranks of its model {text}",
+        draft.root.loc,
+        remedy=f"{remedy}, or {_OWN}",
+    )
+
+
+def _axes(module: Module) -> Mapping[str, int | None]:
+    return module.mesh.sizes if module.mesh else {}
+
+
+def _kernels(module: Module, axes: Mapping[str, int | None]) -> tuple[object, ...]:
+    """What passes behind this one read of a strategy: it is that of one of the models."""
+    strategy = read_strategy(module)
+    fused = strategy.one(FusionRule)
+    return fused.kind, fused.gradients, {*strategy.blocking} & axes.keys()

@@ -12,9 +12,9 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import Flag
-from stagec.jobs.builder import mesh_axes
 from stagec.jobs.request.combine import complete
 from stagec.jobs.request.draft import DraftText
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.serving import DISAGGREGATED, PODS

@@ -11,9 +11,10 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.jobs.builder import JobBuilder, mesh_axes
+from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import guests, has_pods, options_of, pod_names
 from stagec.jobs.request.combine import complete
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 

@@ -206,7 +206,7 @@ def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
         ((*STEP, "--speculative", "2", "--pp", "2", *draft("on=model")), "stages of a pipeline"),
         (
             (*STEP, "--speculative", "2", "--microbatches", "2", *draft("on=model")),
-            "a step has no microbatches",
+            "waits for all sequences of a step",
         ),
         (
             (*STEP, "--speculative", "2", *draft("fusion=pointwise,on=model")),
