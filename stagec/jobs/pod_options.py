@@ -138,7 +138,7 @@ def _on_its_ranks(found: JobOptions, draft: DraftText) -> JobOptions:
     _, said = _said("--draft", draft.flags)
     found = complete(found)
     axes = mesh_axes(found)
-    for name in said.keys() & {*AXES, *_OF_MESH}:
+    for name in (n for n in (*AXES, *_OF_MESH) if n in said):
         if said[name] not in (getattr(found, name), 1 if name == "tp" else None):
             shown = " x ".join(f"{a} {n}" for a, n in axes.items()) or "one device"
             raise error(
