@@ -38,6 +38,7 @@ from stagec.passes.serving.gather_logits import GatherLogits
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
 from stagec.passes.serving.sample_tokens import SampleTokens
+from stagec.passes.serving.share_ranks import ShareRanks
 from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.serving.verify_drafts import VerifyDrafts
 from stagec.passes.shapes.bind import Bind
@@ -99,6 +100,7 @@ PLUGIN = Plugin(
         ReshardParameters,
         HandOver,
         ConnectParts,
+        ShareRanks,
         OffloadToHost,
         PlanMemory,
         PlaceBuffers,

@@ -18,7 +18,7 @@ from stagec.answers.check import CheckAnswer, check
 from stagec.answers.compile import COMPILE, compile_job
 from stagec.answers.compiled import CompileAnswer
 from stagec.answers.memory.answer import FIT, MemoryPlan, PodsMemory, memory
-from stagec.answers.serve import Batches, ServeAnswer, serve
+from stagec.answers.questions import QUESTIONS, question_of
 from stagec.answers.time.answer import StepAnswer, time
 from stagec.answers.time.pods import PodsTime
 from stagec.answers.words import asked
@@ -31,7 +31,7 @@ from stagec.jobs.request.job_file import JobFile, asked_job, job_text
 from stagec.jobs.request.limit import Limit, LimitType
 from stagec.jobs.request.machine import UsedRanks, machine_of
 from stagec.jobs.request.measurements import MEASURED, measurements
-from stagec.jobs.request.option import AS_THERE, Kind, Number, Whole, values_of
+from stagec.jobs.request.option import AS_THERE, Kind, Whole, values_of
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Dumps
@@ -39,14 +39,15 @@ from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
 
 if TYPE_CHECKING:
+    from stagec.answers.serve import ServeAnswer
     from stagec.answers.sweep.run import SweepAnswer
     from stagec.jobs.request.signature import JobFlags
     from stagec.machines import Machine
+    from stagec.output.report import Report
     from stagec.searches.answer import SearchAnswer
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
-_SECONDS = Number(0, above=True)
 
 
 class Job:
@@ -159,17 +160,25 @@ class Job:
         first token and for each further one, tokens a second. Of prompts of `prompt` tokens, a flag
         of the job, `output_tokens` come out each. `best` is within `ttft` and `tpot` seconds.
         Raises `DiagnosticError`."""
-        with asked() as session, seldom_collected():
-            return serve(
-                self._options,
-                _machine(machine, session),
-                session,
-                output_tokens=_read("output_tokens", Whole(2), output_tokens),
-                batches=None if batches is None else _read("batches", Batches(), batches),
-                accepted=self._accepted(accepted, acceptance),
-                ttft=None if ttft is None else _read("ttft", _SECONDS, ttft),
-                tpot=None if tpot is None else _read("tpot", _SECONDS, tpot),
-            )
+        limits = {"ttft": ttft, "tpot": tpot}
+        tokens = {"accepted": accepted, "acceptance": acceptance}
+        how = {"output_tokens": output_tokens, "batches": batches, **tokens, **limits}
+        return cast("ServeAnswer", self._ask("serve", machine, how))
+
+    def ask(self, question: str, machine: str | Machine | None = None, **how: Any) -> Report:
+        """The answer to a question of this name, as the command of this name gives it; `how` are
+        its options. Raises `DiagnosticError`."""
+        return self._ask(question, machine, how)
+
+    def _ask(self, question: str, machine: str | Machine | None, how: Mapping[str, Any]) -> Report:
+        with asked(depth=5) as session, seldom_collected():
+            if question not in QUESTIONS:
+                names = ", ".join(QUESTIONS)
+                raise error(f"no question '{question}' of a job", remedy=f"ask for one of: {names}")
+            asks = question_of(question)
+            given, _ = values_of(asks.options, how)
+            on = None if machine is None else _machine(machine, session)
+            return asks.ask(self._options, on, given, session)
 
     def compile(self, folder: str | Path | None = None, **how: Any) -> CompileAnswer:
         """Write the traces of all ranks into a new folder: `format`, `machine` and the other
@@ -193,7 +202,8 @@ class Job:
         Raises `DiagnosticError`."""
         with asked() as session:
             pods = Pods.of(self._options, session)
-            dumps = {f"{pod}/" if pods.several else "": (pod, Dumps()) for pod in pods.builders}
+            several = len(pods.every) > 1
+            dumps = {f"{pod}/" if several else "": (pod, Dumps()) for pod in pods.every}
             pods.lower({pod: [each] for pod, each in dumps.values()})
             return {f"{of}{n}": t for of, (_, each) in dumps.items() for n, t in each.texts.items()}
 

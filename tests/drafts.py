@@ -1,5 +1,5 @@
-"""A draft model in tests: its pod and the one that verifies run on numbers, behind a prompt that
-both have seen."""
+"""A draft model in tests: its pod and the one that verifies, or both on the same ranks, run on
+numbers, behind a prompt that both have seen."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stagec.ir.drafts import CHOSEN, DRAFT
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
+from stagec.ir_spec.ops.pods import PodOp
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.pod_options import options_of
 from stagec.jobs.request.draft import DraftText
@@ -112,40 +113,58 @@ def assert_drafts(
     flags: str,
     drafts: int = 3,
     past: int = 5,
+    *,
+    on_model: bool = False,
 ) -> None:
     """Under the options of the pod that verifies, and the flags of the one that drafts: the drafts
     are the most likely words of its model, unsharded, and its caches those of a server that chooses
     them one by one, to 1e-9; the logits of the other pod are those of the whole forward on these
-    words; what it chose comes back."""
+    words; what it chose comes back, unless both are on the same ranks."""
     judge, drafter = SeededModel.of(target, 1), SeededModel.of(draft, 2)
     prompt = np.random.default_rng(5).integers(0, 16, (BATCH, past + 1))
     words = drafter.continued(prompt, drafts)
     expected = judge.logits(words)[:, past:]
-    job = step_of(target.changed(**options), draft, flags, drafts, past)
+    job = step_of(target.changed(**options), draft, flags, drafts, past, on_model=on_model)
     pods, far = lowered_pods(job)
     given = {
         MAIN: judge.of_step(options_of(MAIN, job), "verify-drafts", prompt, drafts + 1),
         DRAFT: drafter.of_step(options_of(DRAFT, job), "draft-words", prompt, drafts),
     }
-    found = run_each(pods, far, given)
+    if on_model:
+        both = given[MAIN] | {f"{DRAFT}/{name}": value for name, value in given[DRAFT].items()}
+        (module,) = pods.values()
+        assert not [op for op in module.walk() if isinstance(op.definition, PodOp)]
+        each = run_each(pods, far, {MAIN: both})[MAIN]
+        front = f"{DRAFT}/"
+        own = {n.removeprefix(front): v for n, v in each.items() if n.startswith(front)}
+        pods, found = dict.fromkeys((MAIN, DRAFT), module), {MAIN: each, DRAFT: own}
+    else:
+        found = run_each(pods, far, given)
     stated = module_until(options_of(MAIN, job), "verify-drafts")
     logits = logits_of(found[MAIN], stated)
     wanted = expected[batch_order(pods[MAIN], BATCH)]
     np.testing.assert_allclose(logits, wanted, rtol=1e-9, atol=1e-9)
-    (chosen,) = (v for name, v in found[DRAFT].items() if name.startswith(CHOSEN))
     order = batch_order(pods[DRAFT], BATCH)
-    np.testing.assert_array_equal(chosen, expected.argmax(-1)[order])
+    if not on_model:
+        (chosen,) = (v for name, v in found[DRAFT].items() if name.startswith(CHOSEN))
+        np.testing.assert_array_equal(chosen, expected.argmax(-1)[order])
     stated = module_until(options_of(DRAFT, job), "draft-words")
     drafter.assert_keeps(stated, found[DRAFT], words, drafts, order)
 
 
 def step_of(
-    target: JobOptions, draft: JobOptions, flags: str, drafts: int, past: int
+    target: JobOptions,
+    draft: JobOptions,
+    flags: str,
+    drafts: int,
+    past: int,
+    *,
+    on_model: bool = False,
 ) -> JobOptions:
     """The options of a step of decode with both models."""
     sizes = {n: v for n, v in target.sizes.items() if n not in (tokens_of(target), "B")}
     small = {n: v for n, v in draft.sizes.items() if n not in (tokens_of(draft), "B")}
-    text = DraftText(draft.model, small, flags)
+    text = DraftText(draft.model, small, flags, on_model=on_model)
     return target.changed(
         serve="decode",
         sizes=sizes,

@@ -236,7 +236,7 @@ def lowered_pods(
     plans = {name: Planned(print_module) for name in pod_names(job)}
     found = Pods.of(job).lower({name: [plan] for name, plan in plans.items()})
     registry = next(iter(found.modules.values())).registry
-    texts_of = {name: Source(name, plan.needed("parts")) for name, plan in plans.items()}
+    texts_of = {name: Source(name, plans[name].needed("parts")) for name in found.builders}
     return {name: parse_module(text, registry) for name, text in texts_of.items()}, found.far
 
 

@@ -80,6 +80,8 @@ ANSWERS = {
     "--decode tp=2 --machine h100-sxm --json",
     "time-draft": "time llama3-70b --serve decode --batch 8 --context 512 --tp 8 --speculative 3 "
     "--machine h100-sxm --draft 'llama3-8b: tp=2' --json",
+    "memory-shared": "memory llama3-70b --serve decode --batch 8 --context 512 --tp 8 "
+    "--speculative 3 --draft 'llama3-8b: on=model' --json",
     "time-page": "time llama3-8b --tp 2 --dp 4 --zero 3 --machine h100-sxm --html",
     "time-sweep": "time llama3-8b --dp 4 --machine h100-sxm --sweep tp=1,2 --sweep zero=0,3 --json",
     "serve": "serve llama3-8b --serve disaggregated --prefill tp=2 --decode tp=2 --prompt 512 "

@@ -202,6 +202,7 @@ class FuncOp(Declaration):
         Param("trainable", "size", "those that are trained, if others are frozen"),
         Param("part", "name", "the part of the model that it is"),
         Param("peers", "names", "the other parts that train parameters"),
+        Param("guest", "name", "the pod that runs here too; its values have its name in front"),
     )
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
 

@@ -13,11 +13,11 @@ from stagec.api import (
     error,
     evaluate,
     made_by,
-    parse_module,
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.ops.pods import end_type, message_bytes
+from stagec.pipeline.peers import peer_module
 from stagec.program.parts import (
     PartCrossing,
     PartEnd,
@@ -27,7 +27,6 @@ from stagec.program.parts import (
     pod_of,
 )
 from stagec.support.diagnostics import NotAnIntegerError
-from stagec.support.texts import read_text
 
 PASS = "connect-parts"
 
@@ -50,10 +49,8 @@ class ConnectParts(Pass):
     module: str = field(default="", metadata={"help": "the file of the other pod's module"})
 
     def run(self, module: Module) -> None:
-        if (other := module.peers.get(self.peer)) is None and not self.module:
-            remedy = "as in connect-parts{module=main.stg}"
-            raise error("expected the module of the other pod", remedy=remedy)
-        connect_parts(module, other or parse_module(read_text(self.module), module.registry))
+        example = "connect-parts{module=main.stg}"
+        connect_parts(module, peer_module(module, self.peer, self.module, example=example))
 
 
 def connect_parts(module: Module, other: Module) -> None:

@@ -16,7 +16,6 @@ from stagec.api import (
     error,
     evaluate,
     made_by,
-    parse_module,
     read_strategy,
     symbol,
 )
@@ -24,6 +23,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.serving import PAST
 from stagec.ir_spec.ops.pods import message_bytes
 from stagec.ir_spec.ops.serving import rows_of
+from stagec.pipeline.peers import peer_module
 from stagec.program.crossings import (
     TOKEN,
     Crossing,
@@ -35,7 +35,6 @@ from stagec.program.crossings import (
 )
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
-from stagec.support.texts import read_text
 
 PASS = "hand-over"
 
@@ -66,13 +65,10 @@ class HandOver(Pass):
     module: str = field(default="", metadata={"help": "the file of the other pod's module"})
 
     def run(self, module: Module) -> None:
-        other = module.peers.get(self.to or self.source)
-        if bool(self.to) == bool(self.source) or not (other or self.module):
-            raise error(
-                "expected 'to' or 'source', and the module of the other pod",
-                remedy="as in hand-over{to=decode,module=decode.stg}",
-            )
-        other = other or parse_module(read_text(self.module), module.registry)
+        example = "hand-over{to=decode,module=decode.stg}"
+        if bool(self.to) == bool(self.source):
+            raise error("expected 'to' or 'source'", remedy=f"as in {example}")
+        other = peer_module(module, self.to or self.source, self.module, example=example)
         hand_over(module, other, to=self.to, source=self.source)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +11,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import UnboundError, evaluate
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
+from stagec.ir_spec.strategy.part import MAIN
 from stagec.memory.arena import placed
 from stagec.memory.timeline import ALL, CACHES, HOST, MemoryTimeline, Point, line_of
 from stagec.schedule.attached import stages_of
@@ -57,6 +59,7 @@ def _class(
         "stage": stage,
         "ranks": ranks_of(module, func),
         **_worst(timeline),
+        **_of_models(timeline, func.text("guest")),
         "host": sum(timeline.static(HOST).values()) + _most(timeline),
         "placement": _placed(timeline, fit) if fit else None,
     }
@@ -94,6 +97,17 @@ def _worst(timeline: MemoryTimeline) -> dict[str, Any]:
         "categories": {c: peak.bytes.get(c, 0) for c in ALL if c != CACHES or c in peak.bytes},
         "largest": [asdict(h) for h in timeline.live(peak)[:LARGEST]],
     }
+
+
+def _of_models(timeline: MemoryTimeline, guest: str) -> dict[str, Any]:
+    """The bytes of each category at the peak by model, where the step of another one, a `guest`,
+    runs on the same ranks."""
+    if not guest:
+        return {}
+    models: dict[str, Counter[str]] = {MAIN: Counter(), guest: Counter()}
+    for held in timeline.live(timeline.peak()):
+        models[guest if held.name.startswith(f"{guest}/") else MAIN][held.category] += held.bytes
+    return {"models": {name: dict(found) for name, found in models.items()}}
 
 
 def described(point: Point) -> str:

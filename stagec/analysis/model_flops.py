@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, const, total
+from stagec.ir.expr import ZERO, Expr, const, evaluate, total
 from stagec.ir.module import BATCH, Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.trained import trained_values
@@ -50,6 +50,19 @@ def step_flops(found: ModelFlops, graphs: Sequence[Operation]) -> Expr:
     """Those of a step, with backward if there is one."""
     trains = any(op.phase == "backward" for graph in graphs for op in graph.body.walk())
     return found.forward + found.backward if trains else found.forward
+
+
+def summed(models: Iterable[tuple[ModelFlops | None, Module]]) -> ModelFlops | None:
+    """The FLOPs of several models, each in the sizes of its own module; None if one is open."""
+    each = list(models)
+    if len(each) == 1:
+        return each[0][0]
+    sums = [0, 0]
+    for flops, module in each:
+        if flops is None:
+            return None
+        sums = [n + evaluate(part, module.env) for n, part in zip(sums, flops, strict=True)]
+    return ModelFlops(*map(const, sums))
 
 
 def _needed(module: Module) -> _Needed:

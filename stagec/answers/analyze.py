@@ -128,7 +128,7 @@ def analyze(
     # of several pods the counts alone, where nothing else is asked for
     whole = not pods.several or symbolic or machine is not None or limit is not None
     how: dict[str, Any] = {"machine": machine, "symbolic": symbolic}
-    looks = {pod: Looks() for pod in pods.builders}
+    looks = {pod: Looks() for pod in pods.every}
     serving = {
         pod: [Planned(partial(serving_figures, builder=each, limit=limit, **how))]
         for pod, each in pods.builders.items()
@@ -140,7 +140,7 @@ def analyze(
     counts: dict[str, dict[str, Any]] = {}
     for pod, builder in pods.builders.items():
         module, look = builder.module, looks[pod]
-        worst, flops = look.worst.found or {}, look.flops.found
+        worst, flops = look.worst.found or {}, pods.flops([pod], looks)
         result = analysis(module, pods.titles[pod], symbolic=symbolic, worst=worst, flops=flops)
         if whole:
             result["repeated"] = builder.repeated.shares

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.formats.registry import BUILTIN
-from stagec.jobs.planned import Looks
+from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
 from stagec.jobs.provenance import command_of, provenance
@@ -35,6 +35,7 @@ from stagec.jobs.written import (
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
+    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import ModelFlops
     from stagec.formats.base import Format
     from stagec.ir.module import Module
@@ -145,6 +146,8 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     began = time.perf_counter()
     pods = Pods.of(options, session)
     strategies = {pod: builder.strategy() for pod, builder in pods.builders.items()}
+    if not pods.several:
+        strategies = {pod: pods.strategy() for pod in pods.builders}
     name = given["name"] or pods.name
     check_name(name)
     from stagec.analysis.report import analysis
@@ -156,11 +159,11 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     if output is not None:
         check_targets(formats, output, given)
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
-    flops, looks = any(f.wants_flops for f in formats), {pod: Looks() for pod in pods.builders}
+    flops, looks = any(f.wants_flops for f in formats), {pod: Looks() for pod in pods.every}
     asked = {"flops": flops, "peak": given["machine"] is not None, "events": events}
     pods = pods.lower({pod: look.watching(**asked) for pod, look in looks.items()})
-    for look in looks.values() if events else ():
-        look.events.needed("--memory-events")
+    for pod in pods.builders if events else ():
+        looks[pod].events.needed("--memory-events")
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
         for pod, counts in each.items():
@@ -172,7 +175,7 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     if output is not None or archive is not None:
         about = _about(pods, strategies, options, given, result)
         jobs = {
-            pod: _job(module, name, given, durations, looks[pod], events=events)
+            pod: _job(module, name, given, durations, pods.flops([pod], looks), looks[pod].events)
             for pod, module in pods.modules.items()
         }
         if output is not None:
@@ -287,19 +290,18 @@ def _job(
     name: str,
     given: Mapping[str, Any],
     durations: Durations | None,
-    look: Looks,
-    *,
-    events: bool,
+    flops: ModelFlops | None,
+    events: Planned[EventPlans],
 ) -> EmittedJob:
     from stagec.traces.emit import make_job
 
-    annotate = look.events.needed("--memory-events").annotate if events else None
+    annotate = None if events.found is None else events.found.annotate
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None
     job = make_job(module, name, *how, machine=machine)
-    flops = _step_flops(look.flops.found, module)
-    return replace(job, measured=measured, graphs=given["graphs"], flops=flops)
+    count = _step_flops(flops, module)
+    return replace(job, measured=measured, graphs=given["graphs"], flops=count)
 
 
 def _as_format(

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
-from stagec.answers.time.answer import NOT_GIVEN
+from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.time.table import seconds_text
 from stagec.answers.time.timed import time_job
 from stagec.ir.drafts import DRAFT
@@ -18,6 +18,7 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
+    guests,
     has_pods,
     options_of,
     options_of_draft,
@@ -25,12 +26,13 @@ from stagec.jobs.pod_options import (
     pod_names,
 )
 from stagec.jobs.pods import one_group
-from stagec.jobs.request.accepted import Accepted
+from stagec.jobs.request.accepted import ACCEPTED, Accepted, take_accepted
 from stagec.jobs.request.combine import divisors
-from stagec.jobs.request.option import Kind
+from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
 from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.output.report import Report
@@ -155,24 +157,63 @@ class Batches(Kind[tuple[int, ...]]):
 
 
 def serve(
-    options: JobOptions,
+    options: JobOptions, machine: Machine | None, given: Mapping[str, Any], session: Session
+) -> ServeAnswer:
+    """Tell what a server gives: time to the first token (TTFT), time for each further one (TPOT),
+    and tokens a second, over batches.
+
+    Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
+    decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others
+    decode, with that of --decode. Engines capture steps as graphs, so hosts do not hold devices up.
+
+        stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
+    """
+    asked = on_machine(options, needed(machine))
+    answer = _served(asked, needed(machine), session, given, take_accepted(asked, given))
+    session.remark(*answer.cautions)
+    return answer
+
+
+QUESTION = JobQuestion(
+    "serve",
+    serve,
+    machine="The machine that serves: a name that 'stagec machines' lists.",
+    options=(
+        CommandOption(
+            "output_tokens",
+            Whole(2),
+            "Tokens that each sequence makes (default: 128).",
+            128,
+            metavar="N",
+        ),
+        CommandOption(
+            "batches",
+            Batches(),
+            "Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit; "
+            "1..64 doubles).",
+        ),
+        *ACCEPTED,
+        CommandOption("ttft", TimeType(), "A limit of the time to the first token: 500ms."),
+        CommandOption("tpot", TimeType(), "A limit of the time for each further token: 30ms."),
+    ),
+)
+
+
+def _served(
+    asked: JobOptions,
     machine: Machine,
     session: Session,
-    *,
-    output_tokens: int = 128,
-    batches: Sequence[int] | None = None,
-    accepted: Accepted = NOT_GIVEN,
-    ttft: float | None = None,
-    tpot: float | None = None,
+    given: Mapping[str, Any],
+    accepted: Accepted,
 ) -> ServeAnswer:
-    """What a server gives over batches: those that are given, or as they double, while they fit;
-    the best is within the limits `ttft` and `tpot`, in seconds. Raises `DiagnosticError`."""
-    asked = on_machine(options, machine)
+    """The answer over batches: those that are given, or as they double, while they fit; the best
+    is within the limits. Raises `DiagnosticError`."""
     steps, apart = _options(asked), asked.serve == DISAGGREGATED
+    output_tokens = given["output_tokens"]
     with session.once() as aside:
         target = _at_least(steps[DECODE], partial(one_group, session=aside)) if apart else None
         prefill, transfer = _prefill(steps[PREFILL], machine, aside, target)
-        asking = output_tokens, batches, accepted.tokens
+        asking = output_tokens, given["batches"], accepted.tokens
         rows = list(_rows(steps, machine, aside, prefill, *asking, apart=apart))
     if not rows:
         raise error(
@@ -188,7 +229,7 @@ def serve(
         output=output_tokens,
         handover=transfer,
         points=rows,
-        best=_best(rows, ttft, tpot),
+        best=_best(rows, given["ttft"], given["tpot"]),
     )
 
 
@@ -230,16 +271,26 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 
 
 def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
-    """The time of a step, whose launches are captured in a graph. A draft model prefills beside the
-    one that verifies, and what takes longer is the step. Raises `DiagnosticError`."""
+    """The time of a step, whose launches are captured in a graph. Raises `DiagnosticError`."""
     from stagec.jobs.figures import CompiledJob
 
-    if options.draft is not None and options.serve == PREFILL:
-        models = (options_of(pod, options).changed(draft=None, keep="") for pod in (MAIN, DRAFT))
-        return max((_step(m, machine, session) for m in models), key=lambda each: each.step_seconds)
     if has_pods(options):
         return time_job(options, machine, session, levers=False).report
     return CompiledJob.of(options, session).time(machine)
+
+
+def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int]:
+    """The seconds of a step of prefill, and its ranks. A draft model prefills beside the one that
+    verifies, and what takes longer is the step; on the same ranks it prefills behind it. Raises
+    `DiagnosticError`."""
+    models = [options]
+    if options.draft is not None:
+        models = [options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT)]
+    each = [_step(model, machine, session) for model in models]
+    longest = max(each, key=lambda report: report.step_seconds)
+    if guests(options):
+        return sum(report.step_seconds for report in each), longest.ranks
+    return longest.step_seconds, longest.ranks
 
 
 def _sending(
@@ -295,11 +346,11 @@ def _prefill(
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
         aside = session.aside()  # the last chunk reaches the last position
-        seconds = sum(_step(_prefills(each), machine, aside).step_seconds for each in before)
+        seconds = sum(_prompts(_prefills(each), machine, aside)[0] for each in before)
         sequences = options.batch or 1
         if target is None:
-            step = _step(last, machine, session)
-            return PodStep(sequences, seconds + step.step_seconds, step.ranks), None
+            more, ranks = _prompts(last, machine, session)
+            return PodStep(sequences, seconds + more, ranks), None
         step, sent = _sending(last, machine, session, target)
         sending = sent.alone_seconds, sent.exposed_seconds
         return PodStep(sequences, seconds + step.step_seconds, step.ranks, *sending), sent

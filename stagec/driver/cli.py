@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 import click
 
 from stagec import __version__
+from stagec.answers.questions import QUESTIONS, question_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: section of the help -> name -> (module that holds `command`, or its whole name; one line of help)
+#: section of the help -> name -> (module that holds `command`, or its whole name, or that of a
+#: question, of which the command is made; one line of help)
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "What a job costs": {
         "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
         "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
         "memory": (".commands.memory", "Plan what every rank holds, when, and whether it fits."),
         "time": (".commands.time", "Tell how long a step takes on a machine, and why."),
-        "serve": (".commands.serve", "Tell what a server gives: TTFT, TPOT, tokens a second."),
+        **QUESTIONS,
         "search": (".commands.search", "Search the strategies that fit and are fastest."),
     },
     "Models and machines": {
@@ -72,6 +74,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in QUESTIONS:
+            from stagec.driver.shell.question import command_of
+
+            return command_of(question_of(cmd_name))
         command = importlib.import_module(COMMANDS[cmd_name][0], __package__).command
         if not isinstance(command, click.Command):
             raise TypeError(f"{COMMANDS[cmd_name][0]}.command is not a click command")

@@ -33,7 +33,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
         op.attrs.update({name: const(values[name]) for name in op.attrs if name in values})
     kept = _referred_to(module) - frozenset(module.mesh.axes if module.mesh else ())
     try:
-        _substitute(module, {n: const(v) for n, v in values.items() if n not in kept})
+        substitute_sizes(module, {n: const(v) for n, v in values.items() if n not in kept})
     except ZeroDivisionError as e:
         raise error(f"cannot bind: {e}", module.root.loc, remedy="bind other values") from None
     gone = drop_unit_axes(module)
@@ -82,7 +82,8 @@ def _referred_to(module: Module) -> frozenset[str]:
     return frozenset(found)
 
 
-def _substitute(module: Module, env: Mapping[str, Expr]) -> None:
+def substitute_sizes(module: Module, env: Mapping[str, Expr]) -> None:
+    """Replace symbols in all types and parameters but their declarations, in place."""
     for op in _operations(module):
         if op.definition.declares not in ("symbols", "axes"):
             op.attrs = {name: substitute_attr(value, env) for name, value in op.attrs.items()}

@@ -16,7 +16,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS, REPLICAS, ordered
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, REPLICAS
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.ir_spec.strategy.statement import FlagValues
@@ -33,7 +33,7 @@ from stagec.jobs.request.configurations import (
     import_configuration,
     is_configuration,
 )
-from stagec.jobs.request.experts import check_experts, folded_axes
+from stagec.jobs.request.experts import check_experts, mesh_axes
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.jobs.request.options import JobOptions, request
 from stagec.jobs.request.preset import find_preset, with_step
@@ -381,15 +381,6 @@ class JobBuilder:
         ops = [*self.module.ops("stg.mesh"), *self._assumed, *self.module.ops("stg.strategy")]
         body = "".join("  " + line + "\n" for op in ops for line in print_op(op).splitlines())
         return f"stg.module @strategy {{\n{body}}}\n"
-
-
-def mesh_axes(options: JobOptions) -> dict[str, int | None]:
-    """The axes that options give the mesh of a strategy of flags, as far as the model leaves them
-    whole."""
-    if options.mesh is not None:
-        return dict(options.mesh)
-    axes = {a: n for a, n in folded_axes(options, AXES).items() if n > 1}
-    return {a: axes[a] for a in ordered(axes, options.mesh_order)}
 
 
 def set_symbols(module: Module, values: Mapping[str, int]) -> None:

@@ -12,9 +12,8 @@ from stagec.ir.module import BATCH
 from stagec.ir_spec.strategy.axes import DATA_AXES
 from stagec.ir_spec.strategy.microbatches import microbatches
 from stagec.ir_spec.strategy.statement import Flag, FlagValues
-from stagec.jobs.builder import mesh_axes
 from stagec.jobs.request.combine import RULES, Rule, lacking, without_effect
-from stagec.jobs.request.experts import check_experts
+from stagec.jobs.request.experts import check_experts, mesh_axes
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions, request
 from stagec.schedule.registry import SCHEDULES

@@ -1,6 +1,6 @@
 """The options of each pod of a job: those of `--serve disaggregated`, of which one prefills and one
 decodes, those of `--part`, each of which has a part of the model, and that of `--draft`, which has
-a model of its own."""
+a model of its own, and its own ranks or those of the other model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import Flag
+from stagec.jobs.request.combine import complete
 from stagec.jobs.request.draft import DraftText
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.serving import DISAGGREGATED, PODS
@@ -23,7 +25,7 @@ _OF_MESH = ("mesh", "ranks")
 
 
 def has_pods(options: JobOptions) -> bool:
-    """Whether a job has several pods."""
+    """Whether a job has several pods, on ranks of their own or not."""
     return options.serve == DISAGGREGATED or bool(options.part) or options.draft is not None
 
 
@@ -34,6 +36,11 @@ def pod_names(options: JobOptions) -> tuple[str, ...]:
         return (MAIN, DRAFT)
     parts = (part.name for part in options.part)
     return (PREFILL, *parts, DECODE) if options.serve == DISAGGREGATED else (MAIN, *parts)
+
+
+def guests(options: JobOptions) -> tuple[str, ...]:
+    """The pods that run on the ranks of the first one, and have none of their own."""
+    return (DRAFT,) if options.draft is not None and options.draft.on_model else ()
 
 
 def options_of(pod: str, options: JobOptions) -> JobOptions:
@@ -118,24 +125,64 @@ def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOpti
     if pod == MAIN:
         return found
     found = found.changed(model=draft.model, sizes=draft.sizes)
-    return _with_flags(found, "--draft", draft.flags)
+    return (
+        _on_its_ranks(found, draft)
+        if draft.on_model
+        else _with_flags(found, "--draft", draft.flags)
+    )
+
+
+def _on_its_ranks(found: JobOptions, draft: DraftText) -> JobOptions:
+    """The options of a draft model on the ranks of its model, whose axes it has; with tp = 1 each
+    of these ranks has all of it. Raises `DiagnosticError` for other degrees."""
+    _, said = _said("--draft", draft.flags)
+    found = complete(found)
+    axes = mesh_axes(found)
+    for name in (n for n in (*AXES, *_OF_MESH) if n in said):
+        if said[name] not in (getattr(found, name), 1 if name == "tp" else None):
+            shown = " x ".join(f"{a} {n}" for a, n in axes.items()) or "one device"
+            raise error(
+                f"--draft '{draft}': {name.replace('_', '-')}={said[name]} is about ranks of its "
+                f"own, and those of its model are {shown}",
+                remedy="leave it out, or give tp=1: all of it on each rank; or leave on=model out",
+            )
+    if "pp" in axes:
+        raise error(
+            f"--draft '{draft}': the ranks of its model are stages of a pipeline",
+            remedy="leave --pp out, or on=model: the draft model gets ranks of its own",
+        )
+    if said.pop("tp", 0) == 1:
+        axes.pop("tp", None)
+    whole = found.mesh is not None or "ep" in axes  # a model without experts takes no --ep
+    shape = {n: 1 if whole else axes.get(n, 1) for n in AXES}
+    mesh = {"mesh": axes, "mesh_order": ""} if whole else {}
+    return _with_mesh(found, {**shape, "ranks": None, **mesh}, said, axes.keys())
 
 
 def _with_flags(found: JobOptions, option: str, flags: str) -> JobOptions:
     """The options of a pod: of the mesh what its own flags give, of all else what the job says
     where they say nothing. Raises `DiagnosticError`."""
     given, said = _said(option, flags)
-    if "part" in said:
-        raise error("--part stands in a part", remedy="give each part a --part of its own")
     axes = {n for n in AXES if getattr(given, n) > 1} | set(given.mesh or {})
-    lost = {n for n, flag in FLAGS.items() if n in AXES or _lacks(flag, axes)} - said.keys()
-    usual = {n: FLAGS[n].default for n in lost} | dict.fromkeys(_OF_MESH)
+    mesh = {n: FLAGS[n].default for n in AXES} | dict.fromkeys(_OF_MESH)
+    return _with_mesh(found, mesh, said, axes)
+
+
+def _with_mesh(
+    found: JobOptions, mesh: dict[str, Any], said: dict[str, Any], axes: Set[str]
+) -> JobOptions:
+    """The options of a pod with this mesh of these axes and what it says of itself; flags that have
+    no effect on such a mesh are left out."""
+    lost = {n for n, flag in FLAGS.items() if n in mesh or _lacks(flag, axes)} - said.keys()
+    usual = {n: FLAGS[n].default for n in lost} | mesh
     return found.changed(**(usual | said), explicit=(found.explicit - lost) | said.keys())
 
 
 def _said(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:
     """The flags that an option gives a pod, and the values of those that it names."""
     given = read_flags(option, text)
+    if given.part:
+        raise error("--part stands in a part", remedy="give each part a --part of its own")
     named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
     return given, {n: getattr(given, n) for n in named}
 

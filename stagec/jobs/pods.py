@@ -1,6 +1,6 @@
 """The pods of a job, each with a module of its own: one of most jobs. Of several one prefills and
 another one decodes, to which caches go; each has a part of the model, and values cross; or one
-drafts tokens that another one verifies."""
+drafts tokens that another one verifies, on ranks of its own or on the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir.traits import Accumulates
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.pod_options import has_pods, options_of, pod_names
+from stagec.jobs.pod_options import guests, has_pods, options_of, pod_names
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Instrument
@@ -25,6 +25,8 @@ from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, note
 
 if TYPE_CHECKING:
+    from stagec.analysis.model_flops import ModelFlops
+    from stagec.jobs.planned import Looks
     from stagec.pipeline.passes import Pass
     from stagec.program.nodes import Ints
 
@@ -38,11 +40,13 @@ _TAKES_OVER = f"+before({_BEHIND}):hand-over{{source={PREFILL}}}"
 
 @dataclass(frozen=True)
 class Pods:
-    """The builder of each pod; the modules of `peers` that it meets and that are not compiled; and
-    by pod and other pod, once they are lowered, the ranks of that one that its messages go to or
-    come from."""
+    """The builder of each pod that has ranks, and of the `guests` that run on the ranks of the
+    first one, whose module they become a part of; the modules of `peers` that pods meet and that
+    are not compiled; and by pod and other pod, once they are lowered, the ranks of that one that
+    its messages go to or come from."""
 
     builders: Mapping[str, JobBuilder]
+    guests: Mapping[str, JobBuilder] = field(default_factory=dict[str, JobBuilder])
     peers: Mapping[str, Module] = field(default_factory=dict[str, Module])
     far: Mapping[str, Mapping[str, Sequence[Ints]]] = field(
         default_factory=dict[str, "Mapping[str, Sequence[Ints]]"]
@@ -71,7 +75,8 @@ class Pods:
                 with _about_pod(pod):
                     given = _with_batch(options_of(pod, options), builders)
                     builders[pod] = JobBuilder(given, aside, symbolic=symbolic, pod=pod)
-        return cls(builders, peers, session=session, aside=aside)
+        there = {pod: builders.pop(pod) for pod in guests(options)}
+        return cls(builders, there, peers, session=session, aside=aside)
 
     @property
     def modules(self) -> Mapping[str, Module]:
@@ -89,21 +94,35 @@ class Pods:
         return self.first.model_name
 
     @property
+    def every(self) -> Mapping[str, JobBuilder]:
+        """The builder of each pod, guests included."""
+        return {**self.builders, **self.guests}
+
+    @property
     def several(self) -> bool:
-        """Whether there are other pods than one."""
+        """Whether there are ranks of other pods than one."""
         return len(self.builders) > 1
 
     @property
     def titles(self) -> Mapping[str, str]:
-        """The model of each pod, and which pod it is where there are several."""
+        """The model of each pod, and which pod it is where there are several; with it guests."""
         each = self.builders.items()
-        return {p: f"{b.model_name} ({p})" if self.several else b.model_name for p, b in each}
+        more = "".join(f" with {b.model_name} ({p})" for p, b in self.guests.items())
+        return {p: b.model_name + (f" ({p})" if self.several else more) for p, b in each}
 
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY; of several pods that
         of each."""
-        each = ((f"// {pod}\n", b.strategy()) for pod, b in self.builders.items())
-        return "".join(head + text if self.several else text for head, text in each)
+        each = ((f"// {pod}\n", b.strategy()) for pod, b in self.every.items())
+        return "".join(head + text if len(self.every) > 1 else text for head, text in each)
+
+    def flops(self, pods: Sequence[str], looks: Mapping[str, Looks]) -> ModelFlops | None:
+        """The FLOPs by the texts of some pods, which `looks` have seen, with those of guests beside
+        the first one; None if a size is open."""
+        from stagec.analysis.model_flops import summed
+
+        names = [*pods, *(self.guests if next(iter(self.builders)) in pods else ())]
+        return summed((looks[pod].flops.found, self.every[pod].module) for pod in names)
 
     def lower(
         self,
@@ -114,44 +133,47 @@ class Pods:
     ) -> Pods:
         """Compile all pods, each with its further instruments, as `JobBuilder.lower` does: each up
         to the passes in which they meet, then further, since who sends what to whom takes the
-        placements of all. Raises `DiagnosticError`."""
+        placements of all; guests go no further. Raises `DiagnosticError`."""
         running: dict[str, Iterator[Pass]] = {}
         with self.session.once(self.aside):
-            for pod, builder in self.builders.items():
+            for pod, builder in self.every.items():
                 with self._about(pod):
                     how = until, (watching or {}).get(pod, ())
                     running[pod] = builder.passes(*how, text=self.passes(pod), without=without)
                     _run_until_met(running[pod])
             met: Mapping[str, Module] = {}
             if len(self._names) > 1:  # as they are before any of them meets the others
-                met = {pod: _copy(each) for pod, each in self.modules.items()} | dict(self.peers)
-            for pod, rest in running.items():
-                self.builders[pod].module.peers = {p: m for p, m in met.items() if p != pod}
+                met = {p: _copy(b.module) for p, b in self.every.items()} | dict(self.peers)
+            for pod, builder in self.builders.items():
+                builder.module.peers = {p: m for p, m in met.items() if p != pod}
                 with self._about(pod):
-                    for _ in rest:
+                    for _ in running[pod]:
                         pass
-        return replace(self, far=_far(met))
+            for builder in self.guests.values():
+                self.session.report(*builder.module.diagnostics.items)
+        return replace(self, far=_far({p: m for p, m in met.items() if p not in self.guests}))
 
     def passes(self, pod: str) -> str:
         """The passes of a pod."""
-        return ",".join((self.builders[pod].pipeline_text(), *self._crossing(pod)))
+        return ",".join((self.every[pod].pipeline_text(), *self._crossing(pod)))
 
     def _crossing(self, pod: str) -> Iterator[str]:
         """The passes by which values cross between a pod and the others."""
         for other in self._names:
             if other != pod and DECODE not in (pod, other):
-                yield f"+before({_BEHIND}):connect-parts{{peer={other}}}"
+                meet = "share-ranks" if other in self.guests else "connect-parts"
+                yield f"+before({_BEHIND}):{meet}{{peer={other}}}"
         if DECODE in self._names and pod in (PREFILL, DECODE):
             yield _HANDS_OVER if pod == PREFILL else _TAKES_OVER
 
     @property
     def _names(self) -> Sequence[str]:
-        return *self.builders, *self.peers
+        return *self.every, *self.peers
 
     @contextmanager
     def _about(self, pod: str) -> Generator[None]:
-        module = self.builders[pod].module
-        with _about_pod(pod) if self.several else nullcontext():
+        module = self.every[pod].module
+        with _about_pod(pod) if len(self.every) > 1 else nullcontext():
             try:
                 yield
             except UnboundError as open_:

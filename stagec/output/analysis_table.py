@@ -165,16 +165,18 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
     used = [c for c in classes[0]["categories"] if any(e["categories"][c] for e in classes)]
     host = any(e["host"] for e in classes)
     for entry in _without_repeats(classes):
+        models = entry.get("models", {})  # of a draft model and its model on the same ranks
         made = table(
             f"{entry['names']}: {counted(entry['ranks'], 'rank')} each; at the worst moment",
             "category",
             "bytes",
             "",
+            *models,
         )
         for name in used:
-            made.add_row(
-                name, bytes_text(entry["categories"][name]), f"{entry['categories'][name]:,}"
-            )
+            each = (bytes_text(models[m].get(name, 0)) for m in models)
+            size = entry["categories"][name]
+            made.add_row(name, bytes_text(size), f"{size:,}", *each)
         made.add_row("peak", bytes_text(entry["peak"]), f"{entry['peak']:,}")
         if host:
             made.add_row("host", bytes_text(entry["host"]), f"{entry['host']:,}")

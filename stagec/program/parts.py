@@ -117,8 +117,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     and placements whose parts do not fall together.
     """
     pods = {pod_of(module): module for module in (one, other)}
-    ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}
-    _check_alike(ends, pods)
+    ends = matching_ends(pods)
     meshes = {pod: pod_mesh(module) for pod, module in pods.items()}
     (a, b), found = pods, dict[PartWay, PartCrossing]()
     numbers = {a: Numbers(meshes[a], meshes[b]), b: Numbers(meshes[b], meshes[a])}
@@ -142,6 +141,15 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
         }
         found[way] = PartCrossing(met, first, count, stream, whole=way not in tensors)
     return PartCrossings(found, {pod: each.peers for pod, each in numbers.items()})
+
+
+def matching_ends(pods: Mapping[str, Module]) -> Mapping[str, Ends]:
+    """The ends in each of two placed modules of what crosses between them. Raises `DiagnosticError`
+    for ends that do not fit together, different numbers of microbatches and sequences in zigzag
+    order."""
+    ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}
+    _check_alike(ends, pods)
+    return ends
 
 
 def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[PartWay, list[PartEnd]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stagec.jobs.builder import mesh_axes
+from stagec.jobs.request.experts import mesh_axes
 from stagec.machines import Machine
 from stagec.searches.bounds import SAME
 from stagec.searches.jobs import Evaluated, Run, Task

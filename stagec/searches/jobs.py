@@ -109,11 +109,12 @@ def _evaluated_pods(task: Task) -> Evaluated:
     worst = {pod: max(w.values(), key=_peak_of) for pod, w in timed.worst.items()}
     room = {p: task.limit.room(m, task.machine) for p, m in meshes.items()} if task.limit else {}
     fullest = max(worst, key=lambda pod: _peak_of(worst[pod]))
-    slowest = timed.report.slowest.partition("/")[0]
+    slowest = timed.report.slowest.partition("/")[0] if timed.pods.several else fullest
+    several = meshes if timed.pods.several else {}
     about = worst[fullest]["categories"], room.get(fullest)
     if any(_peak_of(worst[pod]) > size for pod, size in room.items()):
-        return Evaluated(meshes[fullest], *about, pods=meshes)
-    return replace(_timed(Evaluated(meshes[slowest], *about), timed.report), pods=meshes)
+        return Evaluated(meshes[fullest], *about, pods=several)
+    return replace(_timed(Evaluated(meshes[slowest], *about), timed.report), pods=several)
 
 
 def _peak_of(moment: Mapping[str, Any]) -> int:

@@ -11,9 +11,10 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.jobs.builder import JobBuilder, mesh_axes
-from stagec.jobs.pod_options import has_pods, options_of, pod_names
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pod_options import guests, has_pods, options_of, pod_names
 from stagec.jobs.request.combine import complete
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 
@@ -48,7 +49,7 @@ def layers_of_part(builder: JobBuilder, sizes: Mapping[str, int]) -> int:
 def ranks_of_others(options: JobOptions) -> int:
     """The ranks of all pods but the main one. Raises `DiagnosticError` for flags of a pod that give
     no mesh."""
-    names = (name for name in pod_names(options) if has_pods(options) and name != MAIN)
+    names = {*pod_names(options)} - {MAIN, *guests(options)} if has_pods(options) else ()
     meshes = (mesh_axes(complete(options_of(name, options))) for name in names)
     return sum(prod(size or 1 for size in mesh.values()) for mesh in meshes)
 

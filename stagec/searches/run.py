@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stagec.ir.module import BATCH
-from stagec.jobs.builder import mesh_axes
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 from stagec.ir.module import BATCH
 from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag
-from stagec.jobs.builder import mesh_axes
 from stagec.jobs.legal import count_of, needless, rules
 from stagec.jobs.request.combine import complete, in_usual_order
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS, OF_ONE_MESH, type_of
 from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.options import JobOptions

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from stagec.ir_spec.strategy.axes import DATA_AXES, MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag
-from stagec.jobs.builder import mesh_axes
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import OF_ONE_MESH
 from stagec.jobs.request.options import JobOptions
 from stagec.schedule.registry import SCHEDULES

@@ -1,4 +1,5 @@
-"""A draft model in a pod of its own: what it drafts, and what the other pod makes of it."""
+"""A draft model in a pod of its own, or on the ranks of its model: what it drafts, and what the
+model makes of it."""
 
 from __future__ import annotations
 
@@ -40,6 +41,23 @@ def test_drafts_are_verified(options: Mapping[str, Any], flags: str) -> None:
     assert_drafts(tiny_options(LLAMA), draft, options, flags)
 
 
+#: On the same ranks: the axes of the model, whole copies, and axes of experts beside none.
+SHARED: Sequence[tuple[Mapping[str, Any], str]] = (
+    ({"dp": 2, "tp": 2}, ""),
+    ({"tp": 4}, "tp=1"),
+    ({"dp": 2, "tp": 2}, "tp=1"),
+    ({"cp": 2, "tp": 2}, ""),
+    ({"mesh": {"tp": 2, "dp": 2}}, "tp=1"),
+)
+
+
+@pytest.mark.parametrize(("options", "flags"), [*each_first(*SHARED)])
+def test_drafts_are_verified_on_the_same_ranks(options: Mapping[str, Any], flags: str) -> None:
+    """They are those of pods of their own, as the same words judge both."""
+    draft = tiny_options(LLAMA, sizes={"L": 1, "D": 4, "F": 8})
+    assert_drafts(tiny_options(LLAMA), draft, options, flags, on_model=True)
+
+
 #: Windows, latents, selected keys, experts, states, biases of distances, encoders.
 FAMILIES = (
     "gemma3_text deepseek_v3 deepseek_v32 gpt_oss qwen3_next mamba2 rwkv7 recurrent_gemma lfm2 "
@@ -47,9 +65,14 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize("flags", [*each_first(("tp=2",), ("",))])
+@pytest.mark.parametrize(
+    ("options", "flags", "on_model"),
+    [*each_first(({}, "tp=2", False), ({}, "", False), ({"tp": 2}, "", True))],
+)
 @pytest.mark.parametrize("model_type", [*each_first(*((name,) for name in FAMILIES.split()))])
-def test_families_draft(model_type: str, flags: str, tmp_path: Path) -> None:
+def test_families_draft(
+    model_type: str, options: Mapping[str, Any], flags: str, on_model: bool, tmp_path: Path
+) -> None:
     given = {**small(model_type), "vocab_size": 16}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(given))
@@ -57,6 +80,5 @@ def test_families_draft(model_type: str, flags: str, tmp_path: Path) -> None:
     flags = ",".join(filter(None, (flags, "capacity-factor=16" if routed else "")))
     draft = JobOptions(str(path), sizes=sizes_of(model_type, 8, 8))
     draft = draft.changed(capacity_factor=Fraction(16)) if routed else draft
-    assert_drafts(
-        tiny_options(LLAMA), draft, {}, flags, past=8 if model_type == "gemma3_text" else 4
-    )
+    past = 8 if model_type == "gemma3_text" else 4
+    assert_drafts(tiny_options(LLAMA), draft, options, flags, past=past, on_model=on_model)

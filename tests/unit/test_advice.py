@@ -13,8 +13,9 @@ import pytest
 
 from stagec.analysis.figures import Figures
 from stagec.ir_spec.strategy.axes import DATA_AXES
-from stagec.jobs.builder import JobBuilder, mesh_axes
+from stagec.jobs.builder import JobBuilder
 from stagec.jobs.legal import count_of
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.advice.knobs import Change, KnobSpace, stretch
 from stagec.searches.advice.prediction import Prediction, cost

@@ -1,5 +1,5 @@
-"""A draft model in a pod of its own: its traces and counts, what is refused, and the time that a
-token takes."""
+"""A draft model in a pod of its own, or on the ranks of its model: its traces and counts, what is
+refused, and the time that a token takes."""
 
 from __future__ import annotations
 
@@ -86,6 +86,91 @@ def _reduced(each: dict[str, Any]) -> int:
     return sum(row["bytes"] for row in each["collectives"] if row["op"] == "all_reduce")
 
 
+#: The flags of the model, those of a pod that drafts, and those of a draft on the model's ranks.
+SHARED = [
+    pytest.param("--tp 2", "tp=2", "on=model"),
+    pytest.param("--tp 2", "", "tp=1,on=model"),
+    pytest.param("--dp 2 --tp 2", "dp=2,tp=2", "tp=2,on=model,dp=2", marks=EXHAUSTIVE),
+    pytest.param("--mesh dp=2,tp=2", "mesh=dp=2", "on=model,tp=1", marks=EXHAUSTIVE),
+]
+
+
+@pytest.mark.parametrize(("main", "own", "flags"), SHARED)
+def test_a_draft_on_the_ranks_of_its_model(main: str, own: str, flags: str, tmp_path: Path) -> None:
+    """The ranks are those of the model. They do what those of both pods do, without messages, and
+    hold weights and caches of both; the checker proves the traces."""
+    words = (*STEP, "--speculative", "3", *main.split())
+    pods = told("analyze", *words, *draft(own))["pods"].values()
+    both = told("analyze", *words, *draft(flags))
+    assert both["ranks"] == next(iter(pods))["ranks"]
+    assert both["parameters"] == sum(pod["parameters"] for pod in pods)
+    (mine,), each = both["classes"], [pod["classes"][0] for pod in pods]
+    assert mine["matmul_flops"]["forward"] == sum(c["matmul_flops"]["forward"] for c in each)
+    assert _reduced(mine) == sum(map(_reduced, each))
+    assert mine["p2p"] == []
+    for category in ("parameters", "caches"):
+        assert mine["memory"][category] == sum(c["memory"][category] for c in each)
+    assert stagec("compile", *words, *draft(flags), "-o", tmp_path / "job").code == 0
+    checked = json.loads(stagec("check", tmp_path / "job", "--json").out)
+    assert checked["ok"]
+    assert checked["ranks"] == both["ranks"]
+
+
+@pytest.mark.parametrize(("main", "own", "flags"), SHARED)
+def test_models_on_the_same_ranks_take_turns(main: str, own: str, flags: str) -> None:
+    """A step is as long as the steps of both models by themselves, and does the model FLOPs of
+    both."""
+    words = (*STEP, "--speculative", "3", "--machine", "h100-sxm", *main.split())
+    pods, both = told("time", *words, *draft(own)), told("time", *words, *draft(flags))
+    assert both["step_seconds"] == pytest.approx(sum(pods["alone_seconds"].values()), rel=0.02)
+    done = [each["mfu"] * each["step_seconds"] * each["ranks"] for each in (pods, both)]
+    assert done[0] == pytest.approx(done[1], rel=1e-9)
+    assert both["tokens"] == pods["tokens"]
+    assert both["turn_seconds"] == pytest.approx(pods["alone_seconds"], rel=0.02)
+    assert sum(both["turn_seconds"].values()) == pytest.approx(both["step_seconds"], rel=1e-12)
+    assert "By turns: draft" in stagec("time", *words, *draft(flags)).out
+
+
+@pytest.mark.parametrize(("main", "own", "flags"), SHARED)
+def test_models_on_the_same_ranks_share_memory(main: str, own: str, flags: str) -> None:
+    """What stays is that of both, what else they need is there by turns. Memory says which of them
+    takes what."""
+    words = (*STEP, "--speculative", "3", *main.split())
+    pods = told("memory", *words, *draft(own))["pods"].values()
+    (both,) = told("memory", *words, *draft(flags))["classes"]
+    each = [pod["classes"][0] for pod in pods]
+    assert max(c["peak"] for c in each) < both["peak"] < sum(c["peak"] for c in each)
+    assert set(both["models"]) == {"main", "draft"}
+    for category, size in both["categories"].items():
+        assert sum(model.get(category, 0) for model in both["models"].values()) == size
+    for found, alone in zip(both["models"].values(), each, strict=True):
+        for category in ("parameters", "caches"):
+            assert found[category] == alone["categories"][category]
+    assert "main" in stagec("memory", *words, *draft(flags)).out
+
+
+def test_a_draft_without_experts_has_the_axes_of_a_model_with_experts() -> None:
+    words = (
+        "mixtral-8x7b",
+        "--set",
+        f"{SMALL},M=64".replace("F=64,", ""),
+        *STEP[3:],
+        "--speculative",
+        "2",
+    )
+    found = told("analyze", *words, "--dp", "4", "--ep", "4", *draft("on=model"))
+    assert found["mesh"] == {"ep": 4}
+    assert found["classes"][0]["p2p"] == []
+
+
+def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
+    words = (*STEP, "--speculative", "2", "--tp", "8")
+    found = told("analyze", *words, *draft("on=model", TINY.replace("H=4,G=2", "H=8,G=4")))
+    assert found["mesh"] == {"tp": 4, "tpr": 2}
+    ran = stagec("analyze", *words, *draft("on=model", TINY.replace("H=4", "H=8")))
+    assert "has tp = 2, tpr = 4, and these are tp 4 x tpr 2" in ran.err
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -114,6 +199,19 @@ def _reduced(each: dict[str, Any]) -> int:
             "--draft and --serve disaggregated both make pods",
         ),
         ((*STEP, "--speculative", "2", "--sweep", "tp=1,2", *draft()), "--draft makes two pods"),
+        ((*STEP, "--speculative", "2", *draft("on=rank0")), "expects on=model"),
+        ((*STEP, "--speculative", "2", "--tp", "4", *draft("tp=2,on=model")), "model are tp 4"),
+        ((*STEP, "--speculative", "2", *draft("dp=2,on=model")), "model are one device"),
+        ((*STEP, "--speculative", "2", "--tp", "2", *draft("ranks=4,on=model")), "are tp 2"),
+        ((*STEP, "--speculative", "2", "--pp", "2", *draft("on=model")), "stages of a pipeline"),
+        (
+            (*STEP, "--speculative", "2", "--microbatches", "2", *draft("on=model")),
+            "waits for all sequences of a step",
+        ),
+        (
+            (*STEP, "--speculative", "2", *draft("fusion=pointwise,on=model")),
+            "other kernels or blocking collectives",
+        ),
     ],
 )
 def test_what_makes_no_draft_is_refused(words: tuple[str, ...], text: str) -> None:

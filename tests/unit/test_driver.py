@@ -233,7 +233,7 @@ def test_every_command_of_the_table_is_there() -> None:
     for name, (module, line) in COMMANDS.items():
         outcome = stagec(name, "--help")
         assert outcome.code == 0, (name, outcome.err)
-        assert module.startswith((".commands.", "stagec.testing."))
+        assert module.startswith((".commands.", "stagec.testing.", "stagec.answers."))
         assert line.endswith(".")
         assert line in stagec("--help").out
 

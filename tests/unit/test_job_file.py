@@ -20,6 +20,8 @@ JOBS = {
     "decode": "llama3-8b --set L=2 --serve decode --batch 8 --context 64 --kv-dtype fp8",
     "draft": "llama3-8b --set L=2 --serve decode --batch 8 --context 64 --speculative 2 "
     "--draft llama3-8b[L=1]:tp=1",
+    "shared": "llama3-8b --set L=2 --serve decode --batch 8 --context 64 --speculative 2 --tp 2 "
+    "--draft llama3-8b[L=1]:tp=1,on=model",
     "parts": "whisper-large-v3 --set B=8,L=1,L_dec=1 --dp 2 --part encoder=e:dp=1",
     "preset": "--preset llama3-405b-decode",
     "capacity": "mixtral-8x7b --set L=1,S=64,B=4 --capacity-factor 5/4 --dp 2 --ep 2",

@@ -7,15 +7,24 @@ import shlex
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 
 import stagec
+from stagec.answers import questions
+from stagec.answers.questions import JobQuestion
+from stagec.driver import cli
+from stagec.jobs.request.option import CommandOption, Whole
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.output.report import Report
+from stagec.support.diagnostics import DiagnosticError
 from tests.support import stagec as command
 
 MACHINE = "h100-sxm"
@@ -144,6 +153,64 @@ def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.best[0].step_seconds == best[0]["step_seconds"]
     assert found.best[0].command.startswith("stagec compile llama3-8b")
     assert found.proven
+
+
+class _Size(Report):
+    """How many ranks a job has, times a number: a question that a test asks."""
+
+    def __init__(self, ranks: int, machine: str) -> None:
+        self._data = {"model": "of a test", "ranks": ranks, "machine": machine}
+
+    def as_json(self) -> Any:
+        return self._data
+
+    def print(self, stream: TextIO) -> None:
+        stream.write(f"{self._data['ranks']} ranks\n")
+
+
+def _size(
+    options: JobOptions, machine: Machine | None, given: Mapping[str, Any], session: Session
+) -> _Size:
+    """Tell how many ranks a job has.
+
+    They are counted several times.
+    """
+    session.remark("counted")
+    return _Size(options.tp * given["times"], questions.needed(machine).name)
+
+
+QUESTION = JobQuestion(
+    "size", _size, (CommandOption("times", Whole(1), "How often.", 1),), "The machine."
+)
+
+
+def test_a_question_is_a_command_and_a_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record and a line in a table give `stagec size` and `job.ask("size")`, with options, help,
+    `--json`, `-o` and `--html`; what is wrong is told in both."""
+    line = "Tell how many ranks a job has."
+    monkeypatch.setitem(cast("Any", questions.QUESTIONS), "size", (__name__, line))
+    monkeypatch.setitem(cast("Any", cli.COMMANDS), "size", (__name__, line))
+    job = ("size", "llama3-8b", "--tp", "2")
+    answer = made(tp=2).ask("size", MACHINE, times=3)
+    assert plain(answer) == printed(*job, "--times", "3", "--machine", MACHINE)
+    assert plain(answer)["ranks"] == 6
+    page = tmp_path / "page.html"
+    ran = command(*job, "--machine", MACHINE, "--html", page)
+    assert (ran.code, ran.out, ran.err) == (0, "2 ranks\n", "remark: counted\n")
+    assert "2 ranks" in page.read_text(encoding="utf-8")
+    help_ = command("size", "--help").out
+    assert "They are counted several times." in help_
+    assert "How often." in help_
+    assert command(*job, "--times", "0", "--machine", MACHINE).code == 2
+    ran = command(*job)
+    assert ran.code == 1
+    assert "no machine is given" in ran.err
+    with pytest.raises(DiagnosticError, match="times: 0 is not in the range"):
+        made(tp=2).ask("size", MACHINE, times=0)
+    with pytest.raises(DiagnosticError, match="no question 'sizes' of a job"):
+        made(tp=2).ask("sizes")
 
 
 def test_search_of_several_pods() -> None:
@@ -467,7 +534,7 @@ SERVER: dict[str, Any] = {"sizes": SERVED, "prompt": 64}
         ("sweep", [{"tp": [1]}], {"jobs": "x"}, "jobs: 'x' is not a valid integer"),
         ("compile", [], {"machine": stagec.machine(MACHINE)}, "machine: a compile takes"),
         ("time", [MACHINE], {"kernels_from": "nowhere"}, "kernels_from: 'nowhere' is not one of"),
-        ("serve", [MACHINE], {"ttft": "soon"}, "ttft: 'soon' is not a valid float"),
+        ("serve", [MACHINE], {"ttft": "soon"}, "ttft: expects a time such as 30ms or 0.5s"),
         ("sweep", [{"tp": [b"1"]}], {}, "expects a text or a number"),
         ("with_", [], {"sizes": []}, "sizes: expects a dictionary"),
         ("with_", [], {"tp": b"8"}, "tp: expects a text or a number"),

@@ -22,12 +22,16 @@ SPACE = ("--ranks", "2", "--pp", "1", "--cp", "1", "--zero", "1", "--jobs", "1",
 WHISPER, PART = ("whisper-large-v3", "--set", "B=4,L=1,L_dec=1"), ("--part", "encoder=e: dp=2")
 _LIMITED = ("--prompt", "64", "--batches", "1", "--tpot", "1us")
 _PRICED = ("--price", "2,1", "--objective", "cost")
+_DRAFT = ("--speculative", "2", "--draft", "llama3-8b[L=1,D=64,F=64,V=1024,H=4,G=4,K=32]: on=model")
 _STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "memory": ("memory", *JOB, "--tp", "2"),
     "memory of stages": ("memory", *JOB, "--pp", "2", "--limit", "80GiB", "--fit", "caching"),
     "memory on hosts": ("memory", *JOB, "--dp", "2", "--offload", "optimizer"),
     "memory of pods": ("memory", *SERVER, *PODS, "--batch", "4"),
+    "memory of two models": (
+        *("memory", *SERVER, "--serve", "decode", "--batch", "4", "--context", "64", *_DRAFT),
+    ),
     "serve": ("serve", *SERVER, "--prompt", "64", "--batches", "1,2", *H100),
     "serve of pods": ("serve", *SERVER, *PODS, "--batches", "1,2", *H100),
     "serve within limits": ("serve", *SERVER, *_LIMITED, "--machine", "mi300x"),

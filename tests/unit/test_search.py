@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.jobs.builder import mesh_axes
 from stagec.jobs.legal import checked
 from stagec.jobs.request.combine import complete
+from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.machine import machine_of
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import CACHES, STEP

@@ -26,6 +26,7 @@ LLAMA = (
     *("--speculative", "3"),
 )
 DRAFT = ("--draft", "llama3-8b[L=2]: tp=2")
+SHARED = ("--draft", "llama3-8b[L=2]: on=model")
 SERVED = ("--ranks", "4", "--tp", "1..4", "--pp", "1")
 HOW = (*MACHINE, "--jobs", "1", "--no-cache")
 
@@ -68,18 +69,20 @@ def points_of_drafts() -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.usefixtures("space_alone")
 @pytest.mark.parametrize(
-    ("model", "pod", "space", "points"),
+    ("model", "pod", "space", "points", "ranks"),
     [
-        (WHISPER, PART, TRAINED, [*points_of_parts()]),
-        (LLAMA, DRAFT, SERVED, [*points_of_drafts()]),
+        (WHISPER, PART, TRAINED, [*points_of_parts()], 6),
+        (LLAMA, DRAFT, SERVED, [*points_of_drafts()], 6),
+        (LLAMA, SHARED, SERVED, [*points_of_drafts()], 4),
     ],
-    ids=["part", "draft"],
+    ids=["part", "draft", "shared"],
 )
 def test_the_best_are_those_of_every_point(
     model: tuple[str, ...],
     pod: tuple[str, ...],
     space: tuple[str, ...],
     points: list[tuple[str, ...]],
+    ranks: int,
 ) -> None:
     """By the step of all pods, each asked of `stagec time`; tokens are shared by all ranks, and the
     commands give the same again."""
@@ -94,11 +97,12 @@ def test_the_best_are_those_of_every_point(
         assert (tool, verb, words[-2]) == ("stagec", "compile", "-o")
         step = told("time", *words[:-2], *MACHINE, "--no-levers")
         assert row["step_seconds"] == step["step_seconds"]
-        assert row["ranks"] == step["ranks"] == 6
+        assert row["ranks"] == step["ranks"] == ranks
         assert row["mesh"] == step["mesh"]
         assert row["breakdown"] == step["breakdown"]
         assert row["tokens_per_second_per_rank"] == step["tokens_per_second_per_rank"]
-        pods = told("memory", *words[:-2])["pods"].values()
+        plan = told("memory", *words[:-2])
+        pods = plan.get("pods", {"main": plan}).values()
         fullest = max((c for p in pods for c in p["classes"]), key=lambda each: each["peak"])
         assert row["memory_peak"] == fullest["peak"]
         assert row["memory"] == fullest["categories"]

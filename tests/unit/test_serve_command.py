@@ -151,11 +151,11 @@ def test_ttft_has_what_is_left_of_the_caches(
     assert slow["points"][0]["prefill_pods"] > 10 * usual["points"][0]["prefill_pods"]
 
 
-def _step(strategy: str, model: str) -> float:
+def _step(strategy: str, model: str, layers: int = 4) -> float:
     """Seconds of the step of prefill by itself."""
     flag, _, degree = strategy.partition("=")
     batch = degree if flag == "dp" else "1"
-    given = ("--serve", "prefill", "--batch", batch, "--prompt", "512", "--set", "L=4")
+    given = ("--serve", "prefill", "--batch", batch, "--prompt", "512", "--set", f"L={layers}")
     ran = stagec("time", model, *given, f"--{flag}", degree, "--machine", "h100-sxm", "--json")
     return float(json.loads(ran.out)["step_seconds"])
 
@@ -182,6 +182,24 @@ def test_a_draft_model_has_ranks_of_its_own() -> None:
     slow = (*pods[:-1], "llama3-8b[L=16]: dp=1")
     (late,) = served(*slow, "--accepted", "2", "--batches", "8")["points"]
     assert late["ttft"] > point["ttft"]
+
+
+def test_a_draft_model_on_the_ranks_of_its_model_prefills_behind_it() -> None:
+    pods = (
+        "--set",
+        "L=4",
+        "--tp",
+        "2",
+        "--speculative",
+        "2",
+        "--draft",
+        "llama3-8b[L=2]: on=model",
+    )
+    found = served(*pods, "--accepted", "2", "--batches", "8")
+    (point,) = found["points"]
+    assert found["ranks"] == {"prefill": 2, "decode": 2}
+    both = _step("tp=2", "llama3-8b"), _step("tp=2", "llama3-8b", 2)
+    assert point["ttft"] == pytest.approx(sum(both), rel=1e-12)
 
 
 @pytest.mark.parametrize("apart", [False, True])

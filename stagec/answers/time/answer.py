@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
-from stagec.answers.time.pods import PodsTime, alone_seconds, transfer_of
+from stagec.answers.time.pods import PodsTime, alone_seconds, transfer_of, turn_seconds
 from stagec.answers.time.table import accepted_text, print_time, seconds_text
 from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving import PREFILL
@@ -33,12 +33,14 @@ NOT_GIVEN = Accepted(1.0, 1, given=False)
 @dataclass(frozen=True)
 class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
-    which `alone_seconds` says what each takes without that. `serve` is the kind of a step of
-    serving. `drawn` gives what pictures are made of."""
+    which `alone_seconds` says what each takes without that; of a draft model on the ranks of its
+    model `turn_seconds` are those of both. `serve` is the kind of a step of serving. `drawn` gives
+    what pictures are made of."""
 
     serve: str | None
     accepted: Accepted
     alone_seconds: Mapping[str, float]
+    turn_seconds: Mapping[str, float]
     drawn: Callable[[], Timed] = field(repr=False, compare=False)
 
     @property
@@ -51,8 +53,9 @@ class StepAnswer(TimeReport, Report):
         return self.fit
 
     def as_json(self) -> dict[str, Any]:
-        alone = {"alone_seconds": dict(self.alone_seconds)} if self.alone_seconds else {}
-        return {**super().as_json(), **self._served(), **alone}
+        each = {"alone_seconds": self.alone_seconds, "turn_seconds": self.turn_seconds}
+        said = {name: dict(seconds) for name, seconds in each.items() if seconds}
+        return {**super().as_json(), **self._served(), **said}
 
     def _served(self) -> dict[str, Any]:
         """Of a step of serving: the time to the first token, or that for each further one."""
@@ -80,9 +83,11 @@ class StepAnswer(TimeReport, Report):
 
     def print(self, stream: TextIO) -> None:
         print_time(self, stream)
-        if self.alone_seconds:
-            each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in self.alone_seconds.items())
-            console(stream).print(f"Without waiting for other pods: {each}", markup=False)
+        said = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
+        for text, seconds in said.items():
+            each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())
+            if each:
+                console(stream).print(f"{text}: {each}", markup=False)
         stream.write(accepted_text(self.step_seconds, self.accepted))
 
 
@@ -119,6 +124,7 @@ def time(
     options = on_machine(options, machine)
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
     alone: Mapping[str, float] = {}
+    turns: Mapping[str, float] = {}
     drawn: Callable[[], Timed] = partial(_with_memory, options, machine, how)
     if again and not has_pods(options):
         from stagec.jobs.figures import CompiledJob
@@ -136,10 +142,15 @@ def time(
             sent = transfer_of(timed, machine, **how)
             reports = {pod: step.report for pod, step in timed.steps.items()}
             return PodsTime(reports, sent, accepted, drawn)
-        alone = alone_seconds(timed, machine, **how)
+        alone, turns = alone_seconds(timed, machine, **how), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
-        **each, serve=options.serve, accepted=accepted, alone_seconds=alone, drawn=drawn
+        **each,
+        serve=options.serve,
+        accepted=accepted,
+        alone_seconds=alone,
+        turn_seconds=turns,
+        drawn=drawn,
     )
 
 

@@ -90,6 +90,24 @@ def alone_seconds(timed: Timed, machine: Machine, **how: Any) -> Mapping[str, fl
     return {pod: step_time(issued, machine, **how).seconds for pod, issued in each}
 
 
+def turn_seconds(timed: Timed) -> Mapping[str, float]:
+    """The seconds of each of the models that take turns on the same ranks: a draft model has all
+    until it is done. Empty for one model. Raises `DiagnosticError`."""
+    from stagec.formats.timeline.ranks import Replay
+    from stagec.time.clock.intervals import node_times
+    from stagec.time.streams import PICOSECONDS
+
+    if not timed.pods.guests:
+        return {}
+    replay, front = Replay.of(timed.issued, timed.step), tuple(f"{g}/" for g in timed.pods.guests)
+    times = map(node_times, replay.issued.programs, replay.classes)
+    rows = (row for each in times for row in each.spread(replay.span, replay.end).rows())
+    nodes = ((row.placed.node, row.end) for row in rows)
+    done = max(end for n, end in nodes if n.name.removeprefix(n.scope).startswith(front))
+    (guest,), (main,) = timed.pods.guests, timed.pods.builders
+    return {guest: done / PICOSECONDS, main: timed.step.seconds - done / PICOSECONDS}
+
+
 def _print(found: PodsTime, out: TextIO) -> None:
     transfer, shown = found.transfer, console(out)
     shown.print(

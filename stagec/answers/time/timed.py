@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stagec.answers.time.joined import JoinedPods, PodsPlans
-from stagec.ir.expr import const, evaluate
 from stagec.ir.serving import DECODE
 from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
@@ -108,8 +107,8 @@ def time_job(
     names = [*pods.builders]
     groups = [names[:-1], names[-1:]] if _decodes_apart(options, pods) else [names]
     # parts have one model
-    counted = names if options.draft is not None else [first for first, *_ in groups]
-    looks, watching = {pod: Looks() for pod in pods.builders}, dict[str, list[Hooks]]()
+    counted = [*pods.every] if options.draft is not None else [first for first, *_ in groups]
+    looks, watching = {pod: Looks() for pod in pods.every}, dict[str, list[Hooks]]()
     for pod, look in looks.items():
         passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)
         asked = {"flops": pod in counted, "tokens": pod in counted, "early_peak": True}
@@ -123,13 +122,12 @@ def time_job(
     for group in groups:
         pod, each = group[0], {name: issued[name] for name in group}
         together = IssuedPods(each, pods.far) if len(each) > 1 else issued[pod]
-        flops = {n: (looks[n].flops.found, pods.modules[n]) for n in group if n in counted}
         report = report_of(
             pods.name,
             pods.modules[pod],
             together,
             machine,
-            flops=_sum(flops),
+            flops=pods.flops([n for n in group if n in counted], looks),
             tokens=looks[pod].tokens.found,
             peaks=[looks[name].early_peak.found for name in group],
             overlap=overlap,
@@ -139,12 +137,12 @@ def time_job(
         )
         steps[pod] = TimedStep(group, together, report)
     plans = _plans_of(pods, looks) if memory else None
-    moments = {pod: look.early_worst.found or {} for pod, look in looks.items()}
+    moments = {pod: looks[pod].early_worst.found or {} for pod in names}
     return Timed(options, machine, overlap, pods, issued, steps, plans, moments)
 
 
 def _plans_of(pods: Pods, looks: Mapping[str, Looks]) -> EventPlans:
-    found = {pod: look.events.needed("memory over time") for pod, look in looks.items()}
+    found = {pod: looks[pod].events.needed("memory over time") for pod in pods.builders}
     if not pods.several:
         return next(iter(found.values()))
     return PodsPlans({id(pods.modules[pod]): plans for pod, plans in found.items()})
@@ -153,20 +151,6 @@ def _plans_of(pods: Pods, looks: Mapping[str, Looks]) -> EventPlans:
 def _decodes_apart(options: JobOptions, pods: Pods) -> bool:
     """Whether one of the pods decodes what others prefill: it does not wait for them."""
     return options.serve == DISAGGREGATED and DECODE in pods.builders
-
-
-def _sum(models: Mapping[str, tuple[ModelFlops | None, Module]]) -> ModelFlops | None:
-    """The FLOPs of several models, each in the sizes of its own module; None if one is open."""
-    from stagec.analysis.model_flops import ModelFlops
-
-    if len(models) == 1:
-        return next(iter(models.values()))[0]
-    sums = [0, 0]
-    for found, module in models.values():
-        if found is None:
-            return None
-        sums = [n + evaluate(part, module.env) for n, part in zip(sums, found, strict=True)]
-    return ModelFlops(*map(const, sums))
 
 
 def report_of(

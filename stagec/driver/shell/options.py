@@ -78,7 +78,7 @@ def click_option(option: CommandOption) -> Callable[[F], F]:
             about["callback"] = partial(_merged, merge)
     if option.alone:
         about |= {"is_flag": False, "flag_value": option.alone}
-    about |= {"metavar": option.metavar, "required": option.required}
+    about["metavar"] = option.metavar
     return click.option(*words, option.name, type=type_of(option.kind), **about)
 
 

@@ -1,8 +1,9 @@
-"""`--draft`: the model that drafts words for a step of decode, its sizes and the flags of its
-pod."""
+"""`--draft`: the model that drafts words for a step of decode, its sizes, its ranks and its
+flags."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,20 +11,26 @@ from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.sizes import SizesType
 
 _FORM = "as in 'llama3-8b: tp=2', or with sizes 'llama3-8b[L=4]: tp=2'"
+#: Which ranks a draft model has, among its flags.
+_ON = re.compile(r"(?:^|[\s,])on=([^\s,]*)")
+_MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftText:
-    """`MODEL[SIZES]: FLAGS`."""
+    """`MODEL[SIZES]: FLAGS`; with `on=model` among the flags, on the ranks of the model that it
+    drafts for."""
 
     model: str
     sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
     flags: str = ""
+    on_model: bool = False
 
     def __str__(self) -> str:
         sizes = ",".join(f"{name}={n}" for name, n in self.sizes.items())
         model = f"{self.model}[{sizes}]" if sizes else self.model
-        return f"{model}: {self.flags}" if self.flags else model
+        flags = ",".join(filter(None, (self.flags, f"on={_MODEL}" if self.on_model else "")))
+        return f"{model}: {flags}" if flags else model
 
 
 class DraftType(Kind[DraftText]):
@@ -38,12 +45,19 @@ class DraftType(Kind[DraftText]):
         sizes, closed, behind = rest.partition("]")
         if not model.strip() or bool(bracket) != bool(closed) or behind.strip():
             raise ValueError(f"expects MODEL: FLAGS, {_FORM}, found '{text}'")
-        return DraftText(model.strip(), SizesType().read(sizes), flags.strip())
+        on = _ON.findall(flags)
+        if any(where != _MODEL for where in on):
+            raise ValueError(
+                f"expects on={_MODEL}, or no 'on' where it has ranks of its own, found '{text}'"
+            )
+        own = _ON.sub("", flags).strip(", ")
+        return DraftText(model.strip(), SizesType().read(sizes), own, on_model=bool(on))
 
 
 DRAFT_OPTION = CommandOption(
     "draft",
     DraftType(),
     "Of decode: the model that makes the --speculative drafts, in a pod of its own: "
-    "'llama3-8b: tp=2'; 'llama3-8b[L=4]: tp=2' gives it sizes.",
+    "'llama3-8b: tp=2'; 'llama3-8b[L=4]: tp=2' gives it sizes, 'llama3-8b: on=model' the ranks of "
+    "its model.",
 )

@@ -1,25 +1,35 @@
-"""Expert parallelism on the command line: how its ranks fold into the other axes of the mesh."""
+"""The axes of the mesh that flags give, and how the ranks of expert parallelism fold into the
+others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, ordered
 from stagec.jobs.request.combine import divisors, nearest
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import error
 
 
-def folded_axes(options: JobOptions, axes: Iterable[str]) -> dict[str, int]:
-    """The size of each of these axes: expert-parallel ranks are some of the data-parallel ones.
+def _folded_axes(options: JobOptions) -> dict[str, int]:
+    """The size of each axis: expert-parallel ranks are some of the data-parallel ones.
 
     With whole experts (`--etp 1`) they are all of the tensor-parallel ranks first.
     """
-    sizes = {a: int(getattr(options, a)) for a in axes}
+    sizes = {a: int(getattr(options, a)) for a in AXES}
     sizes["ep"] //= options.tp if _whole(options) else 1
     sizes[_data_axis(options)] //= sizes["ep"]
     return sizes
+
+
+def mesh_axes(options: JobOptions) -> dict[str, int | None]:
+    """The axes that options give the mesh of a strategy of flags, as far as the model leaves them
+    whole."""
+    if options.mesh is not None:
+        return dict(options.mesh)
+    axes = {a: n for a, n in _folded_axes(options).items() if n > 1}
+    return {a: axes[a] for a in ordered(axes, options.mesh_order)}
 
 
 def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> None:

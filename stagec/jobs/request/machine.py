@@ -76,7 +76,7 @@ GRAPHS = switch(
 )
 
 
-def machine_options(text: str, *, required: bool = False) -> tuple[CommandOption, CommandOption]:
+def machine_options(text: str) -> tuple[CommandOption, CommandOption]:
     """`--machine`, with its help in this command, and what of it is used."""
     kind = AnyText("machines")
-    return CommandOption("machine", kind, text, metavar="NAME|FILE", required=required), USED_RANKS
+    return CommandOption("machine", kind, text, metavar="NAME|FILE"), USED_RANKS

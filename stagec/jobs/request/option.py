@@ -159,7 +159,6 @@ class CommandOption:
     merge: Callable[[Sequence[Any]], Any] | None = None
     spelling: str = ""  # on the command line, where it is not --name
     alone: str = ""  # what the option without a value is taken for
-    required: bool = False
     rare: bool = False  # --help-all tells of it, --help does not
 
     @property

@@ -47,7 +47,7 @@ class JobFlags(TypedDict, total=False):
     #: logits.
     sampling: Literal["gather", "local", "none"] | None
     #: Of decode: the model that makes the --speculative drafts, in a pod of its own: 'llama3-8b:
-    #: tp=2'; 'llama3-8b[L=4]: tp=2' gives it sizes.
+    #: tp=2'; 'llama3-8b[L=4]: tp=2' gives it sizes, 'llama3-8b: on=model' the ranks of its model.
     draft: str | None
     #: Data-parallel ranks.
     dp: int | None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from stagec.jobs.request.option import Kind
+from stagec.jobs.request.option import Kind, Number
 
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)")
+_SECONDS = Number(0, above=True)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -21,3 +23,7 @@ class TimeType(Kind[float]):
         if found is None or float(found[1]) == 0:
             raise ValueError(f"expects a time such as 30ms or 0.5s, found '{text}'")
         return float(found[1]) * _UNITS[found[2]]
+
+    def of(self, given: Any) -> float:
+        """The seconds of a text, or of a number of them."""
+        return self.read(given) if isinstance(given, str) else _SECONDS.of(given)

@@ -1,0 +1,49 @@
+"""What can be asked of a job by a command and a method that are made of the question: `stagec NAME`
+and `stagec.job(...).NAME(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.jobs.request.option import CommandOption
+    from stagec.jobs.request.options import JobOptions
+    from stagec.jobs.session import Session
+    from stagec.machines import Machine
+    from stagec.output.report import Report
+
+#: By its name the module that has it as `QUESTION`, which is imported when it is asked; and one
+#: line of help.
+QUESTIONS: Mapping[str, tuple[str, str]] = {
+    "serve": ("stagec.answers.serve", "Tell what a server gives: TTFT, TPOT, tokens a second."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuestion:
+    """A question: `ask` gets the options of a job, the machine, the values of `options` by their
+    names, and the session. Its docstring is the help of the command. `machine` is the help of
+    `--machine`, empty where no machine is asked for."""
+
+    name: str
+    ask: Callable[[JobOptions, Machine | None, Mapping[str, Any], Session], Report]
+    options: Sequence[CommandOption] = ()
+    machine: str = ""
+
+
+def needed(machine: Machine | None) -> Machine:
+    """The machine of a question that has no answer without. Raises `DiagnosticError`."""
+    if machine is None:
+        raise error("no machine is given", remedy="add --machine h100-sxm, for example")
+    return machine
+
+
+def question_of(name: str) -> JobQuestion:
+    """The question of a name of `QUESTIONS`."""
+    question: JobQuestion = import_module(QUESTIONS[name][0]).QUESTION
+    return question

@@ -1,0 +1,18 @@
+"""The module of another pod that a pass meets: one of the job, or a text."""
+
+from __future__ import annotations
+
+from stagec.ir.module import Module
+from stagec.support.diagnostics import error
+from stagec.support.texts import read_text
+from stagec.text.build import parse_module
+
+
+def peer_module(module: Module, name: str, file: str, *, example: str) -> Module:
+    """The peer of that name, else the module of a file. Raises `DiagnosticError` if there is
+    neither."""
+    if (found := module.peers.get(name)) is not None:
+        return found
+    if not file:
+        raise error("expected the module of the other pod", remedy=f"as in {example}")
+    return parse_module(read_text(file), module.registry)
