@@ -6,6 +6,7 @@ setuptools drops a forgotten sub-package or data file in silence; these tests do
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -126,23 +127,76 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for room in ROOMS.values():
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / room, copy / room, symlinks=True, ignore=ignore)
+    return built(copy, out)
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of what is published."""
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "validation", copy / "validation")
+    return built(copy / "validation", out)
+
+
+def built(copy: Path, out: Path) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     subprocess.run([*command, "--no-build-isolation", "-w", str(out), str(copy)], check=True)
-    (built,) = out.glob("stagec-*.whl")
-    return built
+    (wheel,) = out.glob("stagec*.whl")
+    return wheel
 
 
 @pytest.mark.long
 def test_the_wheel_contains_every_file(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    packed = {name for name in names if ".dist-info/" not in name}
-    assert packed == set(shipped_files())
+    assert packed(wheel) == set(shipped_files())
 
 
 @pytest.mark.long
 def test_the_wheel_has_its_entry_points(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
-    text = archive.read(name).decode()
+    text = entries(wheel)
     assert "stagec = stagec.driver.cli:entry" in text
     assert "[stagec.plugins]\nbuiltin = stagec.passes:PLUGIN" in text
+
+
+@pytest.mark.long
+def test_the_wheel_of_figures_is_data(figures: Path) -> None:
+    """Every file of every source, and nothing that runs."""
+    folder = ROOT / "validation"
+    files = [f for about in folder.glob("*/source.toml") for f in about.parent.iterdir()]
+    names = {f"{file.parent.name}/{file.name}" for file in files} | {"sources.toml"}
+    assert packed(figures) == {f"stagec_validation/{name}" for name in names}
+    assert "[stagec.validation]\nstagec = stagec_validation" in entries(figures)
+
+
+@pytest.mark.long
+def test_figures_are_where_their_wheel_is(wheel: Path, figures: Path, tmp_path: Path) -> None:
+    """Where they are not, the command says how to get them."""
+    for each in (wheel, figures):
+        zipfile.ZipFile(each).extractall(tmp_path / each.stem)
+    code = (
+        "from stagec.validation.steps import measured_steps\n"
+        "print(*map(len, measured_steps().values()))"
+    )
+
+    def run(*wheels: Path) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(str(tmp_path / each.stem) for each in wheels)
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    assert run(wheel, figures).stdout.split() == ["8", "10", "4", "6", "41", "720", "15", "897"]
+    assert "which is not installed" in run(wheel).stderr
+
+
+def packed(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+def entries(wheel: Path) -> str:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    return archive.read(name).decode()
