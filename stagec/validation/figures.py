@@ -13,7 +13,7 @@ from stagec.analysis.memory import staged_memory
 from stagec.importers.library import model_sizes
 from stagec.ir.expr import Expr, function, total
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.request.option import values_of
+from stagec.jobs.request.option import text_of, values_of
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.models import LibraryModel, library
 from stagec.schedule.registry import find_schedule
@@ -81,7 +81,7 @@ class LibraryCounts:
 
     def __call__(self, model: LibraryModel, flags: Mapping[str, Any]) -> Counts:
         """The counts of the first pipeline stage. Raises `DiagnosticError`."""
-        key = (model.text_name, *sorted(flags.items()))
+        key = (model.text_name, *sorted((name, text_of(flag)) for name, flag in flags.items()))
         if key not in self._counts:
             values, _ = values_of(JOB, flags)
             options = JobOptions(model.name, **{name: values[name] for name in flags})

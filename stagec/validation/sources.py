@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import csv
 import tomllib
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -72,7 +73,7 @@ class SourceText:
     fitted_every: str = "0"
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     steps: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    kind: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    kind: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +92,17 @@ class ValidationSource:
         """The rows: what all of them have in common, what [kind.NAME] has for those whose `kind` is
         NAME, and the cells of their own; an empty cell says nothing. Raises `DiagnosticError`."""
         path = str(self.folder / ROWS)
-        for line, cells in enumerate(csv.DictReader(read_text(path).text.splitlines()), 2):
-            place = FileLoc(path, line, 1)
-            name = cells.get("kind") or ""
+        kinds: dict[str, Mapping[str, Any]] = {"": {}}
+        kinds |= {n: table for n, table in self.text.kind.items() if isinstance(table, Mapping)}
+        for line, cells in enumerate(_cells(path), 2):
+            place, name = FileLoc(path, line, 1), cells.get("kind") or ""
             if None in cells:
                 raise error("more cells than columns", place, remedy="quote texts with commas")
-            if name and name not in self.text.kind:
-                remedy = did_you_mean(name, self.text.kind) or f"write it in {ABOUT}"
+            if name not in kinds:
+                remedy = did_you_mean(name, kinds) or f"write it in {ABOUT}"
                 raise error(f"there is no [kind.{name}]", place, remedy=remedy)
             own = [_nested(key, text) for key, text in cells.items() if text]
-            common = self.text.figures or self.text.steps
-            yield SourceRow(place, _merged(common, self.text.kind.get(name, {}), *own))
+            yield SourceRow(place, _merged(self.text.figures or self.text.steps, kinds[name], *own))
 
 
 def validation_sources(*, steps: bool) -> list[ValidationSource]:
@@ -114,6 +115,9 @@ def validation_sources(*, steps: bool) -> list[ValidationSource]:
         )
     named = [folder / name for folder in folders for name in _listed(folder / LIST)]
     sources = [ValidationSource(path, _table(path / ABOUT).read(SourceText)) for path in named]
+    for name, count in Counter(source.name for source in sources).items():
+        if count > 1:
+            raise error(f"two sources are called '{name}'", remedy="rename the folder of one")
     return [source for source in sources if bool(source.text.steps) == steps]
 
 
@@ -130,7 +134,9 @@ def _folders() -> list[Path]:
 
 def _folder(package: str) -> Path:
     """The folder of a package, which is not imported: it has no code."""
-    spec = find_spec(package)
+    spec = None
+    with suppress(ImportError, ValueError):
+        spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise error(f"{GROUP}: there is no package '{package}'", remedy="install it again")
     return Path(next(iter(spec.submodule_search_locations)))
@@ -148,6 +154,13 @@ def _table(path: Path) -> SourceRow:
         return SourceRow(FileLoc(str(path), 1, 1), tomllib.loads(read_text(str(path)).text))
     except tomllib.TOMLDecodeError as problem:
         raise error(f"{path}: no TOML: {problem}", remedy="correct the file") from None
+
+
+def _cells(path: str) -> list[dict[Any, Any]]:
+    try:
+        return list(csv.DictReader(read_text(path).text.splitlines()))
+    except csv.Error as problem:
+        raise error(f"{path}: {problem}", remedy="write comma-separated values") from None
 
 
 def _merged(*tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,12 +131,14 @@ def _step(source: ValidationSource, row: StepRow, *, judged: bool, fitted: bool)
     sizes = sizes_of(row.sizes)
     if row.unit not in _UNITS:
         raise ValueError(f"no unit '{row.unit}': choose among {', '.join(_UNITS)}")
+    if not (seconds := _UNITS[row.unit](row, sizes)) > 0:
+        raise ValueError(f"a step of {seconds:g} s")
     values, _ = values_of(JOB, row.flags)
     names = {**sizes, **row.flags, "gpus": row.gpus, **row.notes}
     return MeasuredStep(
         source=source.name,
         row=filled(row.row, names),
-        seconds=_UNITS[row.unit](row, sizes),
+        seconds=seconds,
         ranks=int(row.gpus),
         machine=row.machine,
         model=str(source.folder / row.model) if row.model.endswith(SUFFIX) else row.model,

@@ -126,7 +126,10 @@ def test_counters_are_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         assert off == f"({round(100 * (float(ours) / measured - 1), 2) + 0.0:+.2f}%)"
 
 
-@pytest.mark.parametrize(("measured", "ok"), [("19900.0", True), ("19930.0", False)])
+@pytest.mark.parametrize(
+    ("measured", "ok"),
+    [("19900.0", True), ("19930.0", False), ("19540.0", True), ("19500.0", False)],
+)
 def test_counters_that_are_off_fail(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: str, ok: bool
 ) -> None:

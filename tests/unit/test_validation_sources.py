@@ -134,6 +134,8 @@ def test_cells_go_before_their_kind_and_that_before_what_all_rows_have(
         ("gpus,measured\n2,9,3\n", "more cells than columns", "quote"),
         ("gpus,measured\n2,9\n", "there is no 'tp'", "correct the row"),
         ("gpus,measured,flags.tp\n2,x,2\n", "could not convert", "correct the row"),
+        ("gpus,measured,flags.tp\n2,-1,2\n", "a step of -0.001 s", "correct the row"),
+        ("gpus,measured,kind\n2,9,flat\n", r"no \[kind.flat\]", "write it in"),
         ("gpus,measured,flags.tp,unit\n2,9,2,h\n", "no unit 'h'", "correct the row"),
         ("gpus,measured,flags.tp,sizes.D\n2,9,2,Q\n", "there is no size 'Q'", "correct the row"),
         ("gpus,measured,flags.tp,sizes.K\n2,9,2,D/3\n", "a size of 64/3", "correct the row"),
@@ -143,7 +145,7 @@ def test_cells_go_before_their_kind_and_that_before_what_all_rows_have(
 def test_mistakes_have_their_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: str, message: str, remedy: str
 ) -> None:
-    files = {"source.toml": f"{STEP}[kind.wide]\n", "rows.csv": rows}
+    files = {"source.toml": f"{STEP}[kind]\nflat = 1\n[kind.wide]\n", "rows.csv": rows}
     folder = written(monkeypatch, tmp_path, files)
     with pytest.raises(DiagnosticError, match=message) as caught:
         measured_steps()
@@ -175,6 +177,13 @@ def test_a_list_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     listed(monkeypatch, tmp_path, "mine")
     (tmp_path / sources.LIST).write_text("source = []")
     with pytest.raises(DiagnosticError, match="lists no sources"):
+        measured_steps()
+
+
+def test_sources_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written(monkeypatch, tmp_path, {"source.toml": STEP, "rows.csv": "gpus\n"})
+    listed(monkeypatch, tmp_path, "mine", "mine")
+    with pytest.raises(DiagnosticError, match="two sources are called 'mine'"):
         measured_steps()
 
 
