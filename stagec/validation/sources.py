@@ -38,7 +38,7 @@ RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A row, and its place: texts by name, and tables such as `sizes` and `flags`."""
+    """What a row or a file says, and its place: texts by name, and tables such as `sizes`."""
 
     place: FileLoc
     given: Mapping[str, Any]
