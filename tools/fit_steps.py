@@ -22,27 +22,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stagec.machines
-from stagec.analysis.measured import MeasuredStep, measured_steps
-from stagec.jobs.measured import issued_of, machine_of
 from stagec.machines import Machine
 from stagec.machines.writing import with_sections
 from stagec.time.step import Issued, step_time
+from stagec.validation.steps import MeasuredStep, measured_steps, sample
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = dict[str, float]
 
 PRODUCTS, ISSUE = "efficiency.sustained.products", "efficiency.host.issue"
 ATTENTION = "efficiency.attention.rate.bf16"
-#: The constants of a device with their bounds, and the sources that they are fitted on.
-DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[str]]]] = {
-    "a100-80g": (
-        {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
-        ("korthikanti", "narayanan", "deepspeed-multi", "deepspeed-single"),
-    ),
-    "h100-sxm": ({PRODUCTS: (0.5, 1.0)}, ("mcore",)),
-    "h100-p5": ({PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)}, ("nanotron",)),
-    "h100-500w": ({PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)}, ("torchtitan",)),
-    "b200": ({PRODUCTS: (0.4, 1.0)}, ("b200",)),
+#: The constants of a device with their bounds; they are fitted on the sources of its steps.
+DEVICES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
+    "a100-80g": {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
+    "h100-sxm": {PRODUCTS: (0.5, 1.0)},
+    "h100-p5": {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
+    "h100-500w": {PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)},
+    "b200": {PRODUCTS: (0.4, 1.0)},
 }
 #: Devices without steps of their own, and those of the same processors.
 ALIKE: Final[Mapping[str, Sequence[str]]] = {
@@ -66,8 +62,8 @@ class Prepared:
 
     def error(self, values: Values) -> float:
         """Logarithm of predicted over measured seconds, on the machine with these constants."""
-        machine: Machine = machine_of(self.step).changed(values)
-        found = step_time(self.issued, machine, overlap=self.step.overlap)
+        machine: Machine = self.step.on_machine().changed(values)
+        found = step_time(self.issued, machine)
         return float(np.log(found.seconds / self.step.seconds))
 
 
@@ -82,7 +78,7 @@ class Fit:
     """Errors of prepared rows, by two processes."""
 
     def __init__(self, rows: Sequence[MeasuredStep]) -> None:
-        _PREPARED[:] = [Prepared(row, issued_of(row)) for row in rows]
+        _PREPARED[:] = [Prepared(row, row.issued()) for row in rows]
         self._pool = get_context("fork").Pool(2)
         self.rows = rows
 
@@ -115,13 +111,11 @@ class Fit:
         return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(point).tolist(), strict=True)}
 
 
-def rows_of(sources: Sequence[str]) -> list[MeasuredStep]:
-    """The rows of sources; of long ones as many as stand at equal distances."""
-    found: list[MeasuredStep] = []
-    for name in sources:
-        rows = [row for row in measured_steps()[name] if row.judged]
-        found += rows[:: len(rows) // _MOST | 1]  # an odd distance: every second row is fitted
-    return found
+def rows_of(device: str) -> list[MeasuredStep]:
+    """The steps of a device; of long sources as many as stand at equal distances."""
+    judged = ([s for s in steps if s.judged] for steps in measured_steps().values())
+    own = [steps for steps in judged if steps and steps[0].machine == device]
+    return [step for steps in own for step in sample(steps, _MOST)]
 
 
 def told(errors: Floats) -> str:
@@ -137,8 +131,8 @@ def told(errors: Floats) -> str:
 def main(names: Sequence[str], every: bool, write: bool) -> None:
     """Fit the constants of steps."""
     for name in names or DEVICES:
-        bounds, sources = DEVICES[name]
-        rows = rows_of(sources)
+        bounds, rows = DEVICES[name], rows_of(name)
+        sources = list(dict.fromkeys(row.source for row in rows))
         fit = Fit(rows)
         fitted = [i for i, row in enumerate(rows) if every or row.fitted]
         others = [] if every else [i for i, row in enumerate(rows) if not row.fitted]

@@ -33,6 +33,7 @@ pytestmark = DISTINCT
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ir_spec/stg.md")),
+    ROOT / "validation" / "README.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 LOADED = load_plugins(())
@@ -305,7 +306,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert heading in map(markup.anchor, found), f"{name_of(page)}: {target}"
 
 
-_FILE = re.compile(r"`((?:stagec|passes|ir_spec|tests|tools|docs)/[\w./-]+)`")
+_FILE = re.compile(r"`((?:stagec|passes|ir_spec|tests|tools|docs|validation)/[\w./-]+)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -319,7 +319,7 @@ def test_large_collectives_as_measured(case: tuple[str, str, int], measured: flo
 
 
 #: GB/s on the bus of an all_gather of 1 GiB in nodes of AWS: the medians of the runs of nanotron
-#: whose hosts do not compare calls (all_gather of stagec/analysis/measured/nanotron_h100.csv).
+#: whose hosts do not compare calls (notes.all_gather of validation/nanotron/rows.csv).
 EFA = {32: 226.1, 64: 176.8, 128: 124.3, 256: 75.3, 512: 44.5}
 
 

@@ -117,8 +117,8 @@ def test_the_readme_lists_every_page() -> None:
     )
 
 
-def built(out: Path, **env: str) -> Path:
-    """A wheel built from a copy, so that no build output lands in the checkout."""
+def copied(out: Path) -> Path:
+    """A copy of what the package is made of, so that no build output lands in the checkout."""
     copy = out / "copy"
     copy.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md"):
@@ -126,26 +126,36 @@ def built(out: Path, **env: str) -> Path:
     for room in ROOMS.values():
         ignore = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(ROOT / room, copy / room, symlinks=True, ignore=ignore)
+    return copy
+
+
+def built(copy: Path, out: Path, **env: str) -> Path:
+    """A wheel of a project."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "-w", str(out), str(copy)]
     subprocess.run(command, check=True, env={**os.environ, **env})
-    (found,) = out.glob("stagec-*.whl")
-    return found
+    (wheel,) = out.glob("stagec*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("wheel"))
+    out = tmp_path_factory.mktemp("wheel")
+    return built(copied(out), out)
 
 
-def files_in(wheel: Path) -> set[str]:
-    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of what is published."""
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "validation", copy / "validation")
+    return built(copy / "validation", out)
 
 
 @pytest.mark.long
 def test_the_wheel_contains_every_file(wheel: Path) -> None:
     """And the compiled loop of the clock, if there is a compiler."""
-    files = files_in(wheel)
+    files = packed(wheel)
     compiled = {name for name in files if name.endswith((".so", ".pyd"))}
     assert files - compiled == set(shipped_files())
     assert len(compiled) == (shutil.which("cc") is not None)
@@ -154,8 +164,8 @@ def test_the_wheel_contains_every_file(wheel: Path) -> None:
 @pytest.mark.long
 def test_without_a_compiler_the_clock_is_python(tmp_path: Path) -> None:
     """It is installed and gives the same times."""
-    wheel = built(tmp_path, CC="no-such-compiler", CXX="no-such-compiler")
-    assert files_in(wheel) == set(shipped_files())
+    wheel = built(copied(tmp_path), tmp_path, CC="no-such-compiler", CXX="no-such-compiler")
+    assert packed(wheel) == set(shipped_files())
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     assert step_seconds(tmp_path / "site") == step_seconds(ROOT)
 
@@ -173,8 +183,51 @@ def step_seconds(folder: Path) -> str:
 
 @pytest.mark.long
 def test_the_wheel_has_its_entry_points(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
-    text = archive.read(name).decode()
+    text = entries(wheel)
     assert "stagec = stagec.driver.cli:entry" in text
     assert "[stagec.plugins]\nbuiltin = stagec.passes:PLUGIN" in text
+
+
+@pytest.mark.long
+def test_the_wheel_of_figures_is_data(figures: Path) -> None:
+    """Every file of every source, and nothing that runs."""
+    folder = ROOT / "validation"
+    files = [f for about in folder.glob("*/source.toml") for f in about.parent.iterdir()]
+    names = {f"{file.parent.name}/{file.name}" for file in files} | {"sources.toml"}
+    assert packed(figures) == {f"stagec_validation/{name}" for name in names}
+    assert "[stagec.validation]\nstagec = stagec_validation" in entries(figures)
+
+
+@pytest.mark.long
+def test_figures_are_where_their_wheel_is(wheel: Path, figures: Path, tmp_path: Path) -> None:
+    """Where they are not, the command says how to get them."""
+    for each in (wheel, figures):
+        zipfile.ZipFile(each).extractall(tmp_path / each.stem)
+    code = (
+        "from stagec.validation.steps import measured_steps\n"
+        "print(*map(len, measured_steps().values()))"
+    )
+
+    def run(*wheels: Path) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(str(tmp_path / each.stem) for each in wheels)
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    assert run(wheel, figures).stdout.split() == ["8", "10", "4", "6", "41", "720", "15", "897"]
+    assert "which is not installed" in run(wheel).stderr
+
+
+def packed(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+def entries(wheel: Path) -> str:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    return archive.read(name).decode()

@@ -5,16 +5,17 @@ off fails.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from stagec.analysis import published, published_counters
-from stagec.driver.commands import validate
 from stagec.models import library
+from stagec.validation import figures, sources
+from stagec.validation.figures import PublishedRow, published_rows
+from tests.checked_sources import ROOT, only
 from tests.support import LONG, stagec
 from tests.unit import test_docs
 from tests.unit.test_docs import VALIDATES, blocks, check_commands, name_of
@@ -45,15 +46,15 @@ SESSIONS = [
 @pytest.fixture(autouse=True)
 def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All runs share what they compile."""
-    monkeypatch.setattr(validate, "LibraryCounts", _compiled)
+    monkeypatch.setattr(figures, "LibraryCounts", _compiled)
 
 
 @cache
-def _compiled() -> validate.LibraryCounts:
+def _compiled() -> figures.LibraryCounts:
     return _CLASS()
 
 
-_CLASS = validate.LibraryCounts
+_CLASS = figures.LibraryCounts
 
 
 @cache
@@ -89,7 +90,7 @@ def test_every_row_is_right() -> None:
     assert by_name["gpt3-175b parameters (billions)"]["ours"] == "174.6"
     assert by_name["deepseek-v3 parameters and router biases"]["ours"] == "671,026,419,200"
     assert by_name["deepseek-v2 parameters (billions)"]["ours"] == "235.7"
-    held = [r["published"] for r in found if r["source"] == published.FIGURE]
+    held = [r["published"] for r in found if r["source"] == "arXiv 2205.05198, figure 1"]
     assert held == [
         "45.5625",
         "59.25",
@@ -115,9 +116,9 @@ COUNTERS = (
 )
 
 
-def test_counters_are_met() -> None:
+def test_counters_are_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each row has our bytes, to a tenth of an MB, and how far off they are."""
-    found = list(published_counters.counter_rows(_compiled()))
+    found = counter_rows(monkeypatch, tmp_path)
     assert [row.ours.split()[0] for row in found] == [*COUNTERS]
     for row in found:
         ours, off = row.ours.split()
@@ -125,14 +126,31 @@ def test_counters_are_met() -> None:
         assert off == f"({round(100 * (float(ours) / measured - 1), 2) + 0.0:+.2f}%)"
 
 
-def test_counters_that_are_off_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = replace(published_counters.COUNTED[0], measured="19900.0")
-    monkeypatch.setattr(published_counters, "COUNTED", (wrong,))
-    (row,) = published_counters.counter_rows(_compiled())
-    assert row.ok
-    monkeypatch.setattr(published_counters, "COUNTED", (replace(wrong, measured="19930.0"),))
-    (row,) = published_counters.counter_rows(_compiled())
-    assert not row.ok
+@pytest.mark.parametrize(
+    ("measured", "ok"),
+    [("19900.0", True), ("19930.0", False), ("19540.0", True), ("19500.0", False)],
+)
+def test_counters_that_are_off_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: str, ok: bool
+) -> None:
+    first = counter_rows(monkeypatch, tmp_path, ("19730.0", measured))[0]
+    assert first.ok == ok
+
+
+def test_bytes_that_are_off_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A row with a balance is wrong where that is not 0, whatever the figure."""
+    only(monkeypatch, tmp_path, "layer-traffic", ("2 * 4 * B * S * D", "3 * B * S * D"))
+    (first, *_) = published_rows()
+    assert not first.ok
+    assert first.published == "4"
+    assert first.ours.startswith("4, with more(bytes(all_reduce, tp)")
+
+
+def counter_rows(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *changes: tuple[str, str]
+) -> list[PublishedRow]:
+    only(monkeypatch, folder, "stage-counters", *changes)
+    return published_rows()
 
 
 @LONG
@@ -159,11 +177,14 @@ def test_flops_of_an_iteration_equal_the_closed_form() -> None:
 
 
 @LONG
-def test_a_figure_that_is_off_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_is_off_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The table shows every row, and says which one is off."""
     expected = rows()
-    wrong = (replace(published.GPTS[0], billions="1.8"), *published.GPTS[1:])
-    monkeypatch.setattr(published, "GPTS", wrong)
+    copied = tmp_path / "validation"
+    shutil.copytree(ROOT / "validation", copied)
+    wrong = copied / "gpt-parameters" / "rows.csv"
+    wrong.write_text(wrong.read_text().replace("gpt-1.7b,1.7", "gpt-1.7b,1.8"))
+    monkeypatch.setattr(sources, "_folders", lambda: [copied])
     ran = stagec("validate")
     assert ran.code == 1
     assert all(str(row["ours"]) in ran.out for row in expected)

@@ -1,0 +1,123 @@
+"""Published figures and measured steps beside ours, as answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from stagec.jobs.session import Session
+from stagec.output.report import Report
+from stagec.output.tables import console, table
+from stagec.validation.errors import StepError, Summary, summaries
+from stagec.validation.figures import PublishedRow, published_rows
+from stagec.validation.steps import chosen, predictions
+
+_WIDTH = 160
+
+
+@dataclass(frozen=True)
+class FiguresAnswer(Report):
+    """Published figures beside ours."""
+
+    figures: Sequence[PublishedRow]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all are met."""
+        return all(row.ok for row in self.figures)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self.figures]
+
+    def print(self, stream: TextIO) -> None:
+        shown = table(
+            "Published and computed", "source", "row", "published", "ours", "", text_columns=2
+        )
+        for row in self.figures:
+            off = "ok" if row.ok else "[red]OFF[/red]"
+            shown.add_row(row.source, row.row, row.published, row.ours, off)
+        console(stream, _WIDTH).print(shown)
+
+
+@dataclass(frozen=True)
+class StepsAnswer(Report):
+    """Measured seconds of steps beside ours, and errors by source."""
+
+    steps: Sequence[StepError]
+    sources: Sequence[Summary]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"rows": self.rows(), "sources": [asdict(s) for s in self.sources]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each step."""
+        return [_row(each) for each in self.steps]
+
+    def print(self, stream: TextIO) -> None:
+        columns = ("source", "row", "GPUs", "measured", "ours", "error", "")
+        shown = table("Measured and predicted seconds", *columns, text_columns=2)
+        for each in self.steps:
+            step = each.step
+            remark = "fitted" if step.fitted else "" if step.judged else "not judged"
+            cells = (step.source, step.row, str(step.ranks), f"{step.seconds:.3f}")
+            if each.predicted is None:
+                shown.add_row(*cells, "", "", each.problem)
+            else:
+                shown.add_row(*cells, f"{each.predicted:.3f}", f"{each.error:+.1%}", remark)
+        out = console(stream, _WIDTH)
+        out.print(shown)
+        errors = ("rows", "median", "p90", "left out", "bias", "Spearman", "regret")
+        by_source = table("Errors by source", "source", *errors)
+        for summary in self.sources:
+            by_source.add_row(*_cells(summary))
+        out.print(by_source)
+
+
+def validate_figures() -> FiguresAnswer:
+    """Compile the models of all published figures. Raises `DiagnosticError`."""
+    return FiguresAnswer(published_rows())
+
+
+def validate_steps(source: str | None, session: Session, *, everything: bool) -> StepsAnswer:
+    """Predict the measured steps of a source or of all, of long ones a sample unless all are asked
+    for. Raises `DiagnosticError` for a source that is not there."""
+    steps = chosen(source, everything=everything)
+    errors = list(map(StepError, steps, predictions(steps, session)))
+    return StepsAnswer(errors, summaries(errors))
+
+
+def _cells(summary: Summary) -> list[str]:
+    ranking = ("", "")
+    if summary.spearman is not None and summary.regret is not None:
+        ranking = (f"{summary.spearman:.2f}", f"{summary.regret:.1%}")
+    return [
+        summary.source,
+        str(summary.rows),
+        f"{summary.median:.1%}",
+        f"{summary.p90:.1%}",
+        "" if summary.left_out is None else f"{summary.left_out:.1%}",
+        f"{summary.bias:+.1%}",
+        *ranking,
+    ]
+
+
+def _row(each: StepError) -> dict[str, Any]:
+    step = each.step
+    row: dict[str, Any] = {
+        "source": step.source,
+        "row": step.row,
+        "sweep": step.sweep,
+        "gpus": step.ranks,
+        "machine": step.machine,
+        "model": Path(step.model).name,
+        "sizes": dict(step.sizes),
+        "flags": {n: v if isinstance(v, int | str) else str(v) for n, v in step.flags.items()},
+        "fitted": step.fitted,
+        "judged": step.judged,
+        "measured_seconds": step.seconds,
+    }
+    if each.predicted is None:
+        return {**row, "problem": each.problem}
+    return {**row, "predicted_seconds": each.predicted, "error": each.error}

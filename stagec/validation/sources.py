@@ -1,0 +1,200 @@
+"""Where published figures and measured steps come from: folders of a `source.toml`, which says what
+all of its rows have in common, and a `rows.csv`.
+
+A package brings folders by an entry point of the group `stagec.validation`, whose value is the
+package; its `sources.toml` lists them. Those of stagec stand beside it in a checkout, and need no
+installation there.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, dataclass, field, fields
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import stagec
+from stagec.jobs.request.option import text_of
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.source import FileLoc
+from stagec.support.suggest import did_you_mean
+from stagec.support.texts import read_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+GROUP, OWN = "stagec.validation", "stagec"
+LIST, ABOUT, ROWS = "sources.toml", "source.toml", "rows.csv"
+_TABLES = "sizes, flags, changes and notes are tables, and nothing else is"
+RecordT = TypeVar("RecordT", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """What a row or a file says, and its place: texts by name, and tables such as `sizes`."""
+
+    place: FileLoc
+    given: Mapping[str, Any]
+
+    def read(self, cls: type[RecordT]) -> RecordT:
+        """The record of the row. Raises `DiagnosticError` for a name that the record has not, or
+        the row has not, and for a table that is none."""
+        known = {each.name: each for each in fields(cls)}
+        for name, value in self.given.items():
+            if name not in known:
+                remedy = did_you_mean(name, known) or f"choose among {', '.join(known)}"
+                raise error(f"there is no '{name}' here", self.place, remedy=remedy)
+            if isinstance(value, Mapping) != (known[name].default_factory is not MISSING):
+                raise error(f"'{name}' is not what it should be", self.place, remedy=_TABLES)
+        for name, each in known.items():
+            needed = each.default is MISSING and each.default_factory is MISSING
+            if needed and name not in self.given:
+                raise error(f"'{name}' is missing", self.place, remedy="add it for this row or all")
+        texts = {n: text_of(v) for n, v in self.given.items() if not isinstance(v, Mapping)}
+        return cls(**{**self.given, **texts})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """What a `source.toml` says: what was published, where, and of which quantity; of steps, each
+    so many-th of those that are judged is one that constants were fitted on; what all rows have in
+    common, and what those of a kind have."""
+
+    title: str
+    url: str
+    states: str
+    fitted_every: str = "0"
+    figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    steps: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kind: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSource:
+    """A folder with rows."""
+
+    folder: Path
+    text: SourceText
+
+    @property
+    def name(self) -> str:
+        """What `--source` calls it."""
+        return self.folder.name
+
+    def rows(self) -> Iterator[SourceRow]:
+        """The rows: what all of them have in common, what [kind.NAME] has for those whose `kind` is
+        NAME, and the cells of their own; an empty cell says nothing. Raises `DiagnosticError`."""
+        path = str(self.folder / ROWS)
+        kinds: dict[str, Mapping[str, Any]] = {"": {}}
+        kinds |= {n: table for n, table in self.text.kind.items() if isinstance(table, Mapping)}
+        for line, cells in enumerate(_cells(path), 2):
+            place, name = FileLoc(path, line, 1), cells.get("kind") or ""
+            if None in cells:
+                raise error("more cells than columns", place, remedy="quote texts with commas")
+            if name not in kinds:
+                remedy = did_you_mean(name, kinds) or f"write it in {ABOUT}"
+                raise error(f"there is no [kind.{name}]", place, remedy=remedy)
+            own = [_nested(key, text) for key, text in cells.items() if text]
+            yield SourceRow(place, _merged(self.text.figures or self.text.steps, kinds[name], *own))
+
+
+def validation_sources(*, steps: bool) -> list[ValidationSource]:
+    """The sources of figures, or of steps. Raises `DiagnosticError` where no package brings any."""
+    folders = _folders()
+    if not folders:
+        raise error(
+            "published figures are a distribution of their own, which is not installed",
+            remedy="pip install 'stagec[validation]', or run stagec from a checkout",
+        )
+    named = [folder / name for folder in folders for name in _listed(folder / LIST)]
+    sources = [ValidationSource(path, _table(path / ABOUT).read(SourceText)) for path in named]
+    for name, count in Counter(source.name for source in sources).items():
+        if count > 1:
+            raise error(f"two sources are called '{name}'", remedy="rename the folder of one")
+    return [source for source in sources if bool(source.text.steps) == steps]
+
+
+def _folders() -> list[Path]:
+    """Where packages have their sources, that of stagec first; a checkout is used as it is. Raises
+    `DiagnosticError` for a package that is not there."""
+    packages = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    beside = Path(str(stagec.__file__)).parents[1] / "validation"
+    own = [beside] if (beside / LIST).is_file() else []
+    if own:
+        packages.pop(OWN, None)
+    return own + [_folder(packages[n]) for n in sorted(packages, key=lambda n: (n != OWN, n))]
+
+
+def _folder(package: str) -> Path:
+    """The folder of a package, which is not imported: it has no code."""
+    spec = None
+    with suppress(ImportError, ValueError):
+        spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise error(f"{GROUP}: there is no package '{package}'", remedy="install it again")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _listed(path: Path) -> list[str]:
+    names = _table(path).given.get("sources")
+    if not isinstance(names, list):
+        raise error(f"{path} lists no sources", remedy='write sources = ["NAME", ...]')
+    return [str(name) for name in cast("list[object]", names)]
+
+
+def _table(path: Path) -> SourceRow:
+    try:
+        return SourceRow(FileLoc(str(path), 1, 1), tomllib.loads(read_text(str(path)).text))
+    except tomllib.TOMLDecodeError as problem:
+        raise error(f"{path}: no TOML: {problem}", remedy="correct the file") from None
+
+
+def _cells(path: str) -> list[dict[Any, Any]]:
+    try:
+        return list(csv.DictReader(read_text(path).text.splitlines()))
+    except csv.Error as problem:
+        raise error(f"{path}: {problem}", remedy="write comma-separated values") from None
+
+
+def _merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """All of them; of a name in several the last one counts, and tables are merged."""
+    row: dict[str, Any] = {}
+    for table in tables:
+        for name, value in table.items():
+            both = isinstance(value, Mapping) and isinstance(row.get(name), Mapping)
+            row[name] = {**row[name], **value} if both else value
+    return row
+
+
+def _nested(key: str, value: str) -> dict[str, Any]:
+    """What a cell says, as a table: `flags.tp` is tp of [flags]."""
+    table, dot, name = key.partition(".")
+    return {table: {name: value}} if dot else {key: value}
+
+
+def filled(text: str, names: Mapping[str, object]) -> str:
+    """A title whose `$name` are filled in. Raises `ValueError`."""
+    try:
+        return Template(text).substitute(names)
+    except KeyError as missing:
+        raise ValueError(f"'{text}': there is no {missing}") from None
+
+
+@contextmanager
+def at(place: FileLoc) -> Generator[None]:
+    """What is wrong with a row is said with the place of the row. Raises `DiagnosticError`."""
+    remedy = f"correct the row, or {ABOUT} beside it"
+    try:
+        yield
+    except (ValueError, ArithmeticError) as problem:
+        raise error(str(problem), place, remedy=remedy) from None
+    except DiagnosticError as problem:
+        first = problem.diagnostics[0]
+        raise error(first.message, place, remedy=first.remedy or remedy) from None

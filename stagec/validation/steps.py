@@ -1,0 +1,192 @@
+"""Steps that were measured and published, each with the job that it was. Nothing here is fitted;
+docs/accuracy.md shows how far predictions are off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.emission import workers
+from stagec.jobs.request.option import Switch, values_of
+from stagec.jobs.request.options import JOB, JobOptions
+from stagec.jobs.session import Session
+from stagec.machines import load_machine
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.suggest import did_you_mean
+from stagec.validation.formula import sizes_of
+from stagec.validation.sources import ValidationSource, at, filled, validation_sources
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.time.step import Issued
+
+SUFFIX = ".stg"
+#: Of sources with more rows so many are predicted, unless all are asked for.
+_SAMPLE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A row of a source, as its files have it.
+
+    `row` is the title and `sweep` what a sweep is called, with `$name` of sizes, flags and notes.
+    `measured` is in `unit`. `model` is one of the library, or a text of the folder. A size may be a
+    formula of others. `changes` are figures of the machine that the source states; `notes` are for
+    titles and people.
+    """
+
+    row: str
+    model: str
+    machine: str
+    gpus: str
+    measured: str
+    unit: str
+    sweep: str = ""
+    judged: str = "on"
+    kind: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    changes: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A measured step of `seconds` on `ranks` GPUs, and the job as `stagec time` takes it.
+
+    `sweep` names the steps that compare configurations of one model on as many GPUs and with one
+    batch; it is empty where a source has no such steps. Constants of the machine were fitted on
+    rows that are `fitted`. Rows that are `judged` count for the errors of the source.
+    """
+
+    source: str
+    row: str
+    seconds: float
+    ranks: int
+    machine: str
+    model: str
+    sizes: Mapping[str, int]
+    flags: Mapping[str, Any]
+    sweep: str = ""
+    changes: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
+    judged: bool = True
+    fitted: bool = False
+
+    def options(self) -> JobOptions:
+        """The options of the job that was measured."""
+        return JobOptions(self.model, sizes=self.sizes, **self.flags)
+
+    def on_machine(self) -> Machine:
+        """The machine that it ran on."""
+        return load_machine(self.machine).changed(self.changes)
+
+    def issued(self) -> Issued:
+        """What its ranks issue. Raises `DiagnosticError`."""
+        from stagec.time.step import Issued
+
+        return Issued.of(JobBuilder(self.options()).lower(verify=False))
+
+    def predicted(self) -> float:
+        """The seconds that we predict for it. Raises `DiagnosticError`."""
+        from stagec.time.step import step_time
+
+        return step_time(self.issued(), self.on_machine()).seconds
+
+
+def _of_throughput(row: StepRow, sizes: Mapping[str, int]) -> float:
+    if not {"B", "S"} <= sizes.keys():
+        raise ValueError("tokens of a step need the sizes B and S")
+    return sizes["B"] * sizes["S"] / (int(row.gpus) * float(row.measured))
+
+
+#: Seconds of a row by the unit that it is measured in.
+_UNITS: Final[Mapping[str, Callable[[StepRow, Mapping[str, int]], float]]] = {
+    "s": lambda row, _: float(row.measured),
+    "ms": lambda row, _: float(row.measured) * 1e-3,
+    "tokens/s per GPU": _of_throughput,
+}
+
+
+def measured_steps() -> dict[str, list[MeasuredStep]]:
+    """All measured steps by their source. Raises `DiagnosticError`."""
+    return {source.name: list(_steps(source)) for source in validation_sources(steps=True)}
+
+
+def _steps(source: ValidationSource) -> Iterator[MeasuredStep]:
+    """The steps of a source, of which each so many-th that is judged is fitted, the first one among
+    them."""
+    every, judged = int(source.text.fitted_every), 0
+    for given in source.rows():
+        with at(given.place):
+            row = given.read(StepRow)
+            counts = Switch().of(row.judged)
+            fitted = bool(counts and every and judged % every == 0)
+            yield _step(source, row, judged=counts, fitted=fitted)
+        judged += counts
+
+
+def _step(source: ValidationSource, row: StepRow, *, judged: bool, fitted: bool) -> MeasuredStep:
+    sizes = sizes_of(row.sizes)
+    if row.unit not in _UNITS:
+        raise ValueError(f"no unit '{row.unit}': choose among {', '.join(_UNITS)}")
+    if not (seconds := _UNITS[row.unit](row, sizes)) > 0:
+        raise ValueError(f"a step of {seconds:g} s")
+    values, _ = values_of(JOB, row.flags)
+    names = {**sizes, **row.flags, "gpus": row.gpus, **row.notes}
+    return MeasuredStep(
+        source=source.name,
+        row=filled(row.row, names),
+        seconds=seconds,
+        ranks=int(row.gpus),
+        machine=row.machine,
+        model=str(source.folder / row.model) if row.model.endswith(SUFFIX) else row.model,
+        sizes=sizes,
+        flags={name: values[name] for name in row.flags},
+        sweep=filled(row.sweep, names),
+        changes=row.changes,
+        judged=judged,
+        fitted=fitted,
+    )
+
+
+def chosen(source: str | None, *, everything: bool) -> list[MeasuredStep]:
+    """The steps to predict: of one source or of all, of long sources a sample at equal distances.
+    Raises `DiagnosticError`."""
+    sources = measured_steps()
+    if source is not None and source not in sources:
+        remedy = did_you_mean(source, sources) or f"choose among {', '.join(sources)}"
+        raise error(f"--source {source}: no such source", remedy=remedy)
+    names = [source] if source is not None else list(sources)
+    return [s for n in names for s in (sources[n] if everything else sample(sources[n]))]
+
+
+def sample(steps: list[MeasuredStep], most: int = _SAMPLE) -> list[MeasuredStep]:
+    """All steps of a source, or of more than `most` those at equal distances that are judged. An
+    odd distance: fitted rows are every second one."""
+    if len(steps) <= most:
+        return steps
+    judged = [step for step in steps if step.judged]
+    return judged[:: (len(judged) // most) | 1]
+
+
+def predictions(steps: Sequence[MeasuredStep], session: Session) -> list[float | str]:
+    """Seconds of each step, or why there are none, by as many processes as there are cores."""
+    results: dict[int, float | str] = {}
+    with (
+        workers({"scheduler": None, "jobs": None}) as run,
+        session.progress("predicting", "steps") as counted,
+    ):
+        for done, (number, result) in enumerate(run(seconds_or_problem, steps), 1):
+            results[number] = result
+            counted(done, len(steps))
+    return [results[i] for i in range(len(steps))]
+
+
+def seconds_or_problem(step: MeasuredStep) -> float | str:
+    """What we predict for a step, or why we do not."""
+    try:
+        return step.predicted()
+    except DiagnosticError as problem:
+        return problem.diagnostics[0].message
