@@ -10,7 +10,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Sizes
+from stagec.ir.opdef import Array, Grads, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
@@ -22,9 +22,7 @@ class Activation(Elementwise):
     """Base of activations `y = f(x)` whose gradient op is `<name>_grad(dy, x)`, with the parameters
     of the activation."""
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         x = op.operands[0]
         return [
@@ -36,9 +34,7 @@ class Activation(Elementwise):
 class FromResult(Elementwise):
     """Base of activations whose gradient op is `<name>_grad(dy, y)`: only the result is stashed."""
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         hint = op.operands[0].prefixed("d_")
         return [dy and b.value(f"{op.name}_grad", [dy, op.result], hint=hint)]
@@ -82,7 +78,7 @@ class Silu(Activation):
     """SiLU, x times its sigmoid; 3 FLOPs per element."""
 
     name = "stg.silu"
-    cost = 3
+    flops_per_point = 3
     example = "%y = stg.silu(%x) : bf16[B]"
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -93,7 +89,7 @@ class SiluGrad(Elementwise):
     """Gradient of `stg.silu`, 7 FLOPs per element."""
 
     name = "stg.silu_grad"
-    cost = 7
+    flops_per_point = 7
     operands = ("dy", "x")
     example = "%dx = stg.silu_grad(%dy, %x) : bf16[B]"
 
@@ -128,7 +124,7 @@ class Sigmoid(FromResult):
     """1 / (1 + exp(-x)), 2 FLOPs per element."""
 
     name = "stg.sigmoid"
-    cost = 2
+    flops_per_point = 2
     example = "%y = stg.sigmoid(%x) : bf16[B]"
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -139,7 +135,7 @@ class SigmoidGrad(Elementwise):
     """Gradient of `stg.sigmoid`, dy * y * (1 - y): 3 FLOPs per element."""
 
     name = "stg.sigmoid_grad"
-    cost = 3
+    flops_per_point = 3
     operands = ("dy", "y")
     example = "%dx = stg.sigmoid_grad(%dy, %y) : bf16[B]"
 
@@ -163,7 +159,7 @@ class TanhGrad(Elementwise):
     """Gradient of `stg.tanh`, dy * (1 - y * y): 3 FLOPs per element."""
 
     name = "stg.tanh_grad"
-    cost = 3
+    flops_per_point = 3
     operands = ("dy", "y")
     example = "%dx = stg.tanh_grad(%dy, %y) : bf16[B]"
 
@@ -178,9 +174,7 @@ class Exp(Elementwise):
     name = "stg.exp"
     example = "%y = stg.exp(%x) : bf16[B]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         return [dy and b.value("stg.mul", [dy, op.result], hint=op.operands[0].prefixed("d_"))]
 
@@ -200,9 +194,7 @@ class Power(Elementwise):
         if op.expr("exponent").symbols:
             yield f"expects a number for 'exponent', found {op.expr('exponent')}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), x, p = grads, op.operands[0], op.expr("exponent")
         if dy is None:
             return [None]
@@ -218,12 +210,10 @@ class Softplus(Elementwise):
     """log(1 + exp(x)), 3 FLOPs per element; minus the logarithm of the sigmoid of -x."""
 
     name = "stg.softplus"
-    cost = 3
+    flops_per_point = 3
     example = "%y = stg.softplus(%x) : bf16[B]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), x = grads, op.operands[0]
         if dy is None:
             return [None]
@@ -242,27 +232,23 @@ class Dropout(Elementwise):
     """
 
     name = "stg.dropout"
-    cost = 2
+    flops_per_point = 2
     results = ("result", "mask?")
     params = (
         Param("p", "ratio", "the probability of a zero", required=True),
         Param("seed", "int", "tells one dropout from another (default 0)"),
     )
+    element_types = ("x", "u8")
     example = "%y, %mask = stg.dropout[p = 1/10](%x) : (bf16[B], u8[B])"
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, 2)
 
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "u8"]
-
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Inference drops nothing."""
         return [op.operands[0]]
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, x = grads[0], op.operands[0]
         if dy is None:
             return [None]
@@ -295,7 +281,7 @@ class DropoutGrad(Elementwise):
     """Gradient of `stg.dropout` from its mask, 2 FLOPs per element."""
 
     name = "stg.dropout_grad"
-    cost = 2
+    flops_per_point = 2
     operands = ("dy", "mask")
     params = (Param("p", "ratio", "the probability of a zero", required=True),)
     example = "%dx = stg.dropout_grad[p = 1/10](%dy, %mask) : bf16[B]"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
@@ -95,13 +95,11 @@ class FlashAttention(OpDef):
     operands = ("q", "k", "v*")
     results = ("result", "lse?")
     params = (*_PARAMS, VALUES)
+    element_types = ("q", "f32")
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
         return _rule(op, "bs(gr)k,{kv}{more}->bs(gr){v},b(gr)s", 1)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "f32"]
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from core_misfits(op, 1)
@@ -121,9 +119,7 @@ class FlashAttention(OpDef):
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, "attention", 0, n)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if "values" in op.attrs:
             return super().grad(b, op, grads)
         dy = grads[0]
@@ -164,9 +160,7 @@ class FlashAttention(OpDef):
         op.attrs |= step.past_attr()
         return op.results
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         if "s" in special:
             return ring_forward(b, op, special["s"])
         if "past" in op.attrs:
@@ -221,9 +215,7 @@ class AttentionGrad(OpDef):
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, "attention_backward", 3, n)
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         return (
             ring_backward(b, op, special["s"])
             if "s" in special

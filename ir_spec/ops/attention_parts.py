@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, call, product
+from stagec.ir.expr import Expr, call
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule
+from stagec.ir.rule import Rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
@@ -57,6 +58,7 @@ class AttentionParts(OpDef):
         VALUES,
         Param("over", "axes", "the axes that split the keys", required=True),
     )
+    element_types = ("f32", "f32")
     example = (
         "%p, %l = stg.attention_parts[causal, over = cp](%q, %k, %v) : "
         "(f32[cp, B, S, H, K], f32[B, H, S, cp])"
@@ -68,9 +70,6 @@ class AttentionParts(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from core_misfits(op, 1)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return core_flops(n, self._left(op), 1, 1)
@@ -106,13 +105,9 @@ class SumParts(OpDef):
 
     name = "stg.sum_parts"
     operands = ("parts", "shares")
+    index = IndexRule("pbshv,bhsp->bshv")
+    flops_per_point = 2
     example = "%y = stg.sum_parts(%p, %w) : f32[B, S, H, K]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("pbshv,bhsp->bshv")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in "pbshv") * 2
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         parts, shares = args

@@ -53,18 +53,15 @@ def stated(op: Operation, params: Iterable[Param]) -> dict[str, Attr]:
 
 
 class Elementwise(OpDef):
-    """Base: operands and result of one shape, `cost` FLOPs per element."""
+    """Base: operands and result of one shape, one FLOP per element if it states no others."""
 
-    cost: ClassVar[int] = 1
+    flops_per_point: ClassVar[int] = 1
     linear: ClassVar[bool] = False
     operands: ClassVar[tuple[str, ...]] = ("x",)
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, linear=self.linear)
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, self.cost, self.rule(op))
 
 
 def need_result(op: Operation, index: int, name: str) -> Value:

@@ -13,7 +13,7 @@ from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
 from stagec.ir.kernel import matrix_product
 from stagec.ir.module import is_parameter
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.serving import ServingStep
@@ -96,9 +96,7 @@ class Einsum(OpDef):
         product = matrix_product(self.rule(op), n, op.operands[0].tensor.dtype)
         return self.flops(op, n) if product is not None else ZERO
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None:
             return [None, None]
@@ -178,9 +176,7 @@ class Add(OpDef):
         if len(dtypes) > 1 and not op.flag("into"):
             yield f"operands have different element types: {', '.join(sorted(dtypes))}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None or "spec" not in op.attrs:
             return [dy] * len(op.operands)
@@ -224,17 +220,13 @@ class Sum(OpDef):
     name = "stg.sum"
     operands = ("x",)
     params = (Param("spec", "str", SPEC.doc, required=True, positional=True),)
+    flops_per_point = 1
     example = '%db = stg.sum["bsf->f"](%dy) : bf16[F]'
 
     def rule(self, op: Operation) -> Rule:
         return make_rule(op.text("spec"), linear=[0])
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 1, self.rule(op))
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
         sizes = factor_sizes(op, self.rule(op))
@@ -268,9 +260,7 @@ class Broadcast(OpDef):
         sizes = [v for v in (given if isinstance(given, tuple) else ()) if isinstance(v, Expr)]
         return make_rule(op.text("spec"), linear=[0], sizes=dict(zip(new, sizes, strict=True)))
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
         spec = Quoted(f"{shape_text(right)}->{shape_text(left)}")
@@ -290,9 +280,7 @@ class Mul(Elementwise):
     operands = ("x", "y")
     example = "%z = stg.mul(%x, %y) : bf16[B]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None:
             return [None, None]
@@ -323,9 +311,7 @@ class Scale(Elementwise):
         if not {"by", "sqrt", "rsqrt"} & op.attrs.keys():
             yield "expects parameter 'by', 'sqrt' or 'rsqrt': the factor"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         hint = op.operands[0].prefixed("d_")
         return [dy and b.value("stg.scale", [dy], stated(op, self.params), hint=hint)]
@@ -363,7 +349,7 @@ class Cast(Elementwise):
 
     name = "stg.cast"
     traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
-    cost = 0
+    flops_per_point = 0
     linear = True
     params = (Param("to", "name", "the element type", required=True, positional=True),)
     example = "%y = stg.cast[f32](%x) : f32[B]"
@@ -379,9 +365,7 @@ class Cast(Elementwise):
         if op.text("to") not in FLOATS | {"i8"}:
             yield f"casts to a floating-point type or i8, found {op.text('to')}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         x = op.operands[0]
         if dy is None or dy.tensor.dtype == x.tensor.dtype:

@@ -10,7 +10,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 
@@ -38,9 +38,7 @@ class ByDistance(OpDef):
         sizes = {other: op.expr("size")}
         return make_rule(f"b{own}hr->bhst", whole="r", linear=[0], sizes=sizes)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (x,) = grads, op.operands
         attrs = {k: v for k, v in op.attrs.items() if k in ("keys", "most")}
         attrs["rows"] = x.tensor.shape[3]

@@ -11,10 +11,10 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, Trait
@@ -49,9 +49,7 @@ class Gated(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return work(n, self.cost(op), self.rule(op)) / n["z"]
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), x = grads, op.operands[0]
         return [
             dy

@@ -11,9 +11,10 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, same
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir_spec.ops.masks import CAUSAL, pairs
@@ -52,13 +53,11 @@ class IndexScores(OpDef):
     name = "stg.index_scores"
     operands = ("q", "k", "w")
     params = (CAUSAL, PAST)
+    element_types = ("f32",)
     example = "%scores = stg.index_scores[causal](%q, %k, %weights) : f32[B, S, S]"
 
     def rule(self, op: Operation) -> Rule:
         return make_rule("bshk,btk,bsh->bst", whole="k" if "past" in op.attrs else "kt")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         if op.flag("causal") and all(step.is_tokens(v.tensor.shape[1]) for v in op.operands):
@@ -76,9 +75,7 @@ class IndexScores(OpDef):
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, n, "attention", 0)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None:
             return [None, None, None]
@@ -100,16 +97,12 @@ class IndexScoresGrad(OpDef):
     operands = ("dy", "q", "k", "w")
     results = ("dq", "dk", "dw")
     params = (CAUSAL,)
+    index = IndexRule("bst,bshk,btk,bsh->bshk,btk,bsh", whole="kt")
+    element_types = ("q", "k", "w")
     example = (
         "%dq, %dk, %dw = stg.index_scores_grad[causal](%ds, %q, %k, %w) : "
         "(bf16[B, S, H, K], bf16[B, S, K], bf16[B, S, H])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bst,bshk,btk,bsh->bshk,btk,bsh", whole="kt")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[1:]]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _each(n, 3, 2) * _seen(op, 1, n)

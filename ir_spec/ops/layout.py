@@ -11,8 +11,9 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, const
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
@@ -27,7 +28,6 @@ from stagec.ir.traits import (
     View,
 )
 from stagec.ir.types import Type
-from stagec.ir_spec.ops.base import pointwise
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
@@ -68,9 +68,7 @@ class Reshape(OpDef):
         if [f for g in left for f in g] != [f for g in right for f in g]:
             yield f"keeps the order of the factors, found '{op.text('spec')}'"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
         sizes = factor_sizes(op, self.rule(op))
@@ -106,9 +104,7 @@ class Permute(OpDef):
         if rule.contracted(0):
             yield f"keeps all dimensions, found '{op.text('spec')}'; stg.sum and stg.max reduce"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         left, _, right = op.text("spec").partition("->")
         spec = Quoted(f"{right.strip()}->{left.strip()}")
@@ -160,9 +156,7 @@ class Unbind(OpDef):
             found = op.operands[0].type
             yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {found}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         present = all_present(op, grads)
         return [
             b.value(
@@ -201,9 +195,7 @@ class StackOp(OpDef):
         same_order = op.operands == tuple(inner.results)
         return inner.operands[0] if same_order and op.expr("dim") == inner.expr("dim") else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None:
             return [None] * len(op.operands)
@@ -232,9 +224,7 @@ class Identity(OpDef):
 
     operands = ("x",)
     traits: ClassVar[tuple[Trait, ...]] = (View(),)
-
-    def rule(self, op: Operation) -> Rule:
-        return pointwise(op, linear=True)
+    index = IndexRule("...->...", linear=(0,))
 
     def bytes_touched(self, op: Operation) -> Expr:
         return ZERO
@@ -258,9 +248,7 @@ class ShardingConstraint(Identity):
     )
     example = "%y = stg.sharding_constraint(%x) : bf16[B@dp, S, V]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None or not op.flag("both"):
             return [dy]
@@ -283,10 +271,8 @@ class Copy(OpDef):
         Param("to", "name", "host or device", required=True, choices=("host", "device")),
         Param("node", "flag", "it is a node of the trace"),
     )
+    index = IndexRule("...->...", linear=(0,))
     example = "%y = stg.copy[to = host](%x) : bf16[B, S, D | mem(host)]"
-
-    def rule(self, op: Operation) -> Rule:
-        return pointwise(op, linear=True)
 
     def infer(self, op: Operation) -> list[Type]:
         return [replace(op.operands[0].tensor.inner, memory=op.text("to"))]
@@ -312,11 +298,8 @@ class Recall(OpDef):
     name = "stg.recall"
     operands = ("again", "stashed")
     traits = (View(), Recalls())
+    index = IndexRule("...,...->...", linear=(0, 1))
     example = "%n = stg.recall(%n_again, %n_stashed) : bf16[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text},{text}->{text}", linear=[0, 1])
 
     def bytes_touched(self, op: Operation) -> Expr:
         return ZERO

@@ -9,10 +9,10 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 
 
@@ -26,10 +26,8 @@ class MergeRows(OpDef):
 
     name = "stg.merge_rows"
     operands = ("x", "rows", "where")
+    index = IndexRule("bsd,bxd,bs->bsd", whole="x", linear=(0, 1))
     example = "%y = stg.merge_rows(%x, %h, %tokens) : bf16[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bsd,bxd,bs->bsd", whole="x", linear=[0, 1])
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """What a step of decode takes are words: those that were chosen."""
@@ -39,9 +37,7 @@ class MergeRows(OpDef):
         x, rows = op.operands[:2]
         return rows.tensor.shape[1] + x.tensor.shape[1] if operand == 2 else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (x, rows, where) = grads, op.operands
         if dy is None:
             return [None, None, None]
@@ -64,16 +60,10 @@ class MergeRowsGrad(OpDef):
     operands = ("dy", "where")
     results = ("dx", "drows")
     params = (Param("size", "size", "how many rows there are", required=True),)
+    index = IndexRule("bsd,bs->bsd,bxd", whole="x", linear=(0,), sizes={"x": "size"})
     example = (
         "%dx, %dh = stg.merge_rows_grad[size = S](%de, %tokens) : (bf16[B, S, D], bf16[B, S, D])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        sizes = {"x": op.expr("size")}
-        return make_rule("bsd,bs->bsd,bxd", whole="x", linear=[0], sizes=sizes)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype] * 2
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("size") + op.operands[0].tensor.shape[1] if operand == 1 else None

@@ -13,8 +13,9 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
@@ -57,6 +58,7 @@ class Route(OpDef):
         Param("copies", "size", "experts beside these: copies of the first of them"),
         PAST,
     )
+    element_types = ("f32", "i32")
     example = (
         "%weights, %experts = stg.route[k = T, normalize](%logits) : (f32[B, S, T], i32[B, S, T])"
     )
@@ -64,9 +66,6 @@ class Route(OpDef):
     def rule(self, op: Operation) -> Rule:
         bias = ",e" * (len(op.operands) - 1)
         return make_rule(f"bse{bias}->bst,bst", whole="et", sizes={"t": op.expr("k")})
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "i32"]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if len(op.operands) > 2:
@@ -82,9 +81,7 @@ class Route(OpDef):
         per_logit = _score_flops(op) + len(op.operands) + ("groups" in op.attrs)
         return n["b"] * n["s"] * (n["e"] * per_logit + n["t"] * 2)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dw, logits = grads[0], op.operands[0]
         if dw is None:
             return [None] * len(op.operands)
@@ -114,13 +111,9 @@ class RouteGrad(OpDef):
     name = "stg.route_grad"
     operands = ("dweights", "logits", "experts")
     params = _SCORES
+    index = IndexRule("bst,bse,bst->bse", whole="et")
+    element_types = ("logits",)
     example = "%dl = stg.route_grad[k = T, normalize](%dw, %logits, %experts) : f32[B, S, E]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bst,bse,bst->bse", whole="et")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[1].tensor.dtype]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return n["b"] * n["s"] * (n["e"] * (2 * _score_flops(op)) + n["t"] * 6)
@@ -204,9 +197,7 @@ class Dispatch(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") if len(op.operands) == 3 else const(0)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if len(op.operands) == 3:
             return super().grad(b, op, grads)
@@ -245,9 +236,7 @@ class Combine(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * (len(op.operands) - 1)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None:
             return [None] * len(op.operands)
@@ -276,13 +265,9 @@ class CombineWeightsGrad(OpDef):
 
     name = "stg.combine_weights_grad"
     operands = ("dy", "y", "experts")
+    index = IndexRule("bsd,eb(sc)d,bst->bst", whole="etc", linear=(1,), numbered="s")
+    element_types = ("f32",)
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bsd,eb(sc)d,bst->bst", whole="etc", linear=[1], numbered="s")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * 2

@@ -11,7 +11,7 @@ sums of all parts together, and the op works on its part with these:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, evaluate, fraction, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
@@ -86,7 +86,7 @@ class RowOp(OpDef):
         """Build the statistics of rows that are split over these axes."""
         raise NotImplementedError
 
-    def partition(self, b: Builder, op: Operation, special: Mapping[str, Axes]) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
         operands = [*op.operands, *self.statistics(b, op, over)]
         return b.op(op.name, operands, op.attrs, names=[v.name for v in op.results]).results
@@ -195,9 +195,7 @@ class WithVectors(RowOp):
 class NormBase(WithVectors):
     """Base of norms, whose gradient op is `<name>_grad`."""
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), operands = grads, self.plain(op)
         if dy is None:
             return [None] * len(operands)
@@ -377,9 +375,7 @@ class Softmax(RowOp):
         part = b.value("stg.sum_exp", [x, top], op.attrs, hint=f"{x.name}_exp")
         return [top, *_together(b, [part], over)]
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (x,) = grads, self.plain(op)
         attrs = {k: v for k, v in op.attrs.items() if k == "rsqrt"}
         return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=x.prefixed("d_"))]

@@ -10,8 +10,9 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir_spec.ops.base import stated
@@ -85,9 +86,7 @@ class EmbeddingBag(_Bags):
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[-2] if operand == 1 else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (table, rows) = grads, op.operands
         attrs: dict[str, RawAttr] = {**stated(op, (_BAGS,)), "rows": table.tensor.shape[-2]}
         if table.tensor.rank == 3:
@@ -123,15 +122,13 @@ class EmbeddingBagGrad(_Bags):
         Param("rows", "size", "the rows of a table", required=True),
         Param("tables", "flag", "dimension 0 of the result is that of the tables"),
     )
+    element_types = ("dy",)
     example = "%dt = stg.embedding_bag_grad[rows = V](%tokens, %dc) : bf16[V, D]"
 
     def rule(self, op: Operation) -> Rule:
         table, rows, out = self.shapes(op, op.operands[0], 3 if op.flag("tables") else 2)
         sizes = {"v": op.expr("rows")}
         return make_rule(f"{rows},{out}->{table}", whole=self.whole(op), sizes=sizes)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[1].tensor.dtype]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         _, rows, _ = self.shapes(op, op.operands[0], 3 if op.flag("tables") else 2)
@@ -176,9 +173,7 @@ class Triangle(OpDef):
         if len(shape) < 2 or shape[-1] != shape[-2]:
             yield f"expects two last dimensions of one size, found {op.operands[0].type}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), x = grads, op.operands[0]
         size = {"size": x.tensor.shape[-1]}
         return [dy and b.value("stg.triangle_grad", [dy], size, hint=x.prefixed("d_"))]
@@ -194,14 +189,8 @@ class TriangleGrad(OpDef):
     name = "stg.triangle_grad"
     operands = ("dy",)
     params = (Param("size", "size", "rows and columns", required=True),)
+    index = IndexRule("...p->...st", whole="pst", linear=(0,), sizes={"s": "size", "t": "size"})
     example = "%dx = stg.triangle_grad[size = S](%dz) : bf16[B, H, S, S]"
-
-    def rule(self, op: Operation) -> Rule:
-        rank = op.operands[0].tensor.rank
-        row = letters(rank + 2)
-        size = op.expr("size")
-        text = f"{row[:rank]}->{row[: rank - 1]}{row[-2:]}"
-        return make_rule(text, whole=row[-3:], linear=[0], sizes=dict.fromkeys(row[-2:], size))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         size = ctx.size(op.expr("size"))

@@ -15,12 +15,13 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, Expr, call, const, product
+from stagec.ir.expr import ONE, Expr, call, const
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule
+from stagec.ir.rule import Rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     ORDERS,
@@ -95,6 +96,7 @@ class AttentionBlock(_Step):
     name = "stg.attention_block"
     operands = ("q", "k", "v*")
     results = ("result", "lse")
+    element_types = ("q", "f32")
     example = (
         "%y, %l = stg.attention_block[causal, over = cp, order = zigzag](%q, %k, %v) : "
         "(bf16[B, S@cp, H, K], f32[B, H, S@cp])"
@@ -105,9 +107,6 @@ class AttentionBlock(_Step):
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from core_misfits(op, 1)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "f32"]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return core_flops(n, _left(op, n), 1, 1)
@@ -166,21 +165,15 @@ class MergeAttention(OpDef):
     name = "stg.merge_attention"
     operands = ("total", "total_lse", "x", "lse")
     results = ("result", "lse")
+    index = IndexRule("bshk,bhs,bshk,bhs->bshk,bhs")
+    element_types = ("f32", "f32")
+    flops_per_point = 3
     example = (
         "%t2, %l2 = stg.merge_attention(%t, %l, %y, %m) : (f32[B, S@cp, H, K], f32[B, H, S@cp])"
     )
 
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bshk,bhs,bshk,bhs->bshk,bhs")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
-
     def reuses(self, op: Operation, result: int) -> int | None:
         return result
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in "bshk") * 3
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         total, total_lse, x, lse = args

@@ -15,11 +15,12 @@ import numpy as np
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, ZERO, Expr, call, expand
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.rule import Rule, make_rule
 from stagec.ir.traits import InPlace
 from stagec.ir.types import axis_index, axis_size
 from stagec.ir_spec.ops.attention_core import (
@@ -84,6 +85,7 @@ class AttentionEdge(_Edge):
     name = "stg.attention_edge"
     operands = ("q", "k", "v")
     results = ("result", "lse")
+    element_types = ("q", "f32")
     example = (
         "%y, %l = stg.attention_edge[causal, window = 64, over = cp, after = 0](%q, %k, %v) : "
         "(bf16[B, 4, S/4, H, K], f32[B, H, 4, S/4])"
@@ -91,9 +93,6 @@ class AttentionEdge(_Edge):
 
     def rule(self, op: Operation) -> Rule:
         return make_rule(f"bzs(gr)k,{_KEYS}->bzs(gr)v,b(gr)zs", whole="sktv")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "f32"]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return core_flops(n, self.left(op, n), 1, 1)
@@ -148,10 +147,8 @@ class AddEdge(OpDef):
     name = "stg.add_edge"
     operands = ("total", "edge")
     traits = (InPlace(operands=(0,)),)
+    index = IndexRule("bzsgk,bzhgk->bzsgk", whole="sh")
     example = "%t = stg.add_edge(%k, %v) : bf16[B, 4, S/4, G, K]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bzsgk,bzhgk->bzsgk", whole="sh")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return n["b"] * n["z"] * n["h"] * n["g"] * n["k"]
@@ -171,14 +168,9 @@ class ZerosLike(OpDef):
 
     name = "stg.zeros_like"
     operands = ("x",)
+    index = IndexRule("...->...")
+    element_types = ("f32",)
     example = "%z = stg.zeros_like(%x) : f32[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text}->{text}")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def bytes_touched(self, op: Operation) -> Expr:
         return op.result.tensor.local_bytes

@@ -9,8 +9,9 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
@@ -92,9 +93,7 @@ class RotaryEmbedding(OpDef):
         part = op.attrs.get("first", op.attrs.get("last"))
         return part if isinstance(part, Expr) else whole
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (x, *positions) = grads, op.operands
         attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase", "cached")}
         if not op.flag("inverse"):
@@ -160,9 +159,7 @@ class Temperature(Elementwise):
         if op.operands[0].tensor.rank < 2:
             yield f"expects [batch, position, ...], found {op.operands[0].type}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
         return [dy and b.value(self.name, [dy], attrs, hint=op.operands[0].prefixed("d_"))]
@@ -208,9 +205,7 @@ class RelativeBias(OpDef):
         if len(op.exprs("sizes")) != 2:
             yield "expects 'sizes' of queries and keys"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (table,) = grads, op.operands
         attrs = {k: v for k, v in op.attrs.items() if k in ("most", "causal")}
         attrs["buckets"] = table.tensor.shape[0]
@@ -233,10 +228,8 @@ class RelativeBiasGrad(OpDef):
         Param("buckets", "size", "the rows of the table", required=True),
         *(p for p in RelativeBias.params if p.name != "sizes"),
     )
+    index = IndexRule("hst->nh", whole="n", linear=(0,), sizes={"n": "buckets"})
     example = "%dt = stg.relative_bias_grad[buckets = 32](%db) : bf16[32, H]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("hst->nh", whole="n", linear=[0], sizes={"n": op.expr("buckets")})
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "hst")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
@@ -33,6 +32,7 @@ class CumSum(OpDef):
         Param("exclusive", "flag", "each sum without its own element"),
         Param("reverse", "flag", "from the last element to the first"),
     )
+    flops_per_point = 1
     example = "%c = stg.cumsum[dim = 1](%x) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -46,21 +46,14 @@ class CumSum(OpDef):
         row = letters(x.tensor.rank)
         return make_rule(f"{row}->{row}", special=row[d], linear=[0])
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values())
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         attrs = {"dim": op.expr("dim"), **_how(op)}
         if not attrs.pop("reverse", False):
             attrs["reverse"] = True
         return [dy and b.value("stg.cumsum", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
         (x,), d = op.operands, op.integer("dim")
         row, part = letters(x.tensor.rank), letters(x.tensor.rank + 1)[-1]

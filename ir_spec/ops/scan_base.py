@@ -31,7 +31,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE, Expr, call, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits, factor_sizes
 from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
@@ -175,9 +175,7 @@ class Scan(ScanKind):
         alone = call("max", [ONE * 2 - n["s"], ONE * 0])  # 1 for one token, 0 for more
         return one * alone + chunks * (ONE - alone)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
         dy = grads[0]
         if dy is None:
@@ -185,9 +183,7 @@ class Scan(ScanKind):
         names = [v.prefixed("d_") for v in op.operands]
         return b.op(f"{self.stem}_grad", [dy, *op.operands], _attrs(op), names=names).results
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, texts = special["s"], self.texts(op)
         given = dict(self.given(op))
         first = [given.pop("start")] if op.flag("state") else []
@@ -230,9 +226,7 @@ class ScanGrad(ScanKind):
         if len(op.operands) not in (1 + len(self.inputs), 3 + len(self.inputs)):
             yield "expects both the state before the first token and the gradient of the last one"
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, texts = special["s"], self.texts(op)
         parts = {n: to_parts(b, v, texts[_bare(n)], over) for n, v in self.given(op).items()}
         (start,) = _starts(b, self, op, parts, over)

@@ -10,7 +10,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, same
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
@@ -70,9 +70,7 @@ class Slice(OpDef):
         x = op.operands[0]
         return x if same(x.tensor.shape[op.integer("dim", 0)], op.expr("size")) else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
@@ -104,9 +102,7 @@ class Pad(OpDef):
         if left.value is not None and left.value < 0:
             yield f"puts {x} at {start} of {op.expr('size')} elements"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
@@ -172,9 +168,7 @@ class Take(OpDef):
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[op.integer("dim", 1)] if operand else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (x, *where) = grads, op.operands
         attrs: dict[str, RawAttr] = {**stated(op, (_ALONG, _AT))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 1)]
@@ -245,9 +239,7 @@ class Concat(OpDef):
         text = ",".join(whole.replace("Z", p) for p in parts) + f"->{whole}"
         return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None:
             return [None] * len(op.operands)
@@ -287,9 +279,7 @@ class Cut(OpDef):
         if not same(whole, total):
             yield f"expects parts that make up {whole}, found {total}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         present = all_present(op, grads)
         hint = op.operands[0].prefixed("d_")
         return [b.value("stg.concat", present, stated(op, (_JOINED,)), hint=hint)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, const
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
@@ -66,17 +66,13 @@ class Shift(OpDef):
     def reuses(self, op: Operation, result: int) -> int | None:
         return 1 if result == 1 else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
         dy = grads[0]
         attrs: dict[str, RawAttr] = {} if op.flag("reverse") else {"reverse": True}
         return [dy and b.value("stg.shift", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         text = "bs" + "cdefg"[: op.operands[0].tensor.rank - 2]
         if op.flag("state"):
             x, before, kept = parts_from_state(b, op, ONE, special["s"])
