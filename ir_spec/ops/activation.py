@@ -14,7 +14,15 @@ from stagec.ir.opdef import Array, Grads, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
-from stagec.ir_spec.ops.base import Elementwise, need_result, pointwise, stated, work
+from stagec.ir_spec.ops.base import (
+    Elementwise,
+    gradients,
+    incoming,
+    need_result,
+    pointwise,
+    stated,
+    work,
+)
 from stagec.ir_spec.ops.curves import FORM, gelu_form, sigmoid, silu_derivative
 
 
@@ -175,8 +183,7 @@ class Exp(Elementwise):
     example = "%y = stg.exp(%x) : bf16[B]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        return [dy and b.value("stg.mul", [dy, op.result], hint=op.operands[0].prefixed("d_"))]
+        return gradients(b, op, [*grads, op.result], by="stg.mul")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.exp(args[0])]
@@ -195,11 +202,9 @@ class Power(Elementwise):
             yield f"expects a number for 'exponent', found {op.expr('exponent')}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), x, p = grads, op.operands[0], op.expr("exponent")
-        if dy is None:
-            return [None]
+        x, p = op.operands[0], op.expr("exponent")
         slope = b.value("stg.power", [x], {"exponent": p - 1}, hint=x.prefixed("slope_"))
-        turned = b.value("stg.mul", [dy, slope], hint=x.prefixed("turned_"))
+        turned = b.value("stg.mul", [incoming(grads), slope], hint=x.prefixed("turned_"))
         return [b.value("stg.scale", [turned], {"by": p}, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -214,11 +219,9 @@ class Softplus(Elementwise):
     example = "%y = stg.softplus(%x) : bf16[B]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), x = grads, op.operands[0]
-        if dy is None:
-            return [None]
+        x = op.operands[0]
         slope = b.value("stg.sigmoid", [x], hint=x.prefixed("slope_"))
-        return [b.value("stg.mul", [dy, slope], hint=x.prefixed("d_"))]
+        return gradients(b, op, [*grads, slope], by="stg.mul")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.logaddexp(args[0], 0)]
@@ -249,17 +252,7 @@ class Dropout(Elementwise):
         return [op.operands[0]]
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        dy, x = grads[0], op.operands[0]
-        if dy is None:
-            return [None]
-        return [
-            b.value(
-                "stg.dropout_grad",
-                [dy, need_result(op, 1, "mask")],
-                {"p": op.attrs["p"]},
-                hint=x.prefixed("d_"),
-            )
-        ]
+        return gradients(b, op, [grads[0], need_result(op, 1, "mask")])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, p = args[0], float(fraction(op.expr("p")))
@@ -288,22 +281,3 @@ class DropoutGrad(Elementwise):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0] * args[1] / (1 - float(fraction(op.expr("p"))))]
-
-
-OPS = (
-    Gelu(),
-    GeluGrad(),
-    Silu(),
-    SiluGrad(),
-    Relu(),
-    ReluGrad(),
-    Sigmoid(),
-    SigmoidGrad(),
-    Tanh(),
-    TanhGrad(),
-    Exp(),
-    Power(),
-    Softplus(),
-    Dropout(),
-    DropoutGrad(),
-)

@@ -35,7 +35,7 @@ from stagec.ir_spec.ops.attention_core import (
     unread_bytes,
 )
 from stagec.ir_spec.ops.attention_parts import merge_parts
-from stagec.ir_spec.ops.base import need_result
+from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.latent import rows_of_latent
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.support.diagnostics import error
@@ -122,15 +122,9 @@ class FlashAttention(OpDef):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if "values" in op.attrs:
             return super().grad(b, op, grads)
-        dy = grads[0]
-        if dy is None:
+        if grads[0] is None:
             return [None] * len(op.operands)
-        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
-        operands = [dy, op.results[0], need_result(op, 1, "lse"), *op.operands]
-        last = len(op.operands) - op.flag("selected")
-        names = [v.prefixed("d_") for v in op.operands[:last]]
-        found = b.op("stg.attention_grad", operands, attrs, names=names).results
-        return [*found, *([None] * op.flag("selected"))]
+        return gradients(b, op, [grads[0], op.results[0], need_result(op, 1, "lse"), *op.operands])
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Keys and values of the tokens before are cached, of a window or of blocks as many as the
@@ -226,6 +220,3 @@ class AttentionGrad(OpDef):
         dy, y, lse, *rest = args
         x = given(op, rest, ctx)
         return backward(x, scores_of(op, ctx, ctx, 3, x), dy, y, lse)
-
-
-OPS = (FlashAttention(), AttentionGrad())

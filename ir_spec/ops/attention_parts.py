@@ -129,6 +129,3 @@ def merge_parts(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
     if dtype == "f32":
         return [total]
     return [b.value("stg.cast", [total], {"to": dtype}, hint=f"{name}_{dtype}")]
-
-
-OPS = (AttentionParts(), SumParts())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from stagec.ir.core import Attr, Operation, Value
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Attr, Operation, Quoted, Value
 from stagec.ir.expr import Expr, product
-from stagec.ir.opdef import OpDef, Sizes
+from stagec.ir.opdef import Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
 from stagec.ir.traits import Fusible, Trait
 from stagec.support.diagnostics import error
 
@@ -49,7 +50,44 @@ def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
 
 def stated(op: Operation, params: Iterable[Param]) -> dict[str, Attr]:
     """The parameters of these that the op states, for an op that has them too."""
-    return {p.name: op.attrs[p.name] for p in params if p.name in op.attrs}
+    names = {p.name for p in params}
+    return {name: value for name, value in op.attrs.items() if name in names}
+
+
+def incoming(grads: Grads) -> Value:
+    """The gradient of the first result, where no other result can have one."""
+    (dy, *_) = grads
+    if dy is None:
+        raise ValueError("an op is asked for gradients of its operands if a result has one")
+    return dy
+
+
+def gradients(
+    b: Builder,
+    op: Operation,
+    operands: Grads,
+    attrs: Mapping[str, RawAttr] | None = None,
+    *,
+    by: str = "",
+) -> Grads:
+    """The gradients of the first operands, made by one op, `<name>_grad` if `by` does not name it;
+    none flows to the other operands.
+
+    The op gets these operands, the parameters that both ops have, and `attrs`, without those that
+    are False.
+    """
+    name = by or f"{op.name}_grad"
+    every = {**stated(op, b.registry[name].params), **(attrs or {})}
+    given = {n: v for n, v in every.items() if v is not False}
+    names = [v.prefixed("d_") for v in op.operands]
+    made = b.op(name, [incoming([v]) for v in operands], given, names=names).results
+    return [*made, *[None] * (len(op.operands) - len(made))]
+
+
+def backwards(op: Operation) -> Quoted:
+    """The rule that the op states, from the result to the operand."""
+    (left,), (right,) = parse_rule(op.text("spec"))
+    return Quoted(f"{shape_text(right)}->{shape_text(left)}")
 
 
 class Elementwise(OpDef):

@@ -21,7 +21,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
-from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
@@ -119,11 +119,7 @@ class CausalConv(_Conv):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
-        dy = grads[0]
-        if dy is None:
-            return [None] * len(op.operands)
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op("stg.causal_conv_grad", [dy, *op.operands], _how(op), names=names).results
+        return gradients(b, op, [grads[0], *op.operands])
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, (_, c) = special["s"], self.letters(op, 0)
@@ -319,6 +315,3 @@ def _convolved(x: Array, w: Array, before: Array | None, channels: int) -> Array
     taps, rows = w.shape[-1], x.shape[x.ndim - channels - 1]
     padded = _padded(x, taps, before, channels)
     return sum(w[..., i] * _cut(padded, i, rows, channels) for i in range(taps))
-
-
-OPS = (CausalConv(), CausalConvGrad(), ConvHalo(), RollParts())

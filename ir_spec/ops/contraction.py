@@ -19,7 +19,16 @@ from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Recasts, Terminates, Trait
 from stagec.ir.types import EIGHT_BITS, FLOATS, WITHOUT_SCALES
-from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
+from stagec.ir_spec.ops.base import (
+    SPEC,
+    Elementwise,
+    backwards,
+    gradients,
+    incoming,
+    pointwise,
+    stated,
+    work,
+)
 
 
 class Einsum(OpDef):
@@ -227,15 +236,13 @@ class Sum(OpDef):
         return make_rule(op.text("spec"), linear=[0])
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
         sizes = factor_sizes(op, self.rule(op))
-        new = [g for g in left if g not in right]
         attrs: dict[str, RawAttr] = {
-            "spec": Quoted(f"{shape_text(right)}->{shape_text(left)}"),
-            "sizes": tuple(sizes[f] for g in new for f in g),
+            "spec": backwards(op),
+            "sizes": tuple(sizes[f] for g in left if g not in right for f in g),
         }
-        return [dy and b.value("stg.broadcast", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return gradients(b, op, grads, attrs, by="stg.broadcast")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.einsum(op.text("spec"), *args)]
@@ -261,11 +268,7 @@ class Broadcast(OpDef):
         return make_rule(op.text("spec"), linear=[0], sizes=dict(zip(new, sizes, strict=True)))
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        (left,), (right,) = parse_rule(op.text("spec"))
-        spec = Quoted(f"{shape_text(right)}->{shape_text(left)}")
-        hint = op.operands[0].prefixed("d_")
-        return [dy and b.value("stg.sum", [dy], {"spec": spec}, hint=hint)]
+        return gradients(b, op, grads, {"spec": backwards(op)}, by="stg.sum")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (left,), (right,) = parse_rule(op.text("spec"))
@@ -281,13 +284,10 @@ class Mul(Elementwise):
     example = "%z = stg.mul(%x, %y) : bf16[B]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None:
-            return [None, None]
-        x, y = op.operands
+        (dy,), (x, y) = grads, op.operands
         return [
-            b.value("stg.mul", [dy, y], hint=x.prefixed("d_")),
-            b.value("stg.mul", [dy, x], hint=y.prefixed("d_")),
+            dy and b.value("stg.mul", [dy, other], hint=v.prefixed("d_"))
+            for v, other in ((x, y), (y, x))
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -312,9 +312,7 @@ class Scale(Elementwise):
             yield "expects parameter 'by', 'sqrt' or 'rsqrt': the factor"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        hint = op.operands[0].prefixed("d_")
-        return [dy and b.value("stg.scale", [dy], stated(op, self.params), hint=hint)]
+        return gradients(b, op, grads, by="stg.scale")
 
     def fold(self, op: Operation) -> Value | None:
         """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
@@ -366,11 +364,10 @@ class Cast(Elementwise):
             yield f"casts to a floating-point type or i8, found {op.text('to')}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        x = op.operands[0]
-        if dy is None or dy.tensor.dtype == x.tensor.dtype:
-            return [dy]
-        return [b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=x.prefixed("d_"))]
+        to = op.operands[0].tensor.dtype
+        if incoming(grads).tensor.dtype == to:
+            return grads
+        return gradients(b, op, grads, {"to": to}, by="stg.cast")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]
@@ -416,6 +413,3 @@ def _summed(value: Value) -> Iterator[tuple[int, ...]]:
         else:
             moved = (r for r in user.results if r.tensor.dtype in EIGHT_BITS)
             yield from (dims for result in moved for dims in _summed(result))
-
-
-OPS = (Einsum(), Add(), Sum(), Broadcast(), Mul(), Scale(), Cast(), Quantize())

@@ -254,6 +254,3 @@ def _count(op: Operation, positions: Expr, width: Expr) -> Expr:
     if width.value is not None and width.value - stride <= 2 * pad < width.value:
         return positions / const(stride)
     return (positions + 2 * pad - width) / const(stride) + 1
-
-
-OPS = (Conv1d(), Conv1dDx(), Conv1dDw(), Conv2d(), Conv2dDx(), Conv2dDw())

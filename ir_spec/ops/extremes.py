@@ -17,7 +17,7 @@ from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import PicksOne
 from stagec.ir.types import FLOATS, axis_size
-from stagec.ir_spec.ops.base import SPEC
+from stagec.ir_spec.ops.base import SPEC, gradients, incoming
 from stagec.ir_spec.ops.contraction import broadcast
 from stagec.ir_spec.ops.layout import whole_dimensions
 from stagec.support.diagnostics import error
@@ -52,14 +52,11 @@ class Max(OpDef):
         return [op.text("to", op.operands[0].tensor.dtype)]
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), x = grads, op.operands[0]
-        if dy is None:
-            return [None]
+        dy, x, y = incoming(grads), op.operands[0], op.result
         if dy.tensor.dtype != x.tensor.dtype:
             dy = b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=dy.name)
-        spec, y = {"spec": op.attrs["spec"]}, op.result
-        ties = b.value("stg.max_ties", [x, y], spec, hint=f"{y.name}_ties")
-        return [b.value("stg.max_grad", [dy, x, y, ties], spec, hint=x.prefixed("d_"))]
+        ties = b.value("stg.max_ties", [x, y], {"spec": op.attrs["spec"]}, hint=f"{y.name}_ties")
+        return gradients(b, op, [dy, x, y, ties])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [_reduced_last(op, args[0]).max(-1)]
@@ -197,10 +194,8 @@ class TopK(OpDef):
         return op.results
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        dv, x = grads[0], op.operands[0]
-        attrs = {"size": x.tensor.shape[-1]}
-        operands = [dv, op.results[1]] if dv is not None else []
-        return [dv and b.value("stg.topk_grad", operands, attrs, hint=x.prefixed("d_"))]
+        attrs = {"size": op.operands[0].tensor.shape[-1]}
+        return gradients(b, op, [grads[0], op.results[1]], attrs)
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
@@ -290,6 +285,3 @@ def _joined(b: Builder, x: Value) -> Value:
     row = letters(x.tensor.rank)
     spec = Quoted(f"{row}->{row[:-2]}({row[-2:]})")
     return b.value("stg.reshape", [x], {"spec": spec}, hint=f"{x.name}_all")
-
-
-OPS = (Max(), MaxTies(), MaxGrad(), ArgMax(), TopK(), TopKGrad(), Chosen())

@@ -18,7 +18,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, Trait
-from stagec.ir_spec.ops.base import stated, work
+from stagec.ir_spec.ops.base import gradients, work
 from stagec.ir_spec.ops.curves import FORM, gelu_form, sigmoid
 
 _CLAMPED = (
@@ -50,11 +50,7 @@ class Gated(OpDef):
         return work(n, self.cost(op), self.rule(op)) / n["z"]
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), x = grads, op.operands[0]
-        return [
-            dy
-            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
-        ]
+        return gradients(b, op, [*grads, *op.operands])
 
 
 class GatedGrad(OpDef):
@@ -169,6 +165,3 @@ class GegluGrad(GatedGrad):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, (gate, up), form = args[0], (args[1][:, 0], args[1][:, 1]), gelu_form(op)
         return [np.stack([dy * up * form.derivative(gate), dy * form.value(gate)], axis=1)]
-
-
-OPS = (Swiglu(), SwigluGrad(), Geglu(), GegluGrad())

@@ -17,6 +17,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
+from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.masks import CAUSAL, pairs
 from stagec.ir_spec.ops.serving import PAST, past_of
 
@@ -76,12 +77,7 @@ class IndexScores(OpDef):
         return _kernel(op, n, "attention", 0)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None:
-            return [None, None, None]
-        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op("stg.index_scores_grad", [dy, *op.operands], attrs, names=names).results
+        return gradients(b, op, [*grads, *op.operands])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         q, k, w = args
@@ -131,6 +127,3 @@ def _visible(op: Operation, ctx: NumericContext, q: int) -> Array:
     at = np.asarray(ctx.positions(rows)) + ctx.size(past_of(op))
     of = np.asarray(ctx.positions(columns))
     return (at[:, None] >= of) | (not op.flag("causal"))
-
-
-OPS = (IndexScores(), IndexScoresGrad())

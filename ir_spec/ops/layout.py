@@ -9,14 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, const
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
-from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
+from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.traits import (
     CopiesMemory,
     FinalGradient,
@@ -28,6 +28,7 @@ from stagec.ir.traits import (
     View,
 )
 from stagec.ir.types import Type
+from stagec.ir_spec.ops.base import backwards, gradients, incoming
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
@@ -69,14 +70,15 @@ class Reshape(OpDef):
             yield f"keeps the order of the factors, found '{op.text('spec')}'"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        (left,), (right,) = parse_rule(op.text("spec"))
+        _, (right,) = parse_rule(op.text("spec"))
         sizes = factor_sizes(op, self.rule(op))
         inner = [f for g in right for f in g[:-1]]
-        attrs: dict[str, RawAttr] = {"spec": Quoted(f"{shape_text(right)}->{shape_text(left)}")}
+        attrs: dict[str, RawAttr] = {"spec": backwards(op)}
         if inner:
             attrs |= {"factors": tuple(inner), "sizes": tuple(sizes[f] for f in inner)}
-        return [dy and b.value("stg.reshape", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return [
+            b.value("stg.reshape", [incoming(grads)], attrs, hint=op.operands[0].prefixed("d_"))
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         shape = [ctx.size(d.local) for d in op.result.tensor.dims]
@@ -105,12 +107,7 @@ class Permute(OpDef):
             yield f"keeps all dimensions, found '{op.text('spec')}'; stg.sum and stg.max reduce"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        left, _, right = op.text("spec").partition("->")
-        spec = Quoted(f"{right.strip()}->{left.strip()}")
-        return [
-            dy and b.value("stg.permute", [dy], {"spec": spec}, hint=op.operands[0].prefixed("d_"))
-        ]
+        return gradients(b, op, grads, {"spec": backwards(op)}, by="stg.permute")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (left,), (right,) = parse_rule(op.text("spec"))
@@ -157,12 +154,7 @@ class Unbind(OpDef):
             yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {found}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        present = all_present(op, grads)
-        return [
-            b.value(
-                "stg.stack", present, {"dim": op.expr("dim")}, hint=op.operands[0].prefixed("d_")
-            )
-        ]
+        return gradients(b, op, all_present(op, grads), by="stg.stack")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return list(np.moveaxis(args[0], op.integer("dim"), 0))
@@ -196,12 +188,8 @@ class StackOp(OpDef):
         return inner.operands[0] if same_order and op.expr("dim") == inner.expr("dim") else None
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
-        attrs = {"dim": op.expr("dim"), "count": const(len(op.operands))}
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op("stg.unbind", [dy], attrs, names=names).results
+        count = {"count": const(len(op.operands))}
+        return gradients(b, op, grads, count, by="stg.unbind")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.stack(args, axis=op.integer("dim"))]
@@ -337,17 +325,3 @@ class Gradient(Identity):
     name = "stg.gradient"
     traits = (View(), FinalGradient(), Stays())
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
-
-
-OPS = (
-    Reshape(),
-    Permute(),
-    Unbind(),
-    StackOp(),
-    ShardingConstraint(),
-    Copy(),
-    Recall(),
-    Discard(),
-    Reshard(),
-    Gradient(),
-)

@@ -322,15 +322,3 @@ class GatedDeltaRuleStateGrad(_Delta, ScanStateGrad):
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _delta_state(op, n)
-
-
-OPS = (
-    LinearAttention(),
-    LinearAttentionGrad(),
-    LinearAttentionState(),
-    LinearAttentionStateGrad(),
-    GatedDeltaRule(),
-    GatedDeltaRuleGrad(),
-    GatedDeltaRuleState(),
-    GatedDeltaRuleStateGrad(),
-)

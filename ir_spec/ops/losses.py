@@ -13,6 +13,7 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
+from stagec.ir_spec.ops.base import gradients
 
 _MEAN = Param("mean", "size", "the number of elements to average over", required=True, of_step=True)
 
@@ -29,10 +30,7 @@ class Mse(OpDef):
     example = "%loss = stg.mse[mean = B*S*D](%x, %h) : f32[]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dloss,), (x, target) = grads, op.operands
-        mean = {"mean": op.expr("mean")}
-        hint = x.prefixed("d_")
-        return [dloss and b.value("stg.mse_grad", [x, target, dloss], mean, hint=hint), None]
+        return gradients(b, op, [*op.operands, *grads])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, target = args
@@ -82,6 +80,3 @@ class Sinusoid(OpDef):
         base = float(evaluate(op.expr("base"), ctx.env)) if "base" in op.attrs else 10000.0
         angle = args[0][..., None] * base ** (-(place % half) / half)
         return [np.where(place < half, np.cos(angle), np.sin(angle))]
-
-
-OPS = (Mse(), MseGrad(), Sinusoid())

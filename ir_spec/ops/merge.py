@@ -14,6 +14,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.serving import ServingStep
+from stagec.ir_spec.ops.base import gradients
 
 
 class MergeRows(OpDef):
@@ -38,12 +39,8 @@ class MergeRows(OpDef):
         return rows.tensor.shape[1] + x.tensor.shape[1] if operand == 2 else None
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (x, rows, where) = grads, op.operands
-        if dy is None:
-            return [None, None, None]
-        names = [x.prefixed("d_"), rows.prefixed("d_")]
-        attrs: dict[str, Expr] = {"size": rows.tensor.shape[1]}
-        return [*b.op("stg.merge_rows_grad", [dy, where], attrs, names=names).results, None]
+        attrs = {"size": op.operands[1].tensor.shape[1]}
+        return gradients(b, op, [*grads, op.operands[2]], attrs)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, rows, where = args
@@ -77,6 +74,3 @@ class MergeRowsGrad(OpDef):
         chosen = where[..., None] == np.arange(size)
         dx = np.where((where < size)[..., None], 0.0, dy)
         return [dx, np.einsum("bsx,bsd->bxd", chosen, dy)]
-
-
-OPS = (MergeRows(), MergeRowsGrad())

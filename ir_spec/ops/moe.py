@@ -6,7 +6,7 @@ docs/decisions/015-balanced-experts.md says why, and what that means for numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
+from stagec.ir_spec.ops.base import gradients, incoming
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.structure import ratio
@@ -82,13 +83,7 @@ class Route(OpDef):
         return n["b"] * n["s"] * (n["e"] * per_logit + n["t"] * 2)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        dw, logits = grads[0], op.operands[0]
-        if dw is None:
-            return [None] * len(op.operands)
-        attrs = {n: v for n, v in op.attrs.items() if n in _SHARED}
-        operands = [dw, logits, op.results[1]]
-        dlogits = b.value("stg.route_grad", operands, attrs, hint=logits.prefixed("d_"))
-        return [dlogits, *[None] * (len(op.operands) - 1)]
+        return gradients(b, op, [grads[0], op.operands[0], op.results[1]])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, k = args[0], ctx.size(op.expr("k"))
@@ -198,11 +193,9 @@ class Dispatch(OpDef):
         return product(n[f] for f in "bstd") if len(op.operands) == 3 else const(0)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
         if len(op.operands) == 3:
             return super().grad(b, op, grads)
-        x, experts = op.operands
-        return [dy and b.value("stg.combine", [dy, experts], hint=x.prefixed("d_")), None]
+        return gradients(b, op, [*grads, op.operands[1]], by="stg.combine")
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("count") if operand == 1 else None
@@ -237,12 +230,10 @@ class Combine(OpDef):
         return product(n[f] for f in "bstd") * (len(op.operands) - 1)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
-        y, experts, *weights = op.operands
-        attrs: Mapping[str, RawAttr] = _capacity(y, experts)
-        dys = b.value("stg.dispatch", [dy, experts, *weights], attrs, hint=y.prefixed("d_"))
+        dy, (y, experts, *weights) = incoming(grads), op.operands
+        dys = b.value(
+            "stg.dispatch", [dy, experts, *weights], _capacity(y, experts), hint=y.prefixed("d_")
+        )
         dws = [
             b.value("stg.combine_weights_grad", [dy, y, experts], hint=w.prefixed("d_"))
             for w in weights
@@ -315,6 +306,3 @@ def _copies(y: Array, experts: Array) -> Array:
     copies = np.zeros((*experts.shape, y.shape[-1]))
     copies[kept] = y[tuple(i[kept] for i in place)]
     return copies
-
-
-OPS = (Route(), RouteGrad(), Dispatch(), Combine(), CombineWeightsGrad())

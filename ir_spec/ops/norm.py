@@ -26,7 +26,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Trait
-from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 from stagec.support.diagnostics import error
 
@@ -196,13 +196,7 @@ class NormBase(WithVectors):
     """Base of norms, whose gradient op is `<name>_grad`."""
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), operands = grads, self.plain(op)
-        if dy is None:
-            return [None] * len(operands)
-        names = [v.prefixed("d_") for v in operands]
-        taken = [dy, *operands[:2]] if self.vectors(op) else [dy, operands[0]]
-        attrs = stated(op, _NORM_PARAMS)
-        return b.op(f"{op.name}_grad", taken, attrs, names=names).results
+        return gradients(b, op, [*grads, *self.plain(op)[: 1 + min(self.vectors(op), 1)]])
 
 
 class RmsNorm(NormBase):
@@ -376,9 +370,8 @@ class Softmax(RowOp):
         return [top, *_together(b, [part], over)]
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (x,) = grads, self.plain(op)
-        attrs = {k: v for k, v in op.attrs.items() if k == "rsqrt"}
-        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=x.prefixed("d_"))]
+        self.plain(op)
+        return gradients(b, op, [*grads, op.result])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, *given = args
@@ -433,6 +426,3 @@ def softmax(x: Array, seen: Array | None) -> Array:
         x = np.where(seen, x, -np.inf)
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-OPS = (RmsNorm(), RmsNormGrad(), LayerNorm(), LayerNormGrad(), Softmax(), SoftmaxGrad())

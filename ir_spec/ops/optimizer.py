@@ -130,6 +130,3 @@ class ClipFactor(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.minimum(1.0, ratio(op, "max") / np.sqrt(args[0] + 1e-12))]
-
-
-OPS = (AccumulateGrad(), AdamW(), SquaredNorm(), ClipFactor())

@@ -93,6 +93,3 @@ def _back(op: Operation) -> dict[str, RawAttr]:
     """The ends of the gradient of what crosses."""
     value = op.text("value")
     return {"value": f"d_{value}", "source": op.text("to"), "to": op.text("source")}
-
-
-OPS = (Depart(), Arrive())

@@ -151,6 +151,3 @@ def _sizes(shapes: Sequence[Shape], arrays: Sequence[Array]) -> dict[str, int]:
 def _apart(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:
     """With a dimension for each factor."""
     return np.reshape(array, [sizes[f] for group in shape for f in group])
-
-
-OPS = (ScaledEinsum(),)

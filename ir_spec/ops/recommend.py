@@ -15,7 +15,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.base import gradients
 
 _BAGS = Param("bags", "ints", "lookups of each bag, in order")
 
@@ -87,12 +87,11 @@ class EmbeddingBag(_Bags):
         return op.operands[0].tensor.shape[-2] if operand == 1 else None
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (table, rows) = grads, op.operands
-        attrs: dict[str, RawAttr] = {**stated(op, (_BAGS,)), "rows": table.tensor.shape[-2]}
+        table, rows = op.operands
+        attrs: dict[str, RawAttr] = {"rows": table.tensor.shape[-2]}
         if table.tensor.rank == 3:
             attrs["tables"] = True
-        hint = table.prefixed("d_")
-        return [dy and b.value("stg.embedding_bag_grad", [rows, dy], attrs, hint=hint), None]
+        return gradients(b, op, [rows, *grads], attrs)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         table, rows = args
@@ -174,9 +173,7 @@ class Triangle(OpDef):
             yield f"expects two last dimensions of one size, found {op.operands[0].type}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), x = grads, op.operands[0]
-        size = {"size": x.tensor.shape[-1]}
-        return [dy and b.value("stg.triangle_grad", [dy], size, hint=x.prefixed("d_"))]
+        return gradients(b, op, grads, {"size": op.operands[0].tensor.shape[-1]})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         rows, columns = np.tril_indices(args[0].shape[-1], -1)
@@ -198,6 +195,3 @@ class TriangleGrad(OpDef):
         rows, columns = np.tril_indices(size, -1)
         out[..., rows, columns] = args[0]
         return [out]
-
-
-OPS = (EmbeddingBag(), EmbeddingBagGrad(), Triangle(), TriangleGrad())

@@ -123,6 +123,3 @@ class RgLruStateGrad(_RgLru, ScanStateGrad):
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _work(n, 6)
-
-
-OPS = (RgLru(), RgLruGrad(), RgLruState(), RgLruStateGrad())

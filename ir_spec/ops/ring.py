@@ -387,6 +387,3 @@ def _go_round(
     inner.op("stg.yield", step(inner, args), types=())
     names = _named([v.name for v in start], "last")
     return [loop.add_result(n, a.type) for n, a in zip(names, args, strict=True)]
-
-
-OPS = (AttentionBlock(), AttentionBlockGrad(), MergeAttention())

@@ -16,7 +16,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible
-from stagec.ir_spec.ops.base import Elementwise
+from stagec.ir_spec.ops.base import Elementwise, gradients
 from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude, wrong_lists
 from stagec.ir_spec.ops.serving import PAST, past_of
 
@@ -94,13 +94,8 @@ class RotaryEmbedding(OpDef):
         return part if isinstance(part, Expr) else whole
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (x, *positions) = grads, op.operands
-        attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase", "cached")}
-        if not op.flag("inverse"):
-            attrs["inverse"] = True
-        operands = [dy, *positions] if dy is not None else []
-        made = dy and b.value("stg.rope", operands, attrs, hint=x.prefixed("d_"))
-        return [made, *([None] * len(positions))]
+        attrs = {"inverse": not op.flag("inverse")}
+        return gradients(b, op, [*grads, *op.operands[1:]], attrs, by=op.name)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         size = args[0].shape[-1]
@@ -160,9 +155,7 @@ class Temperature(Elementwise):
             yield f"expects [batch, position, ...], found {op.operands[0].type}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
-        return [dy and b.value(self.name, [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return gradients(b, op, grads, by=self.name)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (x,) = args
@@ -206,10 +199,7 @@ class RelativeBias(OpDef):
             yield "expects 'sizes' of queries and keys"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (table,) = grads, op.operands
-        attrs = {k: v for k, v in op.attrs.items() if k in ("most", "causal")}
-        attrs["buckets"] = table.tensor.shape[0]
-        return [dy and b.value("stg.relative_bias_grad", [dy], attrs, hint=table.prefixed("d_"))]
+        return gradients(b, op, grads, {"buckets": op.operands[0].tensor.shape[0]})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (table,) = args
@@ -256,6 +246,3 @@ def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]
     grown = np.log(np.maximum(distance, 1) / single) / np.log(most / single) * (count - single)
     far = np.minimum(single + grown.astype(int), count - 1)
     return start + np.where(distance < single, distance, far)
-
-
-OPS = (RotaryEmbedding(), Temperature(), RelativeBias(), RelativeBiasGrad())

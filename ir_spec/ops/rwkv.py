@@ -219,9 +219,3 @@ class Wkv6StateGrad(_Wkv6, ScanStateGrad):
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _work(n, 3)
-
-
-OPS = (
-    *(Wkv6(), Wkv6Grad(), Wkv6State(), Wkv6StateGrad()),
-    *(Wkv7(), Wkv7Grad(), Wkv7State(), Wkv7StateGrad()),
-)

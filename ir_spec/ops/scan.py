@@ -13,6 +13,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.base import gradients
 from stagec.support.diagnostics import error
 
 _HOW = ("exclusive", "reverse")
@@ -47,11 +48,7 @@ class CumSum(OpDef):
         return make_rule(f"{row}->{row}", special=row[d], linear=[0])
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        attrs = {"dim": op.expr("dim"), **_how(op)}
-        if not attrs.pop("reverse", False):
-            attrs["reverse"] = True
-        return [dy and b.value("stg.cumsum", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return gradients(b, op, grads, {"reverse": not op.flag("reverse")}, by=op.name)
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
@@ -85,6 +82,3 @@ class CumSum(OpDef):
 
 def _how(op: Operation) -> dict[str, RawAttr]:
     return {name: True for name in _HOW if op.flag(name)}
-
-
-OPS = (CumSum(),)

@@ -35,7 +35,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits, factor_sizes
 from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
-from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
 from stagec.ir_spec.ops.recurrence import (
     Tokens,
     back,
@@ -177,11 +177,7 @@ class Scan(ScanKind):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
-        dy = grads[0]
-        if dy is None:
-            return [None] * len(op.operands)
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op(f"{self.stem}_grad", [dy, *op.operands], _attrs(op), names=names).results
+        return gradients(b, op, [grads[0], *op.operands])
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, texts = special["s"], self.texts(op)

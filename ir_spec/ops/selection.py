@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, same
 from stagec.ir.numeric import NumericContext
@@ -16,7 +16,7 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, View
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.layout import all_present
 from stagec.support.diagnostics import error
 
@@ -71,10 +71,8 @@ class Slice(OpDef):
         return x if same(x.tensor.shape[op.integer("dim", 0)], op.expr("size")) else None
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), x = grads, op.operands[0]
-        attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
-        attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.pad", [dy], attrs, hint=x.prefixed("d_"))]
+        size = op.operands[0].tensor.shape[op.integer("dim", 0)]
+        return gradients(b, op, grads, {"size": size}, by="stg.pad")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         d = op.integer("dim", 0)
@@ -103,10 +101,8 @@ class Pad(OpDef):
             yield f"puts {x} at {start} of {op.expr('size')} elements"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), x = grads, op.operands[0]
-        attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
-        attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.slice", [dy], attrs, hint=x.prefixed("d_"))]
+        size = op.operands[0].tensor.shape[op.integer("dim", 0)]
+        return gradients(b, op, grads, {"size": size}, by="stg.slice")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 0)
@@ -169,11 +165,8 @@ class Take(OpDef):
         return op.operands[0].tensor.shape[op.integer("dim", 1)] if operand else None
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (x, *where) = grads, op.operands
-        attrs: dict[str, RawAttr] = {**stated(op, (_ALONG, _AT))}
-        attrs["size"] = x.tensor.shape[op.integer("dim", 1)]
-        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=x.prefixed("d_"))
-        return [dx, *(None for _ in where)]
+        size = op.operands[0].tensor.shape[op.integer("dim", 1)]
+        return gradients(b, op, [*grads, *op.operands[1:]], {"size": size}, by="stg.put")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 1)
@@ -240,13 +233,8 @@ class Concat(OpDef):
         return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
         sizes = tuple(v.tensor.shape[_joint(op)] for v in op.operands)
-        names = [v.prefixed("d_") for v in op.operands]
-        attrs: dict[str, RawAttr] = {"sizes": sizes, **stated(op, (_JOINED,))}
-        return b.op("stg.cut", [dy], attrs, names=names).results
+        return gradients(b, op, grads, {"sizes": sizes}, by="stg.cut")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.concatenate(args, axis=_joint(op))]
@@ -280,9 +268,7 @@ class Cut(OpDef):
             yield f"expects parts that make up {whole}, found {total}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        present = all_present(op, grads)
-        hint = op.operands[0].prefixed("d_")
-        return [b.value("stg.concat", present, stated(op, (_JOINED,)), hint=hint)]
+        return gradients(b, op, all_present(op, grads), by="stg.concat")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
@@ -308,6 +294,3 @@ def _joined(op: Operation, parts: int) -> tuple[str, str]:
     text = letters(max(rank - 1, 0) + parts)
     d, lead = _joint(op), text[: max(rank - 1, 0)]
     return f"{lead[:d]}Z{lead[d:]}", text[len(lead) :]
-
-
-OPS = (Slice(), Pad(), Take(), Put(), Concat(), Cut())

@@ -115,6 +115,3 @@ def carry(
     found = b.op("stg.carry_states", given, {**how, **state}, names=[f"{names[0]}s", *names[1:]])
     mine = b.value("stg.all_slice", found.results[:1], along, hint=names[0])
     return [mine, *found.results[1:]]
-
-
-OPS = (CarryStates(),)

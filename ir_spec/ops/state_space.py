@@ -299,15 +299,3 @@ class SsdStateGrad(_Ssd, ScanStateGrad):
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _states(n) + _passed(op, n)
-
-
-OPS = (
-    SelectiveScan(),
-    SelectiveScanGrad(),
-    SelectiveScanState(),
-    SelectiveScanStateGrad(),
-    Ssd(),
-    SsdGrad(),
-    SsdState(),
-    SsdStateGrad(),
-)

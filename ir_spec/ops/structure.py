@@ -411,20 +411,3 @@ def ratio(op: Operation, name: str, default: float = 0.0) -> float:
     """A `ratio` parameter as a float, for numeric references."""
     value = op.attrs.get(name)
     return float(fraction(value)) if isinstance(value, Expr) else default
-
-
-OPS = (
-    RowsOp(),
-    ModuleOp(),
-    SymbolsOp(),
-    AssumeOp(),
-    MeshOp(),
-    ZigzagOp(),
-    OrderOp(),
-    FuncOp(),
-    ReturnOp(),
-    YieldOp(),
-    RepeatOp(),
-    AccumulateOp(),
-    ConstantOp(),
-)

@@ -15,7 +15,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
-from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
 from stagec.ir_spec.ops.causal_conv import halo, inner_halo, parts_from_state
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
@@ -68,9 +68,7 @@ class Shift(OpDef):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
-        dy = grads[0]
-        attrs: dict[str, RawAttr] = {} if op.flag("reverse") else {"reverse": True}
-        return [dy and b.value("stg.shift", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return gradients(b, op, [grads[0]], {"reverse": not op.flag("reverse")}, by=op.name)
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         text = "bs" + "cdefg"[: op.operands[0].tensor.rank - 2]
@@ -97,6 +95,3 @@ class Shift(OpDef):
             edge = inner_halo(op, ctx, 0, args[1], first=not back)
         kept = np.take(x, range(1, x.shape[axis]) if back else range(x.shape[axis] - 1), axis)
         return [np.concatenate([kept, edge] if back else [edge, kept], axis)]
-
-
-OPS = (Shift(),)

@@ -420,24 +420,3 @@ class EtReturnOp(Terminator):
     name = "et.return"
     traits = (Terminates(), Lowered())
     example = "et.return(%x)"
-
-
-OPS = (
-    FreeOp(),
-    MemoryOp(),
-    WorkingOp(),
-    BufferOp(),
-    ArenaOp(),
-    GraphOp(),
-    CompOp(),
-    CollOp(),
-    SendNode(),
-    RecvNode(),
-    CopyOp(),
-    EtRepeatOp(),
-    EtAccumulateOp(),
-    EtActionOp(),
-    EtRecallOp(),
-    EtYieldOp(),
-    EtReturnOp(),
-)

@@ -14,7 +14,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import letters
-from stagec.ir_spec.ops.base import need_result
+from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.norm import rsqrt_scale
 
 _MEAN = Param(
@@ -36,16 +36,8 @@ class Embedding(OpDef):
         return out * 2 + op.operands[1].tensor.local_bytes
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
         table, tokens = op.operands
-        rows = table.tensor.shape[0]
-        return [
-            dy
-            and b.value(
-                "stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=table.prefixed("d_")
-            ),
-            None,
-        ]
+        return gradients(b, op, [tokens, *grads], {"rows": table.tensor.shape[0]})
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[0] if operand == 1 else None
@@ -97,20 +89,9 @@ class CrossEntropy(OpDef):
     example = "%loss = stg.cross_entropy[mean = B*S](%logits, %labels) : f32[]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        dloss = grads[0]
-        if dloss is None:
+        if grads[0] is None:
             return [None, None]
-        logits, labels = op.operands
-        operands = [logits, labels, need_result(op, 1, "lse"), dloss]
-        return [
-            b.value(
-                "stg.cross_entropy_grad",
-                operands,
-                {"mean": op.expr("mean")},
-                hint=logits.prefixed("d_"),
-            ),
-            None,
-        ]
+        return gradients(b, op, [*op.operands, need_result(op, 1, "lse"), grads[0]])
 
     def logits(self, op: Operation) -> Value:
         return op.operands[0]
@@ -221,14 +202,3 @@ class Nll(OpDef):
         top, exp, target = args
         lse = np.log(exp) + top
         return [(lse - target).sum() / ctx.size(op.expr("mean")), lse]
-
-
-OPS = (
-    Embedding(),
-    EmbeddingGrad(),
-    CrossEntropy(),
-    CrossEntropyGrad(),
-    SumExp(),
-    Pick(),
-    Nll(),
-)

@@ -92,6 +92,11 @@ class OpDef:
         """The op's trait of this kind, with what it says; None if it has none."""
         return next((t for t in self.traits if isinstance(t, kind)), None)
 
+    def derived(self) -> Sequence[OpDef]:
+        """Ops that follow from this one, such as its gradient. The built-in ones are listed behind
+        it."""
+        return ()
+
     # -- shape -------------------------------------------------------------------------------------
 
     def rule(self, op: Operation) -> Rule | None:
