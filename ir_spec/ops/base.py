@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from textwrap import fill
+from typing import ClassVar, TypeVar, cast
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Attr, Operation, Quoted, Value
@@ -108,3 +109,21 @@ def need_result(op: Operation, index: int, name: str) -> Value:
         types = op.definition.infer(op)
         op.add_result(f"{op.results[0].name}_{name}", types[len(op.results)])
     return op.results[index]
+
+
+_Op = TypeVar("_Op", bound=OpDef)
+
+
+def derive(
+    base: type[_Op], of: OpDef, suffix: str, doc: str, example: str, /, **attributes: object
+) -> _Op:
+    """An op `<name>_<suffix>` that follows from another one: a class of its own that has a base,
+    its documentation, an example and some more attributes."""
+    given: dict[str, object] = {
+        "__module__": type(of).__module__,
+        "__doc__": fill(doc, 96, initial_indent='"""')[3:],
+        "name": f"{of.name}_{suffix}",
+        "example": example,
+        **attributes,
+    }
+    return cast("type[_Op]", type(f"{type(of).__name__}_{suffix}", (base,), given))()
