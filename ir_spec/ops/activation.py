@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,42 +11,62 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
 from stagec.ir_spec.ops.base import (
     Elementwise,
+    derive,
     gradients,
     incoming,
     need_result,
     pointwise,
-    stated,
     work,
 )
-from stagec.ir_spec.ops.curves import FORM, gelu_form, sigmoid, silu_derivative
+from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, Curve
 
 
 class Activation(Elementwise):
-    """Base of activations `y = f(x)` whose gradient op is `<name>_grad(dy, x)`, with the parameters
-    of the activation."""
+    """Base of activations `y = f(x)`. The gradient that follows from one takes dy, and x or y,
+    which is all that is stashed."""
+
+    curve: ClassVar[Curve]
+    gradient: ClassVar[str]  # what the documentation of the gradient adds
+
+    def curve_of(self, op: Operation) -> Curve:
+        """The function that an operation computes."""
+        return self.curve
+
+    def derived(self) -> Sequence[OpDef]:
+        at = self.curve.derived_at
+        doc = f"Gradient of `{self.name}`{self.gradient}."
+        example = f"%dx = {self.name}_grad(%dy, %{at}) : bf16[B]"
+        given = {"of": self, "operands": ("dy", at), "params": self.params}
+        return [derive(ActivationGrad, self, "grad", doc, example, **given)]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, self.curve_of(op).cost, self.rule(op))
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        x = op.operands[0]
-        return [
-            dy
-            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
-        ]
+        stashed = op.operands[0] if self.curve.derived_at == "x" else op.result
+        return gradients(b, op, [*grads, stashed])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [self.curve_of(op).value(args[0])]
 
 
-class FromResult(Elementwise):
-    """Base of activations whose gradient op is `<name>_grad(dy, y)`: only the result is stashed."""
+class ActivationGrad(Elementwise):
+    """Base of gradients of activations."""
 
-    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        hint = op.operands[0].prefixed("d_")
-        return [dy and b.value(f"{op.name}_grad", [dy, op.result], hint=hint)]
+    of: ClassVar[Activation]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, self.of.curve_of(op).gradient_cost, self.rule(op))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, at = args
+        return [dy * self.of.curve_of(op).derivative(at)]
 
 
 class Gelu(Activation):
@@ -57,123 +78,49 @@ class Gelu(Activation):
 
     name = "stg.gelu"
     params = (FORM,)
+    curve = GELU[FORM.default]
+    gradient = ". FLOPs per element: tanh 14, erf 11, quick 8"
     example = "%y = stg.gelu(%x) : bf16[B]"
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, gelu_form(op).cost, self.rule(op))
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [gelu_form(op).value(args[0])]
-
-
-class GeluGrad(Elementwise):
-    """Gradient of `stg.gelu`. FLOPs per element: tanh 14, erf 11, quick 8."""
-
-    name = "stg.gelu_grad"
-    operands = ("dy", "x")
-    params = (FORM,)
-    example = "%dx = stg.gelu_grad(%dy, %x) : bf16[B]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, gelu_form(op).grad_cost, self.rule(op))
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, x = args
-        return [dy * gelu_form(op).derivative(x)]
+    def curve_of(self, op: Operation) -> Curve:
+        return GELU[op.text("form", FORM.default)]
 
 
 class Silu(Activation):
     """SiLU, x times its sigmoid; 3 FLOPs per element."""
 
     name = "stg.silu"
-    flops_per_point = 3
+    curve = SILU
+    gradient = ", 7 FLOPs per element"
     example = "%y = stg.silu(%x) : bf16[B]"
 
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0] * sigmoid(args[0])]
 
-
-class SiluGrad(Elementwise):
-    """Gradient of `stg.silu`, 7 FLOPs per element."""
-
-    name = "stg.silu_grad"
-    flops_per_point = 7
-    operands = ("dy", "x")
-    example = "%dx = stg.silu_grad(%dy, %x) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, x = args
-        return [dy * silu_derivative(x)]
-
-
-class Relu(FromResult):
+class Relu(Activation):
     """max(x, 0), one comparison per element. Its square is `stg.mul` of the result with itself."""
 
     name = "stg.relu"
+    curve = RELU
+    gradient = ": dy where the result is positive; one comparison per element"
     example = "%y = stg.relu(%x) : bf16[B]"
 
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.maximum(args[0], 0)]
 
-
-class ReluGrad(Elementwise):
-    """Gradient of `stg.relu`: dy where the result is positive; one comparison per element."""
-
-    name = "stg.relu_grad"
-    operands = ("dy", "y")
-    example = "%dx = stg.relu_grad(%dy, %y) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y = args
-        return [np.where(y > 0, dy, 0.0)]
-
-
-class Sigmoid(FromResult):
+class Sigmoid(Activation):
     """1 / (1 + exp(-x)), 2 FLOPs per element."""
 
     name = "stg.sigmoid"
-    flops_per_point = 2
+    curve = SIGMOID
+    gradient = ", dy * y * (1 - y): 3 FLOPs per element"
     example = "%y = stg.sigmoid(%x) : bf16[B]"
 
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [sigmoid(args[0])]
 
-
-class SigmoidGrad(Elementwise):
-    """Gradient of `stg.sigmoid`, dy * y * (1 - y): 3 FLOPs per element."""
-
-    name = "stg.sigmoid_grad"
-    flops_per_point = 3
-    operands = ("dy", "y")
-    example = "%dx = stg.sigmoid_grad(%dy, %y) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y = args
-        return [dy * y * (1 - y)]
-
-
-class Tanh(FromResult):
+class Tanh(Activation):
     """Hyperbolic tangent, one FLOP per element. A soft cap c is c * tanh(x / c) (arXiv 2408.00118):
     between two `stg.scale`."""
 
     name = "stg.tanh"
+    curve = TANH
+    gradient = ", dy * (1 - y * y): 3 FLOPs per element"
     example = "%y = stg.tanh(%x) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.tanh(args[0])]
-
-
-class TanhGrad(Elementwise):
-    """Gradient of `stg.tanh`, dy * (1 - y * y): 3 FLOPs per element."""
-
-    name = "stg.tanh_grad"
-    flops_per_point = 3
-    operands = ("dy", "y")
-    example = "%dx = stg.tanh_grad(%dy, %y) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y = args
-        return [dy * (1 - y * y)]
 
 
 class Exp(Elementwise):
