@@ -16,21 +16,18 @@ import numpy as np
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, ZERO, Expr, call, expand
 from stagec.ir.index_rule import IndexRule
-from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule
 from stagec.ir.traits import InPlace
 from stagec.ir.types import axis_index, axis_size
+from stagec.ir_spec.ops.attention_base import AttentionWork
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
     Given,
     Scores,
     all_pairs,
     backward,
-    core_flops,
-    core_kernel,
     forward,
     scores_between,
 )
@@ -40,10 +37,9 @@ from stagec.ir_spec.ops.ring_work import hops
 _KEYS = "bztgk,bztgv"
 
 
-class _Edge(OpDef):
-    """Base of both; `queries` is the operand with the queries."""
+class _Edge(AttentionWork):
+    """Base of both."""
 
-    queries = 0
     params = (
         *(p for p in SCORES if p.name != "sinks"),
         Param("over", "axes", "the axes of the ring", required=True),
@@ -56,6 +52,9 @@ class _Edge(OpDef):
         blocks = (pairs(op, s * (w + k), s * (w + k)) for k in (2, 1, 0))
         far, near, before = blocks
         return expand(far - near * 2 + before)
+
+    def computed(self, op: Operation, n: Sizes) -> Expr:
+        return all_pairs(n)
 
     def active(self, op: Operation) -> Expr | None:
         """A rank works if there are more ranks before it than those whose whole blocks it has."""
@@ -86,22 +85,11 @@ class AttentionEdge(_Edge):
     operands = ("q", "k", "v")
     results = ("result", "lse")
     element_types = ("q", "f32")
+    index = IndexRule(f"bzs(gr)k,{_KEYS}->bzs(gr)v,b(gr)zs", whole="sktv")
     example = (
         "%y, %l = stg.attention_edge[causal, window = 64, over = cp, after = 0](%q, %k, %v) : "
         "(bf16[B, 4, S/4, H, K], f32[B, H, 4, S/4])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule(f"bzs(gr)k,{_KEYS}->bzs(gr)v,b(gr)zs", whole="sktv")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, self.left(op, n), 1, 1)
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, all_pairs(n), 1, 1)
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return core_kernel(op, "attention", n, n["t"], False, self.left(op, n))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         y, lse = forward(*self.scores(op, ctx, *args))
@@ -112,27 +100,15 @@ class AttentionEdgeGrad(_Edge):
     """What that step gives to the gradients, from the final result and log-sum-exp."""
 
     name = "stg.attention_edge_grad"
-    queries = 3
+    backward = True
     operands = ("dy", "y", "lse", "q", "k", "v")
     results = ("dq", "dk", "dv")
+    index = IndexRule(f"bzs(gr)v,bzs(gr)v,b(gr)zs,bzs(gr)k,{_KEYS}->bzs(gr)k,{_KEYS}", whole="sktv")
     example = (
         "%dq, %dk, %dv = stg.attention_edge_grad[causal, window = 64, over = cp, after = 0]"
         "(%da, %a, %lse, %q, %k, %v) : "
         "(bf16[B, 4, S/4, H, K], bf16[B, 4, S/4, G, K], bf16[B, 4, S/4, G, K])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        left = f"bzs(gr)v,bzs(gr)v,b(gr)zs,bzs(gr)k,{_KEYS}"
-        return make_rule(f"{left}->bzs(gr)k,{_KEYS}", whole="sktv")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, self.left(op, n), 3, 2)
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, all_pairs(n), 3, 2)
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return core_kernel(op, "attention_backward", n, n["t"], False, self.left(op, n))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, lse, *qkv = args
