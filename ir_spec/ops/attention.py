@@ -28,7 +28,6 @@ from stagec.ir_spec.ops.attention_core import (
 )
 from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import gradients, need_result
-from stagec.ir_spec.ops.latent import rows_of_latent
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.support.diagnostics import error
 
@@ -127,7 +126,7 @@ class FlashAttention(_Flash):
                 remedy="serve a causal model",
             )
         span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)
-        rows = rows_of_latent(step, op.operands[1 : 1 + count]) or [
+        rows = step.rows_of_latent(op.operands[1 : 1 + count]) or [
             step.append(v, dim=2 if count == 1 else 1, span=span)
             for v in op.operands[1 : 1 + count]
         ]
