@@ -24,17 +24,17 @@ from stagec.ir_spec.ops.base import (
     pointwise,
     work,
 )
-from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, Curve
+from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, PointFunction
 
 
 class Activation(Elementwise):
     """Base of activations `y = f(x)`. The gradient that follows from one takes dy, and x or y,
     which is all that is stashed."""
 
-    curve: ClassVar[Curve]
+    curve: ClassVar[PointFunction]
     gradient: ClassVar[str]  # what the documentation of the gradient adds
 
-    def curve_of(self, op: Operation) -> Curve:
+    def curve_of(self, op: Operation) -> PointFunction:
         """The function that an operation computes."""
         return self.curve
 
@@ -82,7 +82,7 @@ class Gelu(Activation):
     gradient = ". FLOPs per element: tanh 14, erf 11, quick 8"
     example = "%y = stg.gelu(%x) : bf16[B]"
 
-    def curve_of(self, op: Operation) -> Curve:
+    def curve_of(self, op: Operation) -> PointFunction:
         return GELU[op.text("form", FORM.default)]
 
 

@@ -25,7 +25,7 @@ FORM = Param(
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PointFunction:
     """A function of one number, element-wise: its value and its derivative, which is given by the
     argument `x`, or by the value `y`; and the FLOPs per element of it and of its gradient, the
     product with dy included."""
@@ -70,9 +70,9 @@ def _erf_form_derivative(x: Array) -> Array:
     return _normal(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
-def swish(slope: float, cost: int, gradient_cost: int) -> Curve:
+def swish(slope: float, cost: int, gradient_cost: int) -> PointFunction:
     """x times the sigmoid of slope * x."""
-    return Curve(
+    return PointFunction(
         lambda x: x * sigmoid(slope * x),
         lambda x: silu_derivative(slope * x),
         cost,
@@ -81,12 +81,12 @@ def swish(slope: float, cost: int, gradient_cost: int) -> Curve:
 
 
 SILU = swish(1, 3, 7)
-RELU = Curve(lambda x: np.maximum(x, 0), lambda y: y > 0, 1, 1, "y")
-SIGMOID = Curve(sigmoid, lambda y: y * (1 - y), 2, 3, "y")
-TANH = Curve(np.tanh, lambda y: 1 - y * y, 1, 3, "y")
+RELU = PointFunction(lambda x: np.maximum(x, 0), lambda y: y > 0, 1, 1, "y")
+SIGMOID = PointFunction(sigmoid, lambda y: y * (1 - y), 2, 3, "y")
+TANH = PointFunction(np.tanh, lambda y: 1 - y * y, 1, 3, "y")
 #: By the form that `FORM` states.
-GELU: Mapping[str, Curve] = {
-    "tanh": Curve(_tanh_form, _tanh_form_derivative, 8, 14),
-    "erf": Curve(lambda x: x * _normal(x), _erf_form_derivative, 5, 11),
+GELU: Mapping[str, PointFunction] = {
+    "tanh": PointFunction(_tanh_form, _tanh_form_derivative, 8, 14),
+    "erf": PointFunction(lambda x: x * _normal(x), _erf_form_derivative, 5, 11),
     "quick": swish(1.702, 4, 8),
 }

@@ -19,7 +19,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.base import derive, gradients
-from stagec.ir_spec.ops.curves import FORM, GELU, Curve, swish
+from stagec.ir_spec.ops.curves import FORM, GELU, PointFunction, swish
 
 _CLAMPED = (
     Param("slope", "ratio", "the gate is times sigmoid(slope * gate) (default 1)"),
@@ -36,7 +36,7 @@ class Gated(OpDef):
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
     gradient: ClassVar[str]  # what the documentation of the gradient adds
 
-    def curve(self, op: Operation) -> Curve:
+    def curve(self, op: Operation) -> PointFunction:
         """The function of the gate."""
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ class Swiglu(Gated):
     )
     example = "%m = stg.swiglu(%gu) : bf16[B, S, F]"
 
-    def curve(self, op: Operation) -> Curve:
+    def curve(self, op: Operation) -> PointFunction:
         return swish(_ratio(op, "slope", 1), 3, 7)
 
     def more(self, op: Operation) -> int:
@@ -134,5 +134,5 @@ class Geglu(Gated):
     gradient = ". FLOPs per element of dy: 3 more than those of `stg.gelu_grad`"
     example = "%m = stg.geglu(%gu) : bf16[B, S, F]"
 
-    def curve(self, op: Operation) -> Curve:
+    def curve(self, op: Operation) -> PointFunction:
         return GELU[op.text("form", FORM.default)]
