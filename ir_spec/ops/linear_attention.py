@@ -12,7 +12,7 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import Follower, Named, Scan, count
+from stagec.ir_spec.ops.scan_base import Named, Scan, count
 from stagec.ir_spec.ops.state_space import (
     CHUNK,
     chunk_of,
@@ -56,19 +56,15 @@ class LinearAttention(Scan):
     inputs, carried, seen = ("q", "k", "v", "decay"), ("k", "v", "decay"), ("q", "decay")
     params = (CHUNK,)
     example = "%a = stg.linear_attention[chunk = 256](%q, %k, %v, %decay) : bf16[B, S, H, K]"
-    gradient = Follower(
-        "%dq, %dk, %dv, %dd = stg.linear_attention_grad[chunk = 256](%da, %q, %k, %v, %decay) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H])",
-        ": five products instead of two, inside of chunks and with states (arXiv 2405.17381, "
-        "algorithm 2)",
-    )
-    part = Follower(
-        "%h, %keep = stg.linear_attention_state[chunk = 256](%k, %v, %decay) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H])"
-    )
-    part_gradient = Follower(
-        "%dh, %keep = stg.linear_attention_state_grad[chunk = 256](%da, %q, %decay) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H])"
+    input_types = "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H]"
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H]"
+    notes = (
+        (
+            ": five products instead of two, inside of chunks and with states (arXiv 2405.17381, "
+            "algorithm 2)"
+        ),
+        "",
+        "",
     )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -155,21 +151,18 @@ class GatedDeltaRule(Scan):
         "%y = stg.gated_delta_rule[chunk = 64](%q, %k, %v, %gate, %beta, %A_log, %dt_bias) : "
         "bf16[B, S, H, K]"
     )
-    gradient = Follower(
-        "%dq, %dk, %dv, %da, %db, %dA, %dbias = stg.gated_delta_rule_grad[chunk = 64]"
-        "(%dy, %q, %k, %v, %gate, %beta, %A_log, %dt_bias) : (bf16[B, S, G, K], bf16[B, S, G, K], "
-        "bf16[B, S, H, K], bf16[B, S, H], bf16[B, S, H], f32[H], f32[H])",
-        ": two products for each of its products, and the states again, as the kernels of "
-        "flash-linear-attention compute them",
+    input_types = (
+        "bf16[B, S, G, K], bf16[B, S, G, K], bf16[B, S, H, K], bf16[B, S, H], bf16[B, S, H], "
+        "f32[H], f32[H]"
     )
-    part = Follower(
-        "%h, %keep = stg.gated_delta_rule_state[chunk = 64]"
-        "(%k, %v, %gate, %beta, %A_log, %dt_bias) : (f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
-    )
-    part_gradient = Follower(
-        "%dh, %keep = stg.gated_delta_rule_state_grad[chunk = 64]"
-        "(%dy, %q, %k, %gate, %beta, %A_log, %dt_bias) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K, K]"
+    notes = (
+        (
+            ": two products for each of its products, and the states again, as the kernels of "
+            "flash-linear-attention compute them"
+        ),
+        "",
+        "",
     )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:

@@ -11,7 +11,7 @@ from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import Follower, Named, Scan, count
+from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 from stagec.ir_spec.ops.state_space import softplus
 
 #: The constant c of the paper.
@@ -46,17 +46,11 @@ class RgLru(Scan):
     name = "stg.rg_lru"
     inputs, carried, seen = ("x", "r", "i", "a"), ("x", "r", "i", "a"), ("r", "a")
     example = "%y = stg.rg_lru(%x, %r, %i, %a) : bf16[B, S, H, K]"
-    gradient = Follower(
-        "%dx, %dr, %di, %da = stg.rg_lru_grad(%dy, %x, %r, %i, %a) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H, K])",
-        ", three times its FLOPs: the states again, and their gradients",
-    )
-    part = Follower(
-        "%h, %keep = stg.rg_lru_state(%x, %r, %i, %a) : (f32[B, 4, H, K], f32[B, 4, H, K])",
+    input_types = "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H, K]"
+    part_types = "f32[B, 4, H, K], f32[B, 4, H, K]"
+    notes = (
+        THREE_TIMES,
         "; 13 FLOPs per token and channel",
-    )
-    part_gradient = Follower(
-        "%dh, %keep = stg.rg_lru_state_grad(%dy, %r, %a) : (f32[B, 4, H, K], f32[B, 4, H, K])",
         "; 6 FLOPs per token and channel: the gate, and a sum",
     )
 

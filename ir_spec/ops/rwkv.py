@@ -12,11 +12,10 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.linear_attention import normalized
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import Follower, Named, Scan, count
+from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 
 #: The largest decay of a token: exp(-exp(-1/2)).
 _FASTEST = float(np.exp(-0.5))
-_THREE_TIMES = ", three times its FLOPs: the states again, and their gradients"
 
 
 def _work(n: Sizes, per_element: int) -> Expr:
@@ -39,17 +38,13 @@ class Wkv6(Scan):
     inputs, carried, seen = ("r", "w", "k", "v", "now"), ("w", "k", "v"), ("r", "w")
     late = True
     example = "%y = stg.wkv6(%q, %w, %k, %v, %now) : bf16[B, S, H, K]"
-    gradient = Follower(
-        "%dq, %dw, %dk, %dv, %dnow = stg.wkv6_grad(%dy, %q, %w, %k, %v, %now) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[H, K])",
-        _THREE_TIMES,
+    input_types = (
+        "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[H, K]"
     )
-    part = Follower(
-        "%h, %keep = stg.wkv6_state(%w, %k, %v) : (f32[B, 4, H, K, K], f32[B, 4, H, K])",
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K]"
+    notes = (
+        THREE_TIMES,
         "; 3 FLOPs per token and element",
-    )
-    part_gradient = Follower(
-        "%dh, %keep = stg.wkv6_state_grad(%dy, %q, %w) : (f32[B, 4, H, K, K], f32[B, 4, H, K])",
         "; 3 FLOPs per token and element",
     )
 
@@ -104,20 +99,14 @@ class Wkv7(Scan):
     carried, seen = ("w", "k", "v", "kappa", "a"), ("r", "w", "kappa", "a")
     matrix = True
     example = "%y = stg.wkv7(%q, %w, %k, %v, %kappa, %a) : bf16[B, S, H, K]"
-    gradient = Follower(
-        "%dq, %dw, %dk, %dv, %dkappa, %da = stg.wkv7_grad(%dy, %q, %w, %k, %v, %kappa, %a) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], "
-        "bf16[B, S, H, K], bf16[B, S, H, K])",
-        _THREE_TIMES,
+    input_types = (
+        "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, "
+        "H, K], bf16[B, S, H, K]"
     )
-    part = Follower(
-        "%h, %keep = stg.wkv7_state(%w, %k, %v, %kappa, %a) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H, K, K])",
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K, K]"
+    notes = (
+        THREE_TIMES,
         "; 7 FLOPs per token and element of both",
-    )
-    part_gradient = Follower(
-        "%dh, %keep = stg.wkv7_state_grad(%dy, %q, %w, %kappa, %a) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H, K, K])",
         "; 7 FLOPs per token and element of both",
     )
 

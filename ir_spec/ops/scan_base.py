@@ -22,7 +22,7 @@ place of it: what serving keeps of the tokens before.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -53,6 +53,7 @@ Named = Mapping[str, Array]
 
 #: A step of `stg.carry_states`, forward and back, where a part leaves a matrix of a state.
 _MATRIX = ("bzhkv,bzhlk->bzhlv", "bzhlv,bzhlk->bzhkv")
+THREE_TIMES = ", three times its FLOPs: the states again, and their gradients"
 
 
 class ScanOp(OpDef):
@@ -114,15 +115,6 @@ def _bare(name: str) -> str:
     return table.get(name, name.removeprefix("d_"))
 
 
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """What an op that follows from a scan states of its own: an example, and what its documentation
-    adds."""
-
-    example: str
-    note: str = ""
-
-
 class Scan(ScanOp):
     """Base of a scan, the op that computes y. Its last operand may be the state before the first
     token; with `state` the one behind the last token is a result, in fp32, in its place.
@@ -139,9 +131,11 @@ class Scan(ScanOp):
     rank: ClassVar[int] = 4  # the highest one of the operands of each of its ops, without parts
     matrix: ClassVar[bool] = False  # a part multiplies the state before it with a matrix
     late: ClassVar[bool] = False  # a token reads the state before it
-    gradient: ClassVar[Follower]
-    part: ClassVar[Follower]
-    part_gradient: ClassVar[Follower]
+    #: Of the examples of ops that follow: the types of the inputs, of a state and what is left of
+    #: it. What their documentation adds: of the gradient, of a part and of the gradient of a part.
+    input_types: ClassVar[str]
+    part_types: ClassVar[str]
+    notes: ClassVar[tuple[str, str, str]] = (THREE_TIMES, "", "")
 
     def __init_subclass__(cls) -> None:
         cls.operands = (*cls.inputs, "start*")
@@ -160,15 +154,28 @@ class Scan(ScanOp):
         grad = f"Gradient of `{self.name}`"
         part = f"What {sequence} adds to the states of `{self.name}`, and {adds}"
         back = f"The gradient of the states before {sequence} of `{self.name}`, and {leaves}"
-        return (
-            self._follower(ScanGrad, "grad", self.gradient, grad),
-            self._follower(ScanState, "state", self.part, part),
-            self._follower(ScanStateGrad, "state_grad", self.part_gradient, back),
-        )
+        docs = (f"{doc}{note}." for doc, note in zip((grad, part, back), self.notes, strict=True))
+        bases = (("grad", ScanGrad), ("state", ScanState), ("state_grad", ScanStateGrad))
+        given = {"of": self, "params": _without_state(type(self))}
+        return [
+            derive(base, self, suffix, doc, self._example(suffix), **given)
+            for (suffix, base), doc in zip(bases, docs, strict=True)
+        ]
 
-    def _follower(self, base: type[FromScan], suffix: str, own: Follower, doc: str) -> OpDef:
-        params = _without_state(type(self))
-        return derive(base, self, suffix, f"{doc}{own.note}.", own.example, of=self, params=params)
+    def _example(self, suffix: str) -> str:
+        """That of an op that follows, with the values of the example of the scan."""
+        y, _, rest = self.example.partition(" = ")
+        call, _, rest = rest.partition("(")
+        operands = rest.partition(")")[0]
+        values = dict(zip(self.inputs, operands.split(", "), strict=True))
+        dy, inputs = f"%d{y[1:]}", self.carried if suffix == "state" else self.seen
+        given = [values[name] for name in (self.inputs if suffix == "grad" else inputs)]
+        made = {"grad": [f"%d{v[1:]}" for v in given], "state": ["%h", "%keep"]}
+        results = ", ".join(made.get(suffix, ["%dh", "%keep"]))
+        types = self.input_types if suffix == "grad" else self.part_types
+        taken = ", ".join(given if suffix == "state" else [dy, *given])
+        how = call.removeprefix(self.name)
+        return f"{results} = {self.name}_{suffix}{how}({taken}) : ({types})"
 
     # -- what a scan states ------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import Follower, Named, Scan, count
+from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 
 CHUNK = Param("chunk", "size", "tokens that are computed as products at once", required=True)
 
@@ -99,20 +99,13 @@ class SelectiveScan(_StateSpace):
     name = "stg.selective_scan"
     rank = 3
     example = "%y = stg.selective_scan(%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, F]"
-    gradient = Follower(
-        "%dx, %ddt, %dA, %db, %dc, %dskip, %dbias = stg.selective_scan_grad"
-        "(%dy, %x, %dt, %A_log, %b, %c, %skip, %dt_bias) : (bf16[B, S, F], bf16[B, S, F], "
-        "f32[F, K], bf16[B, S, K], bf16[B, S, K], f32[F], f32[F])",
-        ", three times its FLOPs: the states again, and their gradients",
+    input_types = (
+        "bf16[B, S, F], bf16[B, S, F], f32[F, K], bf16[B, S, K], bf16[B, S, K], f32[F], f32[F]"
     )
-    part = Follower(
-        "%h, %keep = stg.selective_scan_state(%x, %dt, %A_log, %b, %dt_bias) : "
-        "(f32[B, 4, F, K], f32[B, 4, F, K])",
+    part_types = "f32[B, 4, F, K], f32[B, 4, F, K]"
+    notes = (
+        THREE_TIMES,
         "; 9 FLOPs per token and element of the state",
-    )
-    part_gradient = Follower(
-        "%dh, %keep = stg.selective_scan_state_grad(%dy, %dt, %A_log, %c, %dt_bias) : "
-        "(f32[B, 4, F, K], f32[B, 4, F, K])",
         "; 9 FLOPs per token and element of the state",
     )
 
@@ -167,20 +160,17 @@ class Ssd(_StateSpace):
     example = (
         "%y = stg.ssd[chunk = 256](%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, H, K]"
     )
-    gradient = Follower(
-        "%dx, %ddt, %dA, %db, %dc, %dskip, %dbias = stg.ssd_grad[chunk = 256]"
-        "(%dy, %x, %dt, %A_log, %b, %c, %skip, %dt_bias) : (bf16[B, S, H, K], bf16[B, S, H], "
-        "f32[H], bf16[B, S, F], bf16[B, S, F], f32[H], f32[H])",
-        ": two products for each of its products, and scores and states again, as mamba_ssm's "
-        "kernels compute them",
+    input_types = (
+        "bf16[B, S, H, K], bf16[B, S, H], f32[H], bf16[B, S, F], bf16[B, S, F], f32[H], f32[H]"
     )
-    part = Follower(
-        "%h, %keep = stg.ssd_state[chunk = 256](%x, %dt, %A_log, %b, %dt_bias) : "
-        "(f32[B, 4, H, F, K], f32[B, 4, H])"
-    )
-    part_gradient = Follower(
-        "%dh, %keep = stg.ssd_state_grad[chunk = 256](%dy, %dt, %A_log, %c, %dt_bias) : "
-        "(f32[B, 4, H, F, K], f32[B, 4, H])"
+    part_types = "f32[B, 4, H, F, K], f32[B, 4, H]"
+    notes = (
+        (
+            ": two products for each of its products, and scores and states again, as mamba_ssm's "
+            "kernels compute them"
+        ),
+        "",
+        "",
     )
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
