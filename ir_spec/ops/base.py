@@ -44,6 +44,19 @@ def pointwise(
     return make_rule(",".join([text] * count) + "->" + ",".join([text] * results), linear=joint)
 
 
+def dimension(op: Operation, x: Value, default: int, most: int) -> int:
+    """The dimension `dim` that the op states, one of `most`. Raises `DiagnosticError` if x does not
+    have it."""
+    dim = op.integer("dim", default)
+    if not 0 <= dim < most:
+        raise error(
+            f"'{op.name}' works along dimension {dim}, which %{x.name} does not have: {x.type}",
+            op.loc,
+            remedy=f"choose dim from 0 to {most - 1}",
+        )
+    return dim
+
+
 def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
     """`per_element` FLOPs for each point of the rule's index space."""
     return product(n[f] for f in rule.factors) * per_element

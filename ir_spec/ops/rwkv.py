@@ -99,10 +99,7 @@ class Wkv7(Scan):
     carried, seen = ("w", "k", "v", "kappa", "a"), ("r", "w", "kappa", "a")
     matrix = True
     example = "%y = stg.wkv7(%q, %w, %k, %v, %kappa, %a) : bf16[B, S, H, K]"
-    input_types = (
-        "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, "
-        "H, K], bf16[B, S, H, K]"
-    )
+    input_types = ", ".join(["bf16[B, S, H, K]"] * 6)
     part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K, K]"
     notes = (
         THREE_TIMES,

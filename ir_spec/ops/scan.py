@@ -13,8 +13,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
-from stagec.ir_spec.ops.base import gradients
-from stagec.support.diagnostics import error
+from stagec.ir_spec.ops.base import dimension, gradients
 
 _HOW = ("exclusive", "reverse")
 
@@ -37,13 +36,8 @@ class CumSum(OpDef):
     example = "%c = stg.cumsum[dim = 1](%x) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
-        x, d = op.operands[0], op.integer("dim")
-        if not 0 <= d < x.tensor.rank:
-            raise error(
-                f"'{op.name}' sums along dimension {d}, which %{x.name} does not have: {x.type}",
-                op.loc,
-                remedy=f"choose dim from 0 to {x.tensor.rank - 1}",
-            )
+        x = op.operands[0]
+        d = dimension(op, x, 0, x.tensor.rank)
         row = letters(x.tensor.rank)
         return make_rule(f"{row}->{row}", special=row[d], linear=[0])
 

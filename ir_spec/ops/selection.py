@@ -16,24 +16,11 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, View
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.base import dimension, gradients
 from stagec.ir_spec.ops.layout import all_present
-from stagec.support.diagnostics import error
 
 _DIM = Param("dim", "int", "the dimension (default 0)")
 _START = Param("start", "size", "where it begins (default 0)")
-
-
-def _dim(op: Operation, x: Value, default: int, most: int) -> int:
-    """The dimension that the op states. Raises `DiagnosticError` if x does not have it."""
-    found = op.integer("dim", default)
-    if not 0 <= found < most:
-        raise error(
-            f"'{op.name}' works along dimension {found}, which %{x.name} does not have: {x.type}",
-            op.loc,
-            remedy=f"choose dim from 0 to {most - 1}",
-        )
-    return found
 
 
 class Slice(OpDef):
@@ -118,7 +105,7 @@ def _resized(op: Operation, wide: int) -> Rule:
     """One dimension gets another size; that of operand (0) or result (1) `wide` is whole."""
     x = op.operands[0]
     rank = x.tensor.rank
-    d, text = _dim(op, x, 0, rank), letters(rank + 1)
+    d, text = dimension(op, x, 0, rank), letters(rank + 1)
     row, new = text[:rank], text[rank]
     target = row[:d] + new + row[d + 1 :]
     sizes = {new: op.expr("size")}
@@ -150,7 +137,7 @@ class Take(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         x = op.operands[0]
-        d, row = _dim(op, x, 1, x.tensor.rank), letters(x.tensor.rank)
+        d, row = dimension(op, x, 1, x.tensor.rank), letters(x.tensor.rank)
         where = [row[:d]] * (len(op.operands) - 1)
         return make_rule(",".join([row, *where]) + f"->{row[:d]}{row[d + 1 :]}")
 
@@ -186,7 +173,7 @@ class Put(OpDef):
     def rule(self, op: Operation) -> Rule:
         x = op.operands[0]
         rank = x.tensor.rank
-        d, text = _dim(op, x, 1, rank + 1), letters(rank + 1)
+        d, text = dimension(op, x, 1, rank + 1), letters(rank + 1)
         row, new = text[:rank], text[rank]
         left = ",".join([row, *[row[:d]] * (len(op.operands) - 1)])
         return make_rule(f"{left}->{row[:d]}{new}{row[d:]}", sizes={new: op.expr("size")})
@@ -276,16 +263,9 @@ class Cut(OpDef):
 
 
 def _joint(op: Operation) -> int:
-    """The dimension that the op joins or cuts. Raises `DiagnosticError` if the operand lacks it."""
+    """The dimension that the op joins or cuts."""
     x = op.operands[0]
-    found = op.integer("dim", x.tensor.rank - 1)
-    if not 0 <= found < max(x.tensor.rank, 1):
-        raise error(
-            f"'{op.name}' works along dimension {found}, which %{x.name} does not have: {x.type}",
-            op.loc,
-            remedy=f"choose dim from 0 to {x.tensor.rank - 1}",
-        )
-    return found
+    return dimension(op, x, x.tensor.rank - 1, max(x.tensor.rank, 1))
 
 
 def _joined(op: Operation, parts: int) -> tuple[str, str]:
