@@ -58,8 +58,7 @@ class OpDef:
     # -- what many ops can state as data, in place of `rule`, `dtypes` and `flops` -----------------
 
     index: ClassVar[IndexRule | None] = None  # the rule
-    #: Of each result the operand, by name, whose element type it has, or its element type.
-    element_types: ClassVar[tuple[str, ...]] = ()
+    element_types: ClassVar[tuple[str, ...]] = ()  # of results, or operands that have the same
     flops_per_point: ClassVar[int] = 0  # FLOPs for each point of the index space of the rule
 
     # -- what follows from the class, computed once ------------------------------------------------
