@@ -19,9 +19,9 @@ from stagec.ir_spec.ops.base import (
     Elementwise,
     derive,
     gradients,
-    incoming,
     need_result,
     pointwise,
+    present,
     work,
 )
 from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, PointFunction
@@ -151,7 +151,7 @@ class Power(Elementwise):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         x, p = op.operands[0], op.expr("exponent")
         slope = b.value("stg.power", [x], {"exponent": p - 1}, hint=x.prefixed("slope_"))
-        turned = b.value("stg.mul", [incoming(grads), slope], hint=x.prefixed("turned_"))
+        turned = b.value("stg.mul", [present(grads[0]), slope], hint=x.prefixed("turned_"))
         return [b.value("stg.scale", [turned], {"by": p}, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

@@ -68,12 +68,11 @@ def stated(op: Operation, params: Iterable[Param]) -> dict[str, Attr]:
     return {name: value for name, value in op.attrs.items() if name in names}
 
 
-def incoming(grads: Grads) -> Value:
-    """The gradient of the first result, where no other result can have one."""
-    (dy, *_) = grads
-    if dy is None:
+def present(grad: Value | None) -> Value:
+    """A gradient that is there, as that of the only result of an op that is asked for its own."""
+    if grad is None:
         raise ValueError("an op is asked for gradients of its operands if a result has one")
-    return dy
+    return grad
 
 
 def gradients(
@@ -94,7 +93,7 @@ def gradients(
     every = {**stated(op, b.registry[name].params), **(attrs or {})}
     given = {n: v for n, v in every.items() if v is not False}
     names = [v.prefixed("d_") for v in op.operands]
-    made = b.op(name, [incoming([v]) for v in operands], given, names=names).results
+    made = b.op(name, [present(v) for v in operands], given, names=names).results
     return [*made, *[None] * (len(op.operands) - len(made))]
 
 

@@ -24,8 +24,8 @@ from stagec.ir_spec.ops.base import (
     Elementwise,
     backwards,
     gradients,
-    incoming,
     pointwise,
+    present,
     stated,
     work,
 )
@@ -365,7 +365,7 @@ class Cast(Elementwise):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         to = op.operands[0].tensor.dtype
-        if incoming(grads).tensor.dtype == to:
+        if present(grads[0]).tensor.dtype == to:
             return grads
         return gradients(b, op, grads, {"to": to}, by="stg.cast")
 

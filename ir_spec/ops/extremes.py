@@ -17,7 +17,7 @@ from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import PicksOne
 from stagec.ir.types import FLOATS, axis_size
-from stagec.ir_spec.ops.base import SPEC, gradients, incoming
+from stagec.ir_spec.ops.base import SPEC, gradients, present
 from stagec.ir_spec.ops.contraction import broadcast
 from stagec.ir_spec.ops.layout import whole_dimensions
 from stagec.support.diagnostics import error
@@ -52,7 +52,7 @@ class Max(OpDef):
         return [op.text("to", op.operands[0].tensor.dtype)]
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        dy, x, y = incoming(grads), op.operands[0], op.result
+        dy, x, y = present(grads[0]), op.operands[0], op.result
         if dy.tensor.dtype != x.tensor.dtype:
             dy = b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=dy.name)
         ties = b.value("stg.max_ties", [x, y], {"spec": op.attrs["spec"]}, hint=f"{y.name}_ties")

@@ -28,7 +28,7 @@ from stagec.ir.traits import (
     View,
 )
 from stagec.ir.types import Type
-from stagec.ir_spec.ops.base import backwards, gradients, incoming
+from stagec.ir_spec.ops.base import backwards, gradients, present
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
@@ -77,7 +77,7 @@ class Reshape(OpDef):
         if inner:
             attrs |= {"factors": tuple(inner), "sizes": tuple(sizes[f] for f in inner)}
         return [
-            b.value("stg.reshape", [incoming(grads)], attrs, hint=op.operands[0].prefixed("d_"))
+            b.value("stg.reshape", [present(grads[0])], attrs, hint=op.operands[0].prefixed("d_"))
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

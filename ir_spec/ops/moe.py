@@ -21,7 +21,7 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
-from stagec.ir_spec.ops.base import gradients, incoming
+from stagec.ir_spec.ops.base import gradients, present
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.structure import ratio
@@ -230,7 +230,7 @@ class Combine(OpDef):
         return product(n[f] for f in "bstd") * (len(op.operands) - 1)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        dy, (y, experts, *weights) = incoming(grads), op.operands
+        dy, (y, experts, *weights) = present(grads[0]), op.operands
         dys = b.value(
             "stg.dispatch", [dy, experts, *weights], _capacity(y, experts), hint=y.prefixed("d_")
         )

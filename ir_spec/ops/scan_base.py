@@ -146,36 +146,41 @@ class Scan(ScanOp):
         return self
 
     def derived(self) -> Sequence[OpDef]:
+        """With examples of the values that the example of the scan has."""
+        y, _, rest = self.example.partition(" = ")
+        call, _, rest = rest.partition("(")
+        values = dict(zip(self.inputs, rest.partition(")")[0].split(", "), strict=True))
+        dy, every = f"%d{y[1:]}", [*values.values()]
+        carried, seen = ([values[n] for n in names] for names in (self.carried, self.seen))
+        rows = (
+            (ScanGrad, "grad", [f"%d{v[1:]}" for v in every], [dy, *every], self.input_types),
+            (ScanState, "state", ["%h", "%keep"], carried, self.part_types),
+            (ScanStateGrad, "state_grad", ["%dh", "%keep"], [dy, *seen], self.part_types),
+        )
+        how, given = (
+            call.removeprefix(self.name),
+            {"of": self, "params": _without_state(type(self))},
+        )
+        ops = list[OpDef]()
+        for (base, suffix, made, taken, types), doc in zip(rows, self._docs(), strict=True):
+            results, operands = ", ".join(made), ", ".join(taken)
+            example = f"{results} = {self.name}_{suffix}{how}({operands}) : ({types})"
+            ops.append(derive(base, self, suffix, doc, example, **given))
+        return ops
+
+    def _docs(self) -> list[str]:
+        """The documentation of what follows from it."""
         adds, leaves = "what it leaves of them", "what the part leaves of the gradient behind it"
         if self.matrix:
             adds = "the matrix that multiplies the state before it"
             leaves = "the matrix by which the part multiplies, transposed, the gradient behind it"
         sequence = "a part of the sequence"
-        grad = f"Gradient of `{self.name}`"
-        part = f"What {sequence} adds to the states of `{self.name}`, and {adds}"
-        back = f"The gradient of the states before {sequence} of `{self.name}`, and {leaves}"
-        docs = (f"{doc}{note}." for doc, note in zip((grad, part, back), self.notes, strict=True))
-        bases = (("grad", ScanGrad), ("state", ScanState), ("state_grad", ScanStateGrad))
-        given = {"of": self, "params": _without_state(type(self))}
-        return [
-            derive(base, self, suffix, doc, self._example(suffix), **given)
-            for (suffix, base), doc in zip(bases, docs, strict=True)
-        ]
-
-    def _example(self, suffix: str) -> str:
-        """That of an op that follows, with the values of the example of the scan."""
-        y, _, rest = self.example.partition(" = ")
-        call, _, rest = rest.partition("(")
-        operands = rest.partition(")")[0]
-        values = dict(zip(self.inputs, operands.split(", "), strict=True))
-        dy, inputs = f"%d{y[1:]}", self.carried if suffix == "state" else self.seen
-        given = [values[name] for name in (self.inputs if suffix == "grad" else inputs)]
-        made = {"grad": [f"%d{v[1:]}" for v in given], "state": ["%h", "%keep"]}
-        results = ", ".join(made.get(suffix, ["%dh", "%keep"]))
-        types = self.input_types if suffix == "grad" else self.part_types
-        taken = ", ".join(given if suffix == "state" else [dy, *given])
-        how = call.removeprefix(self.name)
-        return f"{results} = {self.name}_{suffix}{how}({taken}) : ({types})"
+        docs = (
+            f"Gradient of `{self.name}`",
+            f"What {sequence} adds to the states of `{self.name}`, and {adds}",
+            f"The gradient of the states before {sequence} of `{self.name}`, and {leaves}",
+        )
+        return [f"{doc}{note}." for doc, note in zip(docs, self.notes, strict=True)]
 
     # -- what a scan states ------------------------------------------------------------------------
 
