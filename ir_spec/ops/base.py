@@ -1,4 +1,5 @@
-"""What several op definitions share: pointwise rules, work per element, optional results."""
+"""What several op definitions share: pointwise rules, gradients by one op, ops that follow from
+other ones."""
 
 from __future__ import annotations
 
@@ -34,12 +35,9 @@ def no_gradient(op: Operation) -> None:
         )
 
 
-def pointwise(
-    op: Operation, results: int = 1, *, linear: bool = False, operands: int | None = None
-) -> Rule:
+def pointwise(op: Operation, results: int = 1, *, linear: bool = False) -> Rule:
     """The rule of an op whose operands and results all have the shape of operand 0."""
-    text = letters(op.operands[0].tensor.rank)
-    count = len(op.operands) if operands is None else operands
+    text, count = letters(op.operands[0].tensor.rank), len(op.operands)
     joint = range(count) if linear else ()
     return make_rule(",".join([text] * count) + "->" + ",".join([text] * results), linear=joint)
 
@@ -130,7 +128,8 @@ def derive(
     base: type[_Op], of: OpDef, suffix: str, doc: str, example: str, /, **attributes: object
 ) -> _Op:
     """An op `<name>_<suffix>` that follows from another one: a class of its own that has a base,
-    its documentation, an example and some more attributes."""
+    its documentation, which is filled as if it stood in the class, an example and some more
+    attributes."""
     given: dict[str, object] = {
         "__module__": type(of).__module__,
         "__doc__": fill(doc, 96, initial_indent='"""')[3:],

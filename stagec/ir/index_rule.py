@@ -8,7 +8,7 @@ from functools import lru_cache
 from string import ascii_lowercase
 
 from stagec.ir.core import Operation
-from stagec.ir.rule import Rule, make_rule
+from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.support.diagnostics import error
 from stagec.support.words import counted
 
@@ -28,6 +28,10 @@ class IndexRule:
     linear: tuple[int, ...] = ()
     numbered: str = ""
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        """Raises `RuleSyntaxError`."""
+        parse_rule(_spelled_out(self.text, 0))
 
     def of(self, op: Operation) -> Rule:
         """The rule of an operation. Raises `DiagnosticError` if its operand lacks dimensions."""
