@@ -78,11 +78,11 @@ class CachingStep(ServingStep):
 
     def once(self, value: Value) -> Value:
         value = self._typed(value)
-        held = cache = self.cache(value.name + "_cache", value.tensor)
+        row = cache = self.cache(value.name + "_cache", value.tensor)
         if self.mode != "decode" and self.past == ZERO:
-            held = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
-        self.keep(cache, held)
-        return held
+            row = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
+        self.keep(cache, row)
+        return row
 
     def carry(self, op: Operation, type_: TensorType) -> list[Value]:
         name = op.results[0].name
@@ -99,7 +99,7 @@ class CachingStep(ServingStep):
 
     def cache(self, name: str, type_: TensorType, role: str = "cache") -> Value:
         """Rows of tokens, of this type at the op: an argument of the function, of which repeats
-        around the op have a slice for each layer. What it becomes is told by `keep`."""
+        around the op have a slice for each layer. `keep` says what it becomes."""
         repeats = list(_around(self.b.region))
         whole = type_.unplaced()
         for op in repeats:
