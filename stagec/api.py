@@ -25,9 +25,10 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
 from stagec.ir.expr import Expr, as_expr, call, const, evaluate, product, symbol, total
 from stagec.ir.facts import Facts, Relation
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.module import Mesh, Module, is_parameter
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Registry, Sizes, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Registry, Sizes, Splits, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import AxisUse, Dim, Load, OpaqueType, Partial, TensorType, Type, axis_size
@@ -85,7 +86,9 @@ __all__ = [
     "Figures",
     "FileLoc",
     "Format",
+    "Grads",
     "Hooks",
+    "IndexRule",
     "Instrument",
     "JobFormat",
     "Layout",
@@ -124,6 +127,7 @@ __all__ = [
     "ServerState",
     "Sizes",
     "Source",
+    "Splits",
     "StageChunk",
     "Statement",
     "StepPlan",

@@ -173,14 +173,9 @@ class Relu(OpDef):
 
     name = "my.relu"
     operands = ("x",)
+    index = IndexRule("...->...")
+    flops_per_point = 1
     example = "%y = my.relu(%x) : bf16[B]"
-
-    def rule(self, op: Operation) -> Rule:
-        row = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{row}->{row}")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values())
 
 
 loaded.registry.add(Relu())
@@ -198,12 +193,21 @@ gelu.has(traits.View), end.has(traits.Terminates)
 rule = make_rule("bs(gr)k,bztgk->bs(gr)k", whole="zk", special="t")
 rule.factors, sorted(rule.contracted(0)), list(rule.occurrences("g"))
 
+# -- IndexRule: What a class states as `index`.
+IndexRule("...d,df->...f").of(einsum).results
+
 # -- letters
 letters(3)
 
 # -- factor_sizes, Sizes: The size of each factor of a rule, by its letter.
 factor_sizes(einsum, einsum.definition.rule(einsum))
 factor_sizes(einsum, einsum.definition.rule(einsum), local=True)
+
+# -- Grads: What `grad` takes and gives: gradients, None where none flows.
+grads: Grads = [gelu.result, None]
+
+# -- Splits: What `partition` gets: the axes over which special factors are split.
+special: Splits = {"v": ("tp",)}
 
 # -- NumericContext
 ctx = NumericContext(env={"S": 8, "tp": 2}, coords={"tp": 1})

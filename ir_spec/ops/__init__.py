@@ -1,6 +1,9 @@
-"""The built-in ops, one class each; `OPS` lists them."""
+"""The built-in ops: a class with a name is one. `OPS` lists them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
 
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops import (
@@ -44,43 +47,26 @@ from stagec.ir_spec.ops import (
     vocabulary,
 )
 
-OPS: tuple[OpDef, ...] = (
-    *structure.OPS,
-    *functions.OPS,
-    *quantized.OPS,
-    *parts.OPS,
-    *contraction.OPS,
-    *convolution.OPS,
-    *extremes.OPS,
-    *scan.OPS,
-    *causal_conv.OPS,
-    *sequence_parts.OPS,
-    *state_space.OPS,
-    *linear_attention.OPS,
-    *rwkv.OPS,
-    *rg_lru.OPS,
-    *token_shift.OPS,
-    *selection.OPS,
-    *merge.OPS,
-    *serving.OPS,
-    *activation.OPS,
-    *gated.OPS,
-    *norm.OPS,
-    *attention.OPS,
-    *attention_parts.OPS,
-    *ring.OPS,
-    *ring_edge.OPS,
-    *rope.OPS,
-    *distance.OPS,
-    *indexer.OPS,
-    *moe.OPS,
-    *vocabulary.OPS,
-    *losses.OPS,
-    *recommend.OPS,
-    *layout.OPS,
-    *comm.OPS,
-    *optimizer.OPS,
-    *pipeline.OPS,
-    *pods.OPS,
-    *trace.OPS,
+_ROOMS = (
+    *(structure, functions, quantized, parts),
+    *(contraction, convolution, extremes),
+    *(scan, causal_conv, sequence_parts, state_space, linear_attention, rwkv, rg_lru, token_shift),
+    *(selection, merge, serving),
+    *(activation, gated, norm),
+    *(attention, attention_parts, ring, ring_edge, rope, distance, indexer),
+    *(moe, vocabulary, losses, recommend),
+    *(layout, comm, optimizer, pipeline, pods, trace),
 )
+
+
+def ops_of(room: ModuleType) -> Iterator[OpDef]:
+    """One op of each class with a name that a module defines, in the order of its text, and behind
+    it those that follow from it."""
+    for item in vars(room).values():
+        own = isinstance(item, type) and item.__module__ == room.__name__ and "name" in vars(item)
+        if own and issubclass(item, OpDef):
+            op = item()
+            yield from (op, *op.derived())
+
+
+OPS: tuple[OpDef, ...] = tuple(op for room in _ROOMS for op in ops_of(room))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,38 +11,62 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
-from stagec.ir_spec.ops.base import Elementwise, need_result, pointwise, stated, work
-from stagec.ir_spec.ops.curves import FORM, gelu_form, sigmoid, silu_derivative
+from stagec.ir_spec.ops.base import (
+    Elementwise,
+    derive,
+    gradients,
+    need_result,
+    pointwise,
+    present,
+    work,
+)
+from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, PointFunction
 
 
 class Activation(Elementwise):
-    """Base of activations `y = f(x)` whose gradient op is `<name>_grad(dy, x)`, with the parameters
-    of the activation."""
+    """Base of activations `y = f(x)`. The gradient that follows from one takes dy, and x or y,
+    which is all that is stashed."""
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        x = op.operands[0]
-        return [
-            dy
-            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
-        ]
+    curve: ClassVar[PointFunction]
+    gradient: ClassVar[str]  # what the documentation of the gradient adds
+
+    def curve_of(self, op: Operation) -> PointFunction:
+        """The function that an operation computes."""
+        return self.curve
+
+    def derived(self) -> Sequence[OpDef]:
+        at = self.curve.derived_at
+        doc = f"Gradient of `{self.name}`{self.gradient}."
+        example = f"%dx = {self.name}_grad(%dy, %{at}) : bf16[B]"
+        given = {"of": self, "operands": ("dy", at), "params": self.params}
+        return [derive(ActivationGrad, self, "grad", doc, example, **given)]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, self.curve_of(op).cost, self.rule(op))
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        stashed = op.operands[0] if self.curve.derived_at == "x" else op.result
+        return gradients(b, op, [*grads, stashed])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [self.curve_of(op).value(args[0])]
 
 
-class FromResult(Elementwise):
-    """Base of activations whose gradient op is `<name>_grad(dy, y)`: only the result is stashed."""
+class ActivationGrad(Elementwise):
+    """Base of gradients of activations."""
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        hint = op.operands[0].prefixed("d_")
-        return [dy and b.value(f"{op.name}_grad", [dy, op.result], hint=hint)]
+    of: ClassVar[Activation]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, self.of.curve_of(op).gradient_cost, self.rule(op))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, at = args
+        return [dy * self.of.curve_of(op).derivative(at)]
 
 
 class Gelu(Activation):
@@ -53,123 +78,49 @@ class Gelu(Activation):
 
     name = "stg.gelu"
     params = (FORM,)
+    curve = GELU[FORM.default]
+    gradient = ". FLOPs per element: tanh 14, erf 11, quick 8"
     example = "%y = stg.gelu(%x) : bf16[B]"
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, gelu_form(op).cost, self.rule(op))
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [gelu_form(op).value(args[0])]
-
-
-class GeluGrad(Elementwise):
-    """Gradient of `stg.gelu`. FLOPs per element: tanh 14, erf 11, quick 8."""
-
-    name = "stg.gelu_grad"
-    operands = ("dy", "x")
-    params = (FORM,)
-    example = "%dx = stg.gelu_grad(%dy, %x) : bf16[B]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, gelu_form(op).grad_cost, self.rule(op))
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, x = args
-        return [dy * gelu_form(op).derivative(x)]
+    def curve_of(self, op: Operation) -> PointFunction:
+        return GELU[op.text("form", FORM.default)]
 
 
 class Silu(Activation):
     """SiLU, x times its sigmoid; 3 FLOPs per element."""
 
     name = "stg.silu"
-    cost = 3
+    curve = SILU
+    gradient = ", 7 FLOPs per element"
     example = "%y = stg.silu(%x) : bf16[B]"
 
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0] * sigmoid(args[0])]
 
-
-class SiluGrad(Elementwise):
-    """Gradient of `stg.silu`, 7 FLOPs per element."""
-
-    name = "stg.silu_grad"
-    cost = 7
-    operands = ("dy", "x")
-    example = "%dx = stg.silu_grad(%dy, %x) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, x = args
-        return [dy * silu_derivative(x)]
-
-
-class Relu(FromResult):
+class Relu(Activation):
     """max(x, 0), one comparison per element. Its square is `stg.mul` of the result with itself."""
 
     name = "stg.relu"
+    curve = RELU
+    gradient = ": dy where the result is positive; one comparison per element"
     example = "%y = stg.relu(%x) : bf16[B]"
 
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.maximum(args[0], 0)]
 
-
-class ReluGrad(Elementwise):
-    """Gradient of `stg.relu`: dy where the result is positive; one comparison per element."""
-
-    name = "stg.relu_grad"
-    operands = ("dy", "y")
-    example = "%dx = stg.relu_grad(%dy, %y) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y = args
-        return [np.where(y > 0, dy, 0.0)]
-
-
-class Sigmoid(FromResult):
+class Sigmoid(Activation):
     """1 / (1 + exp(-x)), 2 FLOPs per element."""
 
     name = "stg.sigmoid"
-    cost = 2
+    curve = SIGMOID
+    gradient = ", dy * y * (1 - y): 3 FLOPs per element"
     example = "%y = stg.sigmoid(%x) : bf16[B]"
 
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [sigmoid(args[0])]
 
-
-class SigmoidGrad(Elementwise):
-    """Gradient of `stg.sigmoid`, dy * y * (1 - y): 3 FLOPs per element."""
-
-    name = "stg.sigmoid_grad"
-    cost = 3
-    operands = ("dy", "y")
-    example = "%dx = stg.sigmoid_grad(%dy, %y) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y = args
-        return [dy * y * (1 - y)]
-
-
-class Tanh(FromResult):
+class Tanh(Activation):
     """Hyperbolic tangent, one FLOP per element. A soft cap c is c * tanh(x / c) (arXiv 2408.00118):
     between two `stg.scale`."""
 
     name = "stg.tanh"
+    curve = TANH
+    gradient = ", dy * (1 - y * y): 3 FLOPs per element"
     example = "%y = stg.tanh(%x) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.tanh(args[0])]
-
-
-class TanhGrad(Elementwise):
-    """Gradient of `stg.tanh`, dy * (1 - y * y): 3 FLOPs per element."""
-
-    name = "stg.tanh_grad"
-    cost = 3
-    operands = ("dy", "y")
-    example = "%dx = stg.tanh_grad(%dy, %y) : bf16[B]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y = args
-        return [dy * (1 - y * y)]
 
 
 class Exp(Elementwise):
@@ -178,11 +129,8 @@ class Exp(Elementwise):
     name = "stg.exp"
     example = "%y = stg.exp(%x) : bf16[B]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        return [dy and b.value("stg.mul", [dy, op.result], hint=op.operands[0].prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*grads, op.result], by="stg.mul")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.exp(args[0])]
@@ -200,14 +148,10 @@ class Power(Elementwise):
         if op.expr("exponent").symbols:
             yield f"expects a number for 'exponent', found {op.expr('exponent')}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), x, p = grads, op.operands[0], op.expr("exponent")
-        if dy is None:
-            return [None]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        x, p = op.operands[0], op.expr("exponent")
         slope = b.value("stg.power", [x], {"exponent": p - 1}, hint=x.prefixed("slope_"))
-        turned = b.value("stg.mul", [dy, slope], hint=x.prefixed("turned_"))
+        turned = b.value("stg.mul", [present(grads[0]), slope], hint=x.prefixed("turned_"))
         return [b.value("stg.scale", [turned], {"by": p}, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -218,17 +162,13 @@ class Softplus(Elementwise):
     """log(1 + exp(x)), 3 FLOPs per element; minus the logarithm of the sigmoid of -x."""
 
     name = "stg.softplus"
-    cost = 3
+    flops_per_point = 3
     example = "%y = stg.softplus(%x) : bf16[B]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), x = grads, op.operands[0]
-        if dy is None:
-            return [None]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        x = op.operands[0]
         slope = b.value("stg.sigmoid", [x], hint=x.prefixed("slope_"))
-        return [b.value("stg.mul", [dy, slope], hint=x.prefixed("d_"))]
+        return gradients(b, op, [*grads, slope], by="stg.mul")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.logaddexp(args[0], 0)]
@@ -242,38 +182,24 @@ class Dropout(Elementwise):
     """
 
     name = "stg.dropout"
-    cost = 2
+    flops_per_point = 2
     results = ("result", "mask?")
     params = (
         Param("p", "ratio", "the probability of a zero", required=True),
         Param("seed", "int", "tells one dropout from another (default 0)"),
     )
+    element_types = ("x", "u8")
     example = "%y, %mask = stg.dropout[p = 1/10](%x) : (bf16[B], u8[B])"
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, 2)
 
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "u8"]
-
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Inference drops nothing."""
         return [op.operands[0]]
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        dy, x = grads[0], op.operands[0]
-        if dy is None:
-            return [None]
-        return [
-            b.value(
-                "stg.dropout_grad",
-                [dy, need_result(op, 1, "mask")],
-                {"p": op.attrs["p"]},
-                hint=x.prefixed("d_"),
-            )
-        ]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [grads[0], need_result(op, 1, "mask")])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, p = args[0], float(fraction(op.expr("p")))
@@ -295,29 +221,10 @@ class DropoutGrad(Elementwise):
     """Gradient of `stg.dropout` from its mask, 2 FLOPs per element."""
 
     name = "stg.dropout_grad"
-    cost = 2
+    flops_per_point = 2
     operands = ("dy", "mask")
     params = (Param("p", "ratio", "the probability of a zero", required=True),)
     example = "%dx = stg.dropout_grad[p = 1/10](%dy, %mask) : bf16[B]"
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0] * args[1] / (1 - float(fraction(op.expr("p"))))]
-
-
-OPS = (
-    Gelu(),
-    GeluGrad(),
-    Silu(),
-    SiluGrad(),
-    Relu(),
-    ReluGrad(),
-    Sigmoid(),
-    SigmoidGrad(),
-    Tanh(),
-    TanhGrad(),
-    Exp(),
-    Power(),
-    Softplus(),
-    Dropout(),
-    DropoutGrad(),
-)

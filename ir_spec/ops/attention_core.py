@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr, call, evaluate, expand, fraction, product, same, total
-from stagec.ir.kernel import KernelShape
+from stagec.ir.expr import ZERO, Expr, call, evaluate, fraction, same, total
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
@@ -95,7 +94,6 @@ def core_rule(
     text: str,
     before: int,
     factor: str,
-    special: str = "",
     sizes: Sizes | None = None,
 ) -> Rule:
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
@@ -111,17 +109,10 @@ def core_rule(
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
     known = {**(sizes or {}), **({"v": op.expr("values")} if within else {})}
-    return make_rule(filled, whole="zkvn", special=special, sizes=known)
+    return make_rule(filled, whole="zkvn", sizes=known)
 
 
 # -- work ------------------------------------------------------------------------------------------
-
-
-def core_flops(n: Sizes, seen_pairs: Expr, keys: int, values: int) -> Expr:
-    """2 FLOPs per multiply-add of products over so many pairs of queries and keys: `keys` products
-    with head size K, `values` with that of the values."""
-    heads = product(n[f] for f in "bgr")
-    return expand(heads * seen_pairs * (n["k"] * keys + n.get("v", n["k"]) * values) * 2)
 
 
 def all_pairs(n: Sizes) -> Expr:
@@ -173,19 +164,6 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     if "past" in op.attrs:
         ranks = ranks * columns.size / n["t"]
     return whole if ranks == 1 else call("ceildiv", [whole, ranks])
-
-
-def core_kernel(
-    op: Operation, kind: str, n: Sizes, keys: Expr, masked: bool, left: Expr
-) -> KernelShape:
-    """The kernel of attention with so many keys. Its FLOPs are `2 * batch * heads * queries * keys`
-    times `qk + v`, backward times `3*qk + 2*v`; half of that if it is `masked` by a causal mask. Of
-    other masks, which leave `left` pairs, a query meets the mean number of keys, rounded up."""
-    heads = n["g"] * n["r"]
-    if not is_plain(op) or "past" in op.attrs:
-        keys, masked = call("ceildiv", [left, n["s"]]), False
-    extents = (n["b"], heads, n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
-    return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked)
 
 
 def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:

@@ -11,24 +11,22 @@ log-sum-exp: with `%q` on n ranks of cp, and the keys split over them,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, call, product
-from stagec.ir.kernel import KernelShape
+from stagec.ir.expr import Expr, call
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule
+from stagec.ir.rule import Rule
 from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
     VALUES,
     WHOLE,
-    core_flops,
-    core_kernel,
-    core_misfits,
     core_rule,
     forward,
     given,
@@ -40,7 +38,7 @@ from stagec.ir_spec.ops.attention_core import (
 )
 
 
-class AttentionParts(OpDef):
+class AttentionParts(AttentionOp):
     """Attention to the keys of each rank of `over`: results in fp32 [n, B, S, H, V], and the row
     log-sum-exps [B, H, S, n]; the part of a rank that has no key which a row sees is 0 and -inf.
 
@@ -57,6 +55,7 @@ class AttentionParts(OpDef):
         VALUES,
         Param("over", "axes", "the axes that split the keys", required=True),
     )
+    element_types = ("f32", "f32")
     example = (
         "%p, %l = stg.attention_parts[causal, over = cp](%q, %k, %v) : "
         "(f32[cp, B, S, H, K], f32[B, H, S, cp])"
@@ -66,30 +65,18 @@ class AttentionParts(OpDef):
         text = "bs(gr)k,{kv}{more}->pbs(gr){v},b(gr)sp"
         return core_rule(op, text, 1, "(pt)", sizes={"p": axis_size(op.names("over"))})
 
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from core_misfits(op, 1)
+    def left(self, op: Operation, n: Sizes) -> Expr:
+        rows, keys = key_rows(op, 0)
+        return local_pairs(op, 0, {"s": rows.local, "t": keys.local})
 
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
+    def computed(self, op: Operation, n: Sizes) -> Expr:
+        return n["s"] * call("ceildiv", [seen_keys(op, 0), axis_size(op.names("over"))])
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, self._left(op), 1, 1)
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        ranks = axis_size(op.names("over"))
-        return core_flops(n, n["s"] * call("ceildiv", [seen_keys(op, 0), ranks]), 1, 1)
+    def met(self, op: Operation, n: Sizes) -> tuple[Expr, bool]:
+        return key_rows(op, 0)[1].local, False
 
     def bytes_touched(self, op: Operation) -> Expr:
         return super().bytes_touched(op) - unread_bytes(op)
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        rows, keys = key_rows(op, 0)
-        left = call("ceildiv", [self._left(op), rows.local])
-        return core_kernel(op, "attention", n, keys.local, False, left * rows.local)
-
-    def _left(self, op: Operation) -> Expr:
-        rows, keys = key_rows(op, 0)
-        return local_pairs(op, 0, {"s": rows.local, "t": keys.local})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = given(op, args, ctx)
@@ -106,13 +93,9 @@ class SumParts(OpDef):
 
     name = "stg.sum_parts"
     operands = ("parts", "shares")
+    index = IndexRule("pbshv,bhsp->bshv")
+    flops_per_point = 2
     example = "%y = stg.sum_parts(%p, %w) : f32[B, S, H, K]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("pbshv,bhsp->bshv")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in "pbshv") * 2
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         parts, shares = args
@@ -134,6 +117,3 @@ def merge_parts(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
     if dtype == "f32":
         return [total]
     return [b.value("stg.cast", [total], {"to": dtype}, hint=f"{name}_{dtype}")]
-
-
-OPS = (AttentionParts(), SumParts())

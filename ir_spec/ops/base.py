@@ -1,15 +1,18 @@
-"""What several op definitions share: pointwise rules, work per element, optional results."""
+"""What several op definitions share: pointwise rules, gradients by one op, ops that follow from
+other ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from textwrap import fill
+from typing import ClassVar, TypeVar, cast
 
-from stagec.ir.core import Attr, Operation, Value
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Attr, Operation, Quoted, Value
 from stagec.ir.expr import Expr, product
-from stagec.ir.opdef import OpDef, Sizes
+from stagec.ir.opdef import Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
 from stagec.ir.traits import Fusible, Trait
 from stagec.support.diagnostics import error
 
@@ -32,14 +35,24 @@ def no_gradient(op: Operation) -> None:
         )
 
 
-def pointwise(
-    op: Operation, results: int = 1, *, linear: bool = False, operands: int | None = None
-) -> Rule:
+def pointwise(op: Operation, results: int = 1, *, linear: bool = False) -> Rule:
     """The rule of an op whose operands and results all have the shape of operand 0."""
-    text = letters(op.operands[0].tensor.rank)
-    count = len(op.operands) if operands is None else operands
+    text, count = letters(op.operands[0].tensor.rank), len(op.operands)
     joint = range(count) if linear else ()
     return make_rule(",".join([text] * count) + "->" + ",".join([text] * results), linear=joint)
+
+
+def dimension(op: Operation, x: Value, default: int, most: int) -> int:
+    """The dimension `dim` that the op states, one of `most`. Raises `DiagnosticError` if x does not
+    have it."""
+    dim = op.integer("dim", default)
+    if not 0 <= dim < most:
+        raise error(
+            f"'{op.name}' works along dimension {dim}, which %{x.name} does not have: {x.type}",
+            op.loc,
+            remedy=f"choose dim from 0 to {most - 1}",
+        )
+    return dim
 
 
 def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
@@ -49,22 +62,55 @@ def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
 
 def stated(op: Operation, params: Iterable[Param]) -> dict[str, Attr]:
     """The parameters of these that the op states, for an op that has them too."""
-    return {p.name: op.attrs[p.name] for p in params if p.name in op.attrs}
+    names = {p.name for p in params}
+    return {name: value for name, value in op.attrs.items() if name in names}
+
+
+def present(grad: Value | None) -> Value:
+    """A gradient that is there, as that of the only result of an op that is asked for its own."""
+    if grad is None:
+        raise ValueError("an op is asked for gradients of its operands if a result has one")
+    return grad
+
+
+def gradients(
+    b: Builder,
+    op: Operation,
+    operands: Grads,
+    attrs: Mapping[str, RawAttr] | None = None,
+    *,
+    by: str = "",
+) -> Grads:
+    """The gradients of the first operands, made by one op, `<name>_grad` if `by` does not name it;
+    none flows to the other operands.
+
+    The op gets these operands, the parameters that both ops have, and `attrs`, without those that
+    are False.
+    """
+    name = by or f"{op.name}_grad"
+    every = {**stated(op, b.registry[name].params), **(attrs or {})}
+    given = {n: v for n, v in every.items() if v is not False}
+    names = [v.prefixed("d_") for v in op.operands]
+    made = b.op(name, [present(v) for v in operands], given, names=names).results
+    return [*made, *[None] * (len(op.operands) - len(made))]
+
+
+def backwards(op: Operation) -> Quoted:
+    """The rule that the op states, from the result to the operand."""
+    (left,), (right,) = parse_rule(op.text("spec"))
+    return Quoted(f"{shape_text(right)}->{shape_text(left)}")
 
 
 class Elementwise(OpDef):
-    """Base: operands and result of one shape, `cost` FLOPs per element."""
+    """Base: operands and result of one shape, one FLOP per element if it states no others."""
 
-    cost: ClassVar[int] = 1
+    flops_per_point: ClassVar[int] = 1
     linear: ClassVar[bool] = False
     operands: ClassVar[tuple[str, ...]] = ("x",)
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, linear=self.linear)
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, self.cost, self.rule(op))
 
 
 def need_result(op: Operation, index: int, name: str) -> Value:
@@ -73,3 +119,22 @@ def need_result(op: Operation, index: int, name: str) -> Value:
         types = op.definition.infer(op)
         op.add_result(f"{op.results[0].name}_{name}", types[len(op.results)])
     return op.results[index]
+
+
+_Op = TypeVar("_Op", bound=OpDef)
+
+
+def derive(
+    base: type[_Op], of: OpDef, suffix: str, doc: str, example: str, /, **attributes: object
+) -> _Op:
+    """An op `<name>_<suffix>` that follows from another one: a class of its own that has a base,
+    its documentation, which is filled as if it stood in the class, an example and some more
+    attributes."""
+    given: dict[str, object] = {
+        "__module__": type(of).__module__,
+        "__doc__": fill(doc, 96, initial_indent='"""')[3:],
+        "name": f"{of.name}_{suffix}",
+        "example": example,
+        **attributes,
+    }
+    return cast("type[_Op]", type(f"{type(of).__name__}_{suffix}", (base,), given))()

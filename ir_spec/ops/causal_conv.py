@@ -6,7 +6,7 @@ it needs the first K-1 gradients of the rank behind it. Both are one message to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -14,13 +14,14 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE, Expr, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
-from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
@@ -116,19 +117,11 @@ class CausalConv(_Conv):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return self.padded(op, n)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
-        dy = grads[0]
-        if dy is None:
-            return [None] * len(op.operands)
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op("stg.causal_conv_grad", [dy, *op.operands], _how(op), names=names).results
+        return gradients(b, op, [grads[0], *op.operands])
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, (_, c) = special["s"], self.letters(op, 0)
         if op.flag("state"):
             x, before, kept = parts_from_state(b, op, self.taps(op), over)
@@ -183,9 +176,7 @@ class CausalConvGrad(_Conv):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return self.padded(op, n) * (3 if op.flag("silu") else 2)
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, (_, c) = special["s"], self.letters(op, 1)
         taps = factor_sizes(op, self.rule(op))["k"]
         dy, x = (to_parts(b, v, f"bs{c}", over) for v in op.operands[:2])
@@ -232,11 +223,8 @@ class ConvHalo(OpDef):
         Param("rows", "size", "how many tokens", required=True),
         Param("first", "flag", "the first ones"),
     )
+    index = IndexRule("bzs...->bzh...", whole="sh", sizes={"h": "rows"})
     example = "%t = stg.conv_halo[rows = 3](%x) : bf16[B, 4, 3, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        c = "cdefg"[: op.operands[0].tensor.rank - 3]
-        return make_rule(f"bzs{c}->bzh{c}", whole="sh", sizes={"h": op.expr("rows")})
 
     def bytes_touched(self, op: Operation) -> Expr:
         return op.result.tensor.local_bytes * 2
@@ -252,11 +240,8 @@ class RollParts(OpDef):
     name = "stg.roll_parts"
     operands = ("x",)
     params = (Param("by", "int", "places (default 1)"),)
+    index = IndexRule("bzh...->bzh...", whole="zh")
     example = "%t = stg.roll_parts(%x) : bf16[B, 4, 3, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        c = "cdefg"[: op.operands[0].tensor.rank - 3]
-        return make_rule(f"bzh{c}->bzh{c}", whole="zh")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.roll(args[0], op.integer("by", 1), axis=1)]
@@ -330,6 +315,3 @@ def _convolved(x: Array, w: Array, before: Array | None, channels: int) -> Array
     taps, rows = w.shape[-1], x.shape[x.ndim - channels - 1]
     padded = _padded(x, taps, before, channels)
     return sum(w[..., i] * _cut(padded, i, rows, channels) for i in range(taps))
-
-
-OPS = (CausalConv(), CausalConvGrad(), ConvHalo(), RollParts())

@@ -365,6 +365,3 @@ class AllSlice(Movement):
 
     def fold(self, op: Operation) -> Value | None:
         return _undone(op, AllGather)
-
-
-OPS = (AllReduce(), ReduceScatter(), AllGather(), AllToAll(), CollectivePermute(), AllSlice())

@@ -13,13 +13,22 @@ from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
 from stagec.ir.kernel import matrix_product
 from stagec.ir.module import is_parameter
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Recasts, Terminates, Trait
 from stagec.ir.types import EIGHT_BITS, FLOATS, WITHOUT_SCALES
-from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
+from stagec.ir_spec.ops.base import (
+    SPEC,
+    Elementwise,
+    backwards,
+    gradients,
+    pointwise,
+    present,
+    stated,
+    work,
+)
 
 
 class Einsum(OpDef):
@@ -96,9 +105,7 @@ class Einsum(OpDef):
         product = matrix_product(self.rule(op), n, op.operands[0].tensor.dtype)
         return self.flops(op, n) if product is not None else ZERO
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None:
             return [None, None]
@@ -178,9 +185,7 @@ class Add(OpDef):
         if len(dtypes) > 1 and not op.flag("into"):
             yield f"operands have different element types: {', '.join(sorted(dtypes))}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None or "spec" not in op.attrs:
             return [dy] * len(op.operands)
@@ -224,26 +229,20 @@ class Sum(OpDef):
     name = "stg.sum"
     operands = ("x",)
     params = (Param("spec", "str", SPEC.doc, required=True, positional=True),)
+    flops_per_point = 1
     example = '%db = stg.sum["bsf->f"](%dy) : bf16[F]'
 
     def rule(self, op: Operation) -> Rule:
         return make_rule(op.text("spec"), linear=[0])
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 1, self.rule(op))
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (left,), (right,) = parse_rule(op.text("spec"))
         sizes = factor_sizes(op, self.rule(op))
-        new = [g for g in left if g not in right]
         attrs: dict[str, RawAttr] = {
-            "spec": Quoted(f"{shape_text(right)}->{shape_text(left)}"),
-            "sizes": tuple(sizes[f] for g in new for f in g),
+            "spec": backwards(op),
+            "sizes": tuple(sizes[f] for g in left if g not in right for f in g),
         }
-        return [dy and b.value("stg.broadcast", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return gradients(b, op, grads, attrs, by="stg.broadcast")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.einsum(op.text("spec"), *args)]
@@ -268,14 +267,8 @@ class Broadcast(OpDef):
         sizes = [v for v in (given if isinstance(given, tuple) else ()) if isinstance(v, Expr)]
         return make_rule(op.text("spec"), linear=[0], sizes=dict(zip(new, sizes, strict=True)))
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        (left,), (right,) = parse_rule(op.text("spec"))
-        spec = Quoted(f"{shape_text(right)}->{shape_text(left)}")
-        hint = op.operands[0].prefixed("d_")
-        return [dy and b.value("stg.sum", [dy], {"spec": spec}, hint=hint)]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, {"spec": backwards(op)}, by="stg.sum")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (left,), (right,) = parse_rule(op.text("spec"))
@@ -290,16 +283,11 @@ class Mul(Elementwise):
     operands = ("x", "y")
     example = "%z = stg.mul(%x, %y) : bf16[B]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        if dy is None:
-            return [None, None]
-        x, y = op.operands
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        (dy,), (x, y) = grads, op.operands
         return [
-            b.value("stg.mul", [dy, y], hint=x.prefixed("d_")),
-            b.value("stg.mul", [dy, x], hint=y.prefixed("d_")),
+            dy and b.value("stg.mul", [dy, other], hint=v.prefixed("d_"))
+            for v, other in ((x, y), (y, x))
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -323,12 +311,8 @@ class Scale(Elementwise):
         if not {"by", "sqrt", "rsqrt"} & op.attrs.keys():
             yield "expects parameter 'by', 'sqrt' or 'rsqrt': the factor"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        hint = op.operands[0].prefixed("d_")
-        return [dy and b.value("stg.scale", [dy], stated(op, self.params), hint=hint)]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, by="stg.scale")
 
     def fold(self, op: Operation) -> Value | None:
         """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
@@ -363,7 +347,7 @@ class Cast(Elementwise):
 
     name = "stg.cast"
     traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
-    cost = 0
+    flops_per_point = 0
     linear = True
     params = (Param("to", "name", "the element type", required=True, positional=True),)
     example = "%y = stg.cast[f32](%x) : f32[B]"
@@ -379,14 +363,11 @@ class Cast(Elementwise):
         if op.text("to") not in FLOATS | {"i8"}:
             yield f"casts to a floating-point type or i8, found {op.text('to')}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        x = op.operands[0]
-        if dy is None or dy.tensor.dtype == x.tensor.dtype:
-            return [dy]
-        return [b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=x.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        to = op.operands[0].tensor.dtype
+        if present(grads[0]).tensor.dtype == to:
+            return grads
+        return gradients(b, op, grads, {"to": to}, by="stg.cast")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]
@@ -432,6 +413,3 @@ def _summed(value: Value) -> Iterator[tuple[int, ...]]:
         else:
             moved = (r for r in user.results if r.tensor.dtype in EIGHT_BITS)
             yield from (dims for result in moved for dims in _summed(result))
-
-
-OPS = (Einsum(), Add(), Sum(), Broadcast(), Mul(), Scale(), Cast(), Quantize())

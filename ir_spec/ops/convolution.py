@@ -15,11 +15,11 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, Expr, const, product
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir_spec.ops.base import stated
@@ -138,9 +138,7 @@ class Conv1d(Convolution):
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
         return _kernel(op, n, "bsz", "d", "klc")
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,), (x, w) = grads, op.operands
         if dy is None:
             return [None, None]
@@ -256,6 +254,3 @@ def _count(op: Operation, positions: Expr, width: Expr) -> Expr:
     if width.value is not None and width.value - stride <= 2 * pad < width.value:
         return positions / const(stride)
     return (positions + 2 * pad - width) / const(stride) + 1
-
-
-OPS = (Conv1d(), Conv1dDx(), Conv1dDw(), Conv2d(), Conv2dDx(), Conv2dDw())

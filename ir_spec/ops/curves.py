@@ -1,4 +1,4 @@
-"""The functions of activations as numbers: the sigmoid, SiLU, and the three forms of GeLU.
+"""The functions of activations: value, derivative and FLOPs of each.
 
 FLOPs count each arithmetic operation, exponential, tanh and erf as one.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagec.ir.core import Operation
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
 
@@ -25,6 +24,19 @@ FORM = Param(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PointFunction:
+    """A function of one number, element-wise: its value and its derivative, which is given by the
+    argument `x`, or by the value `y`; and the FLOPs per element of it and of its gradient, the
+    product with dy included."""
+
+    value: Callable[[Array], Array]
+    derivative: Callable[[Array], Array]
+    cost: int
+    gradient_cost: int
+    derived_at: str = "x"
+
+
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), element-wise."""
     return 1 / (1 + np.exp(-x))
@@ -36,30 +48,14 @@ def silu_derivative(x: Array) -> Array:
     return s * (1 + x * (1 - s))
 
 
-@dataclass(frozen=True, slots=True)
-class GeluForm:
-    """A form of GeLU: its value and derivative, element-wise, and the FLOPs per element of it and
-    of its gradient, the product with dy included."""
-
-    value: Callable[[Array], Array]
-    derivative: Callable[[Array], Array]
-    cost: int
-    grad_cost: int
+_SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
-def gelu_form(op: Operation) -> GeluForm:
-    """The form of GeLU that the op states."""
-    return _GELU[op.text("form", FORM.default)]
-
-
-_SLOPE, _CUBIC, _QUICK = math.sqrt(2 / math.pi), 0.044715, 1.702
-
-
-def _tanh(x: Array) -> Array:
+def _tanh_form(x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x**3)))
 
 
-def _tanh_derivative(x: Array) -> Array:
+def _tanh_form_derivative(x: Array) -> Array:
     t = np.tanh(_SLOPE * (x + _CUBIC * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _SLOPE * (1 + 3 * _CUBIC * x * x)
 
@@ -70,24 +66,27 @@ def _normal(x: Array) -> Array:
     return 0.5 * (1 + erf(np.asarray(x) / math.sqrt(2)))
 
 
-def _erf(x: Array) -> Array:
-    return x * _normal(x)
-
-
-def _erf_derivative(x: Array) -> Array:
+def _erf_form_derivative(x: Array) -> Array:
     return _normal(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
-def _quick(x: Array) -> Array:
-    return x * sigmoid(_QUICK * x)
+def swish(slope: float, cost: int, gradient_cost: int) -> PointFunction:
+    """x times the sigmoid of slope * x."""
+    return PointFunction(
+        lambda x: x * sigmoid(slope * x),
+        lambda x: silu_derivative(slope * x),
+        cost,
+        gradient_cost,
+    )
 
 
-def _quick_derivative(x: Array) -> Array:
-    return silu_derivative(_QUICK * x)
-
-
-_GELU: Mapping[str, GeluForm] = {
-    "tanh": GeluForm(_tanh, _tanh_derivative, 8, 14),
-    "erf": GeluForm(_erf, _erf_derivative, 5, 11),
-    "quick": GeluForm(_quick, _quick_derivative, 4, 8),
+SILU = swish(1, 3, 7)
+RELU = PointFunction(lambda x: np.maximum(x, 0), lambda y: y > 0, 1, 1, "y")
+SIGMOID = PointFunction(sigmoid, lambda y: y * (1 - y), 2, 3, "y")
+TANH = PointFunction(np.tanh, lambda y: 1 - y * y, 1, 3, "y")
+#: By the form that `FORM` states.
+GELU: Mapping[str, PointFunction] = {
+    "tanh": PointFunction(_tanh_form, _tanh_form_derivative, 8, 14),
+    "erf": PointFunction(lambda x: x * _normal(x), _erf_form_derivative, 5, 11),
+    "quick": swish(1.702, 4, 8),
 }

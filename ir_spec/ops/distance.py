@@ -10,9 +10,10 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir_spec.ops.base import gradients
 
 _KEYS = Param("keys", "flag", "the products are those of the keys, not of the queries")
 _MOST = Param("most", "size", "far distances share rows, by their logarithm, up to this one")
@@ -38,13 +39,8 @@ class ByDistance(OpDef):
         sizes = {other: op.expr("size")}
         return make_rule(f"b{own}hr->bhst", whole="r", linear=[0], sizes=sizes)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (x,) = grads, op.operands
-        attrs = {k: v for k, v in op.attrs.items() if k in ("keys", "most")}
-        attrs["rows"] = x.tensor.shape[3]
-        return [dy and b.value("stg.by_distance_grad", [dy], attrs, hint=x.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, {"rows": op.operands[0].tensor.shape[3]})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (x,) = args
@@ -91,6 +87,3 @@ def _rows(op: Operation, ctx: NumericContext, scores: Value, count: int) -> Arra
         grown = np.ceil(np.log(far / near) / np.log((most - 1) / near) * (near - 1)) + near
         back = np.where(np.abs(back) <= near, back, np.sign(back) * grown.astype(int))
     return np.clip(back + count // 2, 0, count - 1)
-
-
-OPS = (ByDistance(), ByDistanceGrad())

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, call, product, substitute
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import PicksOne
 from stagec.ir.types import FLOATS, axis_size
-from stagec.ir_spec.ops.base import SPEC, work
+from stagec.ir_spec.ops.base import SPEC, gradients, present
 from stagec.ir_spec.ops.contraction import broadcast
 from stagec.ir_spec.ops.layout import whole_dimensions
 from stagec.support.diagnostics import error
@@ -34,6 +35,7 @@ class Max(OpDef):
     name = "stg.max"
     operands = ("x",)
     params = (_REDUCED, Param("to", "name", "the element type of the result (default: that of x)"))
+    flops_per_point = 1
     example = '%m = stg.max["bsv->bs"](%logits) : bf16[B, S]'
 
     def rule(self, op: Operation) -> Rule:
@@ -49,20 +51,12 @@ class Max(OpDef):
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to", op.operands[0].tensor.dtype)]
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 1, self.rule(op))
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), x = grads, op.operands[0]
-        if dy is None:
-            return [None]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        dy, x, y = present(grads[0]), op.operands[0], op.result
         if dy.tensor.dtype != x.tensor.dtype:
             dy = b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=dy.name)
-        spec, y = {"spec": op.attrs["spec"]}, op.result
-        ties = b.value("stg.max_ties", [x, y], spec, hint=f"{y.name}_ties")
-        return [b.value("stg.max_grad", [dy, x, y, ties], spec, hint=x.prefixed("d_"))]
+        ties = b.value("stg.max_ties", [x, y], {"spec": op.attrs["spec"]}, hint=f"{y.name}_ties")
+        return gradients(b, op, [dy, x, y, ties])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [_reduced_last(op, args[0]).max(-1)]
@@ -75,6 +69,8 @@ class MaxTies(OpDef):
     name = "stg.max_ties"
     operands = ("x", "y")
     params = (_REDUCED,)
+    element_types = ("i32",)
+    flops_per_point = 2
     example = '%n = stg.max_ties["bsd->bd"](%x, %top) : i32[B, D]'
 
     def rule(self, op: Operation) -> Rule:
@@ -83,12 +79,6 @@ class MaxTies(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         return whole_dimensions(op)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["i32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 2, self.rule(op))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [(_reduced_last(op, args[0]) == args[1][..., None]).sum(-1)]
@@ -101,6 +91,7 @@ class MaxGrad(OpDef):
     name = "stg.max_grad"
     operands = ("dy", "x", "y", "ties")
     params = (_REDUCED,)
+    flops_per_point = 2
     example = '%dx = stg.max_grad["bsd->bd"](%dtop, %x, %top, %n) : bf16[B, S, D]'
 
     def rule(self, op: Operation) -> Rule:
@@ -109,9 +100,6 @@ class MaxGrad(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         return whole_dimensions(op)
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 2, self.rule(op))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (row,), (kept,) = parse_rule(op.text("spec"))
@@ -131,18 +119,6 @@ def _reduced_last(op: Operation, x: Array) -> Array:
 # -- the places of the largest ---------------------------------------------------------------------
 
 
-def _without_last(op: Operation) -> tuple[str, str]:
-    """Letters of all dimensions of operand 0, and of those before the last."""
-    row = letters(op.operands[0].tensor.rank)
-    if not row:
-        raise error(
-            f"'{op.name}' works on the last dimension, but %{op.operands[0].name} is a scalar",
-            op.loc,
-            remedy="give it an operand with a dimension",
-        )
-    return row, row[:-1]
-
-
 class ArgMax(OpDef):
     """The index of the first maximum along the last dimension, and the maximum; one comparison per
     element.
@@ -156,21 +132,12 @@ class ArgMax(OpDef):
     operands = ("x",)
     results = ("index", "value?")
     traits = (PicksOne(),)
+    index = IndexRule("...v->...,...", special="v")
+    element_types = ("i32", "x")
+    flops_per_point = 1
     example = "%i = stg.argmax(%logits) : i32[B, S]"
 
-    def rule(self, op: Operation) -> Rule:
-        row, lead = _without_last(op)
-        return make_rule(f"{row}->{lead},{lead}", special=row[-1])
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["i32", op.operands[0].tensor.dtype]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 1, self.rule(op))
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if any(g is not None for g in grads):
             raise error(
                 f"the maximum that '{op.name}' gives has no gradient",
@@ -179,9 +146,7 @@ class ArgMax(OpDef):
             )
         return [None]
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
         names = [v.name for v in (op.results[0], op.operands[0])]
         cut, length = _cut(b, op.operands[0], over)
@@ -207,24 +172,17 @@ class TopK(OpDef):
     operands = ("x",)
     results = ("values", "indices")
     params = (Param("k", "size", "how many", required=True),)
+    index = IndexRule("...v->...k,...k", special="v", whole="k", sizes={"k": "k"})
+    element_types = ("x", "i32")
     example = "%v, %i = stg.topk[k = T](%logits) : (bf16[B, S, T], i32[B, S, T])"
-
-    def rule(self, op: Operation) -> Rule:
-        row, lead = _without_last(op)
-        k = letters(len(row) + 1)[-1]
-        sizes = {k: op.expr("k")}
-        return make_rule(f"{row}->{lead}{k},{lead}{k}", special=row[-1], whole=k, sizes=sizes)
 
     def verify(self, op: Operation) -> Iterator[str]:
         k, size = op.expr("k").value, op.operands[0].tensor.shape[-1]
         if k is not None and size.value is not None and k > size.value:
             yield f"expects k of at most {size}, the last dimension of its operand, found {k}"
 
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "i32"]
-
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in letters(op.operands[0].tensor.rank))
+        return product(size for f, size in n.items() if f != "k")
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Of the scores of keys, k may be as many as there are keys, those cached included."""
@@ -235,17 +193,11 @@ class TopK(OpDef):
             op.attrs["k"] = substitute(op.expr("k"), {step.new.symbol_name or "": shape[-1]})
         return op.results
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        dv, x = grads[0], op.operands[0]
-        attrs = {"size": x.tensor.shape[-1]}
-        operands = [dv, op.results[1]] if dv is not None else []
-        return [dv and b.value("stg.topk_grad", operands, attrs, hint=x.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        attrs = {"size": op.operands[0].tensor.shape[-1]}
+        return gradients(b, op, [grads[0], op.results[1]], attrs)
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
         names = [v.name for v in op.results]
         cut, length = _cut(b, op.operands[0], over)
@@ -268,13 +220,8 @@ class TopKGrad(OpDef):
     name = "stg.topk_grad"
     operands = ("dvalues", "indices")
     params = (Param("size", "size", "of the dimension that was searched", required=True),)
+    index = IndexRule("...k,...k->...v", whole="k", linear=(0,), sizes={"v": "size"})
     example = "%dl = stg.topk_grad[size = V](%dv, %i) : bf16[B, S, V]"
-
-    def rule(self, op: Operation) -> Rule:
-        row, lead = _without_last(op)
-        size = letters(len(row) + 1)[-1]
-        sizes = {size: op.expr("size")}
-        return make_rule(f"{row},{row}->{lead}{size}", whole=row[-1], linear=[0], sizes=sizes)
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("size") if operand == 1 else None
@@ -283,6 +230,10 @@ class TopKGrad(OpDef):
         dv, indices = args
         here = indices[..., None] == np.asarray(ctx.positions(op.result.tensor.dims[-1]))
         return [(dv[..., None] * here).sum(-2)]
+
+
+_CHOSEN = IndexRule("...n,...->...", whole="n")
+_EACH_CHOSEN = IndexRule("...n,...k->...k", whole="nk")
 
 
 class Chosen(OpDef):
@@ -300,9 +251,8 @@ class Chosen(OpDef):
     example = "%i = stg.chosen[stride = V/4, each = T](%candidates, %places) : i32[B, S, T]"
 
     def rule(self, op: Operation) -> Rule:
-        row, lead = _without_last(op)
-        place = letters(len(row) + 1)[-1] if op.operands[1].tensor.rank == len(row) else ""
-        return make_rule(f"{row},{lead}{place}->{lead}{place}", whole=f"{row[-1]}{place}")
+        one = op.operands[1].tensor.rank < op.operands[0].tensor.rank
+        return (_CHOSEN if one else _EACH_CHOSEN).of(op)
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[-1] if operand == 1 else op.expr("stride")
@@ -335,6 +285,3 @@ def _joined(b: Builder, x: Value) -> Value:
     row = letters(x.tensor.rank)
     spec = Quoted(f"{row}->{row[:-2]}({row[-2:]})")
     return b.value("stg.reshape", [x], {"spec": spec}, hint=f"{x.name}_all")
-
-
-OPS = (Max(), MaxTies(), MaxGrad(), ArgMax(), TopK(), TopKGrad(), Chosen())

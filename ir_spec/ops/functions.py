@@ -72,6 +72,3 @@ class CallOp(_Opened):
     traits = (Free(), Stays(), Named(), OpenParams())
     params = (Param(AS, "name", "how paths call it (default: the function's name)"),)
     example = "%y = stg.call @swiglu[F = 4*D, as = shared](%x)"
-
-
-OPS = (ImportOp(), ParamOp(), CallOp())

@@ -11,15 +11,15 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, fraction
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, fraction, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, Trait
-from stagec.ir_spec.ops.base import stated, work
-from stagec.ir_spec.ops.curves import FORM, gelu_form, sigmoid
+from stagec.ir_spec.ops.base import derive, gradients
+from stagec.ir_spec.ops.curves import FORM, GELU, PointFunction, swish
 
 _CLAMPED = (
     Param("slope", "ratio", "the gate is times sigmoid(slope * gate) (default 1)"),
@@ -29,110 +29,65 @@ _CLAMPED = (
 
 
 class Gated(OpDef):
-    """Base of gated activations, whose gradient op is `<name>_grad(dy, gate_up)`."""
+    """Base of gated activations, and of their gradients, which follow from them."""
 
     operands = ("gate_up",)
+    index = IndexRule("az...->a...", whole="z")
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
+    gradient: ClassVar[str]  # what the documentation of the gradient adds
 
-    def rule(self, op: Operation) -> Rule:
-        return make_rule(_packed(op.operands[0].tensor.rank - 1, "{packed}->{plain}"), whole="z")
+    def curve(self, op: Operation) -> PointFunction:
+        """The function of the gate."""
+        raise NotImplementedError
+
+    def more(self, op: Operation) -> int:
+        """FLOPs per element of the result beside those of the curve and of the product."""
+        return 0
+
+    def derived(self) -> Sequence[OpDef]:
+        doc = f"Gradient of `{self.name}`{self.gradient}."
+        example = f"%dgu = {self.name}_grad(%dm, %gu) : bf16[B, 2, S, F]"
+        return [derive(GatedGrad, self, "grad", doc, example, of=self, params=self.params)]
 
     def verify(self, op: Operation) -> Iterator[str]:
         shape = op.operands[0].tensor.shape
         if len(shape) < 2 or shape[1] != 2:
             yield f"dimension 1 holds gate and up, so it must be 2: {op.operands[0].type}"
 
-    def cost(self, op: Operation) -> int:
-        """FLOPs per element of the result."""
-        raise NotImplementedError
-
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, self.cost(op), self.rule(op)) / n["z"]
+        return product(n.values()) / n["z"] * (self.curve(op).cost + 1 + self.more(op))
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), x = grads, op.operands[0]
-        return [
-            dy
-            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
-        ]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*grads, *op.operands])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        gate, up = _clamped(op, args[0])
+        return [self.curve(op).value(gate) * up]
 
 
 class GatedGrad(OpDef):
     """Base of gradients of gated activations."""
 
     operands = ("dy", "gate_up")
+    index = IndexRule("a...,az...->az...", whole="z")
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule(
-            _packed(op.operands[0].tensor.rank, "{plain},{packed}->{packed}"), whole="z"
-        )
-
-    def cost(self, op: Operation) -> int:
-        """FLOPs per element of dy."""
-        raise NotImplementedError
+    of: ClassVar[Gated]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, self.cost(op), self.rule(op)) / n["z"]
-
-
-def _packed(rank: int, text: str) -> str:
-    plain = letters(rank)
-    return text.format(plain=plain, packed=plain[0] + "z" + plain[1:])
-
-
-class Swiglu(Gated):
-    """silu(gate) * up. 4 FLOPs per result.
-
-    With `slope`, `limit` or `shift` it is gate * sigmoid(slope * gate) * (up + shift) of clamped
-    gate and up, as in gpt-oss: one more FLOP for the slope, one for the shift, 3 for the limit.
-    """
-
-    name = "stg.swiglu"
-    params = _CLAMPED
-    example = "%m = stg.swiglu(%gu) : bf16[B, S, F]"
-
-    def cost(self, op: Operation) -> int:
-        return 4 + _extra(op)
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        gate, up = _clamped(op, args[0])
-        return [gate * sigmoid(_ratio(op, "slope", 1) * gate) * up]
-
-
-class SwigluGrad(GatedGrad):
-    """Gradient of `stg.swiglu`, 10 FLOPs per element of dy; as many more as forward has for slope
-    and shift, and 5 for the limit."""
-
-    name = "stg.swiglu_grad"
-    params = _CLAMPED
-    example = "%dgu = stg.swiglu_grad(%dm, %gu) : bf16[B, 2, S, F]"
-
-    def cost(self, op: Operation) -> int:
-        return 10 + _extra(op) + (2 if "limit" in op.attrs else 0)
+        """The gradients of gate and up, and where these were within a limit."""
+        cost = self.of.curve(op).gradient_cost + 3 + self.of.more(op)
+        cost += 2 if "limit" in op.attrs else 0
+        return product(n.values()) / n["z"] * cost
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, packed = args
-        (gate, up), slope = _clamped(op, packed), _ratio(op, "slope", 1)
-        s = sigmoid(slope * gate)
-        dgate, dup = dy * up * s * (1 + slope * gate * (1 - s)), dy * gate * s
+        (gate, up), curve = _clamped(op, packed), self.of.curve(op)
+        dgate, dup = dy * up * curve.derivative(gate), dy * curve.value(gate)
         if "limit" in op.attrs:
             limit = _ratio(op, "limit", 0)
             dgate = dgate * (packed[:, 0] <= limit)
             dup = dup * (np.abs(packed[:, 1]) <= limit)
         return [np.stack([dgate, dup], axis=1)]
-
-
-def _extra(op: Operation) -> int:
-    return sum(
-        cost for name, cost in (("slope", 1), ("limit", 3), ("shift", 1)) if name in op.attrs
-    )
-
-
-def _ratio(op: Operation, name: str, default: float) -> float:
-    return float(fraction(op.expr(name))) if name in op.attrs else default
 
 
 def _clamped(op: Operation, packed: Array) -> tuple[Array, Array]:
@@ -144,33 +99,40 @@ def _clamped(op: Operation, packed: Array) -> tuple[Array, Array]:
     return gate, up + _ratio(op, "shift", 0)
 
 
+def _ratio(op: Operation, name: str, default: float) -> float:
+    return float(fraction(op.expr(name))) if name in op.attrs else default
+
+
+class Swiglu(Gated):
+    """silu(gate) * up. 4 FLOPs per result.
+
+    With `slope`, `limit` or `shift` it is gate * sigmoid(slope * gate) * (up + shift) of clamped
+    gate and up, as in gpt-oss: one more FLOP for the slope, one for the shift, 3 for the limit.
+    """
+
+    name = "stg.swiglu"
+    params = _CLAMPED
+    gradient = (
+        ", 10 FLOPs per element of dy; as many more as forward has for slope and shift, and 5 for "
+        "the limit"
+    )
+    example = "%m = stg.swiglu(%gu) : bf16[B, S, F]"
+
+    def curve(self, op: Operation) -> PointFunction:
+        return swish(_ratio(op, "slope", 1), 3, 7)
+
+    def more(self, op: Operation) -> int:
+        costs = (("slope", 1), ("limit", 3), ("shift", 1))
+        return sum(cost for name, cost in costs if name in op.attrs)
+
+
 class Geglu(Gated):
     """gelu(gate) * up. FLOPs per result: one more than those of that form of `stg.gelu`."""
 
     name = "stg.geglu"
     params = (FORM,)
+    gradient = ". FLOPs per element of dy: 3 more than those of `stg.gelu_grad`"
     example = "%m = stg.geglu(%gu) : bf16[B, S, F]"
 
-    def cost(self, op: Operation) -> int:
-        return gelu_form(op).cost + 1
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [gelu_form(op).value(args[0][:, 0]) * args[0][:, 1]]
-
-
-class GegluGrad(GatedGrad):
-    """Gradient of `stg.geglu`. FLOPs per element of dy: 3 more than those of `stg.gelu_grad`."""
-
-    name = "stg.geglu_grad"
-    params = (FORM,)
-    example = "%dgu = stg.geglu_grad(%dm, %gu) : bf16[B, 2, S, F]"
-
-    def cost(self, op: Operation) -> int:
-        return gelu_form(op).grad_cost + 3
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, (gate, up), form = args[0], (args[1][:, 0], args[1][:, 1]), gelu_form(op)
-        return [np.stack([dy * up * form.derivative(gate), dy * form.value(gate)], axis=1)]
-
-
-OPS = (Swiglu(), SwigluGrad(), Geglu(), GegluGrad())
+    def curve(self, op: Operation) -> PointFunction:
+        return GELU[op.text("form", FORM.default)]

@@ -11,11 +11,13 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, same
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
+from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.masks import CAUSAL, pairs
 from stagec.ir_spec.ops.serving import PAST, past_of
 
@@ -52,13 +54,11 @@ class IndexScores(OpDef):
     name = "stg.index_scores"
     operands = ("q", "k", "w")
     params = (CAUSAL, PAST)
+    element_types = ("f32",)
     example = "%scores = stg.index_scores[causal](%q, %k, %weights) : f32[B, S, S]"
 
     def rule(self, op: Operation) -> Rule:
         return make_rule("bshk,btk,bsh->bst", whole="k" if "past" in op.attrs else "kt")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         if op.flag("causal") and all(step.is_tokens(v.tensor.shape[1]) for v in op.operands):
@@ -76,15 +76,8 @@ class IndexScores(OpDef):
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, n, "attention", 0)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        if dy is None:
-            return [None, None, None]
-        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op("stg.index_scores_grad", [dy, *op.operands], attrs, names=names).results
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*grads, *op.operands])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         q, k, w = args
@@ -100,16 +93,12 @@ class IndexScoresGrad(OpDef):
     operands = ("dy", "q", "k", "w")
     results = ("dq", "dk", "dw")
     params = (CAUSAL,)
+    index = IndexRule("bst,bshk,btk,bsh->bshk,btk,bsh", whole="kt")
+    element_types = ("q", "k", "w")
     example = (
         "%dq, %dk, %dw = stg.index_scores_grad[causal](%ds, %q, %k, %w) : "
         "(bf16[B, S, H, K], bf16[B, S, K], bf16[B, S, H])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bst,bshk,btk,bsh->bshk,btk,bsh", whole="kt")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[1:]]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _each(n, 3, 2) * _seen(op, 1, n)
@@ -138,6 +127,3 @@ def _visible(op: Operation, ctx: NumericContext, q: int) -> Array:
     at = np.asarray(ctx.positions(rows)) + ctx.size(past_of(op))
     of = np.asarray(ctx.positions(columns))
     return (at[:, None] >= of) | (not op.flag("causal"))
-
-
-OPS = (IndexScores(), IndexScoresGrad())

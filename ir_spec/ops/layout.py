@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, const
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
-from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
+from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.traits import (
     CopiesMemory,
     FinalGradient,
@@ -27,7 +28,7 @@ from stagec.ir.traits import (
     View,
 )
 from stagec.ir.types import Type
-from stagec.ir_spec.ops.base import pointwise
+from stagec.ir_spec.ops.base import backwards, gradients, present
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
@@ -68,17 +69,16 @@ class Reshape(OpDef):
         if [f for g in left for f in g] != [f for g in right for f in g]:
             yield f"keeps the order of the factors, found '{op.text('spec')}'"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        (left,), (right,) = parse_rule(op.text("spec"))
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        _, (right,) = parse_rule(op.text("spec"))
         sizes = factor_sizes(op, self.rule(op))
         inner = [f for g in right for f in g[:-1]]
-        attrs: dict[str, RawAttr] = {"spec": Quoted(f"{shape_text(right)}->{shape_text(left)}")}
+        attrs: dict[str, RawAttr] = {"spec": backwards(op)}
         if inner:
             attrs |= {"factors": tuple(inner), "sizes": tuple(sizes[f] for f in inner)}
-        return [dy and b.value("stg.reshape", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return [
+            b.value("stg.reshape", [present(grads[0])], attrs, hint=op.operands[0].prefixed("d_"))
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         shape = [ctx.size(d.local) for d in op.result.tensor.dims]
@@ -106,15 +106,8 @@ class Permute(OpDef):
         if rule.contracted(0):
             yield f"keeps all dimensions, found '{op.text('spec')}'; stg.sum and stg.max reduce"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        left, _, right = op.text("spec").partition("->")
-        spec = Quoted(f"{right.strip()}->{left.strip()}")
-        return [
-            dy and b.value("stg.permute", [dy], {"spec": spec}, hint=op.operands[0].prefixed("d_"))
-        ]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, {"spec": backwards(op)}, by="stg.permute")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (left,), (right,) = parse_rule(op.text("spec"))
@@ -160,15 +153,8 @@ class Unbind(OpDef):
             found = op.operands[0].type
             yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {found}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        present = all_present(op, grads)
-        return [
-            b.value(
-                "stg.stack", present, {"dim": op.expr("dim")}, hint=op.operands[0].prefixed("d_")
-            )
-        ]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, all_present(op, grads), by="stg.stack")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return list(np.moveaxis(args[0], op.integer("dim"), 0))
@@ -201,15 +187,9 @@ class StackOp(OpDef):
         same_order = op.operands == tuple(inner.results)
         return inner.operands[0] if same_order and op.expr("dim") == inner.expr("dim") else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
-        attrs = {"dim": op.expr("dim"), "count": const(len(op.operands))}
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op("stg.unbind", [dy], attrs, names=names).results
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        count = {"count": const(len(op.operands))}
+        return gradients(b, op, grads, count, by="stg.unbind")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.stack(args, axis=op.integer("dim"))]
@@ -232,9 +212,7 @@ class Identity(OpDef):
 
     operands = ("x",)
     traits: ClassVar[tuple[Trait, ...]] = (View(),)
-
-    def rule(self, op: Operation) -> Rule:
-        return pointwise(op, linear=True)
+    index = IndexRule("...->...", linear=(0,))
 
     def bytes_touched(self, op: Operation) -> Expr:
         return ZERO
@@ -258,9 +236,7 @@ class ShardingConstraint(Identity):
     )
     example = "%y = stg.sharding_constraint(%x) : bf16[B@dp, S, V]"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is None or not op.flag("both"):
             return [dy]
@@ -283,10 +259,8 @@ class Copy(OpDef):
         Param("to", "name", "host or device", required=True, choices=("host", "device")),
         Param("node", "flag", "it is a node of the trace"),
     )
+    index = IndexRule("...->...", linear=(0,))
     example = "%y = stg.copy[to = host](%x) : bf16[B, S, D | mem(host)]"
-
-    def rule(self, op: Operation) -> Rule:
-        return pointwise(op, linear=True)
 
     def infer(self, op: Operation) -> list[Type]:
         return [replace(op.operands[0].tensor.inner, memory=op.text("to"))]
@@ -312,11 +286,8 @@ class Recall(OpDef):
     name = "stg.recall"
     operands = ("again", "stashed")
     traits = (View(), Recalls())
+    index = IndexRule("...,...->...", linear=(0, 1))
     example = "%n = stg.recall(%n_again, %n_stashed) : bf16[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text},{text}->{text}", linear=[0, 1])
 
     def bytes_touched(self, op: Operation) -> Expr:
         return ZERO
@@ -354,17 +325,3 @@ class Gradient(Identity):
     name = "stg.gradient"
     traits = (View(), FinalGradient(), Stays())
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
-
-
-OPS = (
-    Reshape(),
-    Permute(),
-    Unbind(),
-    StackOp(),
-    ShardingConstraint(),
-    Copy(),
-    Recall(),
-    Discard(),
-    Reshard(),
-    Gradient(),
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -12,15 +12,7 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import (
-    Named,
-    Scan,
-    ScanGrad,
-    ScanKind,
-    ScanState,
-    ScanStateGrad,
-    count,
-)
+from stagec.ir_spec.ops.scan_base import Named, Scan, count
 from stagec.ir_spec.ops.state_space import (
     CHUNK,
     chunk_of,
@@ -29,8 +21,6 @@ from stagec.ir_spec.ops.state_space import (
     softplus,
 )
 
-#: One step of `stg.carry_states` with a matrix, forward and back.
-MATRIX_STEPS = ("bzhkv,bzhlk->bzhlv", "bzhlv,bzhlk->bzhkv")
 _EPS = 1e-6
 
 
@@ -43,23 +33,59 @@ def normalized(x: Array) -> tuple[Array, Callable[[Array], Array]]:
 
 # -- lightning attention ---------------------------------------------------------------------------
 
-_QKV = ("q", "k", "v", "decay")
 _DECAYS = {1: "r", 3: "{b}sr", 4: "{b}srk"}
 
 
-class _Linear(ScanKind):
-    stem = "stg.linear_attention"
-    inputs, carried, seen = _QKV, ("k", "v", "decay"), ("q", "decay")
-    params = (CHUNK,)
+def _linear_state(n: Sizes) -> Expr:
+    return count(n, "s", "r", "k", "v") * 2
 
-    def _form(self, op: Operation) -> int:
-        """How many dimensions the decay has, without parts."""
-        parts = op.operands[0].tensor.rank - self.rank
-        rank = self.given(op)["decay"].tensor.rank
-        return rank - parts if rank > 1 else 1
+
+class LinearAttention(Scan):
+    """Causal linear attention with decay: `h_t = exp(-decay) h_(t-1) + k_t v_t^T`, `y_t = q_t^T
+    h_t`; nothing is scaled.
+
+    The decay is a number for each head ([H]: lightning attention of MiniMax-01, arXiv 2501.08313,
+    RetNet), for each token and head ([B, S, H]), or for each key element too ([B, S, H, K]: gated
+    linear attention, arXiv 2312.06635). FLOPs are those of its products in chunks of C tokens:
+    2 S H C (K + V) inside of chunks and 4 S H K V with states; of one token from a state 5 H K V:
+    it fades, the outer product of k and v is added, q reads it. Its inputs alone are stashed. Over
+    a split sequence, ranks gather H K V fp32 elements of a state from each other, and decays.
+    """
+
+    name = "stg.linear_attention"
+    inputs, carried, seen = ("q", "k", "v", "decay"), ("k", "v", "decay"), ("q", "decay")
+    params = (CHUNK,)
+    example = "%a = stg.linear_attention[chunk = 256](%q, %k, %v, %decay) : bf16[B, S, H, K]"
+    input_types = "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H]"
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H]"
+    notes = (
+        (
+            ": five products instead of two, inside of chunks and with states (arXiv 2405.17381, "
+            "algorithm 2)"
+        ),
+        "",
+        "",
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        """q k^T inside chunks and the masked result times v; what is added to states, and read."""
+        inside = count(n, "s", "r") * chunk_of(op, n) * (n["k"] + n["v"]) * 2
+        return self.counted(op, n, inside + _linear_state(n) * 2)
+
+    def one(self, n: Sizes) -> Expr:
+        return count(n, "r", "k", "v") * 5
+
+    def gradient_flops(self, op: Operation, n: Sizes) -> Expr:
+        k, v, chunk = n["k"], n["v"], chunk_of(op, n)
+        inside = count(n, "s", "r") * chunk * (k * 3 + v * 2) * 2
+        return inside + _linear_state(n) * 5
+
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
+        return _linear_state(n)
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
-        form = self._form(op)
+        rank = given["decay"].tensor.rank
+        form = max(1, rank - op.operands[0].tensor.rank + self.rank)
         return {
             **dict.fromkeys("qk", "{b}srk"),
             **dict.fromkeys("vy", "{b}srv"),
@@ -67,10 +93,6 @@ class _Linear(ScanKind):
             "state": "{b}rkv",
             "keep": "{b}rk" if form == 4 else "{b}r",
         }
-
-    def steps(self, op: Operation) -> tuple[str, str]:
-        step = "bzhkv,bzhk->bzhkv" if self._form(op) == 4 else "bzhkv,bzh->bzhkv"
-        return step, step
 
     def tokens(self, x: Named) -> Tokens:
         decay, like = -x["decay"], x["k"] if "k" in x else x["q"]
@@ -84,99 +106,85 @@ class _Linear(ScanKind):
         return {"q": d.q, "k": d.k, "v": d.v, "decay": -decay}
 
 
-def _linear_flops(op: Operation, n: Sizes) -> Expr:
-    """q k^T inside chunks and the masked result times v; what is added to states, and read."""
-    inside = count(n, "s", "r") * chunk_of(op, n) * (n["k"] + n["v"]) * 2
-    return inside + _linear_state(n) * 2
-
-
-def _linear_state(n: Sizes) -> Expr:
-    return count(n, "s", "r", "k", "v") * 2
-
-
-class LinearAttention(_Linear, Scan):
-    """Causal linear attention with decay: `h_t = exp(-decay) h_(t-1) + k_t v_t^T`, `y_t = q_t^T
-    h_t`; nothing is scaled.
-
-    The decay is a number for each head ([H]: lightning attention of MiniMax-01, arXiv 2501.08313,
-    RetNet), for each token and head ([B, S, H]), or for each key element too ([B, S, H, K]: gated
-    linear attention, arXiv 2312.06635). FLOPs are those of its products in chunks of C tokens:
-    2 S H C (K + V) inside of chunks and 4 S H K V with states; of one token from a state 5 H K V:
-    it fades, the outer product of k and v is added, q reads it. Its inputs alone are stashed. Over
-    a split sequence, ranks gather H K V fp32 elements of a state from each other, and decays.
-    """
-
-    name = "stg.linear_attention"
-    example = "%a = stg.linear_attention[chunk = 256](%q, %k, %v, %decay) : bf16[B, S, H, K]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return self.counted(op, n, _linear_flops(op, n))
-
-    def one(self, n: Sizes) -> Expr:
-        return count(n, "r", "k", "v") * 5
-
-
-class LinearAttentionGrad(_Linear, ScanGrad):
-    """Gradient of `stg.linear_attention`: five products instead of two, inside of chunks and with
-    states (arXiv 2405.17381, algorithm 2)."""
-
-    name = "stg.linear_attention_grad"
-    example = (
-        "%dq, %dk, %dv, %dd = stg.linear_attention_grad[chunk = 256](%da, %q, %k, %v, %decay) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        k, v, chunk = n["k"], n["v"], chunk_of(op, n)
-        inside = count(n, "s", "r") * chunk * (k * 3 + v * 2) * 2
-        return inside + _linear_state(n) * 5
-
-
-class LinearAttentionState(_Linear, ScanState):
-    """What a part of the sequence adds to the states of `stg.linear_attention`, and what it leaves
-    of them."""
-
-    name = "stg.linear_attention_state"
-    example = (
-        "%h, %keep = stg.linear_attention_state[chunk = 256](%k, %v, %decay) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _linear_state(n)
-
-
-class LinearAttentionStateGrad(_Linear, ScanStateGrad):
-    """The gradient of the states before a part of the sequence of `stg.linear_attention`, and what
-    the part leaves of the gradient behind it."""
-
-    name = "stg.linear_attention_state_grad"
-    example = (
-        "%dh, %keep = stg.linear_attention_state_grad[chunk = 256](%da, %q, %decay) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _linear_state(n)
-
-
 # -- gated delta rule ------------------------------------------------------------------------------
 
-_DELTA = ("q", "k", "v", "a", "b", "A_log", "dt_bias")
 _DOUBLE = Param("double", "flag", "beta is up to 2, so that a step may reflect (arXiv 2411.12537)")
 
 
-class _Delta(ScanKind):
-    stem = "stg.gated_delta_rule"
-    inputs = _DELTA
+def _each_key(x: Array) -> Array:
+    """Numbers of heads [N, S, H], or of each element of keys too, with a last dimension."""
+    return x if x.ndim == 4 else x[..., None]
+
+
+def _products(op: Operation, n: Sizes) -> Expr:
+    """k k^T, q k^T and its product with v inside of chunks; three products with states."""
+    k, v = n["k"], n["v"]
+    return count(n, "s", "g", "r") * (chunk_of(op, n) * (k * 4 + v * 2) + k * v * 6)
+
+
+def _solved(op: Operation, n: Sizes) -> Expr:
+    """The triangular system of a chunk, for keys and values."""
+    return count(n, "s", "g", "r") * chunk_of(op, n) * (n["k"] + n["v"])
+
+
+class GatedDeltaRule(Scan):
+    """The gated delta rule (arXiv 2412.06464) in chunks: a state of K x V for each head of values.
+
+    `h_t = exp(g_t) h_(t-1)`, then `h_t += k_t beta_t (v_t - k_t^T h_t)^T`; `y_t = q_t^T h_t`. The
+    gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`,
+    or twice as much with `double`; q and k have length 1 each, q is divided by sqrt(K). There may
+    be fewer heads of q and k. With a [B, S, H, K] and dt_bias [H, K] each element of a key fades by
+    itself (Kimi Delta Attention, arXiv 2510.26692); its products are the same. FLOPs for H heads of
+    values and chunks of C tokens are those of its products, S H (4 C K + 2 C V + 6 K V), and of a
+    triangular system in each chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k
+    reads it, an outer product is added, q reads it. Its inputs alone are stashed. Over a split
+    sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
+    """
+
+    name = "stg.gated_delta_rule"
+    inputs = ("q", "k", "v", "a", "b", "A_log", "dt_bias")
     carried = ("k", "v", "a", "b", "A_log", "dt_bias")
     seen = ("q", "k", "a", "b", "A_log", "dt_bias")
     params = (CHUNK, _DOUBLE)
-    whole = "kl"
+    matrix = True
+    example = (
+        "%y = stg.gated_delta_rule[chunk = 64](%q, %k, %v, %gate, %beta, %A_log, %dt_bias) : "
+        "bf16[B, S, H, K]"
+    )
+    input_types = (
+        "bf16[B, S, G, K], bf16[B, S, G, K], bf16[B, S, H, K], bf16[B, S, H], bf16[B, S, H], "
+        "f32[H], f32[H]"
+    )
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K, K]"
+    notes = (
+        (
+            ": two products for each of its products, and the states again, as the kernels of "
+            "flash-linear-attention compute them"
+        ),
+        "",
+        "",
+    )
 
-    def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
-        """With `most`, the largest beta."""
-        return {**super().named(op, args), "most": np.float64(1 + op.flag("double"))}
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return self.counted(op, n, _products(op, n) + _solved(op, n))
+
+    def one(self, n: Sizes) -> Expr:
+        return count(n, "g", "r", "k", "v") * 7
+
+    def gradient_flops(self, op: Operation, n: Sizes) -> Expr:
+        states = count(n, "s", "g", "r") * n["k"] * n["v"] * 4
+        return _products(op, n) * 2 + _solved(op, n) * 3 + states
+
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
+        """k k^T and the system; two products with states for values, and as many for the matrix
+        that a part leaves."""
+        k, v = n["k"], n.get("v", n["k"])
+        inside = chunk_of(op, n) * (k * 3 + v)
+        return count(n, "s", "g", "r") * (inside + k * (k + v) * 4)
+
+    def constants(self, op: Operation) -> Named:
+        """The largest beta."""
+        return {"most": np.float64(1 + op.flag("double"))}
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
         parts = op.operands[0].tensor.rank - self.rank
@@ -191,9 +199,6 @@ class _Delta(ScanKind):
             "state": "{b}(gr)kv",
             "keep": "{b}(gr)kl",
         }
-
-    def steps(self, op: Operation) -> tuple[str, str]:
-        return MATRIX_STEPS
 
     def tokens(self, x: Named) -> Tokens:
         raw, heads = _each_key(x["a"] + x["dt_bias"]), x["a"].shape[2]
@@ -226,111 +231,3 @@ class _Delta(ScanKind):
             "A_log": (d_gate * a * softplus(raw)).sum((0, 1, 3)),
             "dt_bias": d_raw.sum((0, 1)),
         }
-
-
-def _each_key(x: Array) -> Array:
-    """Numbers of heads [N, S, H], or of each element of keys too, with a last dimension."""
-    return x if x.ndim == 4 else x[..., None]
-
-
-def _products(op: Operation, n: Sizes) -> Expr:
-    """k k^T, q k^T and its product with v inside of chunks; three products with states."""
-    k, v = n["k"], n["v"]
-    return count(n, "s", "g", "r") * (chunk_of(op, n) * (k * 4 + v * 2) + k * v * 6)
-
-
-def _solved(op: Operation, n: Sizes) -> Expr:
-    """The triangular system of a chunk, for keys and values."""
-    return count(n, "s", "g", "r") * chunk_of(op, n) * (n["k"] + n["v"])
-
-
-def _delta_state(op: Operation, n: Sizes) -> Expr:
-    """k k^T and the system; two products with states for values, and as many for the matrix that a
-    part leaves."""
-    k, v = n["k"], n.get("v", n["k"])
-    inside = chunk_of(op, n) * (k * 3 + v)
-    return count(n, "s", "g", "r") * (inside + k * (k + v) * 4)
-
-
-class GatedDeltaRule(_Delta, Scan):
-    """The gated delta rule (arXiv 2412.06464) in chunks: a state of K x V for each head of values.
-
-    `h_t = exp(g_t) h_(t-1)`, then `h_t += k_t beta_t (v_t - k_t^T h_t)^T`; `y_t = q_t^T h_t`. The
-    gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`,
-    or twice as much with `double`; q and k have length 1 each, q is divided by sqrt(K). There may
-    be fewer heads of q and k. With a [B, S, H, K] and dt_bias [H, K] each element of a key fades by
-    itself (Kimi Delta Attention, arXiv 2510.26692); its products are the same. FLOPs for H heads of
-    values and chunks of C tokens are those of its products, S H (4 C K + 2 C V + 6 K V), and of a
-    triangular system in each chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k
-    reads it, an outer product is added, q reads it. Its inputs alone are stashed. Over a split
-    sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
-    """
-
-    name = "stg.gated_delta_rule"
-    example = (
-        "%y = stg.gated_delta_rule[chunk = 64](%q, %k, %v, %gate, %beta, %A_log, %dt_bias) : "
-        "bf16[B, S, H, K]"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return self.counted(op, n, _products(op, n) + _solved(op, n))
-
-    def one(self, n: Sizes) -> Expr:
-        return count(n, "g", "r", "k", "v") * 7
-
-
-class GatedDeltaRuleGrad(_Delta, ScanGrad):
-    """Gradient of `stg.gated_delta_rule`: two products for each of its products, and the states
-    again, as the kernels of flash-linear-attention compute them."""
-
-    name = "stg.gated_delta_rule_grad"
-    example = (
-        "%dq, %dk, %dv, %da, %db, %dA, %dbias = stg.gated_delta_rule_grad[chunk = 64]"
-        "(%dy, %q, %k, %v, %gate, %beta, %A_log, %dt_bias) : (bf16[B, S, G, K], bf16[B, S, G, K], "
-        "bf16[B, S, H, K], bf16[B, S, H], bf16[B, S, H], f32[H], f32[H])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        states = count(n, "s", "g", "r") * n["k"] * n["v"] * 4
-        return _products(op, n) * 2 + _solved(op, n) * 3 + states
-
-
-class GatedDeltaRuleState(_Delta, ScanState):
-    """What a part of the sequence adds to the states of `stg.gated_delta_rule`, and the matrix that
-    multiplies the state before it."""
-
-    name = "stg.gated_delta_rule_state"
-    example = (
-        "%h, %keep = stg.gated_delta_rule_state[chunk = 64]"
-        "(%k, %v, %gate, %beta, %A_log, %dt_bias) : (f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _delta_state(op, n)
-
-
-class GatedDeltaRuleStateGrad(_Delta, ScanStateGrad):
-    """The gradient of the states before a part of the sequence of `stg.gated_delta_rule`, and the
-    matrix by which the part multiplies, transposed, the gradient behind it."""
-
-    name = "stg.gated_delta_rule_state_grad"
-    example = (
-        "%dh, %keep = stg.gated_delta_rule_state_grad[chunk = 64]"
-        "(%dy, %q, %k, %gate, %beta, %A_log, %dt_bias) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _delta_state(op, n)
-
-
-OPS = (
-    LinearAttention(),
-    LinearAttentionGrad(),
-    LinearAttentionState(),
-    LinearAttentionStateGrad(),
-    GatedDeltaRule(),
-    GatedDeltaRuleGrad(),
-    GatedDeltaRuleState(),
-    GatedDeltaRuleStateGrad(),
-)

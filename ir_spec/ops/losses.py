@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, evaluate, product
+from stagec.ir.core import Operation
+from stagec.ir.expr import evaluate
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir_spec.ops.base import gradients
 
 _MEAN = Param("mean", "size", "the number of elements to average over", required=True, of_step=True)
 
@@ -23,25 +24,13 @@ class Mse(OpDef):
     name = "stg.mse"
     operands = ("x", "target")
     params = (_MEAN,)
+    index = IndexRule("...,...->")
+    element_types = ("f32",)
+    flops_per_point = 3
     example = "%loss = stg.mse[mean = B*S*D](%x, %h) : f32[]"
 
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text},{text}->")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 3
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dloss,), (x, target) = grads, op.operands
-        mean = {"mean": op.expr("mean")}
-        hint = x.prefixed("d_")
-        return [dloss and b.value("stg.mse_grad", [x, target, dloss], mean, hint=hint), None]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*op.operands, *grads])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, target = args
@@ -54,14 +43,9 @@ class MseGrad(OpDef):
     name = "stg.mse_grad"
     operands = ("x", "target", "dloss")
     params = (_MEAN,)
+    index = IndexRule("...,...,->...")
+    flops_per_point = 2
     example = "%dx = stg.mse_grad[mean = B*S*D](%x, %h, %one) : bf16[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text},{text},->{text}")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 2
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, target, dloss = args
@@ -78,23 +62,16 @@ class Sinusoid(OpDef):
         Param("size", "size", "elements of the result for each number", required=True),
         Param("base", "size", "the base of the frequencies (default 10000)"),
     )
+    index = IndexRule("...->...v", sizes={"v": "size"})
+    flops_per_point = 2
     example = "%e = stg.sinusoid[size = D](%time) : f32[B, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank + 1)
-        return make_rule(f"{text[:-1]}->{text}", sizes={text[-1]: op.expr("size")})
 
     def verify(self, op: Operation) -> Iterator[str]:
         size = op.expr("size").value
         if size is not None and size % 2:
             yield f"expects an even size, found {size}"
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 2
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return [None]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -103,6 +80,3 @@ class Sinusoid(OpDef):
         base = float(evaluate(op.expr("base"), ctx.env)) if "base" in op.attrs else 10000.0
         angle = args[0][..., None] * base ** (-(place % half) / half)
         return [np.where(place < half, np.cos(angle), np.sin(angle))]
-
-
-OPS = (Mse(), MseGrad(), Sinusoid())

@@ -9,11 +9,12 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
+from stagec.ir_spec.ops.base import gradients
 
 
 class MergeRows(OpDef):
@@ -26,10 +27,8 @@ class MergeRows(OpDef):
 
     name = "stg.merge_rows"
     operands = ("x", "rows", "where")
+    index = IndexRule("bsd,bxd,bs->bsd", whole="x", linear=(0, 1))
     example = "%y = stg.merge_rows(%x, %h, %tokens) : bf16[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bsd,bxd,bs->bsd", whole="x", linear=[0, 1])
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """What a step of decode takes are words: those that were chosen."""
@@ -39,15 +38,9 @@ class MergeRows(OpDef):
         x, rows = op.operands[:2]
         return rows.tensor.shape[1] + x.tensor.shape[1] if operand == 2 else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (x, rows, where) = grads, op.operands
-        if dy is None:
-            return [None, None, None]
-        names = [x.prefixed("d_"), rows.prefixed("d_")]
-        attrs: dict[str, Expr] = {"size": rows.tensor.shape[1]}
-        return [*b.op("stg.merge_rows_grad", [dy, where], attrs, names=names).results, None]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        attrs = {"size": op.operands[1].tensor.shape[1]}
+        return gradients(b, op, [*grads, op.operands[2]], attrs)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, rows, where = args
@@ -64,16 +57,10 @@ class MergeRowsGrad(OpDef):
     operands = ("dy", "where")
     results = ("dx", "drows")
     params = (Param("size", "size", "how many rows there are", required=True),)
+    index = IndexRule("bsd,bs->bsd,bxd", whole="x", linear=(0,), sizes={"x": "size"})
     example = (
         "%dx, %dh = stg.merge_rows_grad[size = S](%de, %tokens) : (bf16[B, S, D], bf16[B, S, D])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        sizes = {"x": op.expr("size")}
-        return make_rule("bsd,bs->bsd,bxd", whole="x", linear=[0], sizes=sizes)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype] * 2
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("size") + op.operands[0].tensor.shape[1] if operand == 1 else None
@@ -87,6 +74,3 @@ class MergeRowsGrad(OpDef):
         chosen = where[..., None] == np.arange(size)
         dx = np.where((where < size)[..., None], 0.0, dy)
         return [dx, np.einsum("bsx,bsd->bxd", chosen, dy)]
-
-
-OPS = (MergeRows(), MergeRowsGrad())

@@ -6,20 +6,22 @@ docs/decisions/015-balanced-experts.md says why, and what that means for numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
+from stagec.ir_spec.ops.base import gradients, present
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.structure import ratio
@@ -57,6 +59,7 @@ class Route(OpDef):
         Param("copies", "size", "experts beside these: copies of the first of them"),
         PAST,
     )
+    element_types = ("f32", "i32")
     example = (
         "%weights, %experts = stg.route[k = T, normalize](%logits) : (f32[B, S, T], i32[B, S, T])"
     )
@@ -64,9 +67,6 @@ class Route(OpDef):
     def rule(self, op: Operation) -> Rule:
         bias = ",e" * (len(op.operands) - 1)
         return make_rule(f"bse{bias}->bst,bst", whole="et", sizes={"t": op.expr("k")})
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "i32"]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if len(op.operands) > 2:
@@ -82,16 +82,8 @@ class Route(OpDef):
         per_logit = _score_flops(op) + len(op.operands) + ("groups" in op.attrs)
         return n["b"] * n["s"] * (n["e"] * per_logit + n["t"] * 2)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        dw, logits = grads[0], op.operands[0]
-        if dw is None:
-            return [None] * len(op.operands)
-        attrs = {n: v for n, v in op.attrs.items() if n in _SHARED}
-        operands = [dw, logits, op.results[1]]
-        dlogits = b.value("stg.route_grad", operands, attrs, hint=logits.prefixed("d_"))
-        return [dlogits, *[None] * (len(op.operands) - 1)]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [grads[0], op.operands[0], op.results[1]])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, k = args[0], ctx.size(op.expr("k"))
@@ -114,13 +106,9 @@ class RouteGrad(OpDef):
     name = "stg.route_grad"
     operands = ("dweights", "logits", "experts")
     params = _SCORES
+    index = IndexRule("bst,bse,bst->bse", whole="et")
+    element_types = ("logits",)
     example = "%dl = stg.route_grad[k = T, normalize](%dw, %logits, %experts) : f32[B, S, E]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bst,bse,bst->bse", whole="et")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[1].tensor.dtype]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return n["b"] * n["s"] * (n["e"] * (2 * _score_flops(op)) + n["t"] * 6)
@@ -204,14 +192,10 @@ class Dispatch(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") if len(op.operands) == 3 else const(0)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if len(op.operands) == 3:
             return super().grad(b, op, grads)
-        x, experts = op.operands
-        return [dy and b.value("stg.combine", [dy, experts], hint=x.prefixed("d_")), None]
+        return gradients(b, op, [*grads, op.operands[1]], by="stg.combine")
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("count") if operand == 1 else None
@@ -245,15 +229,11 @@ class Combine(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * (len(op.operands) - 1)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
-        y, experts, *weights = op.operands
-        attrs: Mapping[str, RawAttr] = _capacity(y, experts)
-        dys = b.value("stg.dispatch", [dy, experts, *weights], attrs, hint=y.prefixed("d_"))
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        dy, (y, experts, *weights) = present(grads[0]), op.operands
+        dys = b.value(
+            "stg.dispatch", [dy, experts, *weights], _capacity(y, experts), hint=y.prefixed("d_")
+        )
         dws = [
             b.value("stg.combine_weights_grad", [dy, y, experts], hint=w.prefixed("d_"))
             for w in weights
@@ -276,13 +256,9 @@ class CombineWeightsGrad(OpDef):
 
     name = "stg.combine_weights_grad"
     operands = ("dy", "y", "experts")
+    index = IndexRule("bsd,eb(sc)d,bst->bst", whole="etc", linear=(1,), numbered="s")
+    element_types = ("f32",)
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bsd,eb(sc)d,bst->bst", whole="etc", linear=[1], numbered="s")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * 2
@@ -330,6 +306,3 @@ def _copies(y: Array, experts: Array) -> Array:
     copies = np.zeros((*experts.shape, y.shape[-1]))
     copies[kept] = y[tuple(i[kept] for i in place)]
     return copies
-
-
-OPS = (Route(), RouteGrad(), Dispatch(), Combine(), CombineWeightsGrad())

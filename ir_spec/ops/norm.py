@@ -11,7 +11,7 @@ sums of all parts together, and the op works on its part with these:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -21,12 +21,12 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, evaluate, fraction, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Trait
-from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 from stagec.support.diagnostics import error
 
@@ -86,7 +86,7 @@ class RowOp(OpDef):
         """Build the statistics of rows that are split over these axes."""
         raise NotImplementedError
 
-    def partition(self, b: Builder, op: Operation, special: Mapping[str, Axes]) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
         operands = [*op.operands, *self.statistics(b, op, over)]
         return b.op(op.name, operands, op.attrs, names=[v.name for v in op.results]).results
@@ -195,16 +195,8 @@ class WithVectors(RowOp):
 class NormBase(WithVectors):
     """Base of norms, whose gradient op is `<name>_grad`."""
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), operands = grads, self.plain(op)
-        if dy is None:
-            return [None] * len(operands)
-        names = [v.prefixed("d_") for v in operands]
-        taken = [dy, *operands[:2]] if self.vectors(op) else [dy, operands[0]]
-        attrs = stated(op, _NORM_PARAMS)
-        return b.op(f"{op.name}_grad", taken, attrs, names=names).results
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*grads, *self.plain(op)[: 1 + min(self.vectors(op), 1)]])
 
 
 class RmsNorm(NormBase):
@@ -377,12 +369,9 @@ class Softmax(RowOp):
         part = b.value("stg.sum_exp", [x, top], op.attrs, hint=f"{x.name}_exp")
         return [top, *_together(b, [part], over)]
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (x,) = grads, self.plain(op)
-        attrs = {k: v for k, v in op.attrs.items() if k == "rsqrt"}
-        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=x.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        self.plain(op)
+        return gradients(b, op, [*grads, op.result])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, *given = args
@@ -437,6 +426,3 @@ def softmax(x: Array, seen: Array | None) -> Array:
         x = np.where(seen, x, -np.inf)
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-OPS = (RmsNorm(), RmsNormGrad(), LayerNorm(), LayerNormGrad(), Softmax(), SoftmaxGrad())

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, product
+from stagec.ir.expr import Expr
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import AddsToSum, Fusible, InPlace, Stays
@@ -72,6 +73,7 @@ class AdamW(OpDef):
         Param("clip", "flag", "the gradient is scaled"),
         *_HYPER,
     )
+    flops_per_point = 16
     example = "%w2, %m2, %v2 = stg.adamw[clip](%w, %g, %m, %v, %clip) : (f32[D], f32[D], f32[D])"
 
     def rule(self, op: Operation) -> Rule:
@@ -90,9 +92,6 @@ class AdamW(OpDef):
             op.operands[i].tensor.dtype for i in ((0, 2, 3, 4) if op.flag("master") else (0, 2, 3))
         ]
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 16
-
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         param, grad, m, v = args[:4]
         b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
@@ -110,16 +109,10 @@ class SquaredNorm(OpDef):
 
     name = "stg.squared_norm"
     operands = ("x",)
+    index = IndexRule("...->")
+    element_types = ("f32",)
+    flops_per_point = 2
     example = "%s = stg.squared_norm(%g) : f32[]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule(letters(op.operands[0].tensor.rank) + "->")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 2
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.square(args[0]).sum()]
@@ -131,16 +124,9 @@ class ClipFactor(OpDef):
     name = "stg.clip_factor"
     operands = ("x",)
     params = (Param("max", "ratio", "the largest norm", required=True),)
+    index = IndexRule("->")
+    flops_per_point = 3
     example = "%c = stg.clip_factor[max = 1](%s) : f32[]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("->")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(()) * 3
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.minimum(1.0, ratio(op, "max") / np.sqrt(args[0] + 1e-12))]
-
-
-OPS = (AccumulateGrad(), AdamW(), SquaredNorm(), ClipFactor())

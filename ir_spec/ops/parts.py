@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr
-from stagec.ir.opdef import OpDef
+from stagec.ir.opdef import Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import BeginsBackward, Stays
@@ -34,9 +34,7 @@ class Depart(OpDef):
     traits = (Stays(), BeginsBackward())
     example = "stg.depart[e, source = encoder, to = main](%x)"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if not op.flag("trained"):
             return [None]
         x = op.operands[0]
@@ -67,9 +65,7 @@ class Arrive(OpDef):
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("dtype")]
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         (dy,) = grads
         if dy is not None and op.flag("trained"):
             depart(b, dy, op.result.tensor.inner, _back(op))
@@ -97,6 +93,3 @@ def _back(op: Operation) -> dict[str, RawAttr]:
     """The ends of the gradient of what crosses."""
     value = op.text("value")
     return {"value": f"d_{value}", "source": op.text("to"), "to": op.text("source")}
-
-
-OPS = (Depart(), Arrive())

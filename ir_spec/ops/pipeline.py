@@ -70,6 +70,3 @@ class RecvOp(OpDef):
 
     def infer(self, op: Operation) -> list[Type]:
         return [r.type for r in op.results if r.type is not None]
-
-
-OPS = (ActionOp(), SendOp(), RecvOp())

@@ -17,7 +17,7 @@ from stagec.ir.param import Param
 from stagec.ir.routed import expert_weights
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.base import SPEC, work
+from stagec.ir_spec.ops.base import SPEC
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class ScaledEinsum(OpDef):
         Param("spec", "str", SPEC.doc, required=True, positional=True),
         Param("to", "name", "the element type of the result, if not that of x"),
     )
+    flops_per_point = 2
     example = '%y = stg.scaled_einsum["bs(dw),(dw)f,df->bsf"](%x, %w_int4, %scales) : bf16[B, S, F]'
 
     def rule(self, op: Operation) -> Rule:
@@ -105,9 +106,6 @@ class ScaledEinsum(OpDef):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to", op.operands[0].tensor.dtype)]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 2, self.rule(op))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return self.flops(op, n) if self.rule(op).contracted(0) else ZERO
@@ -153,6 +151,3 @@ def _sizes(shapes: Sequence[Shape], arrays: Sequence[Array]) -> dict[str, int]:
 def _apart(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:
     """With a dimension for each factor."""
     return np.reshape(array, [sizes[f] for group in shape for f in group])
-
-
-OPS = (ScaledEinsum(),)

@@ -10,11 +10,12 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.base import gradients
 
 _BAGS = Param("bags", "ints", "lookups of each bag, in order")
 
@@ -85,15 +86,12 @@ class EmbeddingBag(_Bags):
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[-2] if operand == 1 else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (table, rows) = grads, op.operands
-        attrs: dict[str, RawAttr] = {**stated(op, (_BAGS,)), "rows": table.tensor.shape[-2]}
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        table, rows = op.operands
+        attrs: dict[str, RawAttr] = {"rows": table.tensor.shape[-2]}
         if table.tensor.rank == 3:
             attrs["tables"] = True
-        hint = table.prefixed("d_")
-        return [dy and b.value("stg.embedding_bag_grad", [rows, dy], attrs, hint=hint), None]
+        return gradients(b, op, [rows, *grads], attrs)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         table, rows = args
@@ -123,15 +121,13 @@ class EmbeddingBagGrad(_Bags):
         Param("rows", "size", "the rows of a table", required=True),
         Param("tables", "flag", "dimension 0 of the result is that of the tables"),
     )
+    element_types = ("dy",)
     example = "%dt = stg.embedding_bag_grad[rows = V](%tokens, %dc) : bf16[V, D]"
 
     def rule(self, op: Operation) -> Rule:
         table, rows, out = self.shapes(op, op.operands[0], 3 if op.flag("tables") else 2)
         sizes = {"v": op.expr("rows")}
         return make_rule(f"{rows},{out}->{table}", whole=self.whole(op), sizes=sizes)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[1].tensor.dtype]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         _, rows, _ = self.shapes(op, op.operands[0], 3 if op.flag("tables") else 2)
@@ -176,12 +172,8 @@ class Triangle(OpDef):
         if len(shape) < 2 or shape[-1] != shape[-2]:
             yield f"expects two last dimensions of one size, found {op.operands[0].type}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), x = grads, op.operands[0]
-        size = {"size": x.tensor.shape[-1]}
-        return [dy and b.value("stg.triangle_grad", [dy], size, hint=x.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, {"size": op.operands[0].tensor.shape[-1]})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         rows, columns = np.tril_indices(args[0].shape[-1], -1)
@@ -194,14 +186,8 @@ class TriangleGrad(OpDef):
     name = "stg.triangle_grad"
     operands = ("dy",)
     params = (Param("size", "size", "rows and columns", required=True),)
+    index = IndexRule("...p->...st", whole="pst", linear=(0,), sizes={"s": "size", "t": "size"})
     example = "%dx = stg.triangle_grad[size = S](%dz) : bf16[B, H, S, S]"
-
-    def rule(self, op: Operation) -> Rule:
-        rank = op.operands[0].tensor.rank
-        row = letters(rank + 2)
-        size = op.expr("size")
-        text = f"{row[:rank]}->{row[: rank - 1]}{row[-2:]}"
-        return make_rule(text, whole=row[-3:], linear=[0], sizes=dict.fromkeys(row[-2:], size))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         size = ctx.size(op.expr("size"))
@@ -209,6 +195,3 @@ class TriangleGrad(OpDef):
         rows, columns = np.tril_indices(size, -1)
         out[..., rows, columns] = args[0]
         return [out]
-
-
-OPS = (EmbeddingBag(), EmbeddingBagGrad(), Triangle(), TriangleGrad())

@@ -11,47 +11,11 @@ from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import (
-    Named,
-    Scan,
-    ScanGrad,
-    ScanKind,
-    ScanState,
-    ScanStateGrad,
-    count,
-)
+from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 from stagec.ir_spec.ops.state_space import softplus
 
 #: The constant c of the paper.
 _POWER = 8
-
-
-class _RgLru(ScanKind):
-    stem = "stg.rg_lru"
-    inputs, carried, seen = ("x", "r", "i", "a"), ("x", "r", "i", "a"), ("r", "a")
-
-    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
-        tokens = dict.fromkeys(("x", "r", "i", "y"), "{b}srk")
-        return {**tokens, "a": "rk", "state": "{b}rk", "keep": "{b}rk"}
-
-    def steps(self, op: Operation) -> tuple[str, str]:
-        return "bzhk,bzhk->bzhk", "bzhk,bzhk->bzhk"
-
-    def tokens(self, x: Named) -> Tokens:
-        w = _channels(_decay(x))
-        v = _channels(x["x"] * sigmoid(x["i"])) if "x" in x else None
-        return Tokens(w=w, q=np.ones_like(w), k=_share(w), v=v)
-
-    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
-        w, r, i = _channels(_decay(x)), sigmoid(x["r"]), sigmoid(x["i"])
-        d_w = (d.w - d.k * np.exp(2 * w) / _share(w)).reshape(r.shape)
-        d_v = d.v.reshape(i.shape)
-        return {
-            "x": d_v * i,
-            "r": d_w * -_POWER * softplus(x["a"]) * r * (1 - r),
-            "i": d_v * x["x"] * i * (1 - i),
-            "a": (d_w * -_POWER * r * sigmoid(x["a"])).sum((0, 1)),
-        }
 
 
 def _decay(x: Named) -> Array:
@@ -69,11 +33,7 @@ def _channels(x: Array) -> Array:
     return x.reshape(*x.shape[:2], -1, 1)
 
 
-def _work(n: Sizes, per_element: int) -> Expr:
-    return count(n, "s", "r", "k") * per_element
-
-
-class RgLru(_RgLru, Scan):
+class RgLru(Scan):
     """The real-gated linear recurrent unit of Griffin (arXiv 2402.19427, equations 3 to 5).
 
     `w_t = -8 softplus(a) sigmoid(r_t)`, `h_t = exp(w_t) h_(t-1) + sqrt(1 - exp(2 w_t)) sigmoid(i_t)
@@ -84,45 +44,41 @@ class RgLru(_RgLru, Scan):
     """
 
     name = "stg.rg_lru"
+    inputs, carried, seen = ("x", "r", "i", "a"), ("x", "r", "i", "a"), ("r", "a")
     example = "%y = stg.rg_lru(%x, %r, %i, %a) : bf16[B, S, H, K]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 13)
-
-
-class RgLruGrad(_RgLru, ScanGrad):
-    """Gradient of `stg.rg_lru`, three times its FLOPs: the states again, and their gradients."""
-
-    name = "stg.rg_lru_grad"
-    example = (
-        "%dx, %dr, %di, %da = stg.rg_lru_grad(%dy, %x, %r, %i, %a) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H, K])"
+    input_types = "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H, K]"
+    part_types = "f32[B, 4, H, K], f32[B, 4, H, K]"
+    notes = (
+        THREE_TIMES,
+        "; 13 FLOPs per token and channel",
+        "; 6 FLOPs per token and channel: the gate, and a sum",
     )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 39)
+        return count(n, "s", "r", "k") * 13
 
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
+        return count(n, "s", "r", "k") * 13
 
-class RgLruState(_RgLru, ScanState):
-    """What a part of the sequence adds to the states of `stg.rg_lru`, and what it leaves of them;
-    13 FLOPs per token and channel."""
+    def part_gradient_flops(self, op: Operation, n: Sizes) -> Expr:
+        return count(n, "s", "r", "k") * 6
 
-    name = "stg.rg_lru_state"
-    example = "%h, %keep = stg.rg_lru_state(%x, %r, %i, %a) : (f32[B, 4, H, K], f32[B, 4, H, K])"
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        tokens = dict.fromkeys(("x", "r", "i", "y"), "{b}srk")
+        return {**tokens, "a": "rk", "state": "{b}rk", "keep": "{b}rk"}
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 13)
+    def tokens(self, x: Named) -> Tokens:
+        w = _channels(_decay(x))
+        v = _channels(x["x"] * sigmoid(x["i"])) if "x" in x else None
+        return Tokens(w=w, q=np.ones_like(w), k=_share(w), v=v)
 
-
-class RgLruStateGrad(_RgLru, ScanStateGrad):
-    """The gradient of the states before a part of the sequence of `stg.rg_lru`, and what the part
-    leaves of the gradient behind it; 6 FLOPs per token and channel: the gate, and a sum."""
-
-    name = "stg.rg_lru_state_grad"
-    example = "%dh, %keep = stg.rg_lru_state_grad(%dy, %r, %a) : (f32[B, 4, H, K], f32[B, 4, H, K])"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 6)
-
-
-OPS = (RgLru(), RgLruGrad(), RgLruState(), RgLruStateGrad())
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        w, r, i = _channels(_decay(x)), sigmoid(x["r"]), sigmoid(x["i"])
+        d_w = (d.w - d.k * np.exp(2 * w) / _share(w)).reshape(r.shape)
+        d_v = d.v.reshape(i.shape)
+        return {
+            "x": d_v * i,
+            "r": d_w * -_POWER * softplus(x["a"]) * r * (1 - r),
+            "i": d_v * x["x"] * i * (1 - i),
+            "a": (d_w * -_POWER * r * sigmoid(x["a"])).sum((0, 1)),
+        }

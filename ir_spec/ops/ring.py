@@ -8,32 +8,24 @@ again, and their gradients, summed up in fp32, along with them until they are ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, Expr, call, const, product
-from stagec.ir.kernel import KernelShape
+from stagec.ir.expr import ONE, Expr, call, const
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (
     ORDERS,
     SCORES,
     all_pairs,
-    backward,
-    core_flops,
-    core_kernel,
-    core_misfits,
-    core_rule,
-    forward,
-    given,
-    scores_of,
 )
 from stagec.ir_spec.ops.masks import is_plain
 from stagec.ir_spec.ops.ring_work import (
@@ -48,25 +40,9 @@ from stagec.ir_spec.ops.ring_work import (
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
 
-def _kernel(op: Operation, kind: str, n: Sizes) -> KernelShape:
-    """With the keys of one step: those that kernels leave out are no keys, and only in the first
-    step the mask hides some of the rest."""
-    keys = computed_pairs(op, all_pairs(n)) / n["s"]
-    return core_kernel(op, kind, n, keys, op.flag("causal") and op.flag("home"), _left(op, n))
+class _Step(AttentionOp):
+    """Base of the steps of a ring."""
 
-
-def _left(op: Operation, n: Sizes) -> Expr:
-    """The pairs that the mask leaves in a step."""
-    computed = computed_pairs(op, all_pairs(n))
-    if is_plain(op) and not (op.flag("causal") and op.flag("home")):
-        return computed
-    return seen_pairs(op, n["s"])
-
-
-class _Step(OpDef):
-    """Base of the steps of a ring; `queries` is the operand with the queries."""
-
-    queries = 0
     params = (
         *SCORES,
         Param("over", "axes", "the axes that keys and values go round", required=True),
@@ -77,10 +53,21 @@ class _Step(OpDef):
     def active(self, op: Operation) -> Expr | None:
         return None if op.flag("home") else active(op, op.operands[self.queries].tensor.dims[1])
 
+    def left(self, op: Operation, n: Sizes) -> Expr:
+        if is_plain(op) and not (op.flag("causal") and op.flag("home")):
+            return self.computed(op, n)
+        return seen_pairs(op, n["s"])
 
-def _source(op: Operation, ctx: NumericContext) -> NumericContext:
-    """The rank whose keys and values are at hand."""
-    return ctx if op.flag("home") else ctx.moved(op.names("over"), -(ctx.iteration + 1))
+    def computed(self, op: Operation, n: Sizes) -> Expr:
+        return computed_pairs(op, all_pairs(n))
+
+    def met(self, op: Operation, n: Sizes) -> tuple[Expr, bool]:
+        """The keys of one step: those that kernels leave out are no keys, and only in the first
+        step the mask hides some of the rest."""
+        return self.computed(op, n) / n["s"], op.flag("causal") and op.flag("home")
+
+    def source(self, op: Operation, ctx: NumericContext) -> NumericContext:
+        return ctx if op.flag("home") else ctx.moved(op.names("over"), -(ctx.iteration + 1))
 
 
 class AttentionBlock(_Step):
@@ -95,32 +82,11 @@ class AttentionBlock(_Step):
     name = "stg.attention_block"
     operands = ("q", "k", "v*")
     results = ("result", "lse")
+    element_types = ("q", "f32")
     example = (
         "%y, %l = stg.attention_block[causal, over = cp, order = zigzag](%q, %k, %v) : "
         "(bf16[B, S@cp, H, K], f32[B, H, S@cp])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        return core_rule(op, "bs(gr)k,{kv}{more}->bs(gr){v},b(gr)s", 1, "s")
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from core_misfits(op, 1)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "f32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, _left(op, n), 1, 1)
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, computed_pairs(op, all_pairs(n)), 1, 1)
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return _kernel(op, "attention", n)
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = given(op, args, ctx)
-        return forward(x, scores_of(op, ctx, _source(op, ctx), 0, x))
 
 
 class AttentionBlockGrad(_Step):
@@ -128,7 +94,7 @@ class AttentionBlockGrad(_Step):
     and log-sum-exp; five products, as `stg.attention_grad`."""
 
     name = "stg.attention_block_grad"
-    queries = 3
+    backward = True
     operands = ("dy", "y", "lse", "q", "k", "v*")
     results = ("dq", "dk", "dv?", "dsinks?")
     example = (
@@ -136,27 +102,6 @@ class AttentionBlockGrad(_Step):
         "(%da, %a, %lse, %q, %k, %v) : "
         "(bf16[B, S@cp, H, K], bf16[B, S@cp, G, K], bf16[B, S@cp, G, K])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        text = "bs(gr){v},bs(gr){v},b(gr)s,bs(gr)k,{kv}{more}->bs(gr)k,{kv}{grads}"
-        return core_rule(op, text, 4, "s")
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from core_misfits(op, 4)
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, _left(op, n), 3, 2)
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, computed_pairs(op, all_pairs(n)), 3, 2)
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return _kernel(op, "attention_backward", n)
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y, lse, *rest = args
-        x = given(op, rest, ctx)
-        return backward(x, scores_of(op, ctx, _source(op, ctx), 3, x), dy, y, lse)
 
 
 class MergeAttention(OpDef):
@@ -166,21 +111,15 @@ class MergeAttention(OpDef):
     name = "stg.merge_attention"
     operands = ("total", "total_lse", "x", "lse")
     results = ("result", "lse")
+    index = IndexRule("bshk,bhs,bshk,bhs->bshk,bhs")
+    element_types = ("f32", "f32")
+    flops_per_point = 3
     example = (
         "%t2, %l2 = stg.merge_attention(%t, %l, %y, %m) : (f32[B, S@cp, H, K], f32[B, H, S@cp])"
     )
 
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bshk,bhs,bshk,bhs->bshk,bhs")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
-
     def reuses(self, op: Operation, result: int) -> int | None:
         return result
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in "bshk") * 3
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         total, total_lse, x, lse = args
@@ -394,6 +333,3 @@ def _go_round(
     inner.op("stg.yield", step(inner, args), types=())
     names = _named([v.name for v in start], "last")
     return [loop.add_result(n, a.type) for n, a in zip(names, args, strict=True)]
-
-
-OPS = (AttentionBlock(), AttentionBlockGrad(), MergeAttention())

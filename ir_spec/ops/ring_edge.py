@@ -15,21 +15,19 @@ import numpy as np
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, ZERO, Expr, call, expand
-from stagec.ir.kernel import KernelShape
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace
 from stagec.ir.types import axis_index, axis_size
+from stagec.ir_spec.ops.attention_base import AttentionWork
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
     Given,
     Scores,
     all_pairs,
     backward,
-    core_flops,
-    core_kernel,
     forward,
     scores_between,
 )
@@ -39,10 +37,9 @@ from stagec.ir_spec.ops.ring_work import hops
 _KEYS = "bztgk,bztgv"
 
 
-class _Edge(OpDef):
-    """Base of both; `queries` is the operand with the queries."""
+class _Edge(AttentionWork):
+    """Base of both."""
 
-    queries = 0
     params = (
         *(p for p in SCORES if p.name != "sinks"),
         Param("over", "axes", "the axes of the ring", required=True),
@@ -55,6 +52,9 @@ class _Edge(OpDef):
         blocks = (pairs(op, s * (w + k), s * (w + k)) for k in (2, 1, 0))
         far, near, before = blocks
         return expand(far - near * 2 + before)
+
+    def computed(self, op: Operation, n: Sizes) -> Expr:
+        return all_pairs(n)
 
     def active(self, op: Operation) -> Expr | None:
         """A rank works if there are more ranks before it than those whose whole blocks it has."""
@@ -84,25 +84,12 @@ class AttentionEdge(_Edge):
     name = "stg.attention_edge"
     operands = ("q", "k", "v")
     results = ("result", "lse")
+    element_types = ("q", "f32")
+    index = IndexRule(f"bzs(gr)k,{_KEYS}->bzs(gr)v,b(gr)zs", whole="sktv")
     example = (
         "%y, %l = stg.attention_edge[causal, window = 64, over = cp, after = 0](%q, %k, %v) : "
         "(bf16[B, 4, S/4, H, K], f32[B, H, 4, S/4])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule(f"bzs(gr)k,{_KEYS}->bzs(gr)v,b(gr)zs", whole="sktv")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "f32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, self.left(op, n), 1, 1)
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, all_pairs(n), 1, 1)
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return core_kernel(op, "attention", n, n["t"], False, self.left(op, n))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         y, lse = forward(*self.scores(op, ctx, *args))
@@ -113,27 +100,15 @@ class AttentionEdgeGrad(_Edge):
     """What that step gives to the gradients, from the final result and log-sum-exp."""
 
     name = "stg.attention_edge_grad"
-    queries = 3
+    backward = True
     operands = ("dy", "y", "lse", "q", "k", "v")
     results = ("dq", "dk", "dv")
+    index = IndexRule(f"bzs(gr)v,bzs(gr)v,b(gr)zs,bzs(gr)k,{_KEYS}->bzs(gr)k,{_KEYS}", whole="sktv")
     example = (
         "%dq, %dk, %dv = stg.attention_edge_grad[causal, window = 64, over = cp, after = 0]"
         "(%da, %a, %lse, %q, %k, %v) : "
         "(bf16[B, 4, S/4, H, K], bf16[B, 4, S/4, G, K], bf16[B, 4, S/4, G, K])"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        left = f"bzs(gr)v,bzs(gr)v,b(gr)zs,bzs(gr)k,{_KEYS}"
-        return make_rule(f"{left}->bzs(gr)k,{_KEYS}", whole="sktv")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, self.left(op, n), 3, 2)
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, all_pairs(n), 3, 2)
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return core_kernel(op, "attention_backward", n, n["t"], False, self.left(op, n))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, lse, *qkv = args
@@ -148,10 +123,8 @@ class AddEdge(OpDef):
     name = "stg.add_edge"
     operands = ("total", "edge")
     traits = (InPlace(operands=(0,)),)
+    index = IndexRule("bzsgk,bzhgk->bzsgk", whole="sh")
     example = "%t = stg.add_edge(%k, %v) : bf16[B, 4, S/4, G, K]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("bzsgk,bzhgk->bzsgk", whole="sh")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return n["b"] * n["z"] * n["h"] * n["g"] * n["k"]
@@ -171,20 +144,12 @@ class ZerosLike(OpDef):
 
     name = "stg.zeros_like"
     operands = ("x",)
+    index = IndexRule("...->...")
+    element_types = ("f32",)
     example = "%z = stg.zeros_like(%x) : f32[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text}->{text}")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def bytes_touched(self, op: Operation) -> Expr:
         return op.result.tensor.local_bytes
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.zeros_like(args[0])]
-
-
-OPS = (AttentionEdge(), AttentionEdgeGrad(), AddEdge(), ZerosLike())

@@ -9,13 +9,14 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible
-from stagec.ir_spec.ops.base import Elementwise
+from stagec.ir_spec.ops.base import Elementwise, gradients
 from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude, wrong_lists
 from stagec.ir_spec.ops.serving import PAST, past_of
 
@@ -92,16 +93,9 @@ class RotaryEmbedding(OpDef):
         part = op.attrs.get("first", op.attrs.get("last"))
         return part if isinstance(part, Expr) else whole
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (x, *positions) = grads, op.operands
-        attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase", "cached")}
-        if not op.flag("inverse"):
-            attrs["inverse"] = True
-        operands = [dy, *positions] if dy is not None else []
-        made = dy and b.value("stg.rope", operands, attrs, hint=x.prefixed("d_"))
-        return [made, *([None] * len(positions))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        attrs = {"inverse": not op.flag("inverse")}
+        return gradients(b, op, [*grads, *op.operands[1:]], attrs, by=op.name)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         size = args[0].shape[-1]
@@ -160,12 +154,8 @@ class Temperature(Elementwise):
         if op.operands[0].tensor.rank < 2:
             yield f"expects [batch, position, ...], found {op.operands[0].type}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
-        return [dy and b.value(self.name, [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, by=self.name)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (x,) = args
@@ -208,13 +198,8 @@ class RelativeBias(OpDef):
         if len(op.exprs("sizes")) != 2:
             yield "expects 'sizes' of queries and keys"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (table,) = grads, op.operands
-        attrs = {k: v for k, v in op.attrs.items() if k in ("most", "causal")}
-        attrs["buckets"] = table.tensor.shape[0]
-        return [dy and b.value("stg.relative_bias_grad", [dy], attrs, hint=table.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, {"buckets": op.operands[0].tensor.shape[0]})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (table,) = args
@@ -233,10 +218,8 @@ class RelativeBiasGrad(OpDef):
         Param("buckets", "size", "the rows of the table", required=True),
         *(p for p in RelativeBias.params if p.name != "sizes"),
     )
+    index = IndexRule("hst->nh", whole="n", linear=(0,), sizes={"n": "buckets"})
     example = "%dt = stg.relative_bias_grad[buckets = 32](%db) : bf16[32, H]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule("hst->nh", whole="n", linear=[0], sizes={"n": op.expr("buckets")})
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "hst")
@@ -263,6 +246,3 @@ def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]
     grown = np.log(np.maximum(distance, 1) / single) / np.log(most / single) * (count - single)
     far = np.minimum(single + grown.astype(int), count - 1)
     return start + np.where(distance < single, distance, far)
-
-
-OPS = (RotaryEmbedding(), Temperature(), RelativeBias(), RelativeBiasGrad())

@@ -10,53 +10,12 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir_spec.ops.curves import sigmoid
-from stagec.ir_spec.ops.linear_attention import MATRIX_STEPS, normalized
+from stagec.ir_spec.ops.linear_attention import normalized
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import (
-    Named,
-    Scan,
-    ScanGrad,
-    ScanKind,
-    ScanState,
-    ScanStateGrad,
-    count,
-)
+from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 
-_INPUTS = ("r", "w", "k", "v", "kappa", "a")
 #: The largest decay of a token: exp(-exp(-1/2)).
 _FASTEST = float(np.exp(-0.5))
-
-
-class _Wkv7(ScanKind):
-    stem = "stg.wkv7"
-    inputs, carried, seen = _INPUTS, ("w", "k", "v", "kappa", "a"), ("r", "w", "kappa", "a")
-    whole = "kl"
-
-    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
-        return {
-            **dict.fromkeys(("r", "w", "k", "kappa", "a"), "{b}srk"),
-            **dict.fromkeys("vy", "{b}srv"),
-            "state": "{b}rkv",
-            "keep": "{b}rkl",
-        }
-
-    def steps(self, op: Operation) -> tuple[str, str]:
-        return MATRIX_STEPS
-
-    def tokens(self, x: Named) -> Tokens:
-        w, unit = -_FASTEST * sigmoid(x["w"]), normalized(x["kappa"])[0]
-        return Tokens(w=w, q=x.get("r"), k=x.get("k"), v=x.get("v"), a=unit, b=-unit * x["a"])
-
-    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
-        s, (unit, back) = sigmoid(x["w"]), normalized(x["kappa"])
-        return {
-            "r": d.q,
-            "w": -_FASTEST * d.w * s * (1 - s),
-            "k": d.k,
-            "v": d.v,
-            "kappa": back(d.a - d.b * x["a"]),
-            "a": -d.b * unit,
-        }
 
 
 def _work(n: Sizes, per_element: int) -> Expr:
@@ -64,72 +23,36 @@ def _work(n: Sizes, per_element: int) -> Expr:
     return count(n, "s", "r", "k", "v") * per_element
 
 
-class Wkv7(_Wkv7, Scan):
-    """The recurrence of RWKV-7 (arXiv 2503.14456, equation 17): a state of K x V for each head.
+class Wkv6(Scan):
+    """The recurrence of RWKV-6 (Finch, arXiv 2404.05892, section 4): a state of K x V for each
+    head, whose decay `exp(-exp(w_t))` is one for each token and row; with w [H, K] it is one for
+    each row, as in RWKV-5 (Eagle, the same paper).
 
-    `h_t = diag(exp(w_t)) h_(t-1) - (a_t kappa_t) (kappa_t^T h_(t-1)) + k_t v_t^T`, `y_t = r_t^T
-    h_t`; in the kernel kappa gets length 1, and the decay is `w = -exp(-1/2) sigmoid(w)`. FLOPs are
-    9 S H K V; there are no matrix products. Its inputs alone are stashed. Over a split sequence,
-    ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
+    `y_t = r_t^T (h_(t-1) + diag(now) k_t v_t^T)`, `h_t = diag(exp(-exp(w_t))) h_(t-1) + k_t v_t^T`.
+    FLOPs are 7 S H K V: the product k v^T, two more for what is read and two for its sum, two for
+    the state; there are no matrix products. Its inputs alone are stashed. Over a split sequence,
+    ranks gather a state of H K V fp32 elements and H K decays from each other.
     """
 
-    name = "stg.wkv7"
-    example = "%y = stg.wkv7(%q, %w, %k, %v, %kappa, %a) : bf16[B, S, H, K]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 9)
-
-
-class Wkv7Grad(_Wkv7, ScanGrad):
-    """Gradient of `stg.wkv7`, three times its FLOPs: the states again, and their gradients."""
-
-    name = "stg.wkv7_grad"
-    example = (
-        "%dq, %dw, %dk, %dv, %dkappa, %da = stg.wkv7_grad(%dy, %q, %w, %k, %v, %kappa, %a) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], "
-        "bf16[B, S, H, K], bf16[B, S, H, K])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 27)
-
-
-class Wkv7State(_Wkv7, ScanState):
-    """What a part of the sequence adds to the states of `stg.wkv7`, and the matrix that multiplies
-    the state before it; 7 FLOPs per token and element of both."""
-
-    name = "stg.wkv7_state"
-    example = (
-        "%h, %keep = stg.wkv7_state(%w, %k, %v, %kappa, %a) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return count(n, "s", "r", "k") * (n["k"] + n["v"]) * 7
-
-
-class Wkv7StateGrad(_Wkv7, ScanStateGrad):
-    """The gradient of the states before a part of the sequence of `stg.wkv7`, and the matrix by
-    which the part multiplies, transposed, the gradient behind it; 7 FLOPs per token and element of
-    both."""
-
-    name = "stg.wkv7_state_grad"
-    example = (
-        "%dh, %keep = stg.wkv7_state_grad(%dy, %q, %w, %kappa, %a) : "
-        "(f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return count(n, "s", "r", "k") * (n["k"] + n["v"]) * 7
-
-
-# -- RWKV-6 ----------------------------------------------------------------------------------------
-
-
-class _Wkv6(ScanKind):
-    stem = "stg.wkv6"
+    name = "stg.wkv6"
     inputs, carried, seen = ("r", "w", "k", "v", "now"), ("w", "k", "v"), ("r", "w")
     late = True
+    example = "%y = stg.wkv6(%q, %w, %k, %v, %now) : bf16[B, S, H, K]"
+    input_types = (
+        "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[H, K]"
+    )
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K]"
+    notes = (
+        THREE_TIMES,
+        "; 3 FLOPs per token and element",
+        "; 3 FLOPs per token and element",
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _work(n, 7)
+
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
+        return _work(n, 3)
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
         constant = given["w"].tensor.rank == len("rk")
@@ -141,9 +64,6 @@ class _Wkv6(ScanKind):
             "state": "{b}rkv",
             "keep": "{b}rk",
         }
-
-    def steps(self, op: Operation) -> tuple[str, str]:
-        return "bzhkv,bzhk->bzhkv", "bzhkv,bzhk->bzhkv"
 
     def tokens(self, x: Named) -> Tokens:
         like = next(x[n] for n in ("k", "r") if n in x)
@@ -165,63 +85,53 @@ class _Wkv6(ScanKind):
         }
 
 
-class Wkv6(_Wkv6, Scan):
-    """The recurrence of RWKV-6 (Finch, arXiv 2404.05892, section 4): a state of K x V for each
-    head, whose decay `exp(-exp(w_t))` is one for each token and row; with w [H, K] it is one for
-    each row, as in RWKV-5 (Eagle, the same paper).
+class Wkv7(Scan):
+    """The recurrence of RWKV-7 (arXiv 2503.14456, equation 17): a state of K x V for each head.
 
-    `y_t = r_t^T (h_(t-1) + diag(now) k_t v_t^T)`, `h_t = diag(exp(-exp(w_t))) h_(t-1) + k_t v_t^T`.
-    FLOPs are 7 S H K V: the product k v^T, two more for what is read and two for its sum, two for
-    the state; there are no matrix products. Its inputs alone are stashed. Over a split sequence,
-    ranks gather a state of H K V fp32 elements and H K decays from each other.
+    `h_t = diag(exp(w_t)) h_(t-1) - (a_t kappa_t) (kappa_t^T h_(t-1)) + k_t v_t^T`, `y_t = r_t^T
+    h_t`; in the kernel kappa gets length 1, and the decay is `w = -exp(-1/2) sigmoid(w)`. FLOPs are
+    9 S H K V; there are no matrix products. Its inputs alone are stashed. Over a split sequence,
+    ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
     """
 
-    name = "stg.wkv6"
-    operands = ("r", "w", "k", "v", "now", "start*")
-    example = "%y = stg.wkv6(%q, %w, %k, %v, %now) : bf16[B, S, H, K]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 7)
-
-
-class Wkv6Grad(_Wkv6, ScanGrad):
-    """Gradient of `stg.wkv6`, three times its FLOPs: the states again, and their gradients."""
-
-    name = "stg.wkv6_grad"
-    example = (
-        "%dq, %dw, %dk, %dv, %dnow = stg.wkv6_grad(%dy, %q, %w, %k, %v, %now) : "
-        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[H, K])"
+    name = "stg.wkv7"
+    inputs = ("r", "w", "k", "v", "kappa", "a")
+    carried, seen = ("w", "k", "v", "kappa", "a"), ("r", "w", "kappa", "a")
+    matrix = True
+    example = "%y = stg.wkv7(%q, %w, %k, %v, %kappa, %a) : bf16[B, S, H, K]"
+    input_types = ", ".join(["bf16[B, S, H, K]"] * 6)
+    part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K, K]"
+    notes = (
+        THREE_TIMES,
+        "; 7 FLOPs per token and element of both",
+        "; 7 FLOPs per token and element of both",
     )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 21)
+        return _work(n, 9)
 
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
+        return count(n, "s", "r", "k") * (n["k"] + n["v"]) * 7
 
-class Wkv6State(_Wkv6, ScanState):
-    """What a part of the sequence adds to the states of `stg.wkv6`, and what it leaves of them; 3
-    FLOPs per token and element."""
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        return {
+            **dict.fromkeys(("r", "w", "k", "kappa", "a"), "{b}srk"),
+            **dict.fromkeys("vy", "{b}srv"),
+            "state": "{b}rkv",
+            "keep": "{b}rkl",
+        }
 
-    name = "stg.wkv6_state"
-    example = "%h, %keep = stg.wkv6_state(%w, %k, %v) : (f32[B, 4, H, K, K], f32[B, 4, H, K])"
+    def tokens(self, x: Named) -> Tokens:
+        w, unit = -_FASTEST * sigmoid(x["w"]), normalized(x["kappa"])[0]
+        return Tokens(w=w, q=x.get("r"), k=x.get("k"), v=x.get("v"), a=unit, b=-unit * x["a"])
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 3)
-
-
-class Wkv6StateGrad(_Wkv6, ScanStateGrad):
-    """The gradient of the states before a part of the sequence of `stg.wkv6`, and what the part
-    leaves of the gradient behind it; 3 FLOPs per token and element."""
-
-    name = "stg.wkv6_state_grad"
-    example = (
-        "%dh, %keep = stg.wkv6_state_grad(%dy, %q, %w) : (f32[B, 4, H, K, K], f32[B, 4, H, K])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _work(n, 3)
-
-
-OPS = (
-    *(Wkv6(), Wkv6Grad(), Wkv6State(), Wkv6StateGrad()),
-    *(Wkv7(), Wkv7Grad(), Wkv7State(), Wkv7StateGrad()),
-)
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        s, (unit, back) = sigmoid(x["w"]), normalized(x["kappa"])
+        return {
+            "r": d.q,
+            "w": -_FASTEST * d.w * s * (1 - s),
+            "k": d.k,
+            "v": d.v,
+            "kappa": back(d.a - d.b * x["a"]),
+            "a": -d.b * unit,
+        }

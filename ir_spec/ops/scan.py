@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
-from stagec.support.diagnostics import error
+from stagec.ir_spec.ops.base import dimension, gradients
 
 _HOW = ("exclusive", "reverse")
 
@@ -33,34 +32,19 @@ class CumSum(OpDef):
         Param("exclusive", "flag", "each sum without its own element"),
         Param("reverse", "flag", "from the last element to the first"),
     )
+    flops_per_point = 1
     example = "%c = stg.cumsum[dim = 1](%x) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
-        x, d = op.operands[0], op.integer("dim")
-        if not 0 <= d < x.tensor.rank:
-            raise error(
-                f"'{op.name}' sums along dimension {d}, which %{x.name} does not have: {x.type}",
-                op.loc,
-                remedy=f"choose dim from 0 to {x.tensor.rank - 1}",
-            )
+        x = op.operands[0]
+        d = dimension(op, x, 0, x.tensor.rank)
         row = letters(x.tensor.rank)
         return make_rule(f"{row}->{row}", special=row[d], linear=[0])
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values())
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, {"reverse": not op.flag("reverse")}, by=op.name)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        attrs = {"dim": op.expr("dim"), **_how(op)}
-        if not attrs.pop("reverse", False):
-            attrs["reverse"] = True
-        return [dy and b.value("stg.cumsum", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
-
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         (over,) = special.values()
         (x,), d = op.operands, op.integer("dim")
         row, part = letters(x.tensor.rank), letters(x.tensor.rank + 1)[-1]
@@ -92,6 +76,3 @@ class CumSum(OpDef):
 
 def _how(op: Operation) -> dict[str, RawAttr]:
     return {name: True for name in _HOW if op.flag(name)}
-
-
-OPS = (CumSum(),)

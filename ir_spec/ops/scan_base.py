@@ -31,11 +31,12 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE, Expr, call, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits, factor_sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
-from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.base import STATE, derive, gradients, no_gradient
 from stagec.ir_spec.ops.recurrence import (
     Tokens,
     back,
@@ -45,25 +46,143 @@ from stagec.ir_spec.ops.recurrence import (
     run,
     transition,
 )
-from stagec.ir_spec.ops.sequence_parts import carry, from_parts, to_parts
+from stagec.ir_spec.ops.sequence_parts import carry, from_parts, plain, to_parts
 
 Named = Mapping[str, Array]
 
 
-class ScanKind(OpDef):
-    """One kind of scan: names and shapes of its inputs, and what tokens they make.
+#: A step of `stg.carry_states`, forward and back, where a part leaves a matrix of a state.
+_MATRIX = ("bzhkv,bzhlk->bzhlv", "bzhlv,bzhlk->bzhkv")
+THREE_TIMES = ", three times its FLOPs: the states again, and their gradients"
+
+
+class ScanOp(OpDef):
+    """Base of a scan and of the ops that follow from it: how what they take and give is shaped."""
+
+    def scan(self) -> Scan:
+        """The scan that it is, or follows from."""
+        raise NotImplementedError
+
+    def given(self, op: Operation) -> Mapping[str, Value]:
+        """The operands by name: those of the class, a last one with `*` may be missing."""
+        names = [n.rstrip("*") for n in self.operands]
+        return dict(zip(names, op.operands, strict=False))
+
+    def made(self, op: Operation) -> tuple[str, ...]:
+        """The names of its results in `shapes`, `d_` in front for gradients."""
+        return self.results
+
+    def rule(self, op: Operation) -> Rule:
+        given = self.given(op)
+        texts = self.texts(op)
+        left = ",".join(texts[_bare(name)] for name in given)
+        right = ",".join(texts[_bare(name)] for name in self.made(op))
+        factors = frozenset(left + right)
+        whole = "kl" if self.scan().matrix else ""
+        whole = "".join(f for f in whole if f in factors)
+        like = {"l": _size_of("k", texts, given)} if "l" in right else None
+        return make_rule(f"{left}->{right}", whole=whole, special="s", summed="s", sizes=like)
+
+    def texts(self, op: Operation) -> Mapping[str, str]:
+        """The shapes with the batch filled in."""
+        scan = self.scan()
+        b = "bz" if max(v.tensor.rank for v in op.operands) > scan.rank else "b"
+        return {n: t.format(b=b) for n, t in scan.shapes(op, self.given(op)).items()}
+
+    def steps(self, op: Operation) -> tuple[str, str]:
+        """One step of `stg.carry_states`, forward and back."""
+        if self.scan().matrix:
+            return _MATRIX
+        texts = self.texts(op)
+        heads = (plain(texts[name]).replace("r", "h") for name in ("state", "keep"))
+        state, keep = (f"bz{text.lstrip('bz')}" for text in heads)
+        return f"{state},{keep}->{state}", f"{state},{keep}->{state}"
+
+    def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
+        """The operands by name, batch and parts as one dimension, and constants."""
+        texts = self.texts(op)
+        found = dict(zip(self.given(op), args, strict=True))
+        flat = {
+            n: v.reshape(-1, *v.shape[2:]) if texts[_bare(n)].startswith("bz") else v
+            for n, v in found.items()
+        }
+        return {**flat, **self.scan().constants(op)}
+
+
+def _bare(name: str) -> str:
+    """What a name is the shape of: a gradient has that of its value."""
+    table = {"dy": "y", "start": "state", "d_end": "state", "end": "state"}
+    return table.get(name, name.removeprefix("d_"))
+
+
+class Scan(ScanOp):
+    """Base of a scan, the op that computes y. Its last operand may be the state before the first
+    token; with `state` the one behind the last token is a result, in fp32, in its place.
 
     Shapes are the letters of a rule, with `{b}` for the batch, which is `b`, or `bz` for parts.
-    The sequence is `s`, heads are `(gr)` or `r`.
+    The sequence is `s`, heads are `(gr)` or `r`. From a scan follow its gradient, what a part of a
+    sequence does to a state, and the gradient of that.
     """
 
+    results = ("result", "end?")
     inputs: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()  # the inputs that states depend on
     seen: ClassVar[tuple[str, ...]] = ()  # those that the gradient of a first state depends on
     rank: ClassVar[int] = 4  # the highest one of the operands of each of its ops, without parts
-    stem: ClassVar[str] = ""  # the name of the op that computes y
-    whole: ClassVar[str] = ""  # factors that must not be split
+    matrix: ClassVar[bool] = False  # a part multiplies the state before it with a matrix
     late: ClassVar[bool] = False  # a token reads the state before it
+    #: Of the examples of ops that follow: the types of the inputs, of a state and what is left of
+    #: it. What their documentation adds: of the gradient, of a part and of the gradient of a part.
+    input_types: ClassVar[str]
+    part_types: ClassVar[str]
+    notes: ClassVar[tuple[str, str, str]] = (THREE_TIMES, "", "")
+
+    def __init_subclass__(cls) -> None:
+        cls.operands = (*cls.inputs, "start*")
+        cls.params = (*_without_state(cls), STATE)
+        super().__init_subclass__()
+
+    def scan(self) -> Scan:
+        return self
+
+    def derived(self) -> Sequence[OpDef]:
+        """With examples of the values that the example of the scan has."""
+        y, _, rest = self.example.partition(" = ")
+        call, _, rest = rest.partition("(")
+        values = dict(zip(self.inputs, rest.partition(")")[0].split(", "), strict=True))
+        dy, every = f"%d{y[1:]}", [*values.values()]
+        carried, seen = ([values[n] for n in names] for names in (self.carried, self.seen))
+        rows = (
+            (ScanGrad, "grad", [f"%d{v[1:]}" for v in every], [dy, *every], self.input_types),
+            (ScanState, "state", ["%h", "%keep"], carried, self.part_types),
+            (ScanStateGrad, "state_grad", ["%dh", "%keep"], [dy, *seen], self.part_types),
+        )
+        how, given = (
+            call.removeprefix(self.name),
+            {"of": self, "params": _without_state(type(self))},
+        )
+        ops = list[OpDef]()
+        for (base, suffix, made, taken, types), doc in zip(rows, self._docs(), strict=True):
+            results, operands = ", ".join(made), ", ".join(taken)
+            example = f"{results} = {self.name}_{suffix}{how}({operands}) : ({types})"
+            ops.append(derive(base, self, suffix, doc, example, **given))
+        return ops
+
+    def _docs(self) -> list[str]:
+        """The documentation of what follows from it."""
+        adds, leaves = "what it leaves of them", "what the part leaves of the gradient behind it"
+        if self.matrix:
+            adds = "the matrix that multiplies the state before it"
+            leaves = "the matrix by which the part multiplies, transposed, the gradient behind it"
+        sequence = "a part of the sequence"
+        docs = (
+            f"Gradient of `{self.name}`",
+            f"What {sequence} adds to the states of `{self.name}`, and {adds}",
+            f"The gradient of the states before {sequence} of `{self.name}`, and {leaves}",
+        )
+        return [f"{doc}{note}." for doc, note in zip(docs, self.notes, strict=True)]
+
+    # -- what a scan states ------------------------------------------------------------------------
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
         """The shape of each input, of `y`, `state` and `keep`."""
@@ -81,60 +200,27 @@ class ScanKind(OpDef):
         """What is added to y [N, S, H, V], 0 by default."""
         return 0
 
-    def steps(self, op: Operation) -> tuple[str, str]:
-        """One step of `stg.carry_states`, forward and back."""
-        return "bzhkv,bzh->bzhkv", "bzhkv,bzh->bzhkv"
+    def constants(self, op: Operation) -> Named:
+        """What an operation states beside its inputs."""
+        return {}
 
-    def given(self, op: Operation) -> Mapping[str, Value]:
-        """The operands by name: those of the class, a last one with `*` may be missing."""
-        names = [n.rstrip("*") for n in self.operands]
-        return dict(zip(names, op.operands, strict=False))
+    def gradient_flops(self, op: Operation, n: Sizes) -> Expr:
+        """FLOPs of its gradient; by default three times its own."""
+        return self.flops(op, n) * 3
 
-    def made(self, op: Operation) -> tuple[str, ...]:
-        """The names of its results in `shapes`, `d_` in front for gradients."""
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
+        """FLOPs of what a part of the sequence does to a state."""
         raise NotImplementedError
 
-    def rule(self, op: Operation) -> Rule:
-        given = self.given(op)
-        texts = self.texts(op)
-        left = ",".join(texts[_bare(name)] for name in given)
-        right = ",".join(texts[_bare(name)] for name in self.made(op))
-        factors = frozenset(left + right)
-        whole = "".join(f for f in self.whole if f in factors)
-        like = {"l": _size_of("k", texts, given)} if "l" in right else None
-        return make_rule(f"{left}->{right}", whole=whole, special="s", summed="s", sizes=like)
+    def part_gradient_flops(self, op: Operation, n: Sizes) -> Expr:
+        """FLOPs of the gradient of that; by default as many."""
+        return self.part_flops(op, n)
 
-    def texts(self, op: Operation) -> Mapping[str, str]:
-        """`shapes` with the batch filled in."""
-        b = "bz" if max(v.tensor.rank for v in op.operands) > self.rank else "b"
-        return {n: t.format(b=b) for n, t in self.shapes(op, self.given(op)).items()}
+    def one(self, n: Sizes) -> Expr | None:
+        """FLOPs of one token from a state, where the recurrence has other ones than chunks."""
+        return None
 
-    def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
-        """The operands by name, batch and parts as one dimension."""
-        texts = self.texts(op)
-        found = dict(zip(self.given(op), args, strict=True))
-        return {
-            n: v.reshape(-1, *v.shape[2:]) if texts[_bare(n)].startswith("bz") else v
-            for n, v in found.items()
-        }
-
-
-def _bare(name: str) -> str:
-    """What a name is the shape of: a gradient has that of its value."""
-    table = {"dy": "y", "start": "state", "d_end": "state", "end": "state"}
-    return table.get(name, name.removeprefix("d_"))
-
-
-class Scan(ScanKind):
-    """Base of the op that computes y. Its last operand may be the state before the first token;
-    with `state` the one behind the last token is a result, in fp32, in its place."""
-
-    results = ("result", "end?")
-
-    def __init_subclass__(cls) -> None:
-        cls.operands = (*cls.inputs, "start*")
-        cls.params = (*cls.params, STATE)
-        super().__init_subclass__()
+    # -- the op ------------------------------------------------------------------------------------
 
     def made(self, op: Operation) -> tuple[str, ...]:
         return ("y", "end") if op.flag("state") else ("y",)
@@ -162,10 +248,6 @@ class Scan(ScanKind):
     def reuses(self, op: Operation, result: int) -> int | None:
         return len(op.operands) - 1 if result == 1 else None
 
-    def one(self, n: Sizes) -> Expr | None:
-        """FLOPs of one token from a state, where the recurrence has other ones than chunks."""
-        return None
-
     def counted(self, op: Operation, n: Sizes, chunks: Expr) -> Expr:
         """FLOPs: those of chunks, whose states already go into each chunk, the first one included;
         those of the recurrence for one token from a state."""
@@ -175,19 +257,11 @@ class Scan(ScanKind):
         alone = call("max", [ONE * 2 - n["s"], ONE * 0])  # 1 for one token, 0 for more
         return one * alone + chunks * (ONE - alone)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
-        dy = grads[0]
-        if dy is None:
-            return [None] * len(op.operands)
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op(f"{self.stem}_grad", [dy, *op.operands], _attrs(op), names=names).results
+        return gradients(b, op, [grads[0], *op.operands])
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, texts = special["s"], self.texts(op)
         given = dict(self.given(op))
         first = [given.pop("start")] if op.flag("state") else []
@@ -207,32 +281,41 @@ class Scan(ScanKind):
         return [v.reshape(_shape(ctx, r)) for v, r in both]
 
 
-class ScanGrad(ScanKind):
+def _without_state(scan: type[Scan]) -> tuple[Param, ...]:
+    return tuple(p for p in scan.params if p is not STATE)
+
+
+class FromScan(ScanOp):
+    """Base of ops that follow from a scan."""
+
+    of: ClassVar[Scan]
+
+    def scan(self) -> Scan:
+        return self.of
+
+
+class ScanGrad(FromScan):
     """Base of the op that computes the gradients of all inputs. Its last operands may be the state
     before the first token and the gradient of the one behind the last."""
 
     def __init_subclass__(cls) -> None:
-        cls.operands = ("dy", *cls.inputs, "states*")
-        cls.results = tuple(f"d_{n}" for n in cls.inputs)
+        cls.operands = ("dy", *cls.of.inputs, "states*")
+        cls.results = tuple(f"d_{n}" for n in cls.of.inputs)
+        cls.element_types = cls.of.inputs
         super().__init_subclass__()
 
     def given(self, op: Operation) -> Mapping[str, Value]:
-        names = ("dy", *self.inputs, "start", "d_end")
+        names = ("dy", *self.of.inputs, "start", "d_end")
         return dict(zip(names, op.operands, strict=False))
 
-    def made(self, op: Operation) -> tuple[str, ...]:
-        return self.results
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[1 : 1 + len(self.inputs)]]
-
     def verify(self, op: Operation) -> Iterator[str]:
-        if len(op.operands) not in (1 + len(self.inputs), 3 + len(self.inputs)):
+        if len(op.operands) not in (1 + len(self.of.inputs), 3 + len(self.of.inputs)):
             yield "expects both the state before the first token and the gradient of the last one"
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return self.of.gradient_flops(op, n)
+
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         over, texts = special["s"], self.texts(op)
         parts = {n: to_parts(b, v, texts[_bare(n)], over) for n, v in self.given(op).items()}
         (start,) = _starts(b, self, op, parts, over)
@@ -247,34 +330,31 @@ class ScanGrad(ScanKind):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = self.named(op, args)
         dy, start, d_end = x.pop("dy"), x.pop("start", None), x.pop("d_end", None)
-        tokens = self.tokens(x)
+        tokens = self.of.tokens(x)
         flat = dy.reshape(tokens.v.shape)
         states = [None if v is None else _full(v, tokens) for v in (start, d_end)]
-        if self.late:
+        if self.of.late:
             more = np.concatenate([flat, np.zeros_like(flat[:, :1])], 1)
             grads = on_time(back(delayed(tokens), more, *states))
         else:
             grads = back(tokens, flat, *states)
-        found = self.pull(x, grads, flat)
+        found = self.of.pull(x, grads, flat)
         return [
-            found[n].reshape(_shape(ctx, r)) for n, r in zip(self.inputs, op.results, strict=True)
+            found[n].reshape(_shape(ctx, r))
+            for n, r in zip(self.of.inputs, op.results, strict=True)
         ]
 
 
-class ScanPart(ScanKind):
+class ScanPart(FromScan):
     """Base of what a part of the sequence does to a state that passes it, and what it leaves of the
     state, in fp32."""
 
-    def made(self, op: Operation) -> tuple[str, ...]:
-        return ("state", "keep")
+    element_types = ("f32", "f32")
 
     def rule(self, op: Operation) -> Rule:
         """What is inside a part must not be split."""
         rule = super().rule(op)
         return replace(rule, whole=rule.whole | {"s"}, special=frozenset(), summed=frozenset())
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
 
 
 class ScanState(ScanPart):
@@ -284,11 +364,14 @@ class ScanState(ScanPart):
     results = ("state", "keep")
 
     def __init_subclass__(cls) -> None:
-        cls.operands = cls.carried
+        cls.operands = cls.of.carried
         super().__init_subclass__()
 
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return self.of.part_flops(op, n)
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        tokens = self.tokens(self.named(op, args))
+        tokens = self.of.tokens(self.named(op, args))
         _, states = run(tokens)
         both = (states[-1], transition(tokens))
         return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
@@ -301,21 +384,24 @@ class ScanStateGrad(ScanPart):
     results = ("d_state", "keep")
 
     def __init_subclass__(cls) -> None:
-        cls.operands = ("dy", *cls.seen)
+        cls.operands = ("dy", *cls.of.seen)
         super().__init_subclass__()
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return self.of.part_gradient_flops(op, n)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = self.named(op, args)
         dy = x.pop("dy")
-        tokens = self.tokens(x)
+        tokens = self.of.tokens(x)
         flat = dy.reshape(*tokens.q.shape[:3], -1)
-        both = (into_start(tokens, flat, late=self.late), transition(tokens))
+        both = (into_start(tokens, flat, late=self.of.late), transition(tokens))
         return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
 
 
 def _starts(
     b: Builder,
-    kind: ScanKind,
+    made: ScanOp,
     op: Operation,
     parts: Mapping[str, Value],
     over: Sequence[str],
@@ -323,23 +409,23 @@ def _starts(
 ) -> list[Value]:
     """The state before each part; with that before the first one also that behind the last."""
     y = op.results[0].name
-    operands = [parts[n] for n in kind.carried]
+    operands = [parts[n] for n in made.scan().carried]
     names = [f"{y}_state", f"{y}_keep"]
-    own = b.op(f"{kind.stem}_state", operands, _attrs(op), names=names).results
-    how: dict[str, RawAttr] = {"spec": Quoted(kind.steps(op)[0])}
+    own = b.op(f"{made.scan().name}_state", operands, _attrs(op), names=names).results
+    how: dict[str, RawAttr] = {"spec": Quoted(made.steps(op)[0])}
     end = [op.results[1].name] if first else []
     return carry(b, [*own, *first], how, over, [f"{y}_start", *end])
 
 
 def _ends(
-    b: Builder, kind: ScanKind, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
+    b: Builder, made: ScanOp, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
 ) -> list[Value]:
     """The gradient of the state behind each part."""
     y = op.results[0].name
-    operands = [parts["dy"], *(parts[n] for n in kind.seen)]
+    operands = [parts["dy"], *(parts[n] for n in made.scan().seen)]
     names = [f"{y}_dstate", f"{y}_dkeep"]
-    own = b.op(f"{kind.stem}_state_grad", operands, _attrs(op), names=names).results
-    how: dict[str, RawAttr] = {"spec": Quoted(kind.steps(op)[1]), "reverse": True}
+    own = b.op(f"{made.scan().name}_state_grad", operands, _attrs(op), names=names).results
+    how: dict[str, RawAttr] = {"spec": Quoted(made.steps(op)[1]), "reverse": True}
     return carry(b, own, how, over, [f"{y}_end"])
 
 

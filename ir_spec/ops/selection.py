@@ -6,34 +6,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, same
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, View
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.base import dimension, gradients
 from stagec.ir_spec.ops.layout import all_present
-from stagec.support.diagnostics import error
 
 _DIM = Param("dim", "int", "the dimension (default 0)")
 _START = Param("start", "size", "where it begins (default 0)")
-
-
-def _dim(op: Operation, x: Value, default: int, most: int) -> int:
-    """The dimension that the op states. Raises `DiagnosticError` if x does not have it."""
-    found = op.integer("dim", default)
-    if not 0 <= found < most:
-        raise error(
-            f"'{op.name}' works along dimension {found}, which %{x.name} does not have: {x.type}",
-            op.loc,
-            remedy=f"choose dim from 0 to {most - 1}",
-        )
-    return found
 
 
 class Slice(OpDef):
@@ -70,13 +57,9 @@ class Slice(OpDef):
         x = op.operands[0]
         return x if same(x.tensor.shape[op.integer("dim", 0)], op.expr("size")) else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), x = grads, op.operands[0]
-        attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
-        attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.pad", [dy], attrs, hint=x.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        size = op.operands[0].tensor.shape[op.integer("dim", 0)]
+        return gradients(b, op, grads, {"size": size}, by="stg.pad")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         d = op.integer("dim", 0)
@@ -104,13 +87,9 @@ class Pad(OpDef):
         if left.value is not None and left.value < 0:
             yield f"puts {x} at {start} of {op.expr('size')} elements"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), x = grads, op.operands[0]
-        attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
-        attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.slice", [dy], attrs, hint=x.prefixed("d_"))]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        size = op.operands[0].tensor.shape[op.integer("dim", 0)]
+        return gradients(b, op, grads, {"size": size}, by="stg.slice")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 0)
@@ -126,7 +105,7 @@ def _resized(op: Operation, wide: int) -> Rule:
     """One dimension gets another size; that of operand (0) or result (1) `wide` is whole."""
     x = op.operands[0]
     rank = x.tensor.rank
-    d, text = _dim(op, x, 0, rank), letters(rank + 1)
+    d, text = dimension(op, x, 0, rank), letters(rank + 1)
     row, new = text[:rank], text[rank]
     target = row[:d] + new + row[d + 1 :]
     sizes = {new: op.expr("size")}
@@ -158,7 +137,7 @@ class Take(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         x = op.operands[0]
-        d, row = _dim(op, x, 1, x.tensor.rank), letters(x.tensor.rank)
+        d, row = dimension(op, x, 1, x.tensor.rank), letters(x.tensor.rank)
         where = [row[:d]] * (len(op.operands) - 1)
         return make_rule(",".join([row, *where]) + f"->{row[:d]}{row[d + 1 :]}")
 
@@ -172,14 +151,9 @@ class Take(OpDef):
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[op.integer("dim", 1)] if operand else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (x, *where) = grads, op.operands
-        attrs: dict[str, RawAttr] = {**stated(op, (_ALONG, _AT))}
-        attrs["size"] = x.tensor.shape[op.integer("dim", 1)]
-        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=x.prefixed("d_"))
-        return [dx, *(None for _ in where)]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        size = op.operands[0].tensor.shape[op.integer("dim", 1)]
+        return gradients(b, op, [*grads, *op.operands[1:]], {"size": size}, by="stg.put")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 1)
@@ -199,7 +173,7 @@ class Put(OpDef):
     def rule(self, op: Operation) -> Rule:
         x = op.operands[0]
         rank = x.tensor.rank
-        d, text = _dim(op, x, 1, rank + 1), letters(rank + 1)
+        d, text = dimension(op, x, 1, rank + 1), letters(rank + 1)
         row, new = text[:rank], text[rank]
         left = ",".join([row, *[row[:d]] * (len(op.operands) - 1)])
         return make_rule(f"{left}->{row[:d]}{new}{row[d:]}", sizes={new: op.expr("size")})
@@ -245,16 +219,9 @@ class Concat(OpDef):
         text = ",".join(whole.replace("Z", p) for p in parts) + f"->{whole}"
         return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         sizes = tuple(v.tensor.shape[_joint(op)] for v in op.operands)
-        names = [v.prefixed("d_") for v in op.operands]
-        attrs: dict[str, RawAttr] = {"sizes": sizes, **stated(op, (_JOINED,))}
-        return b.op("stg.cut", [dy], attrs, names=names).results
+        return gradients(b, op, grads, {"sizes": sizes}, by="stg.cut")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.concatenate(args, axis=_joint(op))]
@@ -287,12 +254,8 @@ class Cut(OpDef):
         if not same(whole, total):
             yield f"expects parts that make up {whole}, found {total}"
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        present = all_present(op, grads)
-        hint = op.operands[0].prefixed("d_")
-        return [b.value("stg.concat", present, stated(op, (_JOINED,)), hint=hint)]
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, all_present(op, grads), by="stg.concat")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
@@ -300,16 +263,9 @@ class Cut(OpDef):
 
 
 def _joint(op: Operation) -> int:
-    """The dimension that the op joins or cuts. Raises `DiagnosticError` if the operand lacks it."""
+    """The dimension that the op joins or cuts."""
     x = op.operands[0]
-    found = op.integer("dim", x.tensor.rank - 1)
-    if not 0 <= found < max(x.tensor.rank, 1):
-        raise error(
-            f"'{op.name}' works along dimension {found}, which %{x.name} does not have: {x.type}",
-            op.loc,
-            remedy=f"choose dim from 0 to {x.tensor.rank - 1}",
-        )
-    return found
+    return dimension(op, x, x.tensor.rank - 1, max(x.tensor.rank, 1))
 
 
 def _joined(op: Operation, parts: int) -> tuple[str, str]:
@@ -318,6 +274,3 @@ def _joined(op: Operation, parts: int) -> tuple[str, str]:
     text = letters(max(rank - 1, 0) + parts)
     d, lead = _joint(op), text[: max(rank - 1, 0)]
     return f"{lead[:d]}Z{lead[d:]}", text[len(lead) :]
-
-
-OPS = (Slice(), Pad(), Take(), Put(), Concat(), Cut())

@@ -9,9 +9,8 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.types import axis_size
@@ -34,6 +33,7 @@ class CarryStates(OpDef):
         Param("reverse", "flag", "from the last part to the first"),
         STATE,
     )
+    flops_per_point = 2
     example = '%h0 = stg.carry_states["bzhkv,bzh->bzhkv"](%hs, %keeps) : f32[B, 4, H, K, K]'
 
     def rule(self, op: Operation) -> Rule:
@@ -58,9 +58,6 @@ class CarryStates(OpDef):
             yield f"a step keeps the shape of a state, found '{op.text('spec')}'"
         elif op.flag("state") and op.flag("reverse"):
             yield "expects 'state' or 'reverse', found both"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 2
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         states, keeps, *first = args
@@ -118,6 +115,3 @@ def carry(
     found = b.op("stg.carry_states", given, {**how, **state}, names=[f"{names[0]}s", *names[1:]])
     mine = b.value("stg.all_slice", found.results[:1], along, hint=names[0])
     return [mine, *found.results[1:]]
-
-
-OPS = (CarryStates(),)

@@ -123,6 +123,3 @@ def rows_of(cache: Value) -> CachedRows | None:
             if found is not None:
                 return replace(found, dim=found.dim + cache.tensor.rank - inner.tensor.rank)
     return None
-
-
-OPS = (Append(),)

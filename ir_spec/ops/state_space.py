@@ -12,19 +12,8 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
-from stagec.ir_spec.ops.scan_base import (
-    Named,
-    Scan,
-    ScanGrad,
-    ScanKind,
-    ScanState,
-    ScanStateGrad,
-    count,
-)
+from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 
-_INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias")
-_CARRIED = ("x", "dt", "A_log", "B", "dt_bias")
-_SEEN = ("dt", "A_log", "C", "dt_bias")
 CHUNK = Param("chunk", "size", "tokens that are computed as products at once", required=True)
 
 
@@ -53,56 +42,52 @@ def on_groups(d: Array, like: Array) -> Array:
     return d.reshape(n, s, g, -1, k).sum(3)
 
 
-# -- Mamba-1 ---------------------------------------------------------------------------------------
+class _StateSpace(Scan):
+    """Base of both: heads of P channels have a state of N x P, in Mamba-1 each channel has one."""
 
-
-class _Selective(ScanKind):
-    stem = "stg.selective_scan"
-    inputs, carried, seen = _INPUTS, _CARRIED, _SEEN
-    rank = 3
-
-    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
-        tokens = dict.fromkeys(("x", "dt", "y"), "{b}sd") | dict.fromkeys("BC", "{b}sn")
-        parameters = {"A_log": "dn", "D": "d", "dt_bias": "d"}
-        return {**tokens, **parameters, "state": "{b}dn", "keep": "{b}dn"}
-
-    def steps(self, op: Operation) -> tuple[str, str]:
-        return "bzdn,bzdn->bzdn", "bzdn,bzdn->bzdn"
+    inputs = ("x", "dt", "A_log", "B", "C", "D", "dt_bias")
+    carried, seen = ("x", "dt", "A_log", "B", "dt_bias"), ("dt", "A_log", "C", "dt_bias")
 
     def tokens(self, x: Named) -> Tokens:
         dt = softplus(x["dt"] + x["dt_bias"])[..., None]
         b, c = x.get("B"), x.get("C")
         return Tokens(
-            w=dt * -np.exp(x["A_log"]),
+            w=dt * _rates(x),
             q=None if c is None else on_heads(c, dt.shape[2]),
             k=None if b is None else on_heads(b, dt.shape[2]) * dt,
-            v=x["x"][..., None] if "x" in x else None,
+            v=_channels(x["x"]) if "x" in x else None,
         )
 
     def skip(self, x: Named) -> Array:
-        return (x["D"] * x["x"])[..., None]
+        return x["D"][:, None] * _channels(x["x"])
 
     def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
-        raw = x["dt"] + x["dt_bias"]
-        dt, a, dy = softplus(raw)[..., None], -np.exp(x["A_log"]), dy[..., 0]
-        b = on_heads(x["B"], raw.shape[2])
-        d_dt = (d.w * a + d.k * b).sum(-1) * sigmoid(raw)
+        raw, rates = x["dt"] + x["dt_bias"], _rates(x)
+        dt, b = softplus(raw)[..., None], on_heads(x["B"], raw.shape[2])
+        d_dt = ((d.w * rates).sum(-1) + (d.k * b).sum(-1)) * sigmoid(raw)
         return {
-            "x": d.v[..., 0] + x["D"] * dy,
+            "x": d.v + x["D"][:, None] * dy,
             "dt": d_dt,
-            "A_log": (d.w * dt * a).sum((0, 1)),
-            "B": (d.k * dt).sum(2),
-            "C": d.q.sum(2),
-            "D": (dy * x["x"]).sum((0, 1)),
+            "A_log": (d.w * dt * rates).sum((0, 1)),
+            "B": on_groups(d.k * dt, x["B"]),
+            "C": on_groups(d.q, x["C"]),
+            "D": (dy * _channels(x["x"])).sum((0, 1, 3)),
             "dt_bias": d_dt.sum((0, 1)),
         }
 
 
-def _selective_flops(n: Sizes) -> Expr:
-    return count(n, "s", "d", "n") * 9
+def _rates(x: Named) -> Array:
+    """A of each head, and of each row of its state or of all of them alike."""
+    a = -np.exp(x["A_log"])
+    return a if a.ndim == 2 else a[:, None]
 
 
-class SelectiveScan(_Selective, Scan):
+def _channels(x: Array) -> Array:
+    """Values [N, S, H, P], of heads of one channel [N, S, H]."""
+    return x if x.ndim == 4 else x[..., None]
+
+
+class SelectiveScan(_StateSpace):
     """The scan of Mamba-1 (arXiv 2312.00752, algorithm 2): each of D channels has a state of N.
 
     `h_t = exp(dt A) h_(t-1) + dt B_t x_t`, `y_t = C_t h_t + D x_t`, with `dt = softplus(dt +
@@ -112,128 +97,52 @@ class SelectiveScan(_Selective, Scan):
     """
 
     name = "stg.selective_scan"
+    rank = 3
     example = "%y = stg.selective_scan(%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, F]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _selective_flops(n)
-
-
-class SelectiveScanGrad(_Selective, ScanGrad):
-    """Gradient of `stg.selective_scan`, three times its FLOPs: the states again, and their
-    gradients."""
-
-    name = "stg.selective_scan_grad"
-    example = (
-        "%dx, %ddt, %dA, %db, %dc, %dskip, %dbias = stg.selective_scan_grad"
-        "(%dy, %x, %dt, %A_log, %b, %c, %skip, %dt_bias) : (bf16[B, S, F], bf16[B, S, F], "
-        "f32[F, K], bf16[B, S, K], bf16[B, S, K], f32[F], f32[F])"
+    input_types = (
+        "bf16[B, S, F], bf16[B, S, F], f32[F, K], bf16[B, S, K], bf16[B, S, K], f32[F], f32[F]"
     )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _selective_flops(n) * 3
-
-
-class SelectiveScanState(_Selective, ScanState):
-    """What a part of the sequence adds to the states of `stg.selective_scan`, and what it leaves of
-    them; 9 FLOPs per token and element of the state."""
-
-    name = "stg.selective_scan_state"
-    example = (
-        "%h, %keep = stg.selective_scan_state(%x, %dt, %A_log, %b, %dt_bias) : "
-        "(f32[B, 4, F, K], f32[B, 4, F, K])"
+    part_types = "f32[B, 4, F, K], f32[B, 4, F, K]"
+    notes = (
+        THREE_TIMES,
+        "; 9 FLOPs per token and element of the state",
+        "; 9 FLOPs per token and element of the state",
     )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _selective_flops(n)
-
-
-class SelectiveScanStateGrad(_Selective, ScanStateGrad):
-    """The gradient of the states before a part of the sequence of `stg.selective_scan`, and what
-    the part leaves of the gradient behind it; 9 FLOPs per token and element of the state."""
-
-    name = "stg.selective_scan_state_grad"
-    example = (
-        "%dh, %keep = stg.selective_scan_state_grad(%dy, %dt, %A_log, %c, %dt_bias) : "
-        "(f32[B, 4, F, K], f32[B, 4, F, K])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _selective_flops(n)
-
-
-# -- Mamba-2 ---------------------------------------------------------------------------------------
-
-
-class _Ssd(ScanKind):
-    stem = "stg.ssd"
-    inputs, carried, seen = _INPUTS, _CARRIED, _SEEN
-    params = (CHUNK,)
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
-        of_groups = next(v for n, v in given.items() if n in "BC")
-        first = op.operands[0].tensor.rank
-        grouped = of_groups.tensor.rank == first
-        h, groups = ("(gr)", "{b}sgn") if grouped else ("r", "{b}sn")
-        return {
-            **dict.fromkeys(("x", "y"), f"{{b}}s{h}p"),
-            "dt": f"{{b}}s{h}",
-            **dict.fromkeys("BC", groups),
-            **dict.fromkeys(("A_log", "D", "dt_bias"), h),
-            "state": f"{{b}}{h}np",
-            "keep": f"{{b}}{h}",
-        }
+        tokens = dict.fromkeys(("x", "dt", "y"), "{b}sd") | dict.fromkeys("BC", "{b}sn")
+        parameters = {"A_log": "dn", "D": "d", "dt_bias": "d"}
+        return {**tokens, **parameters, "state": "{b}dn", "keep": "{b}dn"}
 
-    def tokens(self, x: Named) -> Tokens:
-        dt = softplus(x["dt"] + x["dt_bias"])[..., None]
-        b, c = x.get("B"), x.get("C")
-        return Tokens(
-            w=dt * -np.exp(x["A_log"])[:, None],
-            q=None if c is None else on_heads(c, dt.shape[2]),
-            k=None if b is None else on_heads(b, dt.shape[2]) * dt,
-            v=x.get("x"),
-        )
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return count(n, "s", "d", "n") * 9
 
-    def skip(self, x: Named) -> Array:
-        return x["D"][:, None] * x["x"]
-
-    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
-        raw = x["dt"] + x["dt_bias"]
-        dt, a, dw = softplus(raw), -np.exp(x["A_log"]), d.w[..., 0]
-        b = on_heads(x["B"], raw.shape[2])
-        d_dt = (dw * a + (d.k * b).sum(-1)) * sigmoid(raw)
-        return {
-            "x": d.v + x["D"][:, None] * dy,
-            "dt": d_dt,
-            "A_log": (dw * dt * a).sum((0, 1)),
-            "B": on_groups(d.k * dt[..., None], x["B"]),
-            "C": on_groups(d.q, x["C"]),
-            "D": (dy * x["x"]).sum((0, 1, 3)),
-            "dt_bias": d_dt.sum((0, 1)),
-        }
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
+        return self.flops(op, n)
 
 
 def _scores(op: Operation, n: Sizes) -> Expr:
     """C B^T inside chunks, of groups."""
-    return count(n, "s", "n", "g") * chunk_of(op, n) * 2
+    return count(n, "s", "k", "g") * chunk_of(op, n) * 2
 
 
 def _inside(op: Operation, n: Sizes) -> Expr:
     """Masked scores times x."""
-    return count(n, "s", "p", "g", "r") * chunk_of(op, n) * 2
+    return count(n, "s", "v", "g", "r") * chunk_of(op, n) * 2
 
 
 def _states(n: Sizes) -> Expr:
     """What tokens add to the states of chunks, or what is read of these."""
-    return count(n, "s", "n", "p", "g", "r") * 2
+    return count(n, "s", "k", "v", "g", "r") * 2
 
 
 def _passed(op: Operation, n: Sizes) -> Expr:
     """States from chunk to chunk."""
     chunks = call("ceildiv", [n["s"], chunk_of(op, n)])
-    return count(n, "n", "p", "g", "r") * chunks * 2
+    return count(n, "k", "v", "g", "r") * chunks * 2
 
 
-class Ssd(_Ssd, Scan):
+class Ssd(_StateSpace):
     """The scan of Mamba-2 (arXiv 2405.21060, section 6): each of H heads has a state of N x P.
 
     `h_t = exp(dt A) h_(t-1) + dt B_t x_t^T`, `y_t = C_t^T h_t + D x_t`, with `dt = softplus(dt +
@@ -247,67 +156,46 @@ class Ssd(_Ssd, Scan):
     """
 
     name = "stg.ssd"
+    params = (CHUNK,)
     example = (
         "%y = stg.ssd[chunk = 256](%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, H, K]"
     )
+    input_types = (
+        "bf16[B, S, H, K], bf16[B, S, H], f32[H], bf16[B, S, F], bf16[B, S, F], f32[H], f32[H]"
+    )
+    part_types = "f32[B, 4, H, F, K], f32[B, 4, H]"
+    notes = (
+        (
+            ": two products for each of its products, and scores and states again, as mamba_ssm's "
+            "kernels compute them"
+        ),
+        "",
+        "",
+    )
+
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        of_groups = next(v for n, v in given.items() if n in "BC")
+        first = op.operands[0].tensor.rank
+        grouped = of_groups.tensor.rank == first
+        h, groups = ("(gr)", "{b}sgk") if grouped else ("r", "{b}sk")
+        return {
+            **dict.fromkeys(("x", "y"), f"{{b}}s{h}v"),
+            "dt": f"{{b}}s{h}",
+            **dict.fromkeys("BC", groups),
+            **dict.fromkeys(("A_log", "D", "dt_bias"), h),
+            "state": f"{{b}}{h}kv",
+            "keep": f"{{b}}{h}",
+        }
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         chunks = _scores(op, n) + _inside(op, n) + _states(n) * 2 + _passed(op, n)
         return self.counted(op, n, chunks)
 
     def one(self, n: Sizes) -> Expr:
-        return count(n, "p", "g", "r") * (n["n"] * 5 + 2)
+        return count(n, "v", "g", "r") * (n["k"] * 5 + 2)
 
-
-class SsdGrad(_Ssd, ScanGrad):
-    """Gradient of `stg.ssd`: two products for each of its products, and scores and states again,
-    as mamba_ssm's kernels compute them."""
-
-    name = "stg.ssd_grad"
-    example = (
-        "%dx, %ddt, %dA, %db, %dc, %dskip, %dbias = stg.ssd_grad[chunk = 256]"
-        "(%dy, %x, %dt, %A_log, %b, %c, %skip, %dt_bias) : (bf16[B, S, H, K], bf16[B, S, H], "
-        "f32[H], bf16[B, S, F], bf16[B, S, F], f32[H], f32[H])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
+    def gradient_flops(self, op: Operation, n: Sizes) -> Expr:
         return (_scores(op, n) + _passed(op, n)) * 3 + _inside(op, n) * 2 + _states(n) * 5
 
-
-class SsdState(_Ssd, ScanState):
-    """What a part of the sequence adds to the states of `stg.ssd`, and what it leaves of them."""
-
-    name = "stg.ssd_state"
-    example = (
-        "%h, %keep = stg.ssd_state[chunk = 256](%x, %dt, %A_log, %b, %dt_bias) : "
-        "(f32[B, 4, H, F, K], f32[B, 4, H])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
+    def part_flops(self, op: Operation, n: Sizes) -> Expr:
         return _states(n) + _passed(op, n)
-
-
-class SsdStateGrad(_Ssd, ScanStateGrad):
-    """The gradient of the states before a part of the sequence of `stg.ssd`, and what the part
-    leaves of the gradient behind it."""
-
-    name = "stg.ssd_state_grad"
-    example = (
-        "%dh, %keep = stg.ssd_state_grad[chunk = 256](%dy, %dt, %A_log, %c, %dt_bias) : "
-        "(f32[B, 4, H, F, K], f32[B, 4, H])"
-    )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _states(n) + _passed(op, n)
-
-
-OPS = (
-    SelectiveScan(),
-    SelectiveScanGrad(),
-    SelectiveScanState(),
-    SelectiveScanStateGrad(),
-    Ssd(),
-    SsdGrad(),
-    SsdState(),
-    SsdStateGrad(),
-)

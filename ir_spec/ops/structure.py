@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction, substitute, symbol
 from stagec.ir.facts import Relation
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import MODES
@@ -401,9 +401,7 @@ class ConstantOp(OpDef):
     def infer(self, op: Operation) -> list[Type]:
         return [TensorType("f32")]
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return []
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -414,20 +412,3 @@ def ratio(op: Operation, name: str, default: float = 0.0) -> float:
     """A `ratio` parameter as a float, for numeric references."""
     value = op.attrs.get(name)
     return float(fraction(value)) if isinstance(value, Expr) else default
-
-
-OPS = (
-    RowsOp(),
-    ModuleOp(),
-    SymbolsOp(),
-    AssumeOp(),
-    MeshOp(),
-    ZigzagOp(),
-    OrderOp(),
-    FuncOp(),
-    ReturnOp(),
-    YieldOp(),
-    RepeatOp(),
-    AccumulateOp(),
-    ConstantOp(),
-)

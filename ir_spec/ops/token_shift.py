@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, const
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType
-from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
 from stagec.ir_spec.ops.causal_conv import halo, inner_halo, parts_from_state
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
@@ -66,17 +66,11 @@ class Shift(OpDef):
     def reuses(self, op: Operation, result: int) -> int | None:
         return 1 if result == 1 else None
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         no_gradient(op)
-        dy = grads[0]
-        attrs: dict[str, RawAttr] = {} if op.flag("reverse") else {"reverse": True}
-        return [dy and b.value("stg.shift", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+        return gradients(b, op, [grads[0]], {"reverse": not op.flag("reverse")}, by=op.name)
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         text = "bs" + "cdefg"[: op.operands[0].tensor.rank - 2]
         if op.flag("state"):
             x, before, kept = parts_from_state(b, op, ONE, special["s"])
@@ -101,6 +95,3 @@ class Shift(OpDef):
             edge = inner_halo(op, ctx, 0, args[1], first=not back)
         kept = np.take(x, range(1, x.shape[axis]) if back else range(x.shape[axis] - 1), axis)
         return [np.concatenate([kept, edge] if back else [edge, kept], axis)]
-
-
-OPS = (Shift(),)

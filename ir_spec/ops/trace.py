@@ -28,7 +28,7 @@ from stagec.ir.traits import (
     Trait,
 )
 from stagec.ir.types import NODE, Type
-from stagec.ir_spec.ops.pipeline import ACTIONS
+from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
 from stagec.ir_spec.ops.pods import BY_LAYER
 from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Terminator
 
@@ -383,17 +383,7 @@ class EtActionOp(EtRegionOp):
     """As `stg.action`: what a rank does for one microbatch at one time."""
 
     name = "et.action"
-    params = (
-        Param(
-            "kind",
-            "name",
-            "forward, backward or weights",
-            required=True,
-            positional=True,
-            choices=ACTIONS,
-        ),
-        Param("chunk", "int", "the chunk of the model", required=True),
-    )
+    params = ActionOp.params
     example = "%y = et.action[forward, chunk = 0] () {\n  et.yield(%x)\n} : node"
 
 
@@ -420,24 +410,3 @@ class EtReturnOp(Terminator):
     name = "et.return"
     traits = (Terminates(), Lowered())
     example = "et.return(%x)"
-
-
-OPS = (
-    FreeOp(),
-    MemoryOp(),
-    WorkingOp(),
-    BufferOp(),
-    ArenaOp(),
-    GraphOp(),
-    CompOp(),
-    CollOp(),
-    SendNode(),
-    RecvNode(),
-    CopyOp(),
-    EtRepeatOp(),
-    EtAccumulateOp(),
-    EtActionOp(),
-    EtRecallOp(),
-    EtYieldOp(),
-    EtReturnOp(),
-)

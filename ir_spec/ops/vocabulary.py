@@ -9,21 +9,17 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, product
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir_spec.ops.base import need_result
+from stagec.ir.rule import letters
+from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.norm import rsqrt_scale
 
 _MEAN = Param(
     "mean", "size", "the number of tokens to average over, such as B*S", required=True, of_step=True
 )
-
-
-def _batch(op: Operation, operand: int) -> str:
-    """Letters of the batch dimensions: those of the token operand."""
-    return letters(op.operands[operand].tensor.rank)
 
 
 class Embedding(OpDef):
@@ -32,29 +28,16 @@ class Embedding(OpDef):
 
     name = "stg.embedding"
     operands = ("table", "tokens")
+    index = IndexRule("vx,...->...x")
     example = "%e = stg.embedding(%table, %tokens) : bf16[B, S, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        t = _batch(op, 1)
-        return make_rule(f"vx,{t}->{t}x")
 
     def bytes_touched(self, op: Operation) -> Expr:
         out = op.result.tensor.local_bytes
         return out * 2 + op.operands[1].tensor.local_bytes
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         table, tokens = op.operands
-        rows = table.tensor.shape[0]
-        return [
-            dy
-            and b.value(
-                "stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=table.prefixed("d_")
-            ),
-            None,
-        ]
+        return gradients(b, op, [tokens, *grads], {"rows": table.tensor.shape[0]})
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[0] if operand == 1 else None
@@ -72,17 +55,12 @@ class EmbeddingGrad(OpDef):
     name = "stg.embedding_grad"
     operands = ("tokens", "dy")
     params = (Param("rows", "size", "the rows of the table", required=True),)
+    index = IndexRule("...,...x->vx", sizes={"v": "rows"})
+    element_types = ("dy",)
     example = "%dt = stg.embedding_grad[rows = V](%tokens, %de) : bf16[V, D]"
 
-    def rule(self, op: Operation) -> Rule:
-        t = _batch(op, 0)
-        return make_rule(f"{t},{t}x->vx", sizes={"v": op.expr("rows")})
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[1].tensor.dtype]
-
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in _batch(op, 0) + "x")
+        return product(size for f, size in n.items() if f != "v")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         tokens, dy = args
@@ -105,35 +83,15 @@ class CrossEntropy(OpDef):
     operands = ("logits", "labels")
     results = ("loss", "lse?")
     params = (_MEAN,)
+    index = IndexRule("...v,...->,...", special="v")
+    element_types = ("f32", "f32")
+    flops_per_point = 5
     example = "%loss = stg.cross_entropy[mean = B*S](%logits, %labels) : f32[]"
 
-    def rule(self, op: Operation) -> Rule:
-        t = _batch(op, 1)
-        return make_rule(f"{t}v,{t}->,{t}", special="v")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32", "f32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 5
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        dloss = grads[0]
-        if dloss is None:
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        if grads[0] is None:
             return [None, None]
-        logits, labels = op.operands
-        operands = [logits, labels, need_result(op, 1, "lse"), dloss]
-        return [
-            b.value(
-                "stg.cross_entropy_grad",
-                operands,
-                {"mean": op.expr("mean")},
-                hint=logits.prefixed("d_"),
-            ),
-            None,
-        ]
+        return gradients(b, op, [*op.operands, need_result(op, 1, "lse"), grads[0]])
 
     def logits(self, op: Operation) -> Value:
         return op.operands[0]
@@ -141,9 +99,7 @@ class CrossEntropy(OpDef):
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[-1] if operand == 1 else None
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         logits, labels = op.operands
         over = special["v"]
         kind: Mapping[str, tuple[str, ...]] = {"over": over}
@@ -177,16 +133,11 @@ class CrossEntropyGrad(OpDef):
     name = "stg.cross_entropy_grad"
     operands = ("logits", "labels", "lse", "dloss")
     params = (_MEAN,)
+    index = IndexRule("...v,...,...,->...v")
+    flops_per_point = 4
     example = (
         "%dl = stg.cross_entropy_grad[mean = B*S](%logits, %labels, %lse, %one) : bf16[B, S, V]"
     )
-
-    def rule(self, op: Operation) -> Rule:
-        t = _batch(op, 1)
-        return make_rule(f"{t}v,{t},{t},->{t}v")
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 4
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, labels, lse, dloss = args
@@ -202,17 +153,10 @@ class SumExp(OpDef):
     name = "stg.sum_exp"
     operands = ("x", "m")
     params = (Param("rsqrt", "size", "scale by 1/sqrt of this"),)
+    index = IndexRule("...v,...->...")
+    element_types = ("f32",)
+    flops_per_point = 3
     example = "%s = stg.sum_exp(%logits, %m) : f32[B, S]"
-
-    def rule(self, op: Operation) -> Rule:
-        row = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{row},{row[:-1]}->{row[:-1]}")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 3
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, m = args
@@ -224,14 +168,9 @@ class Pick(OpDef):
 
     name = "stg.pick"
     operands = ("x", "labels")
+    index = IndexRule("...v,...->...")
+    element_types = ("f32",)
     example = "%t = stg.pick(%logits, %labels) : f32[B, S]"
-
-    def rule(self, op: Operation) -> Rule:
-        row = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{row},{row[:-1]}->{row[:-1]}")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def bytes_touched(self, op: Operation) -> Expr:
         return op.result.tensor.local_bytes * 2 + op.operands[1].tensor.local_bytes
@@ -251,31 +190,15 @@ class Nll(OpDef):
     operands = ("max", "sum", "target")
     results = ("loss", "lse")
     params = (_MEAN,)
+    index = IndexRule("...,...,...->,...")
+    flops_per_point = 4
     example = "%loss, %lse = stg.nll[mean = B*S](%m, %s, %t) : (f32[], f32[B, S])"
-
-    def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{t},{t},{t}->,{t}")
 
     def verify(self, op: Operation) -> Iterator[str]:
         if {v.tensor.dtype for v in op.operands} != {"f32"}:
             yield "works on f32"
 
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 4
-
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         top, exp, target = args
         lse = np.log(exp) + top
         return [(lse - target).sum() / ctx.size(op.expr("mean")), lse]
-
-
-OPS = (
-    Embedding(),
-    EmbeddingGrad(),
-    CrossEntropy(),
-    CrossEntropyGrad(),
-    SumExp(),
-    Pick(),
-    Nll(),
-)

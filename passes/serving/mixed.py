@@ -40,8 +40,8 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.core import substitute_attr
 from stagec.ir.expr import ONE, ZERO, substitute
 from stagec.ir.module import BATCH
-from stagec.ir.serving import ServingStep
-from stagec.ir_spec.ops.latent import is_cached
+from stagec.passes.serving.caches import CachingStep
+from stagec.passes.serving.latent import is_cached
 from stagec.serving.step import Step, parse_step
 
 
@@ -69,7 +69,7 @@ class Mixed:
     """Serves the ops of a mixed step. `step` is that of all tokens. `parts` are what values are for
     each class, where a region has used them, `latent` those that follow from cached ones."""
 
-    step: ServingStep
+    step: CachingStep
     classes: Sequence[_Class]
     parts: dict[tuple[Value, Region], Sequence[Value]] = field(
         default_factory=dict[tuple[Value, Region], Sequence[Value]]
@@ -77,7 +77,7 @@ class Mixed:
     latent: set[Value] = field(default_factory=set[Value])
 
     @classmethod
-    def of(cls, module: Module, step: ServingStep, given: Step) -> Mixed:
+    def of(cls, module: Module, step: CachingStep, given: Step) -> Mixed:
         """The classes of a step, whose sizes become symbols of the module."""
         declared, tokens = module.ops("stg.symbols")[0], step.new
         found: list[_Class] = []

@@ -31,8 +31,9 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MIXED, MODES, PAST, ServingStep
+from stagec.ir.serving import MIXED, MODES, PAST
 from stagec.ir.traits import Terminates
+from stagec.passes.serving.caches import CachingStep
 from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
 
@@ -119,16 +120,13 @@ def to_serving(module: Module, given: ToServing) -> None:
     _freeze(body)
     b = Builder(module.registry, body)
     parts = ONE if past == ZERO and mode != MIXED else _parts(module, new)
-    step = ServingStep(
-        module.registry,
-        body,
-        module.env,
+    step = CachingStep(
         mode,
         new,
         past,
         b,
-        appends="stg.append",
-        casts="stg.cast",
+        body,
+        module.env,
         dtype=given.kv_dtype,
         page=given.page,
         parts=parts,
@@ -222,25 +220,25 @@ def _freeze(body: Region) -> None:
             arg.type = replace(arg.tensor, role="frozen")
 
 
-def _last(step: ServingStep, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
+def _last(step: CachingStep, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
     """The rows of a value [B, S, ...] that are chosen: of what it is made of, as far as each token
     is computed by itself."""
     op = value.producer
     if op is not None and _is_apart(step, op):
         operands = [_last(step, v, choose) if _has_tokens(step, v) else v for v in op.operands]
-        b = Builder.after(step.registry, op, loc=op.loc)
+        b = Builder.after(step.b.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
     region = value.region
     made = made_by(ToServing.name, value.loc)
     b = (
-        Builder.after(step.registry, op, loc=made)
+        Builder.after(step.b.registry, op, loc=made)
         if op is not None
-        else Builder(step.registry, region, 0, loc=made)
+        else Builder(step.b.registry, region, 0, loc=made)
     )
     return choose(value, b)
 
 
-def _last_row(step: ServingStep, value: Value, b: Builder) -> Value:
+def _last_row(step: CachingStep, value: Value, b: Builder) -> Value:
     row = letters(value.tensor.rank)
     at = {"at": step.new - 1}
     taken = b.value("stg.take", [value], at, hint=f"{value.name}_last")
@@ -249,12 +247,12 @@ def _last_row(step: ServingStep, value: Value, b: Builder) -> Value:
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")
 
 
-def _has_tokens(step: ServingStep, value: Value) -> bool:
+def _has_tokens(step: CachingStep, value: Value) -> bool:
     dims = value.tensor.dims
     return len(dims) > 1 and step.is_tokens(dims[1].size)
 
 
-def _is_apart(step: ServingStep, op: Operation) -> bool:
+def _is_apart(step: CachingStep, op: Operation) -> bool:
     """Whether an op computes a row of dimension 1 from the same rows of operands, whatever their
     positions and number."""
     if op.region is not None or len(op.results) != 1 or "past" in op.definition.params_by_name:
@@ -277,7 +275,7 @@ def _is_apart(step: ServingStep, op: Operation) -> bool:
 # -- tables of positions ---------------------------------------------------------------------------
 
 
-def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
+def _cut_tables(module: Module, step: CachingStep, longest: int) -> None:
     """Parameters with a row for each position keep all rows; of these `stg.slice` takes those of
     the new tokens."""
     for arg in list(step.body.args):
@@ -304,7 +302,7 @@ def _symbol_once(module: Module, name: str) -> Expr:
 # -- the walk --------------------------------------------------------------------------------------
 
 
-def _serve_region(step: ServingStep, region: Region, mixed: Mixed | None) -> None:
+def _serve_region(step: CachingStep, region: Region, mixed: Mixed | None) -> None:
     """Serve the ops of a region, in order; types follow."""
     for op in list(region.ops):
         if op.region is not None:
@@ -315,8 +313,8 @@ def _serve_region(step: ServingStep, region: Region, mixed: Mixed | None) -> Non
             _serve(step, op, mixed)
 
 
-def _serve(step: ServingStep, op: Operation, mixed: Mixed | None) -> None:
-    step.b = Builder.before(step.registry, op, loc=made_by(ToServing.name, op.loc))
+def _serve(step: CachingStep, op: Operation, mixed: Mixed | None) -> None:
+    step.b = Builder.before(step.b.registry, op, loc=made_by(ToServing.name, op.loc))
     values = op.definition.serve(step, op) if mixed is None else mixed.serve(op)
     if values is None or list(values) == op.results:
         _set_types(op.results, op.definition.infer(op))

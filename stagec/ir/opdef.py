@@ -6,10 +6,11 @@ Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 from stagec.ir.core import PHASES, Operation, Value
 from stagec.ir.expr import ZERO, Expr, product, same, total
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 #: What the numeric reference of an op works on: numpy arrays (kept untyped, they are test oracles).
 Array = Any
 Sizes = Mapping[str, Expr]
+#: Gradients of the results or of the operands of an op; None where none flows.
+Grads: TypeAlias = Sequence[Value | None]
+#: The axes over which special factors are split.
+Splits: TypeAlias = Mapping[str, tuple[str, ...]]
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
 _COMMON = (
@@ -49,6 +54,12 @@ class OpDef:
     traits: ClassVar[tuple[Trait, ...]] = ()  # what algorithms ask for: stagec.ir.traits
     parents: ClassVar[tuple[str, ...] | None] = None  # only directly in these ops (None: in any)
     example: ClassVar[str] = ""  # a line of text with it, run as a test
+
+    # -- what many ops can state as data, in place of `rule`, `dtypes` and `flops` -----------------
+
+    index: ClassVar[IndexRule | None] = None  # the rule
+    element_types: ClassVar[tuple[str, ...]] = ()  # of results, or operands that have the same
+    flops_per_point: ClassVar[int] = 0  # FLOPs for each point of the index space of the rule
 
     # -- what follows from the class, computed once ------------------------------------------------
 
@@ -80,15 +91,23 @@ class OpDef:
         """The op's trait of this kind, with what it says; None if it has none."""
         return next((t for t in self.traits if isinstance(t, kind)), None)
 
+    def derived(self) -> Sequence[OpDef]:
+        """Ops that follow from this one, such as its gradient. The built-in ones are listed behind
+        it."""
+        return ()
+
     # -- shape -------------------------------------------------------------------------------------
 
     def rule(self, op: Operation) -> Rule | None:
-        """The index rule, None for ops that are not computations."""
-        return None
+        """The index rule, None for ops that are not computations; by default `index`."""
+        return self.index.of(op) if self.index is not None else None
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        """The dtype of each result; by default that of operand 0."""
-        return [op.operands[0].tensor.dtype] * len(self.rule_results(op))
+        """The dtype of each result; by default `element_types`, or without it that of operand 0."""
+        if not self.element_types:
+            return [op.operands[0].tensor.dtype] * len(self.rule_results(op))
+        own = {n: v.tensor.dtype for n, v in zip(self.takes.names, op.operands, strict=False)}
+        return [own.get(name, name) for name in self.element_types]
 
     def rule_results(self, op: Operation) -> tuple[Shape, ...]:
         """The results of the rule, () without one."""
@@ -140,8 +159,10 @@ class OpDef:
     #    types of the op, not what is around it (`stagec.ir.alike`) --------------------------------
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        """Floating-point operations executed (a multiply-add is two); 0 for pure data movement."""
-        return ZERO
+        """Floating-point operations executed (a multiply-add is two), 0 for pure data movement; by
+        default `flops_per_point`."""
+        rule = self.rule(op) if self.flops_per_point else None
+        return product(n[f] for f in rule.factors) * self.flops_per_point if rule else ZERO
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         """FLOPs of the matrix products that kernels compute, with masks inside of them ignored, as
@@ -179,10 +200,9 @@ class OpDef:
 
     # -- derivative --------------------------------------------------------------------------------
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        """Build the gradient of each operand from the gradients of the results.
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        """Build the gradient of each operand from the gradients of the results, of which one at
+        least is there.
 
         Whatever forward value it uses is what backward needs: it is stashed. None: no gradient
         flows.
@@ -233,9 +253,7 @@ class OpDef:
 
     # -- placement ---------------------------------------------------------------------------------
 
-    def partition(
-        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
-    ) -> Sequence[Value]:
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         """Rewrite the op for split special factors; returns the values that replace its results."""
         raise error(
             f"'{self.name}' cannot be split over {sorted(special)}",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import PARAM_KINDS, Param
 from stagec.ir.traits import Trait
@@ -78,7 +79,7 @@ def _op(given: object) -> Iterator[_Found]:
         return
     if not _OP_NAME.fullmatch(str(given.name)):
         yield f"{given.name!r} is no name of an op", "write it as dialect.op: my.relu6"
-    for what in ("operands", "results", "params", "traits"):
+    for what in ("operands", "results", "params", "traits", "element_types"):
         if not isinstance(getattr(given, what), tuple):
             message = f"the {what} of op '{given.name}' are no tuple"
             yield message, f"write {what} = (...,), with a comma"
@@ -87,10 +88,20 @@ def _op(given: object) -> Iterator[_Found]:
         if not isinstance(cast("object", trait), Trait):
             message = f"op '{given.name}' has {trait!r} as a trait"
             yield message, "write an instance of a trait of stagec.api.traits: View()"
+    yield from _op_data(given)
     seen: set[str] = set()
     for param in given.params:
         for message, remedy in _param(param, seen):
             yield f"op '{given.name}' {message}", remedy
+
+
+def _op_data(given: OpDef) -> Iterator[_Found]:
+    if not isinstance(cast("object", given.index), IndexRule | None):
+        message = f"op '{given.name}' has {given.index!r} as its index rule"
+        yield message, 'write index = IndexRule("...->...")'
+    if not isinstance(cast("object", given.flops_per_point), int):
+        message = f"op '{given.name}' has {given.flops_per_point!r} FLOPs per point"
+        yield message, "write an integer, or define 'flops'"
 
 
 def _param(param: object, seen: set[str]) -> Iterator[_Found]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.ir_spec.ops import comm
+from stagec.ir_spec.ops import comm, ops_of
 from stagec.machines import Machine, machines, read_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs import network
@@ -112,7 +112,7 @@ def test_a_group_of_one_and_every_kind(kind: str) -> None:
 
 
 def test_the_collectives_of_the_language_have_a_cost() -> None:
-    names = {op.name.removeprefix("stg.") for op in comm.OPS} - {"all_slice"}
+    names = {op.name.removeprefix("stg.") for op in ops_of(comm)} - {"all_slice"}
     assert names <= set(KINDS)
     with pytest.raises(KeyError):
         seconds(machines()["h100-sxm"], "gossip", 1, 0, 1)

@@ -15,20 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stagec.api import Operation, Quoted, Value, error
 from stagec.ir.builder import RawAttr
-from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import View
-from stagec.support.diagnostics import error
 
 
 def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | None:
-    """All rows of values that are made of `cached` ones, each token by itself; None if they are
-    not.
-
-    Raises `DiagnosticError` for values of which only a part follows from what is cached.
-    """
+    """See `ServingStep.rows_of_latent`."""
     sources, between, others = list[Value](), set[Operation](), list[Value]()
     todo = list(values)
     while todo:

@@ -1,0 +1,101 @@
+"""Bases of fused attention in all its forms, and of their gradients: what follows from the pairs of
+queries and keys that a mask leaves, and that a kernel computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, call, expand, product
+from stagec.ir.kernel import KernelShape
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.rule import Rule
+from stagec.ir_spec.ops.attention_core import (
+    backward,
+    core_misfits,
+    core_rule,
+    forward,
+    given,
+    scores_of,
+)
+from stagec.ir_spec.ops.masks import is_plain
+
+
+class AttentionWork(OpDef):
+    """Base: FLOPs and kernels.
+
+    Forward has two products over the pairs, 2 FLOPs per multiply-add; `backward` has five, three
+    with the head size of queries and keys and two with that of values, as its kernel computes the
+    scores again.
+    """
+
+    backward: ClassVar[bool] = False
+    queries: ClassVar[int] = 0  # the operand with the queries, which keys follow
+
+    def __init_subclass__(cls) -> None:
+        cls.queries = 3 if cls.backward else 0  # behind dy, y and lse
+        super().__init_subclass__()
+
+    def left(self, op: Operation, n: Sizes) -> Expr:
+        """The pairs that the mask leaves on a rank."""
+        raise NotImplementedError
+
+    def computed(self, op: Operation, n: Sizes) -> Expr:
+        """The pairs that kernels compute, masks inside of them ignored."""
+        raise NotImplementedError
+
+    def met(self, op: Operation, n: Sizes) -> tuple[Expr, bool]:
+        """The keys that a kernel works on, and whether a causal mask leaves half of the pairs."""
+        return n["t"], False
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return self._products(n, self.left(op, n))
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        return self._products(n, self.computed(op, n))
+
+    def _products(self, n: Sizes, pairs: Expr) -> Expr:
+        keys, values = (3, 2) if self.backward else (1, 1)
+        sizes = n["k"] * keys + n.get("v", n["k"]) * values
+        return expand(product(n[f] for f in "bgr") * pairs * sizes * 2)
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        """Its FLOPs are `2 * batch * heads * queries * keys` times `qk + v`, backward times `3*qk +
+        2*v`; half of that if a causal mask leaves half of the pairs. Of other masks a query meets
+        the mean number of keys, rounded up."""
+        keys, masked = self.met(op, n)
+        if not is_plain(op) or "past" in op.attrs:
+            keys, masked = call("ceildiv", [self.left(op, n), n["s"]]), False
+        kind = "attention_backward" if self.backward else "attention"
+        extents = (n["b"], n["g"] * n["r"], n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
+        return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked)
+
+
+class AttentionOp(AttentionWork):
+    """Base: operands, results and numbers too. A gradient takes dy, the result and its log-sum-exp
+    before the queries."""
+
+    def keys(self, op: Operation) -> str:
+        """The factor along which keys and values lie."""
+        return "s"
+
+    def rule(self, op: Operation) -> Rule:
+        text = "bs(gr)k,{kv}{more}->bs(gr){v},b(gr)s"
+        if self.backward:
+            text = "bs(gr){v},bs(gr){v},b(gr)s,bs(gr)k,{kv}{more}->bs(gr)k,{kv}{grads}"
+        return core_rule(op, text, self.queries + 1, self.keys(op))
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from core_misfits(op, self.queries + 1)
+
+    def source(self, op: Operation, ctx: NumericContext) -> NumericContext:
+        """The rank that keys and values are of."""
+        return ctx
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        before, rest = args[: self.queries], args[self.queries :]
+        x = given(op, rest, ctx)
+        scores = scores_of(op, ctx, self.source(op, ctx), self.queries, x)
+        return backward(x, scores, *before) if before else forward(x, scores)

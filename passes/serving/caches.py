@@ -1,0 +1,155 @@
+"""The state that a step of serving keeps: arguments of the function with the role `cache` or
+`recurrent`, updated in place. Of a key `%k` in a repeat of L layers
+
+    %keys = step.append(%k)
+
+makes an argument `%k_cache: bf16[L, B, past + S, G, K | cache]`, binds it to the repeat, writes
+the S new rows behind those that are cached, hands the result out of the repeat as a stack and
+returns it from the function. `%keys` are the rows that queries may see, the new ones last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stagec.api import Dim, Expr, Operation, Region, TensorType, Value, call, const, evaluate
+from stagec.ir.expr import ONE, ZERO
+from stagec.ir.serving import ServingStep
+from stagec.ir.traits import Repeats
+from stagec.passes.serving.latent import rows_of_latent
+
+
+@dataclass(slots=True)
+class CachingStep(ServingStep):
+    """A step of a function with this `body`. `env` has the values that are known. Rows of caches
+    are of `dtype`, or as they are made; there are whole pages of `page` tokens on each of `parts`
+    ranks."""
+
+    body: Region
+    env: Mapping[str, int]
+    dtype: str = ""
+    page: int = 1
+    parts: Expr = ONE
+    kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+    _appended: dict[tuple[Value, int, Expr | None], Value] = field(
+        default_factory=dict[tuple[Value, int, "Expr | None"], Value]
+    )
+
+    def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
+        if (new, dim, span) not in self._appended:
+            self._appended[new, dim, span] = self._append(new, dim, span)
+        return self._appended[new, dim, span]
+
+    def _append(self, new: Value, dim: int, span: Expr | None) -> Value:
+        rows, new = self._rows(span), self._typed(new)
+        dims = list(new.tensor.dims)
+        dims[dim] = Dim(rows)
+        cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, tuple(dims)))
+        attrs = {"dim": const(dim), **self.past_attr()}
+        if rows != self.new and self.past == ZERO:
+            attrs["past"] = ZERO
+        if span is not None:
+            attrs["span"] = span
+        if self.page > 1:
+            attrs["page"] = const(self.page)
+        updated = self.b.value("stg.append", [cache, new], attrs, hint=f"{new.name}_rows")
+        self.keep(cache, updated)
+        return updated
+
+    def _typed(self, new: Value) -> Value:
+        """What is cached, in the element type of caches."""
+        if not self.dtype or new.tensor.dtype == self.dtype:
+            return new
+        return self.b.value("stg.cast", [new], {"to": self.dtype}, hint=new.name)
+
+    def _rows(self, span: Expr | None) -> Expr:
+        """The rows of a cache, whole pages on each of the ranks that split it."""
+        rows, unit = self.seen, self.parts * self.page
+        if span is not None and self.past != ZERO:
+            rows = call("min", [rows, span - 1 + self.new])
+        known = (rows % unit).symbols <= self.env.keys()
+        if unit == ONE or (known and evaluate(rows % unit, self.env) == 0):
+            return rows
+        return call("ceildiv", [rows, unit]) * unit
+
+    def rows_of_latent(self, values: Sequence[Value]) -> list[Value] | None:
+        return rows_of_latent(self, values)
+
+    def once(self, value: Value) -> Value:
+        value = self._typed(value)
+        row = cache = self.cache(value.name + "_cache", value.tensor)
+        if self.mode != "decode" and self.past == ZERO:
+            row = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
+        self.keep(cache, row)
+        return row
+
+    def carry(self, op: Operation, type_: TensorType) -> list[Value]:
+        name = op.results[0].name
+        cache = self.state(f"{name}_state", type_)
+        names = [*(r.name for r in op.results), f"{name}_next"]
+        made = self.b.op(op.name, [*op.operands, cache], {**op.attrs, "state": True}, names=names)
+        self.keep(cache, made.results[-1])
+        return made.results[:-1]
+
+    def state(self, name: str, type_: TensorType) -> Value:
+        """State of a size that does not grow with the context, such as that of a scan: as `cache`,
+        with the role `recurrent`. It is 0 before the first token."""
+        return self.cache(name, type_, "recurrent")
+
+    def cache(self, name: str, type_: TensorType, role: str = "cache") -> Value:
+        """Rows of tokens, of this type at the op: an argument of the function, of which repeats
+        around the op have a slice for each layer. `keep` says what it becomes."""
+        repeats = list(_around(self.b.region))
+        whole = type_.unplaced()
+        for op in repeats:
+            whole = whole.stacked(op.expr("count"))
+        taken = {a.name for a in self.body.args}
+        name = next(n for n in _numbered(name) if n not in taken)
+        value = self.body.add_arg(name, replace(whole, role=role), self.b.loc)
+        for op in reversed(repeats):
+            op.add_operand(value)
+            value = op.body.add_arg(f"{name}_i", value.tensor.inner.sliced(), self.b.loc)
+        return value
+
+    def keep(self, cache: Value, updated: Value) -> None:
+        """What state becomes in the step: its type is that of `cache`. All state is kept once."""
+        self.kept.append((cache, updated))
+
+    def hand_out(self) -> list[Value]:
+        """Hand what is kept out of repeats: what the function returns, one value for each argument
+        with the role `cache`, in their order."""
+        self.kept.sort(key=lambda pair: _argument(pair[0]).index)
+        return [_handed_out(updated, cache) for cache, updated in self.kept]
+
+
+def _argument(cache: Value) -> Value:
+    """The argument of the function that state is a slice of."""
+    while (op := cache.region.owner).has(Repeats):
+        cache = op.operands[cache.index]
+    return cache
+
+
+def _around(region: Region) -> Iterable[Operation]:
+    """The repeats around a region, the innermost first."""
+    op = region.owner
+    while op.has(Repeats):
+        yield op
+        if op.parent is None:
+            return
+        op = op.parent.owner
+
+
+def _handed_out(value: Value, cache: Value) -> Value:
+    for op in _around(cache.region):
+        op.body.terminator.add_operand(value)
+        value = op.add_result(value.name, value.tensor.stacked(op.expr("count")))
+    return value
+
+
+def _numbered(name: str) -> Iterable[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}{number}"
+        number += 1
