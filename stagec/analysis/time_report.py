@@ -161,14 +161,11 @@ def time_report(
     read = _known(tokens, values)
     peak = _peak(machine)
     could = ranks * peak * seconds
-    flops = [
-        job.of_prototypes(number, _product_flops)
-        for job in issued.jobs
-        for number in range(len(job.classes))
-    ]
+    every = iter(step.devices.graph.classes)
     executed = sum(
-        len(mine) * sum(of[i] * count for i, count in each.computed.items())
-        for each, mine, of in zip(step.devices.graph.classes, members, flops, strict=True)
+        len(mine) * job.executed(number, next(every), _product_flops)
+        for job in issued.jobs
+        for number, mine in enumerate(job.members)
     )
     meshes = [job.mesh for job in issued.jobs]
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)

@@ -19,7 +19,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node, Program
 from stagec.program.sizes import Resizable, what_it_does
-from stagec.time.clock.graph import ClassIssue, StepGraph, step_graph
+from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
 from stagec.time.clock.hosts import HostTimes
 from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
@@ -229,11 +229,12 @@ class Issued:
             places.append(np.array([known[key, i] for i in used])[place])
         return NodeCosts.of(rows).take(np.concatenate(places))
 
-    def of_prototypes(self, number: int, of: Callable[[Node], int]) -> list[int]:
-        """A figure of the nodes of a class, in the sizes of the job, by prototype."""
+    def executed(self, number: int, nodes: ClassNodes, of: Callable[[Node], int]) -> int:
+        """The sum of a figure of nodes, in the sizes of the job, over all that the stream of
+        computations of a class runs: its number among those of the job, and its nodes."""
         used, place = self._programs.numbers[number]
-        figures = [of(self.samples[i]) for i in used]
-        return [figures[i] for i in place.tolist()]
+        counts = np.bincount(place, nodes.computed, len(used)).astype(np.int64).tolist()
+        return sum(count * of(self.samples[i]) for i, count in zip(used, counts, strict=True))
 
     def hosts(self, spent: Sequence[HostTimes], graph: StepGraph) -> ClockedStep:
         """The times of hosts that spend so much time and do nothing else."""

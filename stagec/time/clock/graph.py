@@ -24,7 +24,7 @@ from stagec.program.groups import Channel, GroupAxes, channel_of
 from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import error
 from stagec.time.clock.speed import looped
-from stagec.time.streams import COMPUTE, Part, Stream, part_of, streams_of
+from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream, part_of, streams_of
 
 Indices = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -93,11 +93,17 @@ class ClassNodes:
         return np.flatnonzero(self.that(lambda p: p.computes)).astype(np.int32)
 
     @cached_property
-    def computed(self) -> Mapping[int, int]:
-        """How often its stream of computations runs a prototype, but for what joins classes."""
+    def computed(self) -> Ints:
+        """How often its stream of computations runs each prototype, but for what joins classes."""
         runs = np.array([p.computes for p in self.prototypes], dtype=bool) & (self.joins == ALONE)
-        counts = np.where(runs, np.bincount(self.prototype, minlength=len(runs)), 0).tolist()
-        return {i: count for i, count in enumerate(counts) if count}
+        return np.where(runs, np.bincount(self.prototype, minlength=len(runs)), 0)
+
+    @cached_property
+    def parts(self) -> tuple[list[Part], Ints]:
+        """What times count as, and which of these its prototypes are; the last one is a bubble."""
+        numbers: dict[Part, int] = {}
+        of = [numbers.setdefault(p.part, len(numbers)) for p in self.prototypes]
+        return [*numbers, BUBBLE], np.array([*of, len(numbers)])
 
     @cached_property
     def last(self) -> list[int]:

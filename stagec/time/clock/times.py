@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -111,8 +111,8 @@ class ClockedStep(Sequence["ClassTimes"]):
     def computing(self, number: int) -> int:
         """Picoseconds of all that the stream of computations of a class runs, but for what joins
         classes."""
-        spans = self[number].costs.spans.tolist()
-        return sum(spans[i] * n for i, n in self.graph.classes[number].computed.items())
+        each = self[number]
+        return int((each.costs.spans.astype(self.ran.end.dtype) * each.nodes.computed).sum())
 
     def __len__(self) -> int:
         return len(self.graph.classes)
@@ -214,30 +214,36 @@ class ClassTimes:
 
     def parts(self, step: int) -> dict[Part, int]:
         """What the stream of computations spends a step on that ends then; adds up to the step."""
+        nodes, of = self.nodes, self.nodes.prototype
+        start, end = self.start[nodes.computing], self.ends[nodes.computing]
+        times, launches = (c.astype(end.dtype) * nodes.computed for c in self.costs[:2])
+        call = nodes.joins[of[nodes.computing]] == CALL
+        at, since, until = self._waits
         found: Counter[Part] = Counter()
-        times, launches = self.costs.time.tolist(), self.costs.launch.tolist()
-        ran = 0
-        for i, count in self.nodes.computed.items():
-            found[self.nodes.prototypes[i].part] += times[i] * count
-            found[LAUNCH] += launches[i] * count
-            ran += (times[i] + launches[i]) * count
-        computing = self.nodes.computing
-        took = self.ends[computing] - self.start[computing]
-        call = self.nodes.joins[self.nodes.prototype[computing]] == CALL
-        _add(found, self._parts_of(computing[call]), took[call])
-        found[INTERFERENCE] += int(took[~call].sum()) - ran
-        nodes, since, until = self._waits
-        _add(found, self._parts_of(nodes), until - since)
+        self._add(found, np.arange(len(times)), times)
+        self._add(found, of[nodes.computing[call]], (end - start)[call])
+        self._add(found, np.where(at >= 0, of[at], -1), until - since)
+        found[LAUNCH] += int(launches.sum())
+        found[INTERFERENCE] += int((end - start)[~call].sum() - times.sum() - launches.sum())
         found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
+
+    def _add(self, found: Counter[Part], prototypes: Ints | Indices, times: Ints) -> None:
+        """Count times of some prototypes, of which -1 is a bubble."""
+        names, numbers = self.nodes.parts
+        for number, name in enumerate(names):
+            found[name] += int(times[numbers[prototypes] == number].sum())
 
     @property
     def waits(self) -> list[Wait]:
         """The times in which the stream of computations waits until the class ends. What it waits
         for counts while it runs, and before that what this waits for; what other classes are late
         with is a bubble."""
-        nodes, since, until = self._waits
-        return sorted(map(Wait, since.tolist(), until.tolist(), self._parts_of(nodes)))
+        at, since, until = self._waits
+        names, numbers = self.nodes.parts
+        kinds: list[int] = numbers[np.where(at >= 0, self.nodes.prototype[at], -1)].tolist()
+        parts = [names[kind] for kind in kinds]
+        return sorted(map(Wait, since.tolist(), until.tolist(), parts))
 
     @cached_property
     def _waits(self) -> tuple[Indices, Ints, Ints]:
@@ -257,14 +263,3 @@ class ClassTimes:
             since, until = (np.empty(room, dtype=took.dtype) for _ in range(2))
             count = looped("spend", *about, self.last - nodes.first, of, since, until)
         return of[:count], since[:count], until[:count]
-
-    def _parts_of(self, nodes: Indices) -> list[Part]:
-        """What the times of nodes of it count as, by their places; -1 is a bubble."""
-        prototypes = self.nodes.prototypes
-        kinds: list[int] = np.where(nodes >= 0, self.nodes.prototype[nodes], -1).tolist()
-        return [prototypes[kind].part if kind >= 0 else BUBBLE for kind in kinds]
-
-
-def _add(parts: Counter[Part], of: Iterable[Part], times: Ints) -> None:
-    for part, time in zip(of, times.tolist(), strict=True):
-        parts[part] += time
