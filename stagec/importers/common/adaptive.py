@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stagec.importers.common.sizes import identifier, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import linear
 
 _PLAIN = "stg.layernorm[affine = none]({})"
@@ -73,7 +73,7 @@ def predict_patches(text: ModelText, body: Body, n: str, args: str) -> ModelText
     return text.train(f"{images} {args}, %noise: bf16[B, X*X, P, P, C_out]", body)
 
 
-def embedder(text: ModelText) -> str:
+def embedder(text: ModelText) -> Callee:
     """Two products with SiLU between them, from the width U to D; the block's name."""
     body = Body()
     u = linear(body, "u", "%x", "in", "U, D")
@@ -82,7 +82,7 @@ def embedder(text: ModelText) -> str:
     return text.function("embedder", "%x", body)
 
 
-def modulation(text: ModelText, parts: int) -> str:
+def modulation(text: ModelText, parts: int) -> Callee:
     """The shifts, scales and gates of a condition [B, D], `parts` of them; the block's name."""
     body = Body()
     steps = [
@@ -100,7 +100,7 @@ def unbound(body: Body, m: str, names: Sequence[str]) -> list[str]:
     return values
 
 
-def modulated(text: ModelText) -> str:
+def modulated(text: ModelText) -> Callee:
     """LayerNorm(x) * (1 + scale) + shift; the block's name."""
     body = Body()
     n = body.let("n", _PLAIN.format("%x"))
@@ -116,7 +116,7 @@ def gated(body: Body, out: str, x: str, a: str, gate: str) -> str:
     return body.let(out, f"stg.add({x}, {g})")
 
 
-def adaptive_mlp(text: ModelText) -> str:
+def adaptive_mlp(text: ModelText) -> Callee:
     body = Body()
     steps = [
         f'stg.einsum["bsd,df->bsf"]({{}}, {body.param("w_up", "D, F")})',
@@ -145,7 +145,7 @@ def projected(body: Body, out: str, x: str, name: str, sizes: str) -> str:
     return body.steps(out, x, steps)
 
 
-def qkv_of(text: ModelText, normed: bool = True) -> str:
+def qkv_of(text: ModelText, normed: bool = True) -> Callee:
     """Queries, keys and values, the first two normalised for each head if `normed`; its name."""
     body = Body()
     made: list[str] = []
@@ -161,7 +161,7 @@ def qkv_of(text: ModelText, normed: bool = True) -> str:
     return text.function("qkv", "%x", body)
 
 
-def output(text: ModelText) -> str:
+def output(text: ModelText) -> Callee:
     body = Body()
     steps = [
         f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("w", "H, K, D")})',
@@ -179,7 +179,7 @@ def joint(
     normed: bool = True,
     dual: bool = False,
     last: bool = False,
-) -> str:
+) -> Callee:
     """A block of two streams, %x of the image and %c of the text, under the condition %t; its name.
 
     Both meet in attention. With `dual` the image has attention of its own besides; the `last` block

@@ -15,7 +15,7 @@ from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import joined
 from stagec.importers.writing.stack import ONE, scaled
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Mamba1:
     conv_bias: bool = True
     norms: Literal["", "full", "none"] = ""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         if self == Mamba1():
             return text.use("mamba", "D I N R W")
@@ -78,7 +78,7 @@ class Mamba2:
     conv_bias: bool = True
     scales: tuple[Fraction, ...] = (ONE,) * 5
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         if self.grouped:
             text.assume("H_m % G_m == 0")
@@ -133,7 +133,7 @@ class Mamba2:
 class GatedDelta:
     """A gated delta net."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         text.assume("H_m % G_m == 0")
         return text.use("gated_delta", "D H_m G_m K_m P Q W")
@@ -143,7 +143,7 @@ class GatedDelta:
 class Lightning:
     """Lightning attention."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         return text.use("lightning", "D H K Q")
 

@@ -28,7 +28,7 @@ from stagec.importers.common.state_space import together
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import patches
 
 _SINUSOID = "numbers of a time's sinusoid"
@@ -84,7 +84,7 @@ class _Mixer:
     rotated: bool
     bias: bool = True
 
-    def write(self, text: ModelText) -> str:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         body = Body()
         made: list[str] = []

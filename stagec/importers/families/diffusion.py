@@ -28,7 +28,7 @@ from stagec.importers.common.adaptive import (
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import MultiHead, patches
 
 # -- DiT -------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def _condition_weights(body: Body, prefix: str = "") -> str:
     return ", ".join(body.param(f"{prefix}{name}", dims) for name, dims in sizes.items())
 
 
-def _condition(text: ModelText) -> str:
+def _condition(text: ModelText) -> Callee:
     """The condition of a time and a class, by weights that are given; the block's name."""
     body = Body()
     steps = [
@@ -100,7 +100,7 @@ def _condition(text: ModelText) -> str:
     return text.function("condition", args, body)
 
 
-def _dit_block(text: ModelText) -> str:
+def _dit_block(text: ModelText) -> Callee:
     modulate, attention, mlp = modulated(text), MultiHead().write(text), adaptive_mlp(text)
     body = Body()
     m = body.let("m", f"stg.call @{modulation(text, 6)}(%c)")
@@ -173,7 +173,7 @@ def read_flux(config: Config) -> ModelText:
     return text.train(f"{args} %noise: bf16[B, X, C]", body)
 
 
-def _single(text: ModelText) -> str:
+def _single(text: ModelText) -> Callee:
     """A block of one stream: the last product of attention and that of the feed-forward block are
     one, of two parts."""
     body = Body()

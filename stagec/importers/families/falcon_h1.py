@@ -11,20 +11,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, joined
 from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, scaled
-from stagec.importers.writing.text import Body, ModelText
-
-
-@dataclass(frozen=True)
-class _KeyScaled(Attention):
-    """Attention whose keys are multiplied by a number."""
-
-    key_scale: Fraction = ONE
-
-    def _projected(self, text: ModelText, body: Body, out: str, heads: str, letter: str) -> str:
-        if out != "k" or self.key_scale == 1:
-            return Attention._projected(self, text, body, out, heads, letter)
-        k = Attention._projected(self, text, body, out, heads, letter)
-        return body.steps("ks", k, scaled(self.key_scale))
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +23,7 @@ class _ScaledMlp:
     activation: str
     bias: bool
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         body = Body()
         g = body.steps("g", "%x", [*self._up(body, "gate"), *scaled(self.gate), "stg.silu({})"])
@@ -60,7 +47,7 @@ class _Branches(Layer):
     """A layer whose branches read one norm, each times a number before and behind; then a
     feed-forward block. `parts` is that block alone."""
 
-    branches: tuple[tuple[str, str, Fraction, Fraction], ...] = ()
+    branches: tuple[tuple[str, Callee, Fraction, Fraction], ...] = ()
 
     def write(self, body: Body, x: str) -> str:
         """Append the layer on `x`; the result's name."""
@@ -100,12 +87,9 @@ def read_falcon_h1(config: Config) -> ModelText:
     config.skip("num_logits_to_keep")
     mamba = replace(mamba, scales=_multipliers(config, "ssm_multipliers", 5))
     biased = kin.flag("attention_bias")
-    attention = _KeyScaled(
-        qkv_bias=biased,
-        out_bias=biased,
-        rope=kin.rope(),
-        key_scale=config.ratio("key_multiplier", default=1),
-    )
+    by = config.ratio("key_multiplier", default=1)
+    scale = f"by = {by.limit_denominator(10**6)}" if by != 1 else ""
+    attention = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), key_scale=scale)
     gate, down = _multipliers(config, "mlp_multipliers", 2)
     mlp = _ScaledMlp(gate, down, kin.activation(), kin.flag("mlp_bias"))
     config.only("hidden_act", "silu")

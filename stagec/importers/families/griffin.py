@@ -9,9 +9,9 @@ from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.families.windows import GEMMA_NORM
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, Attention, FeedForward, joined
+from stagec.importers.writing.blocks import Attention, FeedForward, activated, joined
 from stagec.importers.writing.stack import ONE, Decoder, Place, root, stacked
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class Recurrent:
 
     activation: str
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         body = Body()
         y0 = self._linear(body, "y0", "%x", "y")
-        y = body.let("y", ACTIVATIONS[self.activation].format(y0))
+        y = body.let("y", activated(self.activation).format(y0))
         u0 = self._linear(body, "u0", "%x", "u")
         conv = [body.param("conv", "H, P, W_m"), body.param("conv_bias", "H, P")]
         u = body.let("u", f"stg.causal_conv({', '.join([u0, *conv])})")

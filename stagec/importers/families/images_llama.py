@@ -5,7 +5,7 @@ model attend to what a tower makes of tiles, behind gates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
@@ -13,7 +13,7 @@ from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward
 from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import MultiHead
 
 #: The tower pads the rows of a tile to a multiple of so many.
@@ -43,7 +43,7 @@ class _Gated(Layer):
         return x
 
 
-def _cross(text: ModelText) -> str:
+def _cross(text: ModelText) -> Callee:
     """Attention of words to images: queries and keys normed per head, no positions."""
     body = Body()
     q = [
@@ -133,8 +133,8 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
     mlp = FeedForward(read_activation(vision, "hidden_act"), gated=False, bias=True)
     attention = MultiHead("", name="tile_attention").write(text)
     parts = [
-        Part(f"{attention}[D = D_v, H = H_v, K = K_v]", "attn", LAYER, width="D_v"),
-        Part(f"{mlp.write(text, 'vision')}[D = D_v, F = F_v]", "mlp", LAYER, width="D_v"),
+        Part(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
+        Part(mlp.write(text, "vision").with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
     ]
     cut = 'stg.reshape["bxc(hp)(wq)->bxchpwq", factors = (p, q), sizes = (P, P)]({})'
     weight = body.param("w_patch", "C, P, P, D_v")
@@ -186,18 +186,18 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
 class _Called(Layer):
     """A layer that is a function of the text."""
 
-    name: str = ""
+    callee: Callee = field(default_factory=lambda: Callee(""))
 
     def write(self, body: Body, x: str) -> str:
         """Append its call on `x`; the result's name."""
-        return body.let("r", f"stg.call @{self.name}({x})")
+        return body.let("r", f"stg.call @{self.callee}({x})")
 
 
 def _whole_layer(text: ModelText, parts: Sequence[Part]) -> Layer:
     """Add a layer of these parts as a function; its call."""
     body = Body()
     body.do(f"stg.return({Layer(parts).write(body, '%h')})")
-    return _Called(parts, name=text.function("tile_layer", "%h", body))
+    return _Called(parts, callee=text.function("tile_layer", "%h", body))
 
 
 def _apart(body: Body, out: str, x: str) -> str:

@@ -13,7 +13,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import FeedForward, joined
 from stagec.importers.writing.stack import Decoder, Place, stacked
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class KimiDelta:
     """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, gates of rank P, convolutions of W_m
     tokens, a norm of each head times a gate."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         body = Body()
         for out in "qkv":

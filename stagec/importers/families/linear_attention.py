@@ -12,7 +12,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
 from stagec.importers.writing.stack import Decoder, Layer, Part, Place, scaled, stacked
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 # -- Qwen3-Next ------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class _DoubleDelta:
 
     double: bool
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         if not self.double:
             return GatedDelta().write(text)

@@ -19,7 +19,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, Block, FeedForward
 from stagec.importers.writing.stack import Decoder, Place, stacked
-from stagec.importers.writing.text import ModelText
+from stagec.importers.writing.text import Callee, ModelText
 
 
 def read_mamba(config: Config) -> ModelText:
@@ -134,7 +134,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
     )
     kin.size("F_shared", "shared_intermediate_size", default=1024)
     shared = FeedForward(kin.activation())
-    feed: Block = _Called(f"{shared.write(kin.text)}[F = F_shared]")
+    feed: Block = _Called(shared.write(kin.text).with_("F = F_shared"))
     if config.count("num_local_experts", default=8):
         feed = replace(kin.experts(count=8, top=2, inner="F"), shared=shared)
     else:
@@ -172,13 +172,13 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """A block that is in the text already, with the sizes of its call."""
+    """A block that is in the text already."""
 
-    name: str
+    callee: Callee
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Its name."""
-        return self.name
+    def write(self, text: ModelText, kind: str = "") -> Callee:
+        """The block."""
+        return self.callee
 
 
 _NEMOTRON_KEYS = Mamba2Keys(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
-from stagec.importers.common.positions import grown_queries, read_bases
+from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm, joined
 from stagec.importers.writing.stack import Decoder, root
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 _PLAIN = Norm(affine="none")
 
@@ -30,7 +30,7 @@ def read_cwm(config: Config) -> ModelText:
 def read_ministral3(config: Config) -> ModelText:
     """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
     kin = Kin(config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
-    mixer = Attention(rope=kin.rope(), queries=grown_queries(config))
+    mixer = Attention(rope=kin.rope(), temperature=growing_temperature(config))
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
@@ -64,7 +64,7 @@ class _XIELU:
     """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
     it, each times a trained number, and x times beta, a buffer."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         body = Body()
         u = body.let("u", f'stg.einsum["bsd,df->bsf"](%x, {body.param("w_up", "D, F")})')
@@ -108,7 +108,7 @@ def read_apertus(config: Config) -> ModelText:
 class _NormedGate:
     """A feed-forward block with a squared ReLU as a gate, and a norm before its last product."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         body = Body()
         weight = body.param("w_gate_up", "D, 2, F")
@@ -297,7 +297,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     full = Attention(
         rope=kin.partly(ropes["full_attention"], rotated, "partial_rotary_factor"),
         value_dim="W_v",
-        values=f"stg.scale[by = {scale}]({{}})" if scale != 1 else "",
+        value_scale=f"by = {scale}" if scale != 1 else "",
     )
     rope = replace(ropes["sliding_attention"], part="R" if rotated < kin.dim else None)
     local = replace(full, groups="G_local", rope=rope, sinks=True)
@@ -330,7 +330,7 @@ class _ShortConv:
 
     bias: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block; its name."""
         body = Body()
         steps = [f'stg.einsum["bsd,dze->bzse"]({{}}, {body.param("w_in", "D, 3, D")})']

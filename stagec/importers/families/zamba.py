@@ -19,7 +19,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
 from stagec.importers.writing.stack import Decoder, arguments, order_text
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 _KEYS = Mamba2Keys(
     "n_mamba_heads",
@@ -77,7 +77,7 @@ _MOST_HEADS = 8
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 
 
-def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> str:
+def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
     """A layer of Mamba-1 whose j heads of I channels are scans of their own; its name."""
     body = Body()
     uz = body.let("uz", f'stg.einsum["bsd,dzji->bzsji"](%x, {body.param("w_in", f"D, 2, {j}, I")})')
@@ -188,7 +188,7 @@ def _write_block(text: ModelText, rope: str, attention: bool, network: bool) -> 
     text.function("shared", ", ".join(["%h", "%x0", *(f"%{n}" for n in _SHARED)]), body)
 
 
-def _write_model(config: Config, text: ModelText, mamba: str, order: Sequence[str]) -> ModelText:
+def _write_model(config: Config, text: ModelText, mamba: Callee, order: Sequence[str]) -> ModelText:
     """The function that is compiled. All layers hand on the embeddings beside the stream."""
     body = Body()
     table = body.param("embed", "V, D")

@@ -10,7 +10,7 @@ from math import isqrt
 from typing import Protocol
 
 from stagec.importers.writing.blocks import LAYER, RMS, Block, Norm
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 ONE = Fraction(1)
 #: A part of a layer: what tells it from others, what its norms are called, the block.
@@ -35,7 +35,7 @@ class Part:
     makes is multiplied by `scale` and added to the stream, of the width `width`. `operands` follow
     the stream in its call."""
 
-    block: str
+    block: Callee
     name: str
     norm: Norm | None = RMS
     post_norm: Norm | None = None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagec.importers.writing.blocks import LAYER, FeedForward, Norm, Rope
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,11 @@ class Tower:
     def __getitem__(self, symbol: str) -> str:
         return f"{symbol}{self.suffix}"
 
-    def call(self, block: str, symbols: str, *operands: str, name: str = "") -> str:
+    def call(self, block: Callee, symbols: str, *operands: str, name: str = "") -> str:
         """A call of a block that has these symbols, with the sizes of this tower."""
         bound = [f"{s} = {self[s]}" for s in symbols.split()] if self.suffix else []
         bound += [f"as = {name}"] if name else []
-        brackets = f"[{', '.join(bound)}]" if bound else ""
-        return f"stg.call @{block}{brackets}({', '.join(operands)})"
+        return f"stg.call @{block.with_(*bound)}({', '.join(operands)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class MultiHead:
         """The symbols that a call binds."""
         return "D H K"
 
-    def write(self, text: ModelText) -> str:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         body = Body()
         source = "%c" if self.cross else "%x"
@@ -194,7 +193,7 @@ def linear(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = 
     return body.steps(out, x, steps)
 
 
-def patches(text: ModelText, *, bias: bool, name: str = "patches") -> str:
+def patches(text: ModelText, *, bias: bool, name: str = "patches") -> Callee:
     """Add the block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to the
     width D; its name."""
     body = Body()
