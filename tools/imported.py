@@ -12,7 +12,6 @@ import argparse
 import difflib
 import gzip
 import json
-import random
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,14 +26,12 @@ from stagec.ir.param import attr_text
 from stagec.pipeline.manager import PassManager
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
-from tests.configurations import FEATURES, small
+from tests.configurations import small, variants
 from tests.support import loaded, parse
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "tests/data/configs", ROOT / "stagec/models/configs")
 _ASSUMED = "assume "
-#: Random choices of all features of a family.
-DRAWS = 8
 
 
 def main() -> int:
@@ -78,23 +75,13 @@ def configurations(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any], b
     feature, and the files of these folders."""
     for family in BUILT_IN:
         for kind in (*family.model_types, *family.marks):
-            for label, more in _features(kind):
-                yield f"{kind} {label}", small(kind, **more), False
+            for label, config in variants(kind):
+                yield f"{kind} {label}", config, False
             if family.read_images:
                 yield f"{kind} images", small(kind), True
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
             yield f"{folder.name}/{path.stem}", json.loads(path.read_text()), False
-
-
-def _features(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """No feature, each value of each, and some random choices of all."""
-    yield "", {}
-    features, draw = FEATURES.get(kind, {}), random.Random(kind)
-    for key, values in features.items():
-        yield from ((f"{key}={json.dumps(value)}", {key: value}) for value in values)
-    for number in range(DRAWS if len(features) > 1 else 0):
-        yield f"draw {number}", {k: draw.choice(values) for k, values in features.items()}
 
 
 def model_text(config: Mapping[str, Any], images: bool) -> str:
