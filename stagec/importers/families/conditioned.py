@@ -24,7 +24,6 @@ from stagec.importers.common.adaptive import (
     unbound,
 )
 from stagec.importers.common.sizes import read_size
-from stagec.importers.common.state_space import together
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS
@@ -94,7 +93,7 @@ class _Mixer:
                 bias = body.param(f"b{out}", "H, K")
                 steps.append(f'stg.add["bshk,hk->bshk"]({{}}, {bias})')
             if self.normed and out != "v":
-                steps += together(body, f"{out}_norm", "hk", "H*K", "k", "K")
+                steps += _together(body, f"{out}_norm", "hk", "H*K", "k", "K")
             if self.rotated and out != "v":
                 steps.append("stg.rope[base = 10000]({})")
             source = "%c" if self.cross and out != "q" else "%x"
@@ -241,6 +240,15 @@ def read_wan(config: Config) -> ModelText:
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
     args = "%videos: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
     return text.train(f"{args} %noise: bf16[B, X, C_out]", body)
+
+
+def _together(body: Body, name: str, letters: str, dims: str, last: str, size: str) -> list[str]:
+    """The steps of a norm over all heads as one row."""
+    return [
+        f'stg.reshape["bs{letters}->bs({letters})"]({{}})',
+        f"stg.rmsnorm({{}}, {body.param(name, dims)})",
+        f'stg.reshape["bs({letters})->bs{letters}", factors = {last}, sizes = {size}]({{}})',
+    ]
 
 
 FAMILIES: Sequence[ModelFamily] = (

@@ -37,7 +37,7 @@ def read_mamba(config: Config) -> ModelText:
 def read_falcon_mamba(config: Config) -> ModelText:
     """Falcon Mamba (arXiv 2410.05355): step sizes, B and C are normed, without scales."""
     text, count = begin_scans(config, "Falcon Mamba", 768, 32, 50280)
-    block = replace(read_mamba1(config, text), norms="none")
+    block = replace(read_mamba1(config, text), norms="plain")
     skip_steps(config, text)
     config.skip("mixer_rms_eps")
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
@@ -60,7 +60,7 @@ def read_jamba(config: Config) -> ModelText:
     """Jamba (arXiv 2403.19887): Mamba-1 with norms, attention without positions in one layer of a
     period, experts in every other layer."""
     kin = Kin(config, "Jamba", Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
-    mamba = replace(read_mamba1(config, kin.text, "mamba_"), norms="full")
+    mamba = replace(read_mamba1(config, kin.text, "mamba_"), norms="scale")
     config.skip("mamba_inner_layernorms")
     attention = Attention(rope=None)
     at, period = _period(config, "attn", 8, 4)

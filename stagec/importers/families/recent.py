@@ -11,9 +11,9 @@ from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm, joined
+from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm
 from stagec.importers.writing.stack import Decoder, root
-from stagec.importers.writing.text import Body, Callee, ModelText
+from stagec.importers.writing.text import Callee, ModelText
 
 _PLAIN = Norm(affine="none")
 
@@ -65,32 +65,8 @@ class _XIELU:
     it, each times a trained number, and x times beta, a buffer."""
 
     def write(self, text: ModelText, kind: str = "") -> Callee:
-        """Add the block; its name."""
-        body = Body()
-        u = body.let("u", f'stg.einsum["bsd,df->bsf"](%x, {body.param("w_up", "D, F")})')
-        above = body.let("above", f"stg.softplus({body.param('alpha_p', '')})")
-        below = body.let("below0", f"stg.softplus({body.param('alpha_n', '')})")
-        beta = body.param("beta", "", role="state")
-        below = body.let("below", f'stg.add[",->"]({below}, {beta})')
-        r = body.let("r", f"stg.relu({u})")
-        p = body.let(
-            "p", f'stg.einsum["bsf,->bsf"]({body.let("rr", f"stg.mul({r}, {r})")}, {above})'
-        )
-        n = body.let("n", f"stg.add({u}, {body.let('minus', f'stg.scale[by = -1]({r})')})")
-        steps = [
-            f"stg.add({body.let('e', f'stg.exp({n})')}, {{}})",
-            f'stg.einsum["bsf,->bsf"]({{}}, {below})',
-        ]
-        q = body.steps("q", body.let("minus_n", f"stg.scale[by = -1]({n})"), steps)
-        linear = f'stg.einsum["bsf,->bsf"]({u}, {beta})'
-        least = body.let("least", f"stg.scale[by = -1]({below})")
-        m = body.let(
-            "m",
-            f'stg.add["bsf,bsf,bsf,->bsf"]({p}, {q}, {body.let("linear", linear)}, {least})',
-        )
-        y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({m}, {body.param("w_down", "F, D")})')
-        body.do(f"stg.return({y})")
-        return text.function(joined(kind, "xielu"), "%x", body)
+        """Add the block."""
+        return text.use("xielu", "D F")
 
 
 def read_apertus(config: Config) -> ModelText:
@@ -109,17 +85,8 @@ class _NormedGate:
     """A feed-forward block with a squared ReLU as a gate, and a norm before its last product."""
 
     def write(self, text: ModelText, kind: str = "") -> Callee:
-        """Add the block; its name."""
-        body = Body()
-        weight = body.param("w_gate_up", "D, 2, F")
-        u = body.let("u", f'stg.einsum["bsd,dzf->bzsf"](%x, {weight})')
-        body.do(f"%g, %up = stg.unbind[dim = 1, count = 2]({u})")
-        r = body.let("r", "stg.relu(%g)")
-        m = body.steps("m", r, ["stg.mul({}, %r)", "stg.mul({}, %up)"])
-        n = RMS.write(body, "n", m, "sub_norm", "F")
-        y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({n}, {body.param("w_down", "F, D")})')
-        body.do(f"stg.return({y})")
-        return text.function(joined(kind, "gated_relu2"), "%x", body)
+        """Add the block."""
+        return text.use("gated_relu2", "D F")
 
 
 def read_bitnet(config: Config) -> ModelText:
@@ -331,23 +298,8 @@ class _ShortConv:
     bias: bool = False
 
     def write(self, text: ModelText, kind: str = "") -> Callee:
-        """Add the block; its name."""
-        body = Body()
-        steps = [f'stg.einsum["bsd,dze->bzse"]({{}}, {body.param("w_in", "D, 3, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bzse,ze->bzse"]({{}}, {body.param("b_in", "3, D")})')
-        u = body.steps("u", "%x", steps)
-        body.do(f"%b, %c, %v = stg.unbind[dim = 1, count = 3]({u})")
-        g = body.let("g", "stg.mul(%b, %v)")
-        operands = [g, body.param("conv", "D, W")]
-        operands += [body.param("conv_bias", "D")] if self.bias else []
-        y = body.let("y", f"stg.causal_conv({', '.join(operands)})")
-        m = body.let("m", f"stg.mul(%c, {y})")
-        steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_out", "D, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_out", "D")})')
-        body.do(f"stg.return({body.steps('o', m, steps)})")
-        return text.function("short_conv", "%x", body)
+        """Add the block."""
+        return text.use("short_conv", "D W", *["bias"] * self.bias)
 
 
 def read_lfm2(config: Config) -> ModelText:

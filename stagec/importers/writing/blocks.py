@@ -178,6 +178,15 @@ def activated(activation: str) -> str:
     return f"stg.{'relu' if op == 'relu2' else op}{statics}({{}})"
 
 
+def activation_options(activation: str, *, gated: bool = False) -> Iterator[str]:
+    """The options of a block that has one activation, a GELU if a call says nothing, or that of a
+    gate, a SiLU then."""
+    op, form = ACTIVATIONS[activation]
+    name, default = ("gate", "silu") if gated else ("activation", "gelu")
+    yield from [f"{name} = {op}"] if op != default else []
+    yield from [f"form = (form = {form})"] if form else []
+
+
 @dataclass(frozen=True, slots=True)
 class FeedForward:
     """A feed-forward block of the width F, with a gate or without one."""
@@ -188,12 +197,9 @@ class FeedForward:
 
     def write(self, text: ModelText, kind: str = "") -> Callee:
         """Add the block."""
-        name, (op, form) = "swiglu" if self.gated else "mlp", ACTIVATIONS[self.activation]
-        chooser, default = ("gate", "silu") if self.gated else ("activation", "gelu")
-        given = [f"{chooser} = {op}"] if op != default else []
-        given += [f"form = (form = {form})"] if form else []
-        given += ["bias"] if self.bias else []
-        return text.use(name, "D F", *given)
+        chosen = activation_options(self.activation, gated=self.gated)
+        name = "swiglu" if self.gated else "mlp"
+        return text.use(name, "D F", *chosen, *["bias"] * self.bias)
 
 
 @dataclass(frozen=True, slots=True)

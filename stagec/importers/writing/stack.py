@@ -22,11 +22,15 @@ def root(of: int) -> Fraction:
     return Fraction(isqrt(of * 10**12), 10**6)
 
 
+def times(by: Fraction) -> str:
+    """The static parameters of `stg.scale` by a number; of more than six decimals the nearest
+    fraction of a denominator up to a million."""
+    return f"by = {by.limit_denominator(10**6)}"
+
+
 def scaled(by: Fraction) -> list[str]:
-    """The operation that multiplies `{}` by a number, if that is not 1; of more than six decimals
-    the nearest fraction of a denominator up to a million."""
-    by = by.limit_denominator(10**6)
-    return [f"stg.scale[by = {by}]({{}})"] if by != 1 else []
+    """The operation that multiplies `{}` by a number, if that is not 1."""
+    return [f"stg.scale[{times(by)}]({{}})"] if by != 1 else []
 
 
 @dataclass(frozen=True, slots=True)
