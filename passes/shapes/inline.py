@@ -365,7 +365,11 @@ class _Inliner:
     def _assume(self, call: Operation, block: ImportedFunction, sizes: Mapping[str, Expr]) -> None:
         """Keep what the text of a function states, in the sizes of the call."""
         found = (r.substitute(sizes) for r in block.relations)
-        new = [r for r in found if r.symbols <= self._declared and r not in self._relations]
+        new = [
+            r
+            for r in found
+            if r.symbols <= self._declared and r not in self._relations and r.left != r.modulus
+        ]
         for relation in new:
             if not relation.symbols and not relation.holds({}):
                 raise error(

@@ -72,7 +72,7 @@ class ChosenCopier(Copier):
         """The operations of its region."""
         made = [each for inner in op.body.ops[:-1] for each in self.copies(inner)]
         for result, yielded in zip(op.results, op.body.terminator.operands, strict=True):
-            value = self.given(yielded, op.body.terminator)
+            value = self.values.get(yielded, yielded)
             value.type = value.type or sized(result.type, self.sizes)
             self.values[result] = value
         return made

@@ -72,7 +72,7 @@ class Eye:
         act = read_activation(vision, "hidden_act", default=default)
         mlp = FeedForward(act, gated=self.gated, bias="o" in self.biases)
         steps = [
-            TowerPart("attn", _V.call(attention.write(text), "D H K", "{}")),
+            TowerPart("attn", _V.call(attention.write(text, _V["H"]), "D H K", "{}")),
             TowerPart("mlp", _V.call(mlp.write(text), "D F", "{}")),
         ]
         count = "L_v"

@@ -43,28 +43,6 @@ class _Gated(Layer):
         return x
 
 
-def _cross(text: ModelText) -> Callee:
-    """Attention of words to images: queries and keys normed per head, no positions."""
-    body = Body()
-    q = [
-        f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param("wq", "D, H, K")})',
-        RMS.step(body, "q_norm", "K"),
-    ]
-    k = [
-        f'stg.einsum["bsd,dgk->bsgk"]({{}}, {body.param("wk", "D, G, K")})',
-        RMS.step(body, "k_norm", "K"),
-    ]
-    v = [f'stg.einsum["bsd,dgk->bsgk"]({{}}, {body.param("wv", "D, G, K")})']
-    made = [
-        body.steps(out, x, steps)
-        for out, x, steps in (("q", "%x", q), ("k", "%images", k), ("v", "%images", v))
-    ]
-    a = body.let("a", f"stg.attention({', '.join(made)})")
-    o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({a}, {body.param("wo", "H, K, D")})')
-    body.do(f"stg.return({o})")
-    return text.function("cross_attention", "%x, %images", body)
-
-
 def read_mllama_images(config: Config) -> ModelText:
     """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of words, and layers
     that attend to the X_v*(E_v^2 + 1) outputs of the tower."""
@@ -83,7 +61,8 @@ def read_mllama_images(config: Config) -> ModelText:
         "layers": Layer([Part(Attention(rope=kin.rope()).write(text), "attn"), Part(block, "ffn")])
     }
     if crossed:
-        cross = Part(_cross(text), "attn", operands=["%images"])
+        seen = Attention(qk_norm=RMS, rope=None, mask="", crossed=True)
+        cross = Part(seen.write(text), "attn", operands=["%images"])
         kinds["cross"] = _Gated([cross, Part(block, "ffn")])
     order = ["cross" if i in crossed else "layers" for i in range(kin.count)]
     parts = _read_tower(vision, text)
@@ -131,7 +110,7 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
 def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int]) -> None:
     """Append the tower and the projector: `%images` [B, X_v*(E_v^2 + 1), D]."""
     mlp = FeedForward(read_activation(vision, "hidden_act"), gated=False, bias=True)
-    attention = MultiHead("", name="tile_attention").write(text)
+    attention = MultiHead("", name="tile_attention").write(text, "H_v")
     parts = [
         Part(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
         Part(mlp.write(text, "vision").with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),

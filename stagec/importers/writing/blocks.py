@@ -113,7 +113,7 @@ class Attention:
     besides. `temperature` are those of `stg.temperature` on queries, `key_scale` and `value_scale`
     those of `stg.scale` on keys and values; heads of values have `value_dim` elements. What
     attention gives is multiplied by a sigmoid of the input if it is `gated`, and normed as one row
-    by `out_norm`."""
+    by `out_norm`. With `crossed` keys and values are of what a call gives beside the stream."""
 
     groups: str = "G"
     qkv_bias: bool = False
@@ -128,6 +128,7 @@ class Attention:
     gated: bool = False
     out_norm: Norm | None = None
     value_dim: str = "K"
+    crossed: bool = False
     key_scale: str = ""
     value_scale: str = ""
 
@@ -150,7 +151,9 @@ class Attention:
         yield from [f"key_scale = ({self.key_scale})"] if self.key_scale else []
         yield from [f"value_scale = ({self.value_scale})"] if self.value_scale else []
         yield from [f"value_dim = {self.value_dim}"] if self.value_dim != "K" else []
-        yield from [f"mask = ({self.mask})"] if self.mask != "causal" else []
+        yield from ["keys_of = beside"] if self.crossed else []
+        if self.mask != "causal":
+            yield f"mask = ({self.mask})" if self.mask else "mask = no"
         yield from ["gated"] if self.gated else []
         yield from ["out_norm = rms"] if self.out_norm else []
 
