@@ -54,17 +54,32 @@ class Norm:
         op = "rmsnorm" if self.kind == "rms" else "layernorm"
         return f"stg.{op}{brackets}({', '.join(operands)})"
 
-    def options(self, dims: Literal["head", "heads", "together"]) -> Iterator[str]:
+    @property
+    def weights(self) -> str:
+        """The option of a block that says which vectors it has."""
+        if self.affine == "full":
+            return "both" if self.kind == "layer" else "scale"
+        return self.affine
+
+    def statics(self, affine: str) -> str:
+        """The static parameters of the operation that has these vectors."""
+        parts = ["zero_centered"] if self.zero_centered else []
+        return ", ".join([*parts, *([f"affine = {affine}"] if affine != "full" else [])])
+
+    def options(self) -> Iterator[str]:
+        """The options of a block whose option `norm` is a norm by default an RMSNorm."""
+        yield from [f"norm = {self.kind}"] if self.kind != "rms" else []
+        yield from [f"norm_weights = {self.weights}"] if self.weights != "scale" else []
+        statics = self.statics(self.affine)
+        yield from [f"norm_statics = ({statics})"] if statics else []
+
+    def options_of_heads(self, dims: Literal["head", "heads", "together"]) -> Iterator[str]:
         """The options of the block `attention` by which queries and keys have the norm."""
         yield f"qk_norm = {self.kind}"
         yield from [f"norm_of = {'row' if dims == 'together' else dims}"] if dims != "head" else []
-        full = "both" if self.kind == "layer" else "scale"
-        weights = full if self.affine == "full" else self.affine
-        yield from [f"norm_weights = {weights}"] if weights != "scale" else []
-        affine = "none" if dims == "heads" else self.affine
-        statics = ["zero_centered"] if self.zero_centered else []
-        statics += [f"affine = {affine}"] if affine != "full" else []
-        yield from [f"norm = ({', '.join(statics)})"] if statics else []
+        yield from [f"norm_weights = {self.weights}"] if self.weights != "scale" else []
+        statics = self.statics("none" if dims == "heads" else self.affine)
+        yield from [f"norm = ({statics})"] if statics else []
 
 
 RMS = Norm()
@@ -143,7 +158,7 @@ class Attention:
         yield from [f"G = {self.groups}"] if self.groups != "G" else []
         flags = {"qkv_bias": self.qkv_bias, "out_bias": self.out_bias, "sinks": self.sinks}
         yield from (name for name, there in flags.items() if there)
-        yield from self.qk_norm.options(self.norm_dims) if self.qk_norm else []
+        yield from self.qk_norm.options_of_heads(self.norm_dims) if self.qk_norm else []
         yield from ["norm_at = behind"] if self.qk_norm and self.after_rope else []
         if self.rope != Rope():
             yield f"rope = ({self.rope.statics()})" if self.rope else "rope = no"

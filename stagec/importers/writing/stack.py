@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -186,24 +186,21 @@ class Decoder:
             block = text.use("lm_loss", "B S D V")
             body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
         else:
-            n = self.norm.write(body, "n", x, "norm") if self.norm else x
-            if self.narrow:
-                weight = body.param("project_out", f"D, {self.narrow}")
-                n = body.let("m", f'stg.einsum["bsd,de->bse"]({n}, {weight})')
-            if self.tied:
-                steps = [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})']
-            else:
-                weight = body.param("head", f"{self.narrow or 'D'}, V")
-                steps = [f'stg.einsum["bsd,dv->bsv"]({{}}, {weight})']
-            if self.head_bias:
-                steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
-            steps += scaled(self.logit_scale)
-            if self.logit_cap:
-                steps += [*scaled(1 / self.logit_cap), "stg.tanh({})", *scaled(self.logit_cap)]
-            z = body.steps("z", n, steps)
-            logits = body.let("logits", f"stg.cast[f32]({z})")
-            body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+            symbols = f"B S D V {self.narrow}"
+            block = text.use("lm_head", symbols, *self._options())
+            operands = [x, "%labels", *[table] * self.tied]
+            body.let("loss", f"stg.call @{block}({', '.join(operands)})")
         body.do("stg.return(%loss)")
+
+    def _options(self) -> Iterator[str]:
+        yield from self.norm.options() if self.norm else ["norm = no"]
+        yield from [f"J = {self.narrow}", "narrow"] if self.narrow else []
+        yield from ["tied"] * self.tied + ["bias"] * self.head_bias
+        if self.logit_scale != 1:
+            yield f"scale = ({times(self.logit_scale)})"
+        if self.logit_cap:
+            yield f"cap = ({times(1 / self.logit_cap)})"
+            yield f"uncap = ({times(self.logit_cap)})"
 
     def _classify(self, text: ModelText, body: Body, x: str) -> None:
         """Append the scores of classes, at all tokens as the reference computes them, and the loss
