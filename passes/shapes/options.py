@@ -107,9 +107,8 @@ class ChosenCopier(Copier):
         """The static parameters of an option, in the forms that the op has them."""
         chosen = self.options[name]
         known = op.definition.params_by_name
-        given = chosen if isinstance(chosen, Mapping) else {}
         converted: dict[str, Attr] = {}
-        for key, value in given.items():
+        for key, value in chosen.items() if isinstance(chosen, Mapping) else ():
             try:
                 converted[key] = convert_param(known[key], value) if key in known else value
             except ValueError:

@@ -52,6 +52,9 @@ class NamedAttr:
     name: str
     value: Attr
 
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}"
+
 
 Attr = (
     bool

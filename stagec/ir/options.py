@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Attr, NamedAttr, Operation, substitute_attr
 from stagec.ir.expr import Expr, symbol
-from stagec.ir.param import attr_text
+from stagec.ir.param import STATICS, attr_text
 
 #: What an option is: a word, or static parameters with their values (True: a flag); None for `no`.
 Choice = str | Mapping[str, Attr] | None
@@ -63,7 +63,10 @@ def _statics(
     items = given if isinstance(given, tuple) else (given,)
     if items and _word(items[0]) == NO:
         return None
-    return dict(map(_static, items))
+    named = dict(map(_static, items))
+    if STATICS in named or len(named) < len(items):
+        raise ValueError("static parameters of an op, each once")
+    return named
 
 
 def _static(item: Attr) -> tuple[str, Attr]:

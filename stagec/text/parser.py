@@ -258,6 +258,7 @@ class _Builder(Transformer):
         return value
 
     def relation(self, left: Expr, op: Token, right: Expr) -> Attr:
+        left, right = _expr(left), _expr(right)
         comparison: Comparison = "==" if op == "==" else ">=" if op == ">=" else "<="
         parts = ex.modulo_parts(left)
         return (
