@@ -427,6 +427,16 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "gpt2": {"n_inner": (16, None), **_TIED},
     "gpt_bigcode": {"multi_query": (True, False)},
     "openai-gpt": {"afn": ("gelu", "relu"), **_TIED},
+    "mamba": {"use_bias": (True, False), "use_conv_bias": (True, False)},
+    "mamba2": {"use_bias": (True, False), "use_conv_bias": (True, False)},
+    "falcon_h1": {
+        "mamba_conv_bias": (True, False),
+        "mamba_rms_norm": (True, False),
+        "mlp_bias": (True, False),
+        "ssm_multipliers": ([0.5, 0.25, 0.75, 0.125, 2.0],),
+        "key_multiplier": (0.5, 0.25),
+        "mlp_multipliers": ([0.5, 0.25],),
+    },
     "kimi_linear": {
         "moe_renormalize": (True, False),
         "mla_use_nope": (True, False),
@@ -440,6 +450,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         **_BIASED,
     },
     "recurrent_gemma": {
+        "hidden_activation": ("gelu", "silu"),
         "attention_window_size": (3, 32),
         "logits_soft_cap": (30.0, 0),
         "attention_bias": (True, False),
