@@ -25,7 +25,7 @@ class Mamba1:
     conv_bias: bool = True
     norms: Literal["no", "scale", "plain"] = "no"
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         given = ["bias"] if self.bias else []
         given += [] if self.conv_bias else ["conv_bias = no"]
@@ -45,7 +45,7 @@ class Mamba2:
     conv_bias: bool = True
     scales: tuple[Fraction, ...] = (ONE,) * 5
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         if self.grouped:
             text.assume("H_m % G_m == 0")
@@ -67,7 +67,7 @@ class Mamba2:
 class GatedDelta:
     """A gated delta net."""
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         text.assume("H_m % G_m == 0")
         return text.use("gated_delta", "D H_m G_m K_m P Q W")
@@ -77,7 +77,7 @@ class GatedDelta:
 class Lightning:
     """Lightning attention."""
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         return text.use("lightning", "D H K Q")
 

@@ -30,7 +30,7 @@ class Latent:
     temperature: str = ""
     indexed: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         symbols = ["D H C K R W theta", "Q" * self.low_rank, "I J N_keys" * self.indexed]
         return text.use("mla", " ".join(symbols), *self._options())

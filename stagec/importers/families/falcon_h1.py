@@ -22,7 +22,7 @@ class _ScaledMlp:
     down: Fraction
     bias: bool
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         given = ["bias"] * self.bias
         given += [f"gate_scale = ({times(self.gate)})"] if self.gate != 1 else []

@@ -22,7 +22,7 @@ class Recurrent:
 
     activation: str
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         return text.use("recurrent", "D H P W_m", *activation_options(self.activation))
 

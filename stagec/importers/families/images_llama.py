@@ -113,7 +113,7 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
     attention = MultiHead("", name="tile_attention").write(text, "H_v")
     parts = [
         Part(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
-        Part(mlp.write(text, "vision").with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
+        Part(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
     ]
     cut = 'stg.reshape["bxc(hp)(wq)->bxchpwq", factors = (p, q), sizes = (P, P)]({})'
     weight = body.param("w_patch", "C, P, P, D_v")

@@ -20,7 +20,7 @@ class KimiDelta:
     """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, gates of rank P, convolutions of W_m
     tokens, a norm of each head times a gate."""
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         return text.use("kimi_delta", "D H_m P W_m Q_m")
 

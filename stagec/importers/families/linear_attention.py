@@ -97,7 +97,7 @@ class _DoubleDelta:
 
     double: bool
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         if not self.double:
             return GatedDelta().write(text)

@@ -176,7 +176,7 @@ class _Called:
 
     callee: Callee
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """The block."""
         return self.callee
 

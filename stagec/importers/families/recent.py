@@ -64,7 +64,7 @@ class _XIELU:
     """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
     it, each times a trained number, and x times beta, a buffer."""
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         return text.use("xielu", "D F")
 
@@ -84,7 +84,7 @@ def read_apertus(config: Config) -> ModelText:
 class _NormedGate:
     """A feed-forward block with a squared ReLU as a gate, and a norm before its last product."""
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         return text.use("gated_relu2", "D F")
 
@@ -297,7 +297,7 @@ class _ShortConv:
 
     bias: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         return text.use("short_conv", "D W", *["bias"] * self.bias)
 

@@ -16,15 +16,9 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 class Block(Protocol):
     """A block of a layer. Equal blocks are written once."""
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
-        """Add the block to the text; its name begins with that of the kind of layers where only
-        these have it."""
+    def write(self, text: ModelText) -> Callee:
+        """Add the block to the text."""
         ...
-
-
-def joined(kind: str, name: str) -> str:
-    """The name of a block of a kind of layers."""
-    return f"{kind}_{name}" if kind else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +141,7 @@ class Attention:
     key_scale: str = ""
     value_scale: str = ""
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         if self == Attention():
             return text.use("gqa", "D H G K theta")
@@ -213,7 +207,7 @@ class FeedForward:
     gated: bool = True
     bias: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         chosen = activation_options(self.activation, gated=self.gated)
         name = "swiglu" if self.gated else "mlp"
@@ -244,7 +238,7 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> Callee:
+    def write(self, text: ModelText) -> Callee:
         """Add the block."""
         text.assume("E >= T")
         symbols = "D M E T F_shared" if self.shared else "D M E T"
