@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from stagec.analysis.figures import Figures
     from stagec.analysis.time_report import TimeReport
     from stagec.importers.reading.config import Config
-    from stagec.importers.writing.text import Body, ModelText
+    from stagec.importers.writing.text import Body, Callee, ModelText
     from stagec.interface import time_step
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "BatchingPolicy",
     "Body",
     "Builder",
+    "Callee",
     "Config",
     "Diagnostic",
     "DiagnosticError",
@@ -172,6 +173,7 @@ __all__ = [
 #: Names whose modules no pass needs: they are imported when the names are asked for.
 _LATER: Mapping[str, str] = {
     "Body": "stagec.importers.writing.text",
+    "Callee": "stagec.importers.writing.text",
     "Config": "stagec.importers.reading.config",
     "Family": "stagec.analysis.family",
     "Figures": "stagec.analysis.figures",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -234,7 +236,12 @@ SCANS: Mapping[str, Keys] = {
         **_BASE,
         **_HEADS,
         "head_dim": 4,
-        "hybrid_override_pattern": "M-M*",
+        "hybrid_override_pattern": "M-E*",
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+        "moe_shared_expert_intermediate_size": 8,
         "mamba_num_heads": 4,
         "mamba_head_dim": 8,
         "n_groups": 4,
@@ -420,6 +427,16 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "gpt2": {"n_inner": (16, None), **_TIED},
     "gpt_bigcode": {"multi_query": (True, False)},
     "openai-gpt": {"afn": ("gelu", "relu"), **_TIED},
+    "mamba": {"use_bias": (True, False), "use_conv_bias": (True, False)},
+    "mamba2": {"use_bias": (True, False), "use_conv_bias": (True, False)},
+    "falcon_h1": {
+        "mamba_conv_bias": (True, False),
+        "mamba_rms_norm": (True, False),
+        "mlp_bias": (True, False),
+        "ssm_multipliers": ([0.5, 0.25, 0.75, 0.125, 2.0],),
+        "key_multiplier": (0.5, 0.25),
+        "mlp_multipliers": ([0.5, 0.25],),
+    },
     "kimi_linear": {
         "moe_renormalize": (True, False),
         "mla_use_nope": (True, False),
@@ -433,6 +450,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         **_BIASED,
     },
     "recurrent_gemma": {
+        "hidden_activation": ("gelu", "silu"),
         "attention_window_size": (3, 32),
         "logits_soft_cap": (30.0, 0),
         "attention_bias": (True, False),
@@ -569,3 +587,16 @@ def configurations(model_type: str) -> st.SearchStrategy[dict[str, Any]]:
     features = FEATURES.get(model_type, {})
     drawn = st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in features.items()})
     return drawn.map(lambda keys: small(model_type, **keys))
+
+
+def variants(model_type: str, draws: int = 8) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Small configurations of a family, by name: without a feature, with each value of each, and
+    some random choices of all, the same ones in every run."""
+    yield "", small(model_type)
+    features, draw = FEATURES.get(model_type, {}), random.Random(model_type)
+    for key, values in features.items():
+        for value in values:
+            yield f"{key}={json.dumps(value)}", small(model_type, **{key: value})
+    for number in range(draws if len(features) > 1 else 0):
+        keys = {key: draw.choice(values) for key, values in features.items()}
+        yield f"draw {number}", small(model_type, **keys)

@@ -368,11 +368,12 @@ class Classes(JobFormat):
 Classes().drops(None, None), all_ranks(Classes(), None)
 
 # == Families of models: From a configuration to the text that it means, as `stagec import` does. See [models.md](models.md).
-# -- ModelText, Body
+# -- ModelText, Body, Callee
 text = ModelText("double", "Twice the tokens.")
 body = Body()
 body.do(f"stg.return({body.let('y', 'stg.add(%x, %x)', 'twice')})")
 text.symbol("D", 64, "hidden_size"), text.symbol("L", 2)
+print(text.use("mlp", "D F", "bias").with_("F = 4*D"), Callee("f"))
 print(text.train("%x: f32[D]", body, "f32[D]").text())
 
 

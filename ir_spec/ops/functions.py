@@ -1,16 +1,17 @@
-"""Ops by which a text states a block once: imports, calls and parameters where they are used.
+"""Ops by which a text states a block once: imports, calls, parameters where they are used, options.
 
 The pass 'inline' opens them; no later pass meets one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Param
-from stagec.ir.traits import Declares, Free, Named, OpenParams, Stays, Trait
+from stagec.ir.traits import Conditional, Declares, Free, Named, OpenParams, Stays, Trait
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.structure import Declaration
 from stagec.support.diagnostics import error
@@ -61,14 +62,56 @@ class ParamOp(_Opened):
 class CallOp(_Opened):
     """Calls a private function: 'inline' puts its operations here.
 
-    A parameter in brackets gives a symbol of the function a value: `F = F_shared`. Other symbols
-    are those of whoever calls. What the function computes is named by a path of the function's
-    name, or of `as`: `%layers/mla/q`. A second call of one name gets a number: `%layers/mla_2/q`.
+    A parameter in brackets gives a symbol of the function a value, `F = F_shared`, or chooses one
+    of its options: `bias`, `qk_norm = rms`, `rope = (base = theta, first = R)`. Other symbols are
+    those of whoever calls, other options what the function says. What the function computes is
+    named by a path of the function's name, or of `as`: `%layers/mla/q`. A second call of one name
+    gets a number: `%layers/mla_2/q`.
     """
 
     name = "stg.call"
     operands = ("argument*",)
     results = ("result*",)
-    traits = (Free(), Stays(), Named(), OpenParams())
+    traits = (Free(), Stays(), Named(), OpenParams(words=True))
     params = (Param(AS, "name", "how paths call it (default: the function's name)"),)
     example = "%y = stg.call @swiglu[F = 4*D, as = shared](%x)"
+
+
+class OptionOp(Declaration):
+    """Declares an option of a private function: the words that it may be, the first one if a call
+    says nothing. `yes` is said by the option's name alone: `stg.call @f[bias](%x)`."""
+
+    name = "stg.option"
+    traits = (Declares("option"), Named(), OpenParams())
+    parents = ("stg.func",)
+    example = "stg.option @qk_norm[no, rms, layer]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if len(op.attrs) < 2 or any(value is not True for value in op.attrs.values()):
+            yield "expects two words or more, such as [no, yes]"
+
+
+class StaticsOp(Declaration):
+    """Declares static parameters of an op of a private function: those that it has if a call says
+    nothing. A call gives others, `rope = (base = theta, first = R)`, or `rope = no`. The op names
+    them: `stg.rope[statics = rope](%q)`."""
+
+    name = "stg.statics"
+    traits = (Declares("statics"), Named(), OpenParams(words=True))
+    parents = ("stg.func",)
+    example = "stg.statics @mask[causal]"
+
+
+class WhenOp(_Opened):
+    """What its region yields, where the options of the function are as it says; its operands where
+    they are not. Without operands there is nothing then: ops lack the operand.
+
+    `bias` says that option bias is not `no`, `norm = rms` and `norm = (rms, layer)` what it is; of
+    several conditions all hold.
+    """
+
+    name = "stg.when"
+    operands = ("otherwise*",)
+    results = ("result*",)
+    traits = (Conditional(), OpenParams(words=True))
+    example = "%y = stg.when[bias](%x) {\n  %a = stg.gelu(%x)\n  stg.yield(%a)\n}"

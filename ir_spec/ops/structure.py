@@ -185,6 +185,7 @@ class FuncOp(Declaration):
     the function returns what they become.
 
     A `private` function is a block that others call. It may leave out the types of all arguments.
+    A call may leave out the last `optional` ones.
     With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
     is then the number of parameters of the whole model, `trainable` that of those that are trained
     if others are frozen. With `part` it is a part of the model; `peers` are the others that train
@@ -196,6 +197,7 @@ class FuncOp(Declaration):
     parents = ("stg.module",)
     params = (
         Param("private", "flag", "a block, which others call"),
+        Param("optional", "int", "how many of its last arguments a call may leave out"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
         Param("parameters", "size", "parameters of the whole model"),

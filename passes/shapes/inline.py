@@ -11,7 +11,8 @@
 
 A value is named by its path: the repeats and functions around it. A second call or repeat of one
 name gets a number, and so does a second parameter. The location of an operation is its place in the
-function, under the path of the call.
+function, under the path of the call. Options are resolved while a function is copied
+(`stagec.passes.shapes.options`).
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ from stagec.api import (
     made_by,
     note,
 )
-from stagec.ir.copies import Copier, sized
+from stagec.ir.copies import sized
+from stagec.ir.core import NamedAttr
 from stagec.ir.infer import same_shape, stated
+from stagec.ir.opdef import unregistered
+from stagec.ir.options import Choice, choice, declared_options
 from stagec.ir.param import attr_text
-from stagec.ir.traits import Repeats
+from stagec.ir.traits import Conditional, Repeats
 from stagec.ir_spec.ops.functions import AS, CallOp, ParamOp
+from stagec.passes.shapes.options import ChosenCopier
 from stagec.support.limits import MAX_DEPTH, MAX_OPERATIONS
 from stagec.support.source import file_loc
 from stagec.support.suggest import did_you_mean
@@ -135,6 +140,7 @@ class _Inliner:
         self._scopes: set[tuple[str, ...]] = set()
         self._operations = 0
         self._known: dict[str, set[str]] = {}
+        self._nothing = Operation(unregistered("stg.nothing")).add_result("nothing")
 
     def run(self) -> None:
         self._ops(list(self._main.body.ops), _Context())
@@ -193,23 +199,28 @@ class _Inliner:
         name = call.symbol or ""
         block = self._block(call, name, at)
         sizes = {**at.sizes, **self._sizes(call, block, name)}
+        options = self._options(call, block, sizes)
         path = self._scope(at, call.text(AS, name))
         inner = replace(at, path=path, calls=(*at.calls, name), sizes=sizes)
         body, region = block.func.body, call.parent
         if region is None:
             raise ValueError("a call stands in a region")
-        values = dict(zip(body.args, call.operands, strict=True))
+        values = dict(zip(body.args, call.operands, strict=False))
+        values |= dict.fromkeys(body.args[len(call.operands) :], self._nothing)
         for arg, given in values.items():
-            _settle(given, sized(arg.type, sizes), made_by(f"@{name}", call.loc))
-        copier = Copier(values, sizes, inner.named, inner.placed)
-        made = [copier.copy(op) for op in body.ops[:-1]]
+            if given is not self._nothing:
+                _settle(given, sized(arg.type, sizes), made_by(f"@{name}", call.loc))
+        copier = ChosenCopier(
+            values, sizes, inner.named, inner.placed, options, self._nothing, call.loc
+        )
+        made = [each for op in body.ops[:-1] for each in copier.copies(op)]
         self._count(made, call.loc)
         place = call.position()
         for number, op in enumerate(made):
             region.insert(place + number, op)
         self._check_sizes(call, made, name)
         self._assume(call, block, sizes)
-        found = [copier.values[v] for v in body.terminator.operands]
+        found = [copier.given(v, body.terminator) for v in body.terminator.operands]
         for value, type_ in zip(found, body.returns, strict=False):
             _settle(value, sized(type_, sizes), made_by(f"@{name}", body.terminator.loc))
         for result, value in zip(call.results, found, strict=True):
@@ -248,32 +259,62 @@ class _Inliner:
             raise _too_deep(call.loc)
         body = block.func.body
         takes, gives = len(body.args), len(body.terminator.operands)
+        least = takes - block.func.integer("optional", 0)
         for what, found, expected in (
-            ("arguments", len(call.operands), takes),
-            ("results", len(call.results), gives),
+            ("arguments", len(call.operands), range(least, takes + 1)),
+            ("results", len(call.results), range(gives, gives + 1)),
         ):
-            if found != expected:
+            if found not in expected:
+                counts = " to ".join(map(str, sorted({expected[0], expected[-1]})))
                 raise error(
-                    f"@{name} has {expected} {what}, the call {found}",
+                    f"@{name} has {counts} {what}, the call {found}",
                     call.loc,
-                    remedy=f"give it {expected}",
+                    remedy=f"give it {counts}",
                     notes=[note("it is defined here", block.func.loc)],
                 )
         return block
+
+    def _options(
+        self, call: Operation, block: ImportedFunction, sizes: Mapping[str, Expr]
+    ) -> dict[str, Choice]:
+        """What the options of a function are in a call. Raises `DiagnosticError` for a wrong
+        value."""
+        chosen: dict[str, Choice] = {}
+        for name, option in declared_options(block.func).items():
+            given = call.attrs.get(name)
+            try:
+                chosen[name] = choice(option, given, sizes)
+            except ValueError as e:
+                text = name if given is True else f"{name} = {attr_text(given or False)}"
+                raise error(
+                    f"@{call.symbol} is called with {text}, but the option is {e}",
+                    call.loc,
+                    remedy=f"give it one of these, or leave {name} out",
+                    notes=[note("it is declared here", option.loc)],
+                ) from None
+        return chosen
+
+    def _given(self, call: Operation) -> dict[str, Attr]:
+        """What a call gives symbols of its function."""
+        block = self._blocks.get(call.symbol or "")
+        options = declared_options(block.func) if block is not None else {}
+        return {n: v for n, v in call.attrs.items() if n != AS and n not in options}
 
     def _sizes(self, call: Operation, block: ImportedFunction, name: str) -> dict[str, Expr]:
         """The values that a call gives symbols. Raises `DiagnosticError` for one that the function
         does not have, and for what is no size."""
         sizes: dict[str, Expr] = {}
-        given = {symbol: value for symbol, value in call.attrs.items() if symbol != AS}
+        given = self._given(call)
         known = self._symbols_of(block) if given else set[str]()
         for symbol, value in given.items():
             if symbol not in known:
+                options = declared_options(block.func)
                 raise error(
-                    f"@{name} has no size {symbol}",
+                    f"@{name} has no size {symbol}" + (", and no such option" if options else ""),
                     call.loc,
-                    remedy=did_you_mean(symbol, known)
-                    or f"its sizes are: {', '.join(sorted(known)) or 'none'}",
+                    remedy=did_you_mean(symbol, {*known, *options})
+                    or f"its sizes are: {', '.join(sorted(known)) or 'none'}"
+                    + (f"; its options are: {', '.join(options)}" if options else ""),
                     notes=[note("it is defined here", block.func.loc)],
                 )
             if not isinstance(value, Expr):
@@ -291,15 +332,27 @@ class _Inliner:
         if name not in self._known:
             if depth >= MAX_DEPTH:
                 raise _too_deep(block.func.loc)
-            self._known[name] = _symbols([block.func, *block.func.body.walk()])
+            self._known[name] = self._symbols([block.func, *block.func.body.walk()])
             for op in block.func.body.walk():
                 called = self._blocks.get(op.symbol or "")
                 if isinstance(op.definition, CallOp) and called is not None:
                     self._known[name] |= self._symbols_of(called, depth + 1) - op.attrs.keys()
         return self._known[name]
 
+    def _symbols(self, ops: Iterable[Operation]) -> set[str]:
+        """The symbols in the parameters and types of operations."""
+        symbols: set[str] = set()
+        for op in ops:
+            attrs = self._given(op) if isinstance(op.definition, CallOp) else op.attrs
+            for value in () if op.has(Conditional) else attrs.values():
+                symbols |= _in_attr(value)
+            for value in (*op.results, *(op.region.args if op.region is not None else ())):
+                if isinstance(value.type, TensorType):
+                    symbols |= {s for d in value.type.dims for s in d.size.symbols}
+        return symbols
+
     def _check_sizes(self, call: Operation, made: Sequence[Operation], name: str) -> None:
-        missing = sorted(_symbols(_within(made)) - self._declared)
+        missing = sorted(self._symbols(_within(made)) - self._declared)
         if missing:
             listed = ", ".join(missing)
             raise error(
@@ -312,7 +365,11 @@ class _Inliner:
     def _assume(self, call: Operation, block: ImportedFunction, sizes: Mapping[str, Expr]) -> None:
         """Keep what the text of a function states, in the sizes of the call."""
         found = (r.substitute(sizes) for r in block.relations)
-        new = [r for r in found if r.symbols <= self._declared and r not in self._relations]
+        new = [
+            r
+            for r in found
+            if r.symbols <= self._declared and r not in self._relations and r.left != r.modulus
+        ]
         for relation in new:
             if not relation.symbols and not relation.holds({}):
                 raise error(
@@ -365,23 +422,11 @@ def _within(ops: Iterable[Operation]) -> Iterator[Operation]:
             yield from op.region.walk()
 
 
-def _symbols(ops: Iterable[Operation]) -> set[str]:
-    """The symbols in the parameters and types of operations."""
-    found: set[str] = set()
-    for op in ops:
-        for name, value in op.attrs.items():
-            if not (isinstance(op.definition, CallOp) and name == AS):
-                found |= _in_attr(value)
-        values = (*op.results, *(op.region.args if op.region is not None else ()))
-        for value in values:
-            if isinstance(value.type, TensorType):
-                found |= {s for d in value.type.dims for s in d.size.symbols}
-    return found
-
-
 def _in_attr(value: Attr) -> set[str]:
     if isinstance(value, Expr | Relation):
         return set(value.symbols)
+    if isinstance(value, NamedAttr):
+        return _in_attr(value.value)
     if isinstance(value, tuple):
         return {s for item in value for s in _in_attr(item)}
     return set()

@@ -33,11 +33,16 @@ class Copier:
                 type_ = sized(arg.type, self.sizes)
                 self.values[arg] = inner.add_arg(self.named(arg.name), type_, arg.loc)
             for child in op.region.ops:
-                inner.append(self.copy(child))
+                for each in self.copies(child):
+                    inner.append(each)
         for result in op.results:
             type_ = sized(result.type, self.sizes)
             self.values[result] = new.add_result(self.named(result.name), type_, result.loc)
         return new
+
+    def copies(self, op: Operation) -> list[Operation]:
+        """What stands for an operation in a copied region."""
+        return [self.copy(op)]
 
 
 def sized(type_: Type | None, sizes: Mapping[str, Expr]) -> Type | None:

@@ -45,8 +45,28 @@ class Quoted:
         return f'"{self.text}"'
 
 
+@dataclass(frozen=True, slots=True)
+class NamedAttr:
+    """`name = value` in a list: one of the parameters that a call hands to an op of a block."""
+
+    name: str
+    value: Attr
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}"
+
+
 Attr = (
-    bool | str | Expr | Relation | SymbolRef | Quoted | LayerOrder | Multiple | tuple["Attr", ...]
+    bool
+    | str
+    | Expr
+    | Relation
+    | SymbolRef
+    | Quoted
+    | LayerOrder
+    | Multiple
+    | NamedAttr
+    | tuple["Attr", ...]
 )
 
 
@@ -366,6 +386,8 @@ def substitute_attr(value: Attr, env: Mapping[str, Expr]) -> Attr:
         return substitute(value, env)
     if isinstance(value, Relation):
         return value.substitute(env)
+    if isinstance(value, NamedAttr):
+        return NamedAttr(value.name, substitute_attr(value.value, env))
     if isinstance(value, tuple):
         return tuple(substitute_attr(v, env) for v in value)
     return value

@@ -14,7 +14,7 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
-from stagec.ir.param import Arity, Param
+from stagec.ir.param import STATICS, Arity, Param
 from stagec.ir.routed import expert_weights
 from stagec.ir.rule import Rule, Shape, shape_text
 from stagec.ir.traits import Declares, InPlace, OpenParams, Stays, Trait
@@ -40,6 +40,7 @@ _COMMON = (
     Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES),
     Param("fused", "int", "computations of a region with the same number are one kernel"),
     Param("cached", "flag", "serving caches this value, not what follows from it"),
+    Param(STATICS, "name", "in a block: the stg.statics that it takes besides"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stagec.ir.core import Attr, Quoted, SymbolRef
+from stagec.ir.core import Attr, NamedAttr, Quoted, SymbolRef
 from stagec.ir.expr import Expr, const
 from stagec.ir.facts import Relation
 from stagec.ir.order import read_order
@@ -125,6 +125,8 @@ _EXPECTED = {
     "values": "names of values",
 }
 
+#: In a block: the parameter by which an op takes static parameters that a call may give.
+STATICS = "statics"
 #: Kinds whose names are axes of the mesh, and those whose names are declared symbols.
 AXES, DIMS = frozenset({"axis", "axes"}), frozenset({"dim", "dims"})
 #: Kinds that take all positional values.
@@ -178,5 +180,8 @@ def attr_text(value: Attr) -> str:
     """The text of an attribute value, as it stands in brackets."""
     if isinstance(value, tuple):
         parts = [attr_text(v) for v in value]
-        return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+        alone = len(parts) == 1 and not isinstance(value[0], NamedAttr)
+        return parts[0] if alone else f"({', '.join(parts)})"
+    if isinstance(value, NamedAttr):
+        return f"{value.name} = {attr_text(value.value)}"
     return str(value)

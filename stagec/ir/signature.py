@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef, UnregisteredOp
-from stagec.ir.param import Arity, convert_param
+from stagec.ir.param import STATICS, Arity, convert_param
 from stagec.ir.traits import HasRegion, Named, OpenParams
 from stagec.support.diagnostics import DiagnosticList
 from stagec.support.suggest import did_you_mean
@@ -66,7 +66,7 @@ def _params(op: Operation) -> Iterator[Misfit]:
             wrong = True
             remedy = did_you_mean(name, known) or parameters_of(definition)
             yield Misfit(f"'{op.name}' has no parameter '{name}'", remedy, name)
-    for param in () if wrong else definition.params:
+    for param in () if wrong or STATICS in op.attrs else definition.params:
         if param.required and param.name not in op.attrs:
             message = f"'{op.name}' expects parameter '{param.name}': {param.doc}"
             yield Misfit(message, parameters_of(definition))

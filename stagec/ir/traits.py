@@ -221,7 +221,8 @@ class Lowered(Trait):
 class Declares(Free, Stays):
     """It states something and computes nothing. `what` lets the module find it: `symbols` and
     `axes` (its parameters are the names), `relations`, `order`, `layers`, `loads`, `function`,
-    `graph`, `strategy`, `import`; in a function, `parameter`; in a strategy, `expert_loads`.
+    `graph`, `strategy`, `import`; in a function, `parameter`, `option` and `statics`; in a
+    strategy, `expert_loads`.
 
     | op              | |
     |-----------------|-|
@@ -236,14 +237,18 @@ class Declares(Free, Stays):
 
 @dataclass(frozen=True)
 class OpenParams(Trait):
-    """It takes parameters of any name: they are what it declares, in the order of the text.
+    """It takes parameters of any name: they are what it declares, in the order of the text. With
+    `words` their values may be words beside sizes.
 
     | op              | |
     |-----------------|-|
     | `stg.symbols`   | yes |
+    | `stg.call`      | yes: words |
     | `stg.mesh`      | yes |
     | `stg.assume`    | no: one list of relations |
     """
+
+    words: bool = False
 
 
 @dataclass(frozen=True)
@@ -299,6 +304,17 @@ class Runs(HasRegion, Free, Stays):
     | `stg.action`    | yes |
     | `stg.repeat`    | yes |
     | `stg.func`      | no: nobody calls it |
+    """
+
+
+@dataclass(frozen=True)
+class Conditional(HasRegion, Free, Stays):
+    """Its region stands in its place where options are as it says, else its operands.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.when`      | yes |
+    | `stg.repeat`    | no: it runs in any case |
     """
 
 

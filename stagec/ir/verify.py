@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stagec.ir.core import Attr, NotATensorError, Operation, Region, Value
+from stagec.ir.core import Attr, NamedAttr, NotATensorError, Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
 from stagec.ir.facts import Relation
 from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
-from stagec.ir.param import AXES, DIMS
+from stagec.ir.param import AXES, DIMS, STATICS
 from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.signature import check_signature
 from stagec.ir.sound import Sound
-from stagec.ir.traits import CopiesMemory, Free, Lowered
+from stagec.ir.traits import CopiesMemory, Free, Lowered, OpenParams
 from stagec.ir.types import TensorType, index_name
+from stagec.ir.verify_options import check_options
 from stagec.ir.verify_order import check_orders
 from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
@@ -74,6 +75,7 @@ class _Checker:
         self._relations()
         self._disordered = check_structure(self._module, self._problems, self._sound)
         self._op(self._module.root)
+        check_options(self._module, self._problems)
         if not self._problems.errors:
             check_orders(self._module, self._problems)
         if self._typed and not self._problems.errors:
@@ -139,7 +141,7 @@ class _Checker:
         for value in op.results:
             self._value(op, value)
         foreign = isinstance(op.definition, UnregisteredOp)
-        if sound and not foreign and _has_types(op):
+        if sound and not foreign and STATICS not in op.attrs and _has_types(op):
             _check_definition(op, self._problems)
             self._memory(op)
         if len(self._problems.items) == before:
@@ -204,9 +206,11 @@ class _Checker:
 
     def _attr(self, op: Operation, name: str, attr: Attr) -> None:
         if isinstance(attr, Expr | Relation):
-            if isinstance(op.definition, UnregisteredOp) and isinstance(attr, Expr):
-                return  # a bare name may mean anything there
+            if self._may_be_word(op, attr):
+                return
             self._declared_symbols(attr.symbols, op.loc)
+        elif isinstance(attr, NamedAttr):
+            self._attr(op, name, attr.value)
         elif isinstance(attr, tuple):
             for item in attr:
                 self._attr(op, name, item)
@@ -216,6 +220,15 @@ class _Checker:
                 self._axis(attr, op.loc)
             elif param is not None and param.kind in DIMS:
                 self._dimension(attr, op.loc)
+
+    def _may_be_word(self, op: Operation, attr: Expr | Relation) -> bool:
+        """Whether a name need not be a symbol: any size of an op without a definition, and a name
+        alone where the op that gets it is another one."""
+        if isinstance(op.definition, UnregisteredOp):
+            return isinstance(attr, Expr)
+        params = op.definition.trait(OpenParams)
+        words = params is not None and params.words
+        return words and isinstance(attr, Expr) and attr.symbol_name is not None
 
     def _declared_symbols(self, names: frozenset[str], loc: Loc) -> None:
         for name in () if names <= self._declared else sorted(names - self._declared):

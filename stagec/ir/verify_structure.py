@@ -6,7 +6,7 @@ from stagec.ir.core import Operation, Region
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.sound import Sound
-from stagec.ir.traits import Holds, Lowered, Terminates
+from stagec.ir.traits import Conditional, Holds, Lowered, Terminates
 from stagec.ir.types import index_name
 from stagec.support.diagnostics import DiagnosticList, note
 from stagec.support.source import Loc
@@ -34,7 +34,8 @@ def _check_region(owner: Operation, region: Region, problems: DiagnosticList) ->
     holds = owner.definition.trait(Holds)
     if holds is None and not isinstance(owner.definition, UnregisteredOp):
         _check_end(owner, region, problems)
-    if owner.operands and len(owner.operands) != len(region.args):
+    bound = owner.operands and not owner.has(Conditional)
+    if bound and len(owner.operands) != len(region.args):
         problems.error(
             f"'{owner.name}' binds {len(owner.operands)} values to {len(region.args)} arguments",
             owner.loc,

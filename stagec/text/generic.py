@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
+from stagec.ir.core import Attr, NamedAttr, Operation, Quoted, Region, SymbolRef, Value
 from stagec.ir.expr import MAX_INTEGER, Expr
 from stagec.ir.facts import Relation
 from stagec.ir.module import Module
@@ -86,6 +86,8 @@ def attr_text(value: Attr) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return f"[{', '.join(map(attr_text, value))}]"
+    if isinstance(value, NamedAttr):
+        return f"{{{value.name} = {attr_text(value.value)}}}"
     if isinstance(value, Expr):
         number = value.value
         if number is not None and abs(number) <= MAX_INTEGER:

@@ -28,7 +28,7 @@ from lark import (
 from lark.exceptions import VisitError
 
 from stagec.ir import expr as ex
-from stagec.ir.core import Attr, Quoted, SymbolRef
+from stagec.ir.core import Attr, NamedAttr, Quoted, SymbolRef
 from stagec.ir.evaluation import BUCKETS
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Comparison, Relation
@@ -258,6 +258,7 @@ class _Builder(Transformer):
         return value
 
     def relation(self, left: Expr, op: Token, right: Expr) -> Attr:
+        left, right = _expr(left), _expr(right)
         comparison: Comparison = "==" if op == "==" else ">=" if op == ">=" else "<="
         parts = ex.modulo_parts(left)
         return (
@@ -411,6 +412,10 @@ class _Builder(Transformer):
 
     def tuple(self, *items):
         return items
+
+    def keyed(self, name, value) -> Attr:
+        self._mark(name)
+        return NamedAttr(str(name), value)
 
     def loc(self, body) -> Loc:
         return body

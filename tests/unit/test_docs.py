@@ -514,6 +514,11 @@ def op_example(op: OpDef) -> str:
         return f"{head.splitlines()[0]}\n{op.example}\n}}"
     if op.name in IN_MODULE:
         return f"{head}{op.example}\n}}"
+    if op.name in ("stg.option", "stg.statics", "stg.when"):
+        block = f"stg.option @bias[no, yes]\n{op.example}\nstg.return(%x)"
+        called = "%y = stg.call @f[bias](%x)\nstg.return(%y)"
+        main = f"stg.func @main (%x: {NAMES['x']}) {{\n{called}\n}}"
+        return f"{head}stg.func @f[private] (%x) {{\n{block}\n}}\n{main}\n}}"
     if op.name == "stg.call":
         head += '  stg.import["blocks/swiglu.stg"]\n'
     inside = op.name.partition(".")[0] == "et"

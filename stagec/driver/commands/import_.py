@@ -10,6 +10,11 @@ import click
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.jobs.request.configurations import import_configuration
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.plugins import load_plugins
+from stagec.support.source import Source
+from stagec.text.build import parse_module
+from stagec.text.printer import print_module
 
 
 @click.command("import")
@@ -29,6 +34,9 @@ from stagec.jobs.request.configurations import import_configuration
     help="Take every key that is not known as left out, with a remark for each.",
 )
 @click.option("--images", is_flag=True, help="A step that takes images beside words.")
+@click.option(
+    "--inline", "opened", is_flag=True, help="Write the whole: the blocks in place of their calls."
+)
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
     config: str,
@@ -37,13 +45,24 @@ def command(
     *,
     images: bool,
     unknown: bool,
+    opened: bool,
     plugin: tuple[Path, ...],
 ) -> None:
     """Write the STG text of a model from CONFIG, a config.json or a folder that holds one.
 
-    A key that changes the computation and is not understood is an error. Nothing is downloaded.
+    It calls blocks of the library with their options; --inline writes out what they compute. A key
+    that changes the computation and is not understood is an error. Nothing is downloaded.
     """
     source = import_configuration(
         config, the_session(), ignored, plugin, images=images, unknown=unknown
     )
-    write_output(source.text, output)
+    write_output(_opened(source, plugin) if opened else source.text, output)
+
+
+def _opened(source: Source, plugin: tuple[Path, ...]) -> str:
+    """The text whose calls are opened."""
+    known = load_plugins(plugin)
+    the_session().remember(source)
+    module = parse_module(source, known.registry)
+    PassManager(known.pipeline("inline")).run(module)
+    return print_module(module)

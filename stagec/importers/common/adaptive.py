@@ -5,12 +5,12 @@ and scales what they give, and gates what is added to the stream (adaptive norms
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stagec.importers.common.sizes import identifier, read_size
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS
-from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import linear
+from stagec.importers.writing.blocks import FeedForward
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 _PLAIN = "stg.layernorm[affine = none]({})"
 
@@ -73,25 +73,14 @@ def predict_patches(text: ModelText, body: Body, n: str, args: str) -> ModelText
     return text.train(f"{images} {args}, %noise: bf16[B, X*X, P, P, C_out]", body)
 
 
-def embedder(text: ModelText) -> str:
-    """Two products with SiLU between them, from the width U to D; the block's name."""
-    body = Body()
-    u = linear(body, "u", "%x", "in", "U, D")
-    a = body.let("a", f"stg.silu({u})")
-    body.do(f"stg.return({linear(body, 'y', a, 'out', 'D, D')})")
-    return text.function("embedder", "%x", body)
+def embedder(text: ModelText) -> Callee:
+    """Two products with SiLU between them, from the width U to D."""
+    return _use(text, "embedder", "U D")
 
 
-def modulation(text: ModelText, parts: int) -> str:
-    """The shifts, scales and gates of a condition [B, D], `parts` of them; the block's name."""
-    body = Body()
-    steps = [
-        f'stg.einsum["bd,dze->bze"]({{}}, {body.param("w", f"D, {parts}, D")})',
-        f'stg.add["bze,ze->bze"]({{}}, {body.param("b", f"{parts}, D")})',
-    ]
-    m = body.steps("m", body.let("a", "stg.silu(%c)"), steps)
-    body.do(f"stg.return({m})")
-    return text.function(f"modulation{parts}", "%c", body)
+def modulation(text: ModelText, parts: int) -> Callee:
+    """The shifts, scales and gates of a condition [B, D], `parts` of them."""
+    return _use(text, "modulation", "D", f"Z = {parts}")
 
 
 def unbound(body: Body, m: str, names: Sequence[str]) -> list[str]:
@@ -100,14 +89,9 @@ def unbound(body: Body, m: str, names: Sequence[str]) -> list[str]:
     return values
 
 
-def modulated(text: ModelText) -> str:
-    """LayerNorm(x) * (1 + scale) + shift; the block's name."""
-    body = Body()
-    n = body.let("n", _PLAIN.format("%x"))
-    s = body.let("s", f'stg.einsum["bsd,bd->bsd"]({n}, %scale)')
-    y = body.let("y", f'stg.add["bsd,bsd,bd->bsd"]({n}, {s}, %shift)')
-    body.do(f"stg.return({y})")
-    return text.function("modulated", "%x, %shift, %scale", body)
+def modulated(text: ModelText) -> Callee:
+    """LayerNorm(x) * (1 + scale) + shift."""
+    return _use(text, "modulated", "D")
 
 
 def gated(body: Body, out: str, x: str, a: str, gate: str) -> str:
@@ -116,17 +100,9 @@ def gated(body: Body, out: str, x: str, a: str, gate: str) -> str:
     return body.let(out, f"stg.add({x}, {g})")
 
 
-def adaptive_mlp(text: ModelText) -> str:
-    body = Body()
-    steps = [
-        f'stg.einsum["bsd,df->bsf"]({{}}, {body.param("w_up", "D, F")})',
-        f'stg.add["bsf,f->bsf"]({{}}, {body.param("b_up", "F")})',
-        "stg.gelu({})",
-        f'stg.einsum["bsf,fd->bsd"]({{}}, {body.param("w_down", "F, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_down", "D")})',
-    ]
-    body.do(f"stg.return({body.steps('y', '%x', steps)})")
-    return text.function("mlp", "%x", body)
+def adaptive_mlp(text: ModelText) -> Callee:
+    """The feed-forward block of all of these models."""
+    return FeedForward("gelu_tanh", gated=False, bias=True).write(text)
 
 
 def sinusoid(body: Body, name: str, data: str) -> str:
@@ -145,30 +121,24 @@ def projected(body: Body, out: str, x: str, name: str, sizes: str) -> str:
     return body.steps(out, x, steps)
 
 
-def qkv_of(text: ModelText, normed: bool = True) -> str:
-    """Queries, keys and values, the first two normalised for each head if `normed`; its name."""
-    body = Body()
-    made: list[str] = []
-    for out in "qkv":
-        steps = [
-            f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})',
-            f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H, K")})',
-        ]
-        if normed and out != "v":
-            steps.append(RMS.step(body, f"{out}_norm", "K"))
-        made.append(body.steps(out, "%x", steps))
-    body.do(f"stg.return({', '.join(made)})")
-    return text.function("qkv", "%x", body)
+def qkv_of(text: ModelText, normed: bool = True) -> Callee:
+    """Queries, keys and values, the first two normalised for each head if `normed`."""
+    return _use(text, "qkv", "D H K", *([] if normed else ["normed = no"]))
 
 
-def output(text: ModelText) -> str:
-    body = Body()
-    steps = [
-        f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("w", "H, K, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b", "D")})',
-    ]
-    body.do(f"stg.return({body.steps('o', '%a', steps)})")
-    return text.function("output", "%a", body)
+def output(text: ModelText) -> Callee:
+    """The product behind attention."""
+    return _use(text, "output", "D H K")
+
+
+def _named(callee: Callee, name: str) -> Callee:
+    """The function, called by this name in paths."""
+    return callee.with_(f"as = {name}")
+
+
+def _use(text: ModelText, name: str, symbols: str, *given: str) -> Callee:
+    """A function of the library's text of these models."""
+    return replace(text.use("adaptive", symbols, *given), name=name)
 
 
 def joint(
@@ -179,7 +149,7 @@ def joint(
     normed: bool = True,
     dual: bool = False,
     last: bool = False,
-) -> str:
+) -> Callee:
     """A block of two streams, %x of the image and %c of the text, under the condition %t; its name.
 
     Both meet in attention. With `dual` the image has attention of its own besides; the `last` block
@@ -196,12 +166,12 @@ def joint(
     for s, stream in (("x", "image"), ("c", "text")):
         short = last and s == "c"
         parts = ["scale1", "shift1"] if short else _PARTS + (_MORE if dual and s == "x" else [])
-        m = f"stg.call @{modulation(text, len(parts))}[as = {stream}_modulation](%t)"
+        m = f"stg.call @{_named(modulation(text, len(parts)), stream + '_modulation')}(%t)"
         found = unbound(body, body.let(f"m{s}", m), [f"{s}_{n}" for n in parts])
         gates[s] = [*found[1::-1]] if short else found
         shift, scale, *_ = gates[s]
         n = body.let(f"n{s}", f"stg.call @{modulate}[as = {stream}_norm1](%{s}, {shift}, {scale})")
-        body.do(f"%q{s}, %k{s}, %v{s} = stg.call @{qkv}[as = {stream}_qkv]({n})")
+        body.do(f"%q{s}, %k{s}, %v{s} = stg.call @{_named(qkv, stream + '_qkv')}({n})")
     q, k, v = (body.let(n, f"stg.concat[dim = 1](%{n}c, %{n}x)") for n in "qkv")
     a = attended(body, "a", (q, k, v), rotated=rotated)
     if last:
@@ -218,7 +188,7 @@ def joint(
         if more:
             h = _beside(text, body, h, more, normed)
         n = body.let(f"k{s}n", f"stg.call @{modulate}[as = {stream}_norm2]({h}, {shift}, {scale})")
-        f = body.let(f"f{s}", f"stg.call @{mlp}[as = {stream}_mlp]({n})")
+        f = body.let(f"f{s}", f"stg.call @{_named(mlp, stream + '_mlp')}({n})")
         results.append(gated(body, f"y{s}", h, f, gate2))
     body.do(f"stg.return({', '.join(results)})")
     return text.function(name, "%x, %c, %t", body)
@@ -232,7 +202,7 @@ def _beside(text: ModelText, body: Body, h: str, parts: Sequence[str], normed: b
     """Append attention of the image to itself, on what the block takes."""
     shift, scale, gate = parts
     n = body.let("nz", f"stg.call @{modulated(text)}[as = image_norm3](%x, {shift}, {scale})")
-    body.do(f"%qz, %kz, %vz = stg.call @{qkv_of(text, normed)}[as = own_qkv]({n})")
+    body.do(f"%qz, %kz, %vz = stg.call @{_named(qkv_of(text, normed), 'own_qkv')}({n})")
     a = body.let("az", "stg.attention(%qz, %kz, %vz)")
     o = body.let("oz", f"stg.call @{output(text)}[as = own_output]({a})")
     return gated(body, "rz", h, o, gate)

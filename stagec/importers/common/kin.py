@@ -308,8 +308,8 @@ class Kin:
             order.append(kind)
             if kind not in kinds:
                 parts = [
-                    Part(block.write(self.text, name), part, norm, post, scale)
-                    for (_, block), name, part in zip(layer, names, ("attn", "ffn"), strict=True)
+                    Part(block.write(self.text), part, norm, post, scale)
+                    for (_, block), part in zip(layer, ("attn", "ffn"), strict=True)
                 ]
                 kinds[kind] = Layer(parts, parallel, common_norm)
         return decoder.write(self.text, kinds, order)

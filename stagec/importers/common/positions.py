@@ -287,12 +287,12 @@ def score_share(config: Config) -> Fraction:
     return Fraction(1)
 
 
-def grown_queries(config: Config) -> str:
-    """What queries go through that grow with the position, as Ministral 3 has it: an operation on
-    `{}`, or nothing where the keys are not there."""
+def growing_temperature(config: Config) -> str:
+    """The static parameters of a temperature of queries that grows with the position, as Ministral
+    3 has it; nothing where the keys are not there."""
     parameters = config.section("rope_parameters")
     if parameters is None or not parameters.has("llama_4_scaling_beta"):
         return ""
     beta = parameters.ratio("llama_4_scaling_beta")
     floor = parameters.size("original_max_position_embeddings", default=16384)
-    return f"stg.temperature[floor = {floor}, scale = {beta}, start = 0]({{}})" if beta else ""
+    return f"floor = {floor}, scale = {beta}, start = 0" if beta else ""

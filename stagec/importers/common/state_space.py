@@ -5,7 +5,7 @@ Heads of these layers are H_m, of P, in G_m groups; channels of Mamba-1 are I.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -13,9 +13,8 @@ from typing import Literal
 from stagec.importers.common.heads import read_head
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import joined
-from stagec.importers.writing.stack import ONE, scaled
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.stack import ONE, times
+from stagec.importers.writing.text import Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,46 +23,14 @@ class Mamba1:
 
     bias: bool = False
     conv_bias: bool = True
-    norms: Literal["", "full", "none"] = ""
+    norms: Literal["no", "scale", "plain"] = "no"
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        if self == Mamba1():
-            return text.use("mamba", "D I N R W")
-        body = Body()
-        steps = [f'stg.einsum["bsd,dzi->bzsi"]({{}}, {body.param("w_in", "D, 2, I")})']
-        if self.bias:
-            steps.append(f'stg.add["bzsi,zi->bzsi"]({{}}, {body.param("b_in", "2, I")})')
-        uz = body.steps("uz", "%x", steps)
-        body.do(f"%u0, %z = stg.unbind[dim = 1, count = 2]({uz})")
-        u = body.let("u", convolved(body, "conv", "I", self.conv_bias).format("%u0"))
-        w_x = body.param("w_x", "I, R + 2*N")
-        rbc = body.let("rbc", f'stg.einsum["bsi,ic->bsc"]({u}, {w_x})')
-        r, b, c = self._parts(body, rbc)
-        dt = body.let("dt", f'stg.einsum["bsr,ri->bsi"]({r}, {body.param("w_dt", "R, I")})')
-        bias, a_log = body.param("dt_bias", "I"), body.param("A_log", "I, N")
-        operands = ", ".join([u, dt, a_log, b, c, body.param("skip", "I"), bias])
-        y = body.let("y", f"stg.selective_scan({operands})")
-        m = body.let("m", f"stg.mul({y}, {body.let('g', 'stg.silu(%z)')})")
-        steps = [f'stg.einsum["bsi,id->bsd"]({{}}, {body.param("w_out", "I, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_out", "D")})')
-        body.do(f"stg.return({body.steps('o', m, steps)})")
-        return text.function(joined(kind, "mamba"), "%x", body)
-
-    def _parts(self, body: Body, rbc: str) -> Sequence[str]:
-        """Step sizes, B and C."""
-        names = ("r", "b", "c")
-        if not self.norms:
-            body.do(f"%r, %b, %c = stg.cut[sizes = (R, N, N)]({rbc})")
-            return [f"%{n}" for n in names]
-        body.do(f"%r0, %b0, %c0 = stg.cut[sizes = (R, N, N)]({rbc})")
-        if self.norms == "none":
-            return [body.let(n, f"stg.rmsnorm[affine = none](%{n}0)") for n in names]
-        return [
-            body.let(n, f"stg.rmsnorm(%{n}0, {body.param(f'{n}_norm', size)})")
-            for n, size in zip(names, "RNN", strict=True)
-        ]
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        given = ["bias"] if self.bias else []
+        given += [] if self.conv_bias else ["conv_bias = no"]
+        given += [f"norms = {self.norms}"] if self.norms != "no" else []
+        return text.use("mamba", "D I N R W", *given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,67 +40,34 @@ class Mamba2:
     sizes, as projected."""
 
     grouped: bool = False
-    norm: Literal["all", "groups", "none"] = "all"
+    norm: Literal["all", "groups", "no"] = "all"
     bias: bool = False
     conv_bias: bool = True
     scales: tuple[Fraction, ...] = (ONE,) * 5
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
         if self.grouped:
             text.assume("H_m % G_m == 0")
         if self == Mamba2():
             return text.use("mamba2", "D H_m P N Q W")
-        body = Body()
-        group = ("G_m, N", "gn") if self.grouped else ("N", "n")
-        shapes = {"u": ("H_m, P", "hp"), "b": group, "c": group}
-        by = dict[str, Fraction](zip(("z", "u", "b", "c", "dt"), self.scales, strict=True))
-        z = self._projected(body, "z", *shapes["u"], by["z"])
-        for out, shape in shapes.items():
-            x = self._projected(body, f"{out}0", *shape, by[out])
-            conv = convolved(body, f"conv_{out}", shape[0], self.conv_bias)
-            body.let(out, conv.format(x))
-        dt = self._projected(body, "dt", "H_m", "h", by["dt"])
-        names = ("dt_bias", "A_log", "skip")
-        bias, a_log, skip = (body.param(n, "H_m") for n in names)
-        y = body.let("y", f"stg.ssd[chunk = Q](%u, {dt}, {a_log}, %b, %c, {skip}, {bias})")
-        g = body.let("g", f"stg.silu({z})")
-        steps = [f"stg.mul({{}}, {g})", *self._normed(body)]
-        m = body.steps("m", y, steps)
-        steps = [f'stg.einsum["bshp,hpd->bsd"]({{}}, {body.param("w_out", "H_m, P, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_out", "D")})')
-        body.do(f"stg.return({body.steps('o', m, steps)})")
-        return text.function(joined(kind, "mamba2"), "%x", body)
+        symbols = "D H_m P N Q W G_m" if self.grouped else "D H_m P N Q W"
+        return text.use("mamba2_heads", symbols, *self._options())
 
-    def _projected(self, body: Body, out: str, dims: str, letters: str, by: Fraction) -> str:
-        name = out.removesuffix("0")
-        weight = body.param(f"w_{name}", f"D, {dims}")
-        steps = [f'stg.einsum["bsd,d{letters}->bs{letters}"]({{}}, {weight})']
-        if self.bias:
-            bias = body.param(f"b_{name}", dims)
-            steps.append(f'stg.add["bs{letters},{letters}->bs{letters}"]({{}}, {bias})')
-        return body.steps(out, "%x", [*steps, *scaled(by)])
-
-    def _normed(self, body: Body) -> list[str]:
-        if self.norm == "none":
-            return []
-        if self.norm == "all":
-            return together(body, "norm", "hp", "H_m*P", "p", "P")
-        weight = body.param("norm", "G_m, H_m*P/G_m")
-        return [
-            'stg.reshape["bs(gh)p->bsg(hp)", factors = g, sizes = G_m]({})',
-            "stg.rmsnorm[affine = none]({})",
-            f'stg.einsum["bsgc,gc->bsgc"]({{}}, {weight})',
-            'stg.reshape["bsg(hp)->bs(gh)p", factors = h, sizes = H_m/G_m]({})',
-        ]
+    def _options(self) -> Iterator[str]:
+        yield from ["grouped"] if self.grouped else []
+        yield from [f"norm = {self.norm}"] if self.norm != "all" else []
+        yield from ["bias"] if self.bias else []
+        yield from [] if self.conv_bias else ["conv_bias = no"]
+        for name, by in zip(("z", "u", "b", "c", "dt"), self.scales, strict=True):
+            yield from [f"{name}_scale = ({times(by)})"] if by != 1 else []
 
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
     """A gated delta net."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         text.assume("H_m % G_m == 0")
         return text.use("gated_delta", "D H_m G_m K_m P Q W")
@@ -143,26 +77,9 @@ class GatedDelta:
 class Lightning:
     """Lightning attention."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         return text.use("lightning", "D H K Q")
-
-
-def convolved(body: Body, name: str, channels: str, bias: bool, width: str = "W") -> str:
-    """A causal convolution of `width` tokens with SiLU, on `{}`; its parameters are declared."""
-    operands = ["{}", body.param(name, f"{channels}, {width}")]
-    if bias:
-        operands.append(body.param(f"{name}_bias", channels))
-    return f"stg.causal_conv[silu]({', '.join(operands)})"
-
-
-def together(body: Body, name: str, letters: str, dims: str, last: str, size: str) -> list[str]:
-    """The steps of a norm over all heads as one row."""
-    return [
-        f'stg.reshape["bs{letters}->bs({letters})"]({{}})',
-        f"stg.rmsnorm({{}}, {body.param(name, dims)})",
-        f'stg.reshape["bs({letters})->bs{letters}", factors = {last}, sizes = {size}]({{}})',
-    ]
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -225,7 +142,7 @@ def read_mamba2(
     heads: int,
     groups: int = 1,
     state: int = 128,
-    norm: Literal["all", "groups", "none"] = "all",
+    norm: Literal["all", "groups", "no"] = "all",
     inner: int | None = None,
 ) -> Mamba2:
     """Mamba-2 by these keys; declares H_m, P, G_m, N, W and Q. The numbers are those of keys left

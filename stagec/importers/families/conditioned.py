@@ -6,7 +6,7 @@ Wan, all blocks of which see one condition and add a table of their own to it (a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from stagec.importers.common.adaptive import (
     adaptive_mlp,
@@ -24,12 +24,11 @@ from stagec.importers.common.adaptive import (
     unbound,
 )
 from stagec.importers.common.sizes import read_size
-from stagec.importers.common.state_space import together
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, RMS
+from stagec.importers.writing.blocks import LAYER, RMS, Rope
 from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import patches
+from stagec.importers.writing.towers import MultiHead, patches
 
 _SINUSOID = "numbers of a time's sinusoid"
 
@@ -74,43 +73,8 @@ def read_qwen_image(config: Config) -> ModelText:
 # -- one condition for all blocks ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Mixer:
-    """Attention of the image to itself or, with `cross`, to the text; queries and keys may be
-    normed over all heads, and rotated."""
-
-    cross: bool
-    normed: bool
-    rotated: bool
-    bias: bool = True
-
-    def write(self, text: ModelText) -> str:
-        """Add the block; its name."""
-        body = Body()
-        made: list[str] = []
-        for out in "qkv":
-            steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})']
-            if self.bias:
-                bias = body.param(f"b{out}", "H, K")
-                steps.append(f'stg.add["bshk,hk->bshk"]({{}}, {bias})')
-            if self.normed and out != "v":
-                steps += together(body, f"{out}_norm", "hk", "H*K", "k", "K")
-            if self.rotated and out != "v":
-                steps.append("stg.rope[base = 10000]({})")
-            source = "%c" if self.cross and out != "q" else "%x"
-            made.append(body.steps(out, source, steps))
-        steps = [
-            f"stg.attention({{}}, {', '.join(made[1:])})",
-            f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})',
-            f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})',
-        ]
-        body.do(f"stg.return({body.steps('o', made[0], steps)})")
-        name, args = ("cross_attention", "%x, %c") if self.cross else ("attention", "%x")
-        return text.function(name, args, body)
-
-
 def _blocks(
-    text: ModelText, body: Body, x: str, c: str, t: str, mixers: Sequence[_Mixer], *, norm: bool
+    text: ModelText, body: Body, x: str, c: str, t: str, mixers: Sequence[MultiHead], *, norm: bool
 ) -> tuple[str, str]:
     """Append all blocks on the image `x`, under the time `t` [B, D] and the text `c`; with `norm`
     there is one before cross attention. What comes out, and the time as it comes out."""
@@ -187,7 +151,8 @@ def read_pixart(config: Config) -> ModelText:
             raise config.refuse("num_attention_heads", f"make a width of {width}, not thirds of it")
         text.assume("D % 3 == 0")
         t = body.let("t1", f"stg.add({t}, {_sizes(text, body)})")
-    mixers = [_Mixer(cross, normed=False, rotated=False, bias=biased) for cross in (False, True)]
+    own = MultiHead("qkvo" if biased else "o")
+    mixers = [own, replace(own, cross=True, name="cross_attention")]
     y, t = _blocks(text, body, x, c, t, mixers, norm=False)
     n = _last_norm(text, body, y, t)
     more = ", %size: f32[B, 2], %ratio: f32[B, 1]" if sized else ""
@@ -233,7 +198,8 @@ def read_wan(config: Config) -> ModelText:
     x = projected(body, "x0", "%videos", "patch", "C, D")
     c = _texts(text, body)
     t = body.let("t0", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
-    mixers = [_Mixer(cross, normed=True, rotated=not cross) for cross in (False, True)]
+    own = MultiHead(normed=True, rope=Rope("10000"))
+    mixers = [own, replace(own, cross=True, rope=None, name="cross_attention")]
     norm = config.flag("cross_attn_norm", default=True)
     y, t = _blocks(text, body, x, c, t, mixers, norm=norm)
     v = projected(body, "v", _last_norm(text, body, y, t), "head", "D, C_out")

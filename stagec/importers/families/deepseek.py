@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
-from stagec.importers.common.positions import grown_queries, score_share
+from stagec.importers.common.positions import growing_temperature, score_share
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS, Attention, Block, FeedForward, Rope, joined
+from stagec.importers.writing.blocks import Attention, Block, FeedForward, Rope
 from stagec.importers.writing.stack import Decoder
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,94 +21,29 @@ class Latent:
     """Latent attention (arXiv 2405.04434): H heads of K + R for queries and keys, R of them
     rotated, and of W for values; ranks Q of the queries' latent, if they have one, and C of the
     keys' and values'. Scores are divided by the square root of `share` of a head. Without a `rope`
-    nothing is rotated. Queries go through `queries` at last, an operation on `{}`."""
+    nothing is rotated. `temperature` are the static parameters of that of queries. Where it is
+    `indexed`, I heads of J select N_keys keys for each query (arXiv 2512.02556)."""
 
     low_rank: bool = True
     rope: Rope | None = field(default_factory=Rope)
     share: Fraction = Fraction(1)
-    queries: str = ""
+    temperature: str = ""
+    indexed: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        if self == Latent():
-            return text.use("mla", "D H C K R W theta Q")
-        body = Body()
-        self.project(body)
-        self.attend(body)
-        return text.function(joined(kind, "mla"), "%x", body)
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        symbols = ["D H C K R W theta", "Q" * self.low_rank, "I J N_keys" * self.indexed]
+        return text.use("mla", " ".join(symbols), *self._options())
 
-    def project(self, body: Body) -> None:
-        """Append queries, keys and values; `%qc` is the queries' latent."""
-        rotate = [replace(self.rope, part="R", last=True).step()] if self.rope else []
-        steps = [*rotate, *([self.queries] if self.queries else [])]
-        q_name = "qr" if len(steps) > 1 else "q0" if steps else "q"
-        if self.low_rank:
-            qc0 = body.let("qc0", f'stg.einsum["bsd,dq->bsq"](%x, {body.param("wq_a", "D, Q")})')
-            qc = body.let("qc", RMS.step(body, "q_norm", "Q").format(qc0))
-            wq = body.param("wq_b", "Q, H, K + R")
-            q0 = body.let(q_name, f'stg.einsum["bsq,qhk->bshk"]({qc}, {wq})')
-        else:
-            wq = body.param("wq", "D, H, K + R")
-            q0 = body.let(q_name, f'stg.einsum["bsd,dhk->bshk"](%x, {wq})')
-        body.steps("q", q0, steps)
-        c0 = body.let("c0", f'stg.einsum["bsd,dc->bsc"](%x, {body.param("wkv_a", "D, C")})')
-        c = body.let("c", f"stg.rmsnorm[cached]({c0}, {body.param('kv_norm', 'C')})")
-        flag = "" if self.rope else ", cached"
-        step = f'stg.einsum["bsd,dr->bsr"{flag}](%x, {body.param("wk_rope", "D, R")})'
-        kr1 = body.let("kr0", step)
-        if self.rope:
-            kr1 = body.let("kr1", replace(self.rope, cached=True).step().format(kr1))
-        kr = body.let("kr", f'stg.broadcast["bsr->bshr", sizes = H]({kr1})')
-        kn = body.let("kn", f'stg.einsum["bsc,chk->bshk"]({c}, {body.param("wk_b", "C, H, K")})')
-        body.let("k", f"stg.concat({kn}, {kr})")
-        body.let("v", f'stg.einsum["bsc,chw->bshw"]({c}, {body.param("wv_b", "C, H, W")})')
-
-    def attend(self, body: Body, mask: str = "causal", keys: str = "") -> None:
-        """Append attention and the product behind it."""
+    def _options(self) -> Iterator[str]:
+        yield from [] if self.low_rank else ["query_latent = no"]
+        if self.rope != Rope():
+            yield f"rope = ({self.rope.statics()})" if self.rope else "rope = no"
+        yield from [f"temperature = ({self.temperature})"] if self.temperature else []
         if self.share != 1:
-            mask += f", rsqrt = {self.share.numerator}*(K + R)/{self.share.denominator}"
-        a = body.let("a", f"stg.attention[{mask}](%q, %k, %v{keys})")
-        o = body.let("o", f'stg.einsum["bshw,hwd->bsd"]({a}, {body.param("wo", "H, W, D")})')
-        body.do(f"stg.return({o})")
-
-
-@dataclass(frozen=True, slots=True)
-class SparseLatent:
-    """Latent attention to the keys that an indexer selects (arXiv 2512.02556): I heads of J for
-    queries and one for keys, the first R elements rotated; each query sees N keys.
-
-    The language model's loss does not reach the indexer, which has a loss of its own: its
-    parameters are frozen. What multiplies all of the indexer's scores alike is left out.
-    """
-
-    latent: Latent
-
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        self.latent.project(body)
-        body.do(f"%keys = stg.call @{self._indexer(text)}(%x, %qc)")
-        self.latent.attend(body, "causal, selected", ", %keys")
-        return text.function(joined(kind, "sparse_mla"), "%x", body)
-
-    def _indexer(self, text: ModelText) -> str:
-        body = Body()
-        for name, dims in (("wq", "Q, I, J"), ("wk", "D, J"), ("k_norm_w", "J"), ("k_norm_b", "J")):
-            body.param(name, dims, role="frozen")
-        body.param("weights", "D, I", role="frozen")
-        rotate = replace(self.latent.rope or Rope(), part="R").step()
-        body.do(
-            '%q0 = stg.einsum["bsq,qij->bsij"](%qc, %wq)',
-            f"%q = {rotate.format('%q0')}",
-            '%k0 = stg.einsum["bsd,dj->bsj"](%x, %wk)',
-            "%k1 = stg.layernorm(%k0, %k_norm_w, %k_norm_b)",
-            f"%k = {rotate.format('%k1')}",
-            '%w = stg.einsum["bsd,di->bsi"](%x, %weights)',
-            "%scores = stg.index_scores[causal](%q, %k, %w)",
-            "%top, %keys = stg.topk[k = min(N_keys, S)](%scores)",
-            "stg.return(%keys)",
-        )
-        return text.function("indexer", "%x, %qc", body)
+            part = f"{self.share.numerator}*(K + R)/{self.share.denominator}"
+            yield f"mask = (causal, rsqrt = {part})"
+        yield from ["indexed"] if self.indexed else []
 
 
 def read_deepseek(config: Config) -> ModelText:
@@ -188,7 +124,7 @@ def read_mistral4(config: Config) -> ModelText:
         Sizes(4096, 12288, 36, 32, 131072, 1 << 20),
         LatentSizes(kept=64, keys=256, queries=1024),
     )
-    mixer = replace(mixer, queries=grown_queries(config))
+    mixer = replace(mixer, temperature=growing_temperature(config))
     normalize = kin.flag("norm_topk_prob", True)
     mixture = kin.experts(count=128, top=4, inner=2048, normalize=normalize)
     config.only("n_group", 1)
@@ -212,7 +148,7 @@ def read_deepseek_v32(config: Config) -> ModelText:
     config.skip("indexer_rope_interleave")
     config.words("layer_types", among=("indexed_attention",), length=kin.count)
     config.words("indexer_types", among=("full",), length=kin.count)
-    return sigmoid_stack(kin, SparseLatent(latent))
+    return sigmoid_stack(kin, replace(latent, indexed=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,28 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stagec.importers.common.adaptive import (
-    adaptive_mlp,
-    attended,
     begin_images,
     embedder,
-    gated,
     joint,
     last_norm,
-    modulated,
-    modulation,
     predict_patches,
     projected,
-    qkv_of,
     read_latents,
     read_width,
     sinusoid,
-    unbound,
 )
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import MultiHead, patches
+from stagec.importers.writing.towers import patches
 
 # -- DiT -------------------------------------------------------------------------------------------
 
@@ -51,7 +44,8 @@ def read_dit(config: Config) -> ModelText:
     config.only("norm_elementwise_affine", False)
     config.skip("norm_num_groups", "upcast_attention", "norm_eps")
     text.symbol("U", 256, "numbers of a time's sinusoid")
-    condition, block = _condition(text), _dit_block(text)
+    text.use("dit", "D H K F")
+    condition, block = "dit_condition", "dit_block"
     body = Body()
     x = body.let("x0", f"stg.call @{patches(text, bias=True)}(%images)")
     x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, %positions)')
@@ -83,38 +77,6 @@ def _condition_weights(body: Body, prefix: str = "") -> str:
     return ", ".join(body.param(f"{prefix}{name}", dims) for name, dims in sizes.items())
 
 
-def _condition(text: ModelText) -> str:
-    """The condition of a time and a class, by weights that are given; the block's name."""
-    body = Body()
-    steps = [
-        'stg.einsum["bd,de->be"]({}, %w_time)',
-        'stg.add["be,e->be"]({}, %b_time)',
-        "stg.silu({})",
-        'stg.einsum["bd,de->be"]({}, %w_hidden)',
-        'stg.add["be,e->be"]({}, %b_hidden)',
-    ]
-    t = body.steps("t", "%time", steps)
-    e = body.let("e", "stg.embedding(%class_embed, %classes)")
-    body.do(f"stg.return({body.let('c', f'stg.add({t}, {e})')})")
-    args = "%time, %classes, %w_time, %b_time, %w_hidden, %b_hidden, %class_embed"
-    return text.function("condition", args, body)
-
-
-def _dit_block(text: ModelText) -> str:
-    modulate, attention, mlp = modulated(text), MultiHead().write(text), adaptive_mlp(text)
-    body = Body()
-    m = body.let("m", f"stg.call @{modulation(text, 6)}(%c)")
-    names = ["shift1", "scale1", "gate1", "shift2", "scale2", "gate2"]
-    s1, c1, g1, s2, c2, g2 = unbound(body, m, names)
-    n = body.let("n1", f"stg.call @{modulate}[as = norm1](%h, {s1}, {c1})")
-    a = body.let("a", f"stg.call @{attention}({n})")
-    h = gated(body, "r1", "%h", a, g1)
-    n = body.let("n2", f"stg.call @{modulate}[as = norm2]({h}, {s2}, {c2})")
-    f = body.let("f", f"stg.call @{mlp}({n})")
-    body.do(f"stg.return({gated(body, 'r2', h, f, g2)})")
-    return text.function("block", "%h, %c", body)
-
-
 # -- Flux ------------------------------------------------------------------------------------------
 
 
@@ -139,7 +101,8 @@ def read_flux(config: Config) -> ModelText:
     axes = config.sizes("axes_dims_rope")
     if axes and sum(axes) != text.symbols["K"].value:
         raise config.refuse("axes_dims_rope", "does not make up a head")
-    embed, double, single = embedder(text), joint(text, "double", rotated=True), _single(text)
+    embed, double = embedder(text), joint(text, "double", rotated=True)
+    single = text.use("flux_single", "D H K F")
     body = Body()
     x = projected(body, "x0", "%images", "image_in", "C, D")
     c = projected(body, "c0", "%texts", "text_in", "J, D")
@@ -171,24 +134,6 @@ def read_flux(config: Config) -> ModelText:
     args = "%images: bf16[B, X, C], %texts: bf16[B, S, J], %pooled: bf16[B, U_text],"
     args += " %time: f32[B]," + (" %guidance: f32[B]," if guided else "")
     return text.train(f"{args} %noise: bf16[B, X, C]", body)
-
-
-def _single(text: ModelText) -> str:
-    """A block of one stream: the last product of attention and that of the feed-forward block are
-    one, of two parts."""
-    body = Body()
-    m = body.let("m", f"stg.call @{modulation(text, 3)}(%t)")
-    shift, scale, gate = unbound(body, m, ["shift", "scale", "gate"])
-    n = body.let("n", f"stg.call @{modulated(text)}(%x, {shift}, {scale})")
-    body.do(f"%q, %k, %v = stg.call @{qkv_of(text)}({n})")
-    a = attended(body, "a", ("%q", "%k", "%v"), rotated=True)
-    u = body.steps("u", projected(body, "u0", n, "up", "D, F"), ["stg.gelu({})"])
-    o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({a}, {body.param("wo", "H, K, D")})')
-    d = body.let("d", f'stg.einsum["bsf,fd->bsd"]({u}, {body.param("w_down", "F, D")})')
-    b = body.param("b_out", "D")
-    s = body.let("s", f'stg.add["bsd,bsd,d->bsd"]({o}, {d}, {b})')
-    body.do(f"stg.return({gated(body, 'y', '%x', s, gate)})")
-    return text.function("single", "%x, %t", body)
 
 
 # -- Stable Diffusion 3 ----------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from stagec.importers.families.encoders import (
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward, activated
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import Tower, TowerLayers, TowerPart, linear, with_positions
 
 _TERMS = ("c2p", "p2c")
@@ -97,7 +97,7 @@ def _terms(config: Config) -> Sequence[str]:
 
 def _attention(
     text: ModelText, terms: Sequence[str], *, shared: bool, first: bool, most: str
-) -> str:
+) -> Callee:
     """Add the block. Vectors of distances go through the projections of words if they are `shared`;
     in the `first` version keys have no bias, nor have the keys of distances."""
     body = Body()
@@ -137,7 +137,7 @@ def _projected(body: Body, name: str, x: str, dims: str, *, bias: bool, out: str
     return body.steps(out or name, x, steps)
 
 
-def _finish(config: Config, text: ModelText, body: Body, attention: str, near: str) -> ModelText:
+def _finish(config: Config, text: ModelText, body: Body, attention: Callee, near: str) -> ModelText:
     """Append the layers on `%x` and the head."""
     act = read_activation(config, "hidden_act")
     tower = Tower()
@@ -158,7 +158,7 @@ def _finish(config: Config, text: ModelText, body: Body, attention: str, near: s
     if "SequenceClassification" in heads:
         text.symbol("N_c", config.labels(), "num_labels")
         c = body.let("c", f"stg.take[at = 0]({y})")
-        pooled = body.let("g", ACTIVATIONS["gelu"].format(linear(body, "g0", c, "pooler", "D, D")))
+        pooled = body.let("g", activated("gelu").format(linear(body, "g0", c, "pooler", "D, D")))
         classify(body, linear(body, "z", pooled, "classifier", "D, N_c"))
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     if "TokenClassification" in heads:
@@ -183,7 +183,7 @@ def _convolved(
     c = [
         f"stg.conv1d[pad = {width // 2}]({{}}, {body.param('w_conv', f'{width}, D, D')})",
         f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_conv", "D")})',
-        "stg.tanh({})" if act == "tanh" else ACTIVATIONS[act],
+        "stg.tanh({})" if act == "tanh" else activated(act),
         f"stg.add({first}, {{}})",
         LAYER.step(body, "conv_norm"),
     ]

@@ -9,7 +9,15 @@ from stagec.importers.common.heads import expect_head
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, RMS, Experts, FeedForward, Norm
+from stagec.importers.writing.blocks import (
+    ACTIVATIONS,
+    LAYER,
+    RMS,
+    Experts,
+    FeedForward,
+    Norm,
+    activated,
+)
 from stagec.importers.writing.stack import Layer, Part, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, linear, with_positions
@@ -208,7 +216,7 @@ def word_loss(
     if bias:
         steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_transform", width)})')
     steps += [
-        ACTIVATIONS[act],
+        activated(act),
         norm.step(body, "transform_norm", width),
         'stg.einsum["bsd,vd->bsv"]({}, %embed)',
         f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})',
@@ -357,7 +365,7 @@ class _T5Side:
         order = [self.name] * self.count
         if experts is not None:
             sparse = f"{self.name}_sparse"
-            block = f"{experts.write(text)}[T = 1]"  # elsewhere T are the tokens of a target
+            block = experts.write(text).with_("T = 1")  # elsewhere T are the tokens of a target
             text.relations.clear()
             kinds[sparse] = Layer([*parts, Part(block, "mlp", RMS)])
             order = [

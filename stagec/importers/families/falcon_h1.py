@@ -9,22 +9,9 @@ from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.state_space import PREFIXED, read_mamba2
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS, Attention, joined
-from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, scaled
-from stagec.importers.writing.text import Body, ModelText
-
-
-@dataclass(frozen=True)
-class _KeyScaled(Attention):
-    """Attention whose keys are multiplied by a number."""
-
-    key_scale: Fraction = ONE
-
-    def _projected(self, text: ModelText, body: Body, out: str, heads: str, letter: str) -> str:
-        if out != "k" or self.key_scale == 1:
-            return Attention._projected(self, text, body, out, heads, letter)
-        k = Attention._projected(self, text, body, out, heads, letter)
-        return body.steps("ks", k, scaled(self.key_scale))
+from stagec.importers.writing.blocks import RMS, Attention
+from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, scaled, times
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +20,14 @@ class _ScaledMlp:
 
     gate: Fraction
     down: Fraction
-    activation: str
     bias: bool
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        g = body.steps("g", "%x", [*self._up(body, "gate"), *scaled(self.gate), "stg.silu({})"])
-        u = body.steps("u", "%x", self._up(body, "up"))
-        steps = [f'stg.einsum["bsf,fd->bsd"]({{}}, {body.param("w_down", "F, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_down", "D")})')
-        m = body.let("m", f"stg.mul({g}, {u})")
-        body.do(f"stg.return({body.steps('y', m, [*steps, *scaled(self.down)])})")
-        return text.function(joined(kind, "mlp"), "%x", body)
-
-    def _up(self, body: Body, name: str) -> list[str]:
-        steps = [f'stg.einsum["bsd,df->bsf"]({{}}, {body.param(f"w_{name}", "D, F")})']
-        if self.bias:
-            steps.append(f'stg.add["bsf,f->bsf"]({{}}, {body.param(f"b_{name}", "F")})')
-        return steps
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        given = ["bias"] * self.bias
+        given += [f"gate_scale = ({times(self.gate)})"] if self.gate != 1 else []
+        given += [f"scale = ({times(self.down)})"] if self.down != 1 else []
+        return text.use("scaled_gate", "D F", *given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +35,7 @@ class _Branches(Layer):
     """A layer whose branches read one norm, each times a number before and behind; then a
     feed-forward block. `parts` is that block alone."""
 
-    branches: tuple[tuple[str, str, Fraction, Fraction], ...] = ()
+    branches: tuple[tuple[str, Callee, Fraction, Fraction], ...] = ()
 
     def write(self, body: Body, x: str) -> str:
         """Append the layer on `x`; the result's name."""
@@ -87,7 +62,7 @@ def read_falcon_h1(config: Config) -> ModelText:
         PREFIXED,
         heads=128,
         state=256,
-        norm="groups" if normed else "none",
+        norm="groups" if normed else "no",
         inner=inner,
     )
     if (text.symbols["H_m"].value or 1) * (text.symbols["P"].value or 1) != inner:
@@ -100,14 +75,11 @@ def read_falcon_h1(config: Config) -> ModelText:
     config.skip("num_logits_to_keep")
     mamba = replace(mamba, scales=_multipliers(config, "ssm_multipliers", 5))
     biased = kin.flag("attention_bias")
-    attention = _KeyScaled(
-        qkv_bias=biased,
-        out_bias=biased,
-        rope=kin.rope(),
-        key_scale=config.ratio("key_multiplier", default=1),
-    )
+    by = config.ratio("key_multiplier", default=1)
+    scale = times(by) if by != 1 else ""
+    attention = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), key_scale=scale)
     gate, down = _multipliers(config, "mlp_multipliers", 2)
-    mlp = _ScaledMlp(gate, down, kin.activation(), kin.flag("mlp_bias"))
+    mlp = _ScaledMlp(gate, down, kin.flag("mlp_bias"))
     config.only("hidden_act", "silu")
     config.only("projectors_bias", config.flag("mamba_proj_bias", default=False))
     branches = (

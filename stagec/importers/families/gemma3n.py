@@ -16,7 +16,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, FeedForward
 from stagec.importers.writing.stack import Decoder, arguments, root
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
@@ -79,7 +79,7 @@ class AlternatingLayer(SharingLayer):
         return body.let("r2", f"stg.add({r}, {body.steps('f', n, steps)})")
 
 
-def _sparse(text: ModelText, share: Fraction) -> str:
+def _sparse(text: ModelText, share: Fraction) -> Callee:
     """Add a feed-forward block whose gate lets through what is far above the mean: so many standard
     deviations that this share of normal numbers is below; its name. The deviation is the mean of
     centered numbers times normed ones."""
@@ -137,7 +137,7 @@ def read_gemma3n(config: Config) -> ModelText:
         mask = "causal, window = W" if local else "causal"
         heads = SharingHeads("local" if local else "global", "", ropes[kind], mask)
         order.append(f"{heads.kind}_sparse" if share else heads.kind)
-        layers[order[-1]] = AlternatingLayer(text, heads, ffn[bool(share)], "", True)
+        layers[order[-1]] = AlternatingLayer(text, heads, ffn[bool(share)], None, True)
     shared = config.count("num_kv_shared_layers", default=15, most=kin.count - 1)
     if shared and set(kinds[-shared - 2 : -shared]) != set(kinds):
         raise config.refuse("num_kv_shared_layers", "does not follow a layer of each kind")

@@ -16,7 +16,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, FeedForward, Norm, Rope
 from stagec.importers.writing.stack import Decoder, arguments, root, write_stack
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _PLAIN = Norm(affine="none")
@@ -41,7 +41,7 @@ class SharingHeads:
         """What the block is called."""
         return f"{'shared_' if self.given else 'kept_' if self.kept else ''}{self.kind}_attention"
 
-    def write(self, text: ModelText) -> str:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         body = Body()
         q, k, v = self._projected(body, "q", "H"), "%k", "%v"
@@ -79,8 +79,8 @@ class SharingLayer:
 
     text: ModelText
     heads: SharingHeads
-    ffn: str
-    experts: str
+    ffn: Callee
+    experts: Callee | None
     tables: bool
 
     def write(self, body: Body, x: str) -> str:
@@ -151,7 +151,7 @@ def read_gemma4(config: Config) -> ModelText:
     if tables:
         read_size(config, text, "J", "hidden_size_per_layer_input", default=256)
         read_size(config, text, "V_own", "vocab_size_per_layer_input", default=262144)
-    experts = _experts(kin) if kin.flag("enable_moe_block") else ""
+    experts = _experts(kin) if kin.flag("enable_moe_block") else None
     config.skip(
         "num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input"
     )
@@ -214,7 +214,7 @@ def write_layers(
     takers: dict[str, SharingLayer] = {}
     for name in dict.fromkeys(rest):
         layer = layers[name]
-        ffn = f"{layer.ffn}[F = 2*F]" if wide else layer.ffn
+        ffn = layer.ffn.with_("F = 2*F") if wide else layer.ffn
         takers[f"shared_{name}"] = replace(layer, ffn=ffn, heads=replace(layer.heads, given=True))
     return write_stack(text, body, x, takers, [f"shared_{k}" for k in rest], name="shared")
 
@@ -255,7 +255,7 @@ def _read_heads(kin: Kin) -> tuple[SharingHeads, SharingHeads]:
     )
 
 
-def _experts(kin: Kin) -> str:
+def _experts(kin: Kin) -> Callee:
     """Add the experts: the router sees the stream with a norm and a scale of its own, and each
     expert's result has a scale; the block's name."""
     text = kin.text

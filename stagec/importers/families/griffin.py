@@ -9,9 +9,9 @@ from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.families.windows import GEMMA_NORM
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, Attention, FeedForward, joined
+from stagec.importers.writing.blocks import Attention, FeedForward, activation_options
 from stagec.importers.writing.stack import ONE, Decoder, Place, root, stacked
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,36 +22,9 @@ class Recurrent:
 
     activation: str
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        y0 = self._linear(body, "y0", "%x", "y")
-        y = body.let("y", ACTIVATIONS[self.activation].format(y0))
-        u0 = self._linear(body, "u0", "%x", "u")
-        conv = [body.param("conv", "H, P, W_m"), body.param("conv_bias", "H, P")]
-        u = body.let("u", f"stg.causal_conv({', '.join([u0, *conv])})")
-        gates: list[str] = []
-        for name in ("r", "i"):
-            steps = [
-                f'stg.einsum["bshp,hpq->bshq"]({{}}, {body.param(f"w_{name}", "H, P, P")})',
-                f'stg.add["bshp,hp->bshp"]({{}}, {body.param(f"b_{name}", "H, P")})',
-            ]
-            gates.append(body.steps(name, u, steps))
-        operands = ", ".join([u, *gates, body.param("decay", "H, P")])
-        m = body.let("m", f"stg.mul({body.let('h', f'stg.rg_lru({operands})')}, {y})")
-        steps = [
-            f'stg.einsum["bshp,hpd->bsd"]({{}}, {body.param("w_out", "H, P, D")})',
-            f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_out", "D")})',
-        ]
-        body.do(f"stg.return({body.steps('o', m, steps)})")
-        return text.function(joined(kind, "recurrent"), "%x", body)
-
-    def _linear(self, body: Body, out: str, x: str, name: str) -> str:
-        steps = [
-            f'stg.einsum["bsd,dhp->bshp"]({{}}, {body.param(f"w_{name}", "D, H, P")})',
-            f'stg.add["bshp,hp->bshp"]({{}}, {body.param(f"b_{name}", "H, P")})',
-        ]
-        return body.steps(out, x, steps)
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        return text.use("recurrent", "D H P W_m", *activation_options(self.activation))
 
 
 def read_recurrent_gemma(config: Config) -> ModelText:

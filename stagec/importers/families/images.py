@@ -12,7 +12,7 @@ from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Rope
 from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import Tower
 
 _TOWER = Tower("_v")
@@ -27,7 +27,7 @@ class SeenAttention:
 
     windowed: bool
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         body = Body()
         rope = Rope("10000", sections="sections = (K_v/4, K_v/4), restart").step()
@@ -151,7 +151,7 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, wind
     order = ["vision_full" if i in full else "vision_window" for i in range(count)]
     act = read_activation(vision, "hidden_act", default="silu" if windows else "quick_gelu")
     mlp, norm = FeedForward(act, gated=windows, bias=True), RMS if windows else LAYER
-    called = f"{mlp.write(text, 'vision')}[D = D_v, F = F_v]"
+    called = mlp.write(text).with_("D = D_v", "F = F_v")
     kinds = {
         f"vision_{name}": Layer(
             [

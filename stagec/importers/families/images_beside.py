@@ -15,7 +15,15 @@ from stagec.importers.families.spoken import language_of
 from stagec.importers.families.windows import GEMMA_NORM, read_gemma3, read_llama4
 from stagec.importers.family import Reader
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, RMS, FeedForward, Norm, Rope
+from stagec.importers.writing.blocks import (
+    ACTIVATIONS,
+    LAYER,
+    RMS,
+    FeedForward,
+    Norm,
+    Rope,
+    activated,
+)
 from stagec.importers.writing.text import Among, Body, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
@@ -63,12 +71,9 @@ class Eye:
         default = "silu" if self.gated else "gelu_pytorch_tanh"
         act = read_activation(vision, "hidden_act", default=default)
         mlp = FeedForward(act, gated=self.gated, bias="o" in self.biases)
-        sizes = "D = D_v, F = F_v"
-        if self.gated and "o" not in self.biases:
-            sizes = f"B = B*I_v, S = X_v*X_v, {sizes}"  # the library's block states its types
         steps = [
-            TowerPart("attn", _V.call(attention.write(text), "D H K", "{}")),
-            TowerPart("mlp", f"stg.call @{mlp.write(text, 'image')}[{sizes}]({{}})"),
+            TowerPart("attn", _V.call(attention.write(text, _V["H"]), "D H K", "{}")),
+            TowerPart("mlp", _V.call(mlp.write(text), "D F", "{}")),
         ]
         count = "L_v"
         if self.unused:
@@ -173,7 +178,7 @@ def _two(config: Config, body: Body, x: str, inner: str, *, bias: bool) -> str:
     """Append two products to the width D with an activation between them."""
     act = config.word("projector_hidden_act", among=ACTIVATIONS, default="gelu")
     u = _product(body, "inner", x, "in", f"{inner}, D", bias=bias)
-    return _product(body, "proj", ACTIVATIONS[act].format(u), "out", "D, D", bias=bias)
+    return _product(body, "proj", activated(act).format(u), "out", "D, D", bias=bias)
 
 
 def _product(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool) -> str:

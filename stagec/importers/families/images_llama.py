@@ -5,7 +5,7 @@ model attend to what a tower makes of tiles, behind gates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
@@ -13,7 +13,7 @@ from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward
 from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import MultiHead
 
 #: The tower pads the rows of a tile to a multiple of so many.
@@ -43,28 +43,6 @@ class _Gated(Layer):
         return x
 
 
-def _cross(text: ModelText) -> str:
-    """Attention of words to images: queries and keys normed per head, no positions."""
-    body = Body()
-    q = [
-        f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param("wq", "D, H, K")})',
-        RMS.step(body, "q_norm", "K"),
-    ]
-    k = [
-        f'stg.einsum["bsd,dgk->bsgk"]({{}}, {body.param("wk", "D, G, K")})',
-        RMS.step(body, "k_norm", "K"),
-    ]
-    v = [f'stg.einsum["bsd,dgk->bsgk"]({{}}, {body.param("wv", "D, G, K")})']
-    made = [
-        body.steps(out, x, steps)
-        for out, x, steps in (("q", "%x", q), ("k", "%images", k), ("v", "%images", v))
-    ]
-    a = body.let("a", f"stg.attention({', '.join(made)})")
-    o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({a}, {body.param("wo", "H, K, D")})')
-    body.do(f"stg.return({o})")
-    return text.function("cross_attention", "%x, %images", body)
-
-
 def read_mllama_images(config: Config) -> ModelText:
     """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of words, and layers
     that attend to the X_v*(E_v^2 + 1) outputs of the tower."""
@@ -83,7 +61,8 @@ def read_mllama_images(config: Config) -> ModelText:
         "layers": Layer([Part(Attention(rope=kin.rope()).write(text), "attn"), Part(block, "ffn")])
     }
     if crossed:
-        cross = Part(_cross(text), "attn", operands=["%images"])
+        seen = Attention(qk_norm=RMS, rope=None, mask="", crossed=True)
+        cross = Part(seen.write(text), "attn", operands=["%images"])
         kinds["cross"] = _Gated([cross, Part(block, "ffn")])
     order = ["cross" if i in crossed else "layers" for i in range(kin.count)]
     parts = _read_tower(vision, text)
@@ -131,10 +110,10 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
 def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int]) -> None:
     """Append the tower and the projector: `%images` [B, X_v*(E_v^2 + 1), D]."""
     mlp = FeedForward(read_activation(vision, "hidden_act"), gated=False, bias=True)
-    attention = MultiHead("", name="tile_attention").write(text)
+    attention = MultiHead("", name="tile_attention").write(text, "H_v")
     parts = [
-        Part(f"{attention}[D = D_v, H = H_v, K = K_v]", "attn", LAYER, width="D_v"),
-        Part(f"{mlp.write(text, 'vision')}[D = D_v, F = F_v]", "mlp", LAYER, width="D_v"),
+        Part(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
+        Part(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
     ]
     cut = 'stg.reshape["bxc(hp)(wq)->bxchpwq", factors = (p, q), sizes = (P, P)]({})'
     weight = body.param("w_patch", "C, P, P, D_v")
@@ -186,18 +165,18 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
 class _Called(Layer):
     """A layer that is a function of the text."""
 
-    name: str = ""
+    callee: Callee = field(default_factory=lambda: Callee(""))
 
     def write(self, body: Body, x: str) -> str:
         """Append its call on `x`; the result's name."""
-        return body.let("r", f"stg.call @{self.name}({x})")
+        return body.let("r", f"stg.call @{self.callee}({x})")
 
 
 def _whole_layer(text: ModelText, parts: Sequence[Part]) -> Layer:
     """Add a layer of these parts as a function; its call."""
     body = Body()
     body.do(f"stg.return({Layer(parts).write(body, '%h')})")
-    return _Called(parts, name=text.function("tile_layer", "%h", body))
+    return _Called(parts, callee=text.function("tile_layer", "%h", body))
 
 
 def _apart(body: Body, out: str, x: str) -> str:

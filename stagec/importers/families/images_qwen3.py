@@ -86,7 +86,7 @@ def _write_tower(
         read_activation(vision, "hidden_act", default="gelu_pytorch_tanh"), gated=False, bias=True
     )
     attention = SeenAttention(windowed=False).write(text)
-    block = f"{mlp.write(text, 'vision')}[D = D_v, F = F_v]"
+    block = mlp.write(text).with_("D = D_v", "F = F_v")
     layer = Layer(
         [
             Part(attention, "attn", LAYER, width="D_v", operands=["%at"]),

@@ -7,13 +7,12 @@ from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
-from stagec.importers.common.state_space import convolved
 from stagec.importers.families.deepseek import latent_of
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import FeedForward, joined
+from stagec.importers.writing.blocks import FeedForward
 from stagec.importers.writing.stack import Decoder, Place, stacked
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +20,9 @@ class KimiDelta:
     """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, gates of rank P, convolutions of W_m
     tokens, a norm of each head times a gate."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        for out in "qkv":
-            weight = body.param(f"w_{out}", "D, H_m, P")
-            x = body.let(f"{out}0", f'stg.einsum["bsd,dhp->bshp"](%x, {weight})')
-            body.let(out, convolved(body, f"conv_{out}", "H_m, P", False, "W_m").format(x))
-        a, z = (self._low_rank(body, name) for name in ("a", "z"))
-        b = body.let("b", f'stg.einsum["bsd,dh->bsh"](%x, {body.param("w_b", "D, H_m")})')
-        operands = [body.param("A_log", "H_m"), body.param("dt_bias", "H_m, P")]
-        gates = ", ".join([a, b, *operands])
-        y = body.let("y", f"stg.gated_delta_rule[chunk = Q_m](%q, %k, %v, {gates})")
-        n = body.let("n", f"stg.rmsnorm({y}, {body.param('norm', 'P')})")
-        m = body.let("m", f"stg.mul({n}, {body.let('g', f'stg.sigmoid({z})')})")
-        weight = body.param("w_out", "H_m, P, D")
-        o = body.let("o", f'stg.einsum["bshp,hpd->bsd"]({m}, {weight})')
-        body.do(f"stg.return({o})")
-        return text.function(joined(kind, "kimi_delta"), "%x", body)
-
-    def _low_rank(self, body: Body, out: str) -> str:
-        first, second = body.param(f"w_{out}1", "D, P"), body.param(f"w_{out}2", "P, H_m, P")
-        low = body.let(f"{out}1", f'stg.einsum["bsd,dr->bsr"](%x, {first})')
-        return body.let(out, f'stg.einsum["bsr,rhp->bshp"]({low}, {second})')
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        return text.use("kimi_delta", "D H_m P W_m Q_m")
 
 
 def read_kimi_linear(config: Config) -> ModelText:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
-from stagec.importers.common.state_space import GatedDelta, Lightning, convolved
+from stagec.importers.common.state_space import GatedDelta, Lightning
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
 from stagec.importers.writing.stack import Decoder, Layer, Part, Place, scaled, stacked
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 # -- Qwen3-Next ------------------------------------------------------------------------------------
 
@@ -97,33 +97,12 @@ class _DoubleDelta:
 
     double: bool
 
-    def write(self, text: ModelText, kind: str = "") -> str:
+    def write(self, text: ModelText) -> Callee:
         """Add the block; its name."""
         if not self.double:
             return GatedDelta().write(text)
-        body = Body()
-        for out, sizes in (("q", "G_m, K_m"), ("k", "G_m, K_m"), ("v", "H_m, P")):
-            x = body.let(
-                f"{out}0",
-                f'stg.einsum["bsd,dhp->bshp"](%x, {body.param(f"w_{out}", f"D, {sizes}")})',
-            )
-            body.let(out, convolved(body, f"conv_{out}", sizes, False).format(x))
-        gates = [
-            body.let(out, f'stg.einsum["bsd,dh->bsh"](%x, {body.param(f"w_{out}", "D, H_m")})')
-            for out in "ab"
-        ]
-        gates += [body.param(name, "H_m") for name in ("A_log", "dt_bias")]
-        rule = f"stg.gated_delta_rule[chunk = Q, double](%q, %k, %v, {', '.join(gates)})"
-        n = body.let("n", f"stg.rmsnorm({body.let('y', rule)}, {body.param('norm', 'P')})")
-        steps = [
-            f'stg.einsum["bsd,dhp->bshp"]({{}}, {body.param("w_z", "D, H_m, P")})',
-            "stg.silu({})",
-            f"stg.mul({n}, {{}})",
-            f'stg.einsum["bshp,hpd->bsd"]({{}}, {body.param("w_out", "H_m, P, D")})',
-        ]
-        body.do(f"stg.return({body.steps('o', '%x', steps)})")
         text.assume("H_m % G_m == 0")
-        return text.function("gated_delta", "%x", body)
+        return text.use("double_delta", "D H_m G_m K_m P Q W")
 
 
 def read_olmo_hybrid(config: Config) -> ModelText:

@@ -19,7 +19,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, Block, FeedForward
 from stagec.importers.writing.stack import Decoder, Place, stacked
-from stagec.importers.writing.text import ModelText
+from stagec.importers.writing.text import Callee, ModelText
 
 
 def read_mamba(config: Config) -> ModelText:
@@ -37,7 +37,7 @@ def read_mamba(config: Config) -> ModelText:
 def read_falcon_mamba(config: Config) -> ModelText:
     """Falcon Mamba (arXiv 2410.05355): step sizes, B and C are normed, without scales."""
     text, count = begin_scans(config, "Falcon Mamba", 768, 32, 50280)
-    block = replace(read_mamba1(config, text), norms="none")
+    block = replace(read_mamba1(config, text), norms="plain")
     skip_steps(config, text)
     config.skip("mixer_rms_eps")
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
@@ -60,7 +60,7 @@ def read_jamba(config: Config) -> ModelText:
     """Jamba (arXiv 2403.19887): Mamba-1 with norms, attention without positions in one layer of a
     period, experts in every other layer."""
     kin = Kin(config, "Jamba", Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
-    mamba = replace(read_mamba1(config, kin.text, "mamba_"), norms="full")
+    mamba = replace(read_mamba1(config, kin.text, "mamba_"), norms="scale")
     config.skip("mamba_inner_layernorms")
     attention = Attention(rope=None)
     at, period = _period(config, "attn", 8, 4)
@@ -134,7 +134,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
     )
     kin.size("F_shared", "shared_intermediate_size", default=1024)
     shared = FeedForward(kin.activation())
-    feed: Block = _Called(f"{shared.write(kin.text)}[F = F_shared]")
+    feed: Block = _Called(shared.write(kin.text).with_("F = F_shared"))
     if config.count("num_local_experts", default=8):
         feed = replace(kin.experts(count=8, top=2, inner="F"), shared=shared)
     else:
@@ -172,13 +172,13 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """A block that is in the text already, with the sizes of its call."""
+    """A block that is in the text already."""
 
-    name: str
+    callee: Callee
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Its name."""
-        return self.name
+    def write(self, text: ModelText) -> Callee:
+        """The block."""
+        return self.callee
 
 
 _NEMOTRON_KEYS = Mamba2Keys(

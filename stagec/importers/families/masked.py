@@ -16,7 +16,7 @@ from stagec.importers.families.encoders import (
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, LAYER_SCALE, FeedForward, Rope
+from stagec.importers.writing.blocks import LAYER, LAYER_SCALE, FeedForward, Rope, activated
 from stagec.importers.writing.stack import Layer, Part, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, with_positions
@@ -79,7 +79,7 @@ def read_electra(config: Config) -> ModelText:
         steps = [
             f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_dense", "D, D")})',
             f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_dense", "D")})',
-            ACTIVATIONS[act],
+            activated(act),
             f'stg.einsum["bsd,d->bs"]({{}}, {body.param("w_replaced", "D")})',
             f'stg.add["bs,->bs"]({{}}, {body.param("b_replaced", "")})',
             "stg.cast[f32]({})",
@@ -141,7 +141,7 @@ def read_albert(config: Config) -> ModelText:
     steps = [
         'stg.einsum["bsd,df->bsf"]({}, %w_up)',
         'stg.add["bsf,f->bsf"]({}, %b_up)',
-        ACTIVATIONS[act],
+        activated(act),
         'stg.einsum["bsf,fd->bsd"]({}, %w_down)',
         'stg.add["bsd,d->bsd"]({}, %b_down)',
         f"stg.add({n1}, {{}})",

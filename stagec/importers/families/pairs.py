@@ -275,7 +275,7 @@ def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward,
     probe = body.param("probe", tower["D"])
     q = body.let("iq", f'stg.broadcast["d->bsd", sizes = (B, 1)]({probe})')
     cross = MultiHead(cross=True, name="pool")
-    a = body.let("ip", tower.call(cross.write(text), cross.symbols, q, x))
+    a = body.let("ip", tower.call(cross.write(text, tower["H"]), cross.symbols, q, x))
     n = LAYER.write(body, "in", a, "pool_norm", tower["D"])
     m = body.let("im", tower.call(mlp.write(text), "D F", n, name="pool_mlp"))
     return body.let("i", f"stg.take[at = 0]({body.let('ir', f'stg.add({a}, {m})')})")

@@ -9,8 +9,8 @@ from stagec.importers.common.sizes import begin
 from stagec.importers.families.encoders import classify, read_activation, vectors
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.blocks import LAYER, activated
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import linear
 
 IMAGES = "%images: bf16[B, C, X*P, X*P]"
@@ -131,7 +131,7 @@ def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
     return finish(config, text, body, c, last)
 
 
-def _convnext_block(text: ModelText, act: str, *, scaled: bool, responds: bool) -> str:
+def _convnext_block(text: ModelText, act: str, *, scaled: bool, responds: bool) -> Callee:
     body = Body()
     wide = [
         'stg.reshape["bhw(gc)->bhwgc", factors = c, sizes = 1]({})',
@@ -141,7 +141,7 @@ def _convnext_block(text: ModelText, act: str, *, scaled: bool, responds: bool) 
         LAYER.step(body, "norm"),
         f'stg.einsum["bhwd,dfe->bhwfe"]({{}}, {body.param("w_up", "D, F, D")})',
         f'stg.add["bhwfe,fe->bhwfe"]({{}}, {body.param("b_up", "F, D")})',
-        ACTIVATIONS[act],
+        activated(act),
     ]
     u = body.steps("u", "%h", wide)
     u = _responding(body, u) if responds else u

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
-from stagec.importers.common.positions import grown_queries, read_bases
+from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm, joined
+from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm
 from stagec.importers.writing.stack import Decoder, root
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Callee, ModelText
 
 _PLAIN = Norm(affine="none")
 
@@ -30,7 +30,7 @@ def read_cwm(config: Config) -> ModelText:
 def read_ministral3(config: Config) -> ModelText:
     """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
     kin = Kin(config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
-    mixer = Attention(rope=kin.rope(), queries=grown_queries(config))
+    mixer = Attention(rope=kin.rope(), temperature=growing_temperature(config))
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
@@ -64,33 +64,9 @@ class _XIELU:
     """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
     it, each times a trained number, and x times beta, a buffer."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        u = body.let("u", f'stg.einsum["bsd,df->bsf"](%x, {body.param("w_up", "D, F")})')
-        above = body.let("above", f"stg.softplus({body.param('alpha_p', '')})")
-        below = body.let("below0", f"stg.softplus({body.param('alpha_n', '')})")
-        beta = body.param("beta", "", role="state")
-        below = body.let("below", f'stg.add[",->"]({below}, {beta})')
-        r = body.let("r", f"stg.relu({u})")
-        p = body.let(
-            "p", f'stg.einsum["bsf,->bsf"]({body.let("rr", f"stg.mul({r}, {r})")}, {above})'
-        )
-        n = body.let("n", f"stg.add({u}, {body.let('minus', f'stg.scale[by = -1]({r})')})")
-        steps = [
-            f"stg.add({body.let('e', f'stg.exp({n})')}, {{}})",
-            f'stg.einsum["bsf,->bsf"]({{}}, {below})',
-        ]
-        q = body.steps("q", body.let("minus_n", f"stg.scale[by = -1]({n})"), steps)
-        linear = f'stg.einsum["bsf,->bsf"]({u}, {beta})'
-        least = body.let("least", f"stg.scale[by = -1]({below})")
-        m = body.let(
-            "m",
-            f'stg.add["bsf,bsf,bsf,->bsf"]({p}, {q}, {body.let("linear", linear)}, {least})',
-        )
-        y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({m}, {body.param("w_down", "F, D")})')
-        body.do(f"stg.return({y})")
-        return text.function(joined(kind, "xielu"), "%x", body)
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        return text.use("xielu", "D F")
 
 
 def read_apertus(config: Config) -> ModelText:
@@ -108,18 +84,9 @@ def read_apertus(config: Config) -> ModelText:
 class _NormedGate:
     """A feed-forward block with a squared ReLU as a gate, and a norm before its last product."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        weight = body.param("w_gate_up", "D, 2, F")
-        u = body.let("u", f'stg.einsum["bsd,dzf->bzsf"](%x, {weight})')
-        body.do(f"%g, %up = stg.unbind[dim = 1, count = 2]({u})")
-        r = body.let("r", "stg.relu(%g)")
-        m = body.steps("m", r, ["stg.mul({}, %r)", "stg.mul({}, %up)"])
-        n = RMS.write(body, "n", m, "sub_norm", "F")
-        y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({n}, {body.param("w_down", "F, D")})')
-        body.do(f"stg.return({y})")
-        return text.function(joined(kind, "gated_relu2"), "%x", body)
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        return text.use("gated_relu2", "D F")
 
 
 def read_bitnet(config: Config) -> ModelText:
@@ -297,7 +264,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     full = Attention(
         rope=kin.partly(ropes["full_attention"], rotated, "partial_rotary_factor"),
         value_dim="W_v",
-        values=f"stg.scale[by = {scale}]({{}})" if scale != 1 else "",
+        value_scale=f"by = {scale}" if scale != 1 else "",
     )
     rope = replace(ropes["sliding_attention"], part="R" if rotated < kin.dim else None)
     local = replace(full, groups="G_local", rope=rope, sinks=True)
@@ -330,24 +297,9 @@ class _ShortConv:
 
     bias: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        steps = [f'stg.einsum["bsd,dze->bzse"]({{}}, {body.param("w_in", "D, 3, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bzse,ze->bzse"]({{}}, {body.param("b_in", "3, D")})')
-        u = body.steps("u", "%x", steps)
-        body.do(f"%b, %c, %v = stg.unbind[dim = 1, count = 3]({u})")
-        g = body.let("g", "stg.mul(%b, %v)")
-        operands = [g, body.param("conv", "D, W")]
-        operands += [body.param("conv_bias", "D")] if self.bias else []
-        y = body.let("y", f"stg.causal_conv({', '.join(operands)})")
-        m = body.let("m", f"stg.mul(%c, {y})")
-        steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_out", "D, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_out", "D")})')
-        body.do(f"stg.return({body.steps('o', m, steps)})")
-        return text.function("short_conv", "%x", body)
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        return text.use("short_conv", "D W", *["bias"] * self.bias)
 
 
 def read_lfm2(config: Config) -> ModelText:

@@ -8,7 +8,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER
 from stagec.importers.writing.stack import Decoder, Layer, Part, arguments
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 def read_rwkv7(config: Config) -> ModelText:
@@ -116,7 +116,9 @@ def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
 
 
 def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelText:
-    layer = Layer([Part(mixer, "time", LAYER), Part("rwkv6_channel", "channel", LAYER)])
+    layer = Layer(
+        [Part(Callee(mixer), "time", LAYER), Part(Callee("rwkv6_channel"), "channel", LAYER)]
+    )
     tied = config.flag("tie_word_embeddings", default=False)
     decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
     return decoder.write(text, {"layers": layer}, ["layers"] * count)

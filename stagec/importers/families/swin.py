@@ -17,8 +17,8 @@ from stagec.importers.families.pyramids import (
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.blocks import LAYER, activated
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 #: The logarithm of 100.
 _MOST = "4605170/1000000"
@@ -168,7 +168,7 @@ def _merged(body: Body, x: str, stage: int, *, late: bool) -> str:
     return body.steps(f"x_{stage}", x, steps)
 
 
-def _layer(stages: _Stages, *, shifted: bool) -> str:
+def _layer(stages: _Stages, *, shifted: bool) -> Callee:
     """Add a layer on a grid [B, X, X, D]; its name."""
     near, text = stages.near, stages.text
     windows = _windows(stages, masked=shifted)
@@ -196,7 +196,7 @@ def _layer(stages: _Stages, *, shifted: bool) -> str:
         *([] if near else [norm]),
         f'stg.einsum["bhwd,df->bhwf"]({{}}, {body.param("w_up", "D, F")})',
         f'stg.add["bhwf,f->bhwf"]({{}}, {body.param("b_up", "F")})',
-        ACTIVATIONS[stages.act],
+        activated(stages.act),
         f'stg.einsum["bhwf,fd->bhwd"]({{}}, {body.param("w_down", "F, D")})',
         f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b_down", "D")})',
         *([norm] if near else []),
@@ -216,7 +216,7 @@ def _rolled(body: Body, out: str, x: str, sizes: str) -> str:
     return x
 
 
-def _windows(stages: _Stages, *, masked: bool) -> str:
+def _windows(stages: _Stages, *, masked: bool) -> Callee:
     """Add attention in windows [B, N, W*W, D]; its name."""
     near, body = stages.near, Body()
     for out in "qkv":

@@ -15,8 +15,8 @@ from stagec.importers.families.encoders import (
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.blocks import LAYER, FeedForward, activated
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
     Tower,
@@ -132,12 +132,12 @@ def _front(config: Config, text: ModelText, body: Body, act: str) -> tuple[str, 
                 f'stg.einsum["bsc,c->bsc"]({{}}, {body.param("norm_0_w", size)})',
                 f'stg.add["bsc,c->bsc"]({{}}, {body.param("norm_0_b", size)})',
             ]
-        x = body.steps(f"c{i}", x, [*steps, ACTIVATIONS[act]])
+        x = body.steps(f"c{i}", x, [*steps, activated(act)])
         before = size
     return f"{factor}*S {'+' if rest >= 0 else '-'} {abs(rest)}", x
 
 
-def _positions(config: Config, text: ModelText, act: str) -> str:
+def _positions(config: Config, text: ModelText, act: str) -> Callee:
     """Add the block that makes positions: a convolution in groups, whose weights have a length of
     their own at each place; its name."""
     width = config.size("num_conv_pos_embeddings", default=128)
@@ -162,7 +162,7 @@ def _positions(config: Config, text: ModelText, act: str) -> str:
         *(["stg.slice[dim = 1, size = S]({})"] if width % 2 == 0 else []),
         'stg.reshape["bsgd->bs(gd)"]({})',
         f'stg.add["bsd,d->bsd"]({{}}, {body.param("b", "D")})',
-        ACTIVATIONS[act],
+        activated(act),
     ]
     body.do(f"stg.return({body.steps('p', '%x', steps)})")
     return text.function("positions", "%x", body)
@@ -176,7 +176,7 @@ def _bias(config: Config, text: ModelText, body: Body) -> None:
     body.let("bias", f"stg.relative_bias[sizes = (S, S), most = {most}]({table})")
 
 
-def _gated_attention(text: ModelText) -> str:
+def _gated_attention(text: ModelText) -> Callee:
     """Add the block; its name. The bias is times 2 + a (b c - 1), for gates a and b of each query
     by its part of the input, and a number c of each head."""
     body = Body()

@@ -227,7 +227,9 @@ def read_llama4(config: Config) -> ModelText:
         after_rope=True,
         mask="causal, chunk = C_attn",
     )
-    still = replace(rotary, rope=None, qk_norm=None, mask="causal", queries=_temperature(config))
+    still = replace(
+        rotary, rope=None, qk_norm=None, mask="causal", temperature=_temperature(config)
+    )
     mixers = [("local", rotary) if each else ("global", still) for each in _rotated(kin)]
     return kin.stack(mixers, _llama4_blocks(kin), Decoder(tied=kin.tied()))
 
@@ -237,7 +239,7 @@ def _temperature(config: Config) -> str:
     scale = config.ratio("attn_scale", default=Fraction(1, 10))
     if not config.flag("attn_temperature_tuning", default=True):
         return ""
-    return f"stg.temperature[floor = {floor}, scale = {scale}]({{}})"
+    return f"floor = {floor}, scale = {scale}"
 
 
 def _rotated(kin: Kin) -> list[bool]:

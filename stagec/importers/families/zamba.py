@@ -10,7 +10,6 @@ from stagec.importers.common.positions import read_rope
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.common.state_space import (
     Mamba2Keys,
-    convolved,
     read_mamba1,
     read_mamba2,
     skip_steps,
@@ -19,7 +18,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
 from stagec.importers.writing.stack import Decoder, arguments, order_text
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 _KEYS = Mamba2Keys(
     "n_mamba_heads",
@@ -77,12 +76,20 @@ _MOST_HEADS = 8
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 
 
-def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> str:
+def _convolved(body: Body, name: str, channels: str, bias: bool) -> str:
+    """A causal convolution of W tokens with SiLU, on `{}`; its parameters are declared."""
+    operands = ["{}", body.param(name, f"{channels}, W")]
+    if bias:
+        operands.append(body.param(f"{name}_bias", channels))
+    return f"stg.causal_conv[silu]({', '.join(operands)})"
+
+
+def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
     """A layer of Mamba-1 whose j heads of I channels are scans of their own; its name."""
     body = Body()
     uz = body.let("uz", f'stg.einsum["bsd,dzji->bzsji"](%x, {body.param("w_in", f"D, 2, {j}, I")})')
     body.do(f"%u0, %z = stg.unbind[dim = 1, count = 2]({uz})")
-    u = body.let("u", convolved(body, "conv", f"{j}, I", biased).format("%u0"))
+    u = body.let("u", _convolved(body, "conv", f"{j}, I", biased).format("%u0"))
     w_x, w_dt = body.param("w_x", f"{j}, I, R + 2*N"), body.param("w_dt", f"{j}, R, I")
     rbc = body.let("rbc", f'stg.einsum["bsji,jic->bsjc"]({u}, {w_x})')
     body.do(f"%r, %b, %c = stg.cut[sizes = (R, N, N)]({rbc})")
@@ -188,7 +195,7 @@ def _write_block(text: ModelText, rope: str, attention: bool, network: bool) -> 
     text.function("shared", ", ".join(["%h", "%x0", *(f"%{n}" for n in _SHARED)]), body)
 
 
-def _write_model(config: Config, text: ModelText, mamba: str, order: Sequence[str]) -> ModelText:
+def _write_model(config: Config, text: ModelText, mamba: Callee, order: Sequence[str]) -> ModelText:
     """The function that is compiled. All layers hand on the embeddings beside the stream."""
     body = Body()
     table = body.param("embed", "V, D")

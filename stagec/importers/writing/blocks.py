@@ -6,27 +6,19 @@ text and tells its name. Norms stand in the layers (`stack`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from stagec.importers.writing.text import Body, ModelText
-
-#: Letters of a line from which on an operation that stands twice has a function.
-_LONG = 200
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 class Block(Protocol):
     """A block of a layer. Equal blocks are written once."""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block to the text; its name, which begins with that of the kind of layers where
-        only these have it."""
+    def write(self, text: ModelText) -> Callee:
+        """Add the block to the text."""
         ...
-
-
-def joined(kind: str, name: str) -> str:
-    """The name of a block of a kind of layers."""
-    return f"{kind}_{name}" if kind else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +48,33 @@ class Norm:
         op = "rmsnorm" if self.kind == "rms" else "layernorm"
         return f"stg.{op}{brackets}({', '.join(operands)})"
 
+    @property
+    def weights(self) -> str:
+        """The option of a block that says which vectors it has."""
+        if self.affine == "full":
+            return "both" if self.kind == "layer" else "scale"
+        return self.affine
+
+    def statics(self, affine: str) -> str:
+        """The static parameters of the operation that has these vectors."""
+        parts = ["zero_centered"] if self.zero_centered else []
+        return ", ".join([*parts, *([f"affine = {affine}"] if affine != "full" else [])])
+
+    def options(self) -> Iterator[str]:
+        """The options of a block whose option `norm` is a norm by default an RMSNorm."""
+        yield from [f"norm = {self.kind}"] if self.kind != "rms" else []
+        yield from [f"norm_weights = {self.weights}"] if self.weights != "scale" else []
+        statics = self.statics(self.affine)
+        yield from [f"norm_statics = ({statics})"] if statics else []
+
+    def options_of_heads(self, dims: Literal["head", "heads", "together"]) -> Iterator[str]:
+        """The options of the block `attention` by which queries and keys have the norm."""
+        yield f"qk_norm = {self.kind}"
+        yield from [f"norm_of = {'row' if dims == 'together' else dims}"] if dims != "head" else []
+        yield from [f"norm_weights = {self.weights}"] if self.weights != "scale" else []
+        statics = self.statics("none" if dims == "heads" else self.affine)
+        yield from [f"norm = ({statics})"] if statics else []
+
 
 RMS = Norm()
 LAYER = Norm("layer")
@@ -81,25 +100,17 @@ class Rope:
 
     def step(self) -> str:
         """The operation, on `{}`."""
-        words = [f"base = {self.base}"]
-        if self.part:
-            words.append(f"{'last' if self.last else 'first'} = {self.part}")
-        words += ["interleaved"] if self.interleaved else []
-        words += ["inverse"] if self.inverse else []
-        words += ["cached"] if self.cached else []
-        words += [word for word in (self.scaling, self.sections) if word]
         places = ", %places" if self.sections else ""
-        return f"stg.rope[{', '.join(words)}]({{}}{places})"
+        return f"stg.rope[{self.statics()}]({{}}{places})"
 
-    def brief(self, text: ModelText, name: str) -> str:
-        """The operation, or a call of a function that has it if it is long, for `name`."""
-        step = self.step()
-        if len(step) < _LONG or self.sections:
-            return step
-        body = Body()
-        body.do(f"stg.return({body.let('y', step.format('%x'))})")
-        called = text.function(self.base.replace("theta", "turned"), "%x", body)
-        return f"stg.call @{called}[as = {name}]({{}})"
+    def statics(self) -> str:
+        """The static parameters of the operation."""
+        parts = [f"base = {self.base}"]
+        if self.part:
+            parts.append(f"{'last' if self.last else 'first'} = {self.part}")
+        flags = {"interleaved": self.interleaved, "inverse": self.inverse, "cached": self.cached}
+        parts += [name for name, there in flags.items() if there]
+        return ", ".join(filter(None, [*parts, self.scaling, self.sections]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +119,10 @@ class Attention:
     are as many. `qk_norm` normalises queries and keys before their rotation, or `after_rope`: each
     head, each head by a scale of its own (`heads`), or all heads as one row (`together`). `mask`
     are the static parameters of `stg.attention`; with `sinks` each head has a logit of its own
-    besides. `queries` and `values` are operations on `{}` that these go through at last; heads of
-    values have `value_dim` elements. What attention gives is multiplied by a sigmoid of the input
-    if it is `gated`, and normed as one row by `out_norm`."""
+    besides. `temperature` are those of `stg.temperature` on queries, `key_scale` and `value_scale`
+    those of `stg.scale` on keys and values; heads of values have `value_dim` elements. What
+    attention gives is multiplied by a sigmoid of the input if it is `gated`, and normed as one row
+    by `out_norm`. With `crossed` keys and values are of what a call gives beside the stream."""
 
     groups: str = "G"
     qkv_bias: bool = False
@@ -121,109 +133,70 @@ class Attention:
     rope: Rope | None = Rope()
     mask: str = "causal"
     sinks: bool = False
-    queries: str = ""
+    temperature: str = ""
     gated: bool = False
     out_norm: Norm | None = None
     value_dim: str = "K"
-    values: str = ""
+    crossed: bool = False
+    key_scale: str = ""
+    value_scale: str = ""
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
         if self == Attention():
             return text.use("gqa", "D H G K theta")
-        body = Body()
-        q = self._projected(text, body, "q", "H", "h")
-        letter = "h" if self.groups == "H" else "g"
-        k = self._projected(text, body, "k", self.groups, letter)
-        v = self._projected(text, body, "v", self.groups, letter)
-        operands = [q, k, v]
-        if self.sinks:
-            operands.append(body.param("sinks", "H"))
-        mask = f"{self.mask}, sinks" if self.sinks else self.mask
-        a = body.let("a", f"stg.attention[{mask}]({', '.join(operands)})")
-        if self.gated:
-            weight = body.param("wg", f"D, H, {self.value_dim}")
-            steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, {weight})', "stg.sigmoid({})"]
-            a = body.let("m", f"stg.mul({a}, {body.steps('g', '%x', steps)})")
-        steps = _as_row(self.out_norm, body, "out_norm", "H", "h") if self.out_norm else []
-        steps.append(
-            f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", f"H, {self.value_dim}, D")})'
-        )
-        if self.out_bias:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
-        body.do(f"stg.return({body.steps('o', a, steps)})")
-        args = "%x, %places" if self.rope and self.rope.sections else "%x"
-        return text.function(joined(kind, "attention"), args, body)
+        symbols = ["D H K", self.groups, self.value_dim, self.rope.base if self.rope else ""]
+        return text.use("attention", " ".join(symbols), *self._options())
 
-    def _projected(self, text: ModelText, body: Body, out: str, heads: str, letter: str) -> str:
-        dim = self.value_dim if out == "v" else "K"
-        weight = body.param(f"w{out}", f"D, {heads}, {dim}")
-        steps = [f'stg.einsum["bsd,d{letter}k->bs{letter}k"]({{}}, {weight})']
-        if self.qkv_bias:
-            bias = body.param(f"b{out}", f"{heads}, {dim}")
-            steps.append(f'stg.add["bs{letter}k,{letter}k->bs{letter}k"]({{}}, {bias})')
-        if out != "v":
-            norm = self._normed(body, f"{out}_norm", heads, letter)
-            rope = [self.rope.brief(text, out)] if self.rope else []
-            steps += [*rope, *norm] if self.after_rope else [*norm, *rope]
-        if out == "q" and self.queries:
-            steps.append(self.queries)
-        if out == "v" and self.values:
-            steps.append(self.values)
-        return body.steps(out, "%x", steps)
-
-    def _normed(self, body: Body, name: str, heads: str, letter: str) -> list[str]:
-        if self.qk_norm is None:
-            return []
-        if self.norm_dims == "head":
-            return [self.qk_norm.step(body, name, "K")]
-        if self.norm_dims == "heads":
-            plain = replace(self.qk_norm, affine="none")
-            weight = body.param(name, f"{heads}, K")
-            rule = f"bs{letter}k,{letter}k->bs{letter}k"
-            return [plain.step(body, name), f'stg.einsum["{rule}"]({{}}, {weight})']
-        return _as_row(self.qk_norm, body, name, heads, letter)
+    def _options(self) -> Iterator[str]:
+        yield from [f"G = {self.groups}"] if self.groups != "G" else []
+        flags = {"qkv_bias": self.qkv_bias, "out_bias": self.out_bias, "sinks": self.sinks}
+        yield from (name for name, there in flags.items() if there)
+        yield from self.qk_norm.options_of_heads(self.norm_dims) if self.qk_norm else []
+        yield from ["norm_at = behind"] if self.qk_norm and self.after_rope else []
+        if self.rope != Rope():
+            yield f"rope = ({self.rope.statics()})" if self.rope else "rope = no"
+        yield from [f"temperature = ({self.temperature})"] if self.temperature else []
+        yield from [f"key_scale = ({self.key_scale})"] if self.key_scale else []
+        yield from [f"value_scale = ({self.value_scale})"] if self.value_scale else []
+        yield from [f"value_dim = {self.value_dim}"] if self.value_dim != "K" else []
+        yield from ["keys_of = beside"] if self.crossed else []
+        if self.mask != "causal":
+            yield f"mask = ({self.mask})" if self.mask else "mask = no"
+        yield from ["gated"] if self.gated else []
+        yield from ["out_norm = rms"] if self.out_norm else []
 
 
-def _as_row(norm: Norm, body: Body, name: str, heads: str, letter: str) -> list[str]:
-    """The steps of a norm of all heads as one row."""
-    return [
-        f'stg.reshape["bs{letter}k->bs({letter}k)"]({{}})',
-        norm.step(body, name, f"{heads}*K"),
-        f'stg.reshape["bs({letter}k)->bs{letter}k", factors = k, sizes = K]({{}})',
-    ]
-
-
-#: Activations of configurations, by the op on `{}`.
+#: Activations of configurations: the op, and the form of a GELU if it is not that by tanh.
 ACTIVATIONS = {
-    "silu": "stg.silu({})",
-    "swish": "stg.silu({})",
-    "gelu_new": "stg.gelu({})",
-    "gelu_pytorch_tanh": "stg.gelu({})",
-    "gelu_fast": "stg.gelu({})",
-    "gelu_tanh": "stg.gelu({})",
-    "gelu": "stg.gelu[form = erf]({})",
-    "gelu_python": "stg.gelu[form = erf]({})",
-    "quick_gelu": "stg.gelu[form = quick]({})",
-    "relu": "stg.relu({})",
-    "relu2": "stg.relu({})",
-}
-#: The same with a gate, on what holds gate and up in dimension 1.
-GATED = {
-    name: op.replace("stg.silu", "stg.swiglu").replace("stg.gelu", "stg.geglu")
-    for name, op in ACTIVATIONS.items()
-    if "relu" not in name
+    "silu": ("silu", ""),
+    "swish": ("silu", ""),
+    "gelu_new": ("gelu", ""),
+    "gelu_pytorch_tanh": ("gelu", ""),
+    "gelu_fast": ("gelu", ""),
+    "gelu_tanh": ("gelu", ""),
+    "gelu": ("gelu", "erf"),
+    "gelu_python": ("gelu", "erf"),
+    "quick_gelu": ("gelu", "quick"),
+    "relu": ("relu", ""),
+    "relu2": ("relu2", ""),
 }
 
 
-def activated(body: Body, u: str, activation: str, gated: bool) -> str:
-    """Append the activation `%m` of `u`, which holds gate and up in dimension 1 if `gated`."""
-    if gated:
-        return body.let("m", GATED[activation].format(u))
-    if activation == "relu2":
-        r = body.let("r", f"stg.relu({u})")
-        return body.let("m", f"stg.mul({r}, {r})")
-    return body.let("m", ACTIVATIONS[activation].format(u))
+def activated(activation: str) -> str:
+    """The operation of an activation, on `{}`."""
+    op, form = ACTIVATIONS[activation]
+    statics = f"[form = {form}]" if form else ""
+    return f"stg.{'relu' if op == 'relu2' else op}{statics}({{}})"
+
+
+def activation_options(activation: str, *, gated: bool = False) -> Iterator[str]:
+    """The options of a block that has one activation, a GELU if a call says nothing, or that of a
+    gate, a SiLU then."""
+    op, form = ACTIVATIONS[activation]
+    name, default = ("gate", "silu") if gated else ("activation", "gelu")
+    yield from [f"{name} = {op}"] if op != default else []
+    yield from [f"form = (form = {form})"] if form else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,36 +207,11 @@ class FeedForward:
     gated: bool = True
     bias: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        if self.gated and not self.bias and "swiglu" in GATED[self.activation]:
-            return text.use("swiglu", "D F")
-        body = Body()
-        m = activated(body, body.steps("u", "%x", self._up(body)), self.activation, self.gated)
-        steps = [f'stg.einsum["bsf,fd->bsd"]({{}}, {body.param("w_down", "F, D")})']
-        if self.bias:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_down", "D")})')
-        body.do(f"stg.return({body.steps('y', m, steps)})")
-        return text.function(joined(kind, self.name), "%x", body)
-
-    @property
-    def name(self) -> str:
-        """What the block is called: swiglu, geglu, or mlp without a gate."""
-        if not self.gated:
-            return "mlp"
-        return "swiglu" if "swiglu" in GATED[self.activation] else "geglu"
-
-    def _up(self, body: Body) -> list[str]:
-        if self.gated:
-            weight = body.param("w_gate_up", "D, 2, F")
-            steps = [f'stg.einsum["bsd,dzf->bzsf"]({{}}, {weight})']
-            rule, dims = "bzsf,zf->bzsf", "2, F"
-        else:
-            steps = [f'stg.einsum["bsd,df->bsf"]({{}}, {body.param("w_up", "D, F")})']
-            rule, dims = "bsf,f->bsf", "F"
-        if self.bias:
-            steps.append(f'stg.add["{rule}"]({{}}, {body.param("b_up", dims)})')
-        return steps
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        chosen = activation_options(self.activation, gated=self.gated)
+        name = "swiglu" if self.gated else "mlp"
+        return text.use(name, "D F", *chosen, *["bias"] * self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,69 +238,23 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: bool = False
 
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
         text.assume("E >= T")
-        if self == Experts():
-            return text.use("moe", "D M E T")
-        experts = self._write_experts(text)
-        body = Body()
-        router = body.param("router", "D, E")
-        bias = (
-            body.param("bias", "E", dtype="f32", role=self.choice_bias) if self.choice_bias else ""
-        )
-        steps = [f'stg.einsum["bsd,de->bse"]({{}}, {router})']
-        if self.router_bias:
-            steps.append(f'stg.add["bse,e->bse"]({{}}, {body.param("router_bias", "E")})')
-        logits = body.steps("logits", "%x", steps)
-        route = ", ".join(["k = T", *self.route])
-        operands = ", ".join(filter(None, (logits, bias)))
-        body.do(f"%weights, %chosen = stg.route[{route}]({operands})")
-        out = "routed" if self.shared else "y"
-        y = body.let(out, f"stg.call @{experts}(%x, %weights, %chosen)")
+        symbols = "D M E T F_shared" if self.shared else "D M E T"
+        return text.use("moe", symbols, *self._options())
+
+    def _options(self) -> Iterator[str]:
+        op, form = ACTIVATIONS[self.activation]
+        statics = [*self.statics, *([f"form = {form}"] if form else [])]
+        if self.route != ("normalize",):
+            yield f"route = ({', '.join(self.route)})" if self.route else "route = no"
+        yield from ["router_bias"] if self.router_bias else []
+        yield from [f"choice_bias = {self.choice_bias}"] if self.choice_bias else []
+        yield from [] if self.gated else ["gated = no"]
+        yield from [f"activation = {op}"] if op != "silu" else []
+        yield from [f"form = ({', '.join(statics)})"] if statics else []
+        yield from ["bias"] if self.bias else []
+        yield from ["weighted = inputs"] if self.scaled_inputs else []
         if self.shared:
-            y = body.let("y", f"stg.add({y}, {self._write_shared(text, body, self.shared)})")
-        body.do(f"stg.return({y})")
-        return text.function("moe", "%x", body)
-
-    def _write_experts(self, text: ModelText) -> str:
-        special = self.statics or self.bias or self.scaled_inputs
-        if self.gated and "swiglu" in GATED[self.activation] and not special:
-            return text.use("experts", "D M E T")
-        body = Body()
-        x = "%x"
-        if self.scaled_inputs:
-            w = body.steps("w", "%weights", ['stg.sum["bsk->bs"]({})', "stg.cast[bf16]({})"])
-            x = body.let("scaled", f'stg.einsum["bsd,bs->bsd"](%x, {w})')
-        xs = body.let("xs", f"stg.dispatch[count = E]({x}, %chosen)")
-        if self.gated:
-            weight = body.param("w_gate_up", "E, D, 2, M")
-            steps = [f'stg.einsum["ebcd,edzm->ezbcm"]({{}}, {weight})']
-            if self.bias:
-                bias = body.param("b_gate_up", "E, 2, M")
-                steps.append(f'stg.add["ezbcm,ezm->ezbcm"]({{}}, {bias})')
-        else:
-            steps = [f'stg.einsum["ebcd,edm->ebcm"]({{}}, {body.param("w_up", "E, D, M")})']
-        u = body.steps("u", xs, steps)
-        if self.statics:
-            gate = GATED[self.activation].replace("(", f"[{', '.join(self.statics)}](")
-            m = body.let("m", gate.format(u))
-        else:
-            m = activated(body, u, self.activation, self.gated)
-        steps = [f'stg.einsum["ebcm,emd->ebcd"]({{}}, {body.param("w_down", "E, M, D")})']
-        if self.bias:
-            steps.append(f'stg.add["ebcd,ed->ebcd"]({{}}, {body.param("b_down", "E, D")})')
-        operands = [body.steps("ys", m, steps), "%chosen"]
-        operands += [] if self.scaled_inputs else ["%weights"]
-        y = body.let("y", f"stg.combine({', '.join(operands)})")
-        body.do(f"stg.return({y})")
-        return text.function("experts", "%x, %weights, %chosen", body)
-
-    def _write_shared(self, text: ModelText, body: Body, shared: FeedForward) -> str:
-        call = f"stg.call @{shared.write(text)}[F = F_shared, as = shared](%x)"
-        if not self.shared_gate:
-            return body.let("shared", call)
-        s = body.let("s", call)
-        gate = f'stg.einsum["bsd,d->bs"](%x, {body.param("shared_gate", "D")})'
-        g = body.let("g", f"stg.sigmoid({body.let('g0', gate)})")
-        return body.let("shared", f'stg.einsum["bsd,bs->bsd"]({s}, {g})')
+            yield "shared = gated" if self.shared_gate else "shared"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -10,7 +10,7 @@ from math import isqrt
 from typing import Protocol
 
 from stagec.importers.writing.blocks import LAYER, RMS, Block, Norm
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 ONE = Fraction(1)
 #: A part of a layer: what tells it from others, what its norms are called, the block.
@@ -22,11 +22,15 @@ def root(of: int) -> Fraction:
     return Fraction(isqrt(of * 10**12), 10**6)
 
 
+def times(by: Fraction) -> str:
+    """The static parameters of `stg.scale` by a number; of more than six decimals the nearest
+    fraction of a denominator up to a million."""
+    return f"by = {by.limit_denominator(10**6)}"
+
+
 def scaled(by: Fraction) -> list[str]:
-    """The operation that multiplies `{}` by a number, if that is not 1; of more than six decimals
-    the nearest fraction of a denominator up to a million."""
-    by = by.limit_denominator(10**6)
-    return [f"stg.scale[by = {by}]({{}})"] if by != 1 else []
+    """The operation that multiplies `{}` by a number, if that is not 1."""
+    return [f"stg.scale[{times(by)}]({{}})"] if by != 1 else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Part:
     makes is multiplied by `scale` and added to the stream, of the width `width`. `operands` follow
     the stream in its call."""
 
-    block: str
+    block: Callee
     name: str
     norm: Norm | None = RMS
     post_norm: Norm | None = None
@@ -182,24 +186,21 @@ class Decoder:
             block = text.use("lm_loss", "B S D V")
             body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
         else:
-            n = self.norm.write(body, "n", x, "norm") if self.norm else x
-            if self.narrow:
-                weight = body.param("project_out", f"D, {self.narrow}")
-                n = body.let("m", f'stg.einsum["bsd,de->bse"]({n}, {weight})')
-            if self.tied:
-                steps = [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})']
-            else:
-                weight = body.param("head", f"{self.narrow or 'D'}, V")
-                steps = [f'stg.einsum["bsd,dv->bsv"]({{}}, {weight})']
-            if self.head_bias:
-                steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
-            steps += scaled(self.logit_scale)
-            if self.logit_cap:
-                steps += [*scaled(1 / self.logit_cap), "stg.tanh({})", *scaled(self.logit_cap)]
-            z = body.steps("z", n, steps)
-            logits = body.let("logits", f"stg.cast[f32]({z})")
-            body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+            symbols = f"B S D V {self.narrow}"
+            block = text.use("lm_head", symbols, *self._options())
+            operands = [x, "%labels", *[table] * self.tied]
+            body.let("loss", f"stg.call @{block}({', '.join(operands)})")
         body.do("stg.return(%loss)")
+
+    def _options(self) -> Iterator[str]:
+        yield from self.norm.options() if self.norm else ["norm = no"]
+        yield from [f"J = {self.narrow}", "narrow"] if self.narrow else []
+        yield from ["tied"] * self.tied + ["bias"] * self.head_bias
+        if self.logit_scale != 1:
+            yield f"scale = ({times(self.logit_scale)})"
+        if self.logit_cap:
+            yield f"cap = ({times(1 / self.logit_cap)})"
+            yield f"uncap = ({times(self.logit_cap)})"
 
     def _classify(self, text: ModelText, body: Body, x: str) -> None:
         """Append the scores of classes, at all tokens as the reference computes them, and the loss

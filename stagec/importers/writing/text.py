@@ -26,6 +26,22 @@ class Symbol:
     comment: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A function as it is called: `given` are sizes and options that the call states."""
+
+    name: str
+    given: tuple[str, ...] = ()
+
+    def with_(self, *given: str) -> Callee:
+        """The same function, given more."""
+        return Callee(self.name, (*self.given, *given))
+
+    def __str__(self) -> str:
+        """Its name, and what it is given in brackets."""
+        return f"{self.name}[{', '.join(self.given)}]" if self.given else self.name
+
+
 class Body:
     """The lines of a function or of a repeat, each parameter where it is declared."""
 
@@ -116,22 +132,22 @@ class ModelText:
         if relation not in self.relations:
             self.relations.append(relation)
 
-    def use(self, block: str, symbols: str) -> str:
-        """Import a block of the library, which uses these symbols; its name."""
+    def use(self, block: str, symbols: str, *given: str) -> Callee:
+        """Import a block of the library, which uses these symbols; the block with these options."""
         path = f"blocks/{block}.stg"
         if path not in self.imports:
             self.imports.append(path)
         self.used.update(symbols.split())
-        return block
+        return Callee(block, given)
 
-    def function(self, name: str, args: str, body: Body, comment: str = "") -> str:
-        """Add a private function; its name. A second one of that name must be the same."""
+    def function(self, name: str, args: str, body: Body, comment: str = "") -> Callee:
+        """Add a private function. A second one of that name must be the same."""
         lines = [f"// {line}" for line in comment.splitlines()]
         lines += [f"stg.func @{name}[private] ({args}) {{"]
         lines += ["  " + line for line in body.all(params_first=True)] + ["}"]
         if self.functions.setdefault(name, lines) != lines:
             raise ValueError(f"two functions @{name}")
-        return name
+        return Callee(name)
 
     def train(self, args: str, body: Body, result: str = "f32[]") -> ModelText:
         """Add the function that is compiled; the text itself."""
@@ -169,9 +185,9 @@ class ModelText:
 
 
 def _code(lines: Iterable[str]) -> Iterable[str]:
-    """The lines without comments, strings and names of values."""
+    """The lines without comments, strings and names of values and parameters."""
     for line in lines:
-        yield re.sub(r'"[^"]*"|//.*|[%@][\w/]+', " ", line)
+        yield re.sub(r'"[^"]*"|//.*|[%@][\w/]+|\w+ = ', " ", line)
 
 
 def _symbols(symbols: Sequence[Symbol]) -> list[str]:

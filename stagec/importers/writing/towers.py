@@ -6,11 +6,11 @@ call binds those of its tower: `stg.call @attention[D = D_vision, H = H_vision](
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stagec.importers.writing.blocks import LAYER, FeedForward, Norm, Rope
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,11 @@ class Tower:
     def __getitem__(self, symbol: str) -> str:
         return f"{symbol}{self.suffix}"
 
-    def call(self, block: str, symbols: str, *operands: str, name: str = "") -> str:
+    def call(self, block: Callee, symbols: str, *operands: str, name: str = "") -> str:
         """A call of a block that has these symbols, with the sizes of this tower."""
         bound = [f"{s} = {self[s]}" for s in symbols.split()] if self.suffix else []
         bound += [f"as = {name}"] if name else []
-        brackets = f"[{', '.join(bound)}]" if bound else ""
-        return f"stg.call @{block}{brackets}({', '.join(operands)})"
+        return f"stg.call @{block.with_(*bound)}({', '.join(operands)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,8 @@ class MultiHead:
     and values are of another sequence; `statics` are the static parameters of the kernel, `bias`
     says that what is added to the scores is an operand of the block; `relative` are the static
     parameters of one by distance that the block has itself; with `pairs` it has a table of biases
-    [N, H], and an operand says the row of each pair. Queries and keys may be rotated."""
+    [N, H], and an operand says the row of each pair. Queries and keys may be normed, all heads as
+    one row, and rotated."""
 
     biases: str = "qkvo"
     statics: str = ""
@@ -46,6 +46,7 @@ class MultiHead:
     name: str = "attention"
     relative: str = ""
     pairs: bool = False
+    normed: bool = False
     rope: Rope | None = None
 
     @property
@@ -53,37 +54,26 @@ class MultiHead:
         """The symbols that a call binds."""
         return "D H K"
 
-    def write(self, text: ModelText) -> str:
-        """Add the block; its name."""
-        body = Body()
-        source = "%c" if self.cross else "%x"
-        q = self._projected(body, "q", "%x")
-        k, v = (self._projected(body, n, source) for n in "kv")
-        added = self.bias or self.relative or self.pairs
-        statics = ", ".join(filter(None, (self.statics, "bias" if added else "")))
-        brackets = f"[{statics}]" if statics else ""
-        if self.relative:
-            table = body.param("bias_table", "N, H")
-            body.let("bias", f"stg.relative_bias[{self.relative}]({table})")
-        if self.pairs:
-            near_bias(body, "bias", body.param("bias_table", "N, H"))
-        more = ", %bias" if added else ""
-        a = body.let("a", f"stg.attention{brackets}({q}, {k}, {v}{more})")
-        steps = [f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})']
-        if "o" in self.biases:
-            steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
-        body.do(f"stg.return({body.steps('o', a, steps)})")
-        given = {"%c": self.cross, "%bias": self.bias, "%pairs": self.pairs}
-        args = ", ".join(["%x", *(name for name, there in given.items() if there)])
-        return text.function(self.name, args, body)
+    def write(self, text: ModelText, heads: str = "H") -> Callee:
+        """Add the block, for a tower with so many heads."""
+        symbols = ["D H K", "N" * bool(self.relative or self.pairs)]
+        symbols += [self.rope.base] if self.rope else []
+        return text.use("attention", " ".join(symbols), f"G = {heads}", *self._options())
 
-    def _projected(self, body: Body, out: str, source: str) -> str:
-        steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})']
-        if out in self.biases:
-            steps.append(f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H, K")})')
-        if self.rope and out != "v":
-            steps.append(self.rope.step())
-        return body.steps(out, source, steps)
+    def _options(self) -> Iterator[str]:
+        if "q" in self.biases:
+            yield "qkv_bias" if "k" in self.biases else "qkv_bias = without_k"
+        yield from ["out_bias"] * ("o" in self.biases)
+        yield from ["qk_norm = rms", "norm_of = row"] * self.normed
+        if self.rope != Rope():
+            yield f"rope = ({self.rope.statics()})" if self.rope else "rope = no"
+        yield from ["keys_of = beside"] * self.cross
+        yield f"mask = ({self.statics})" if self.statics else "mask = no"
+        yield from ["bias = beside"] * self.bias
+        if self.relative:
+            yield from ("bias = distance", f"distance = ({self.relative})")
+        yield from ["bias = pairs"] * self.pairs
+        yield from [f"as = {self.name}"] if self.name != "attention" else []
 
 
 def near_bias(body: Body, out: str, table: str) -> str:
@@ -154,8 +144,9 @@ def encoder(
 ) -> TowerLayers:
     """Layers of self-attention, with more `operands` of the block, and a feed-forward block."""
     t = tower or Tower()
+    mixer = attention.write(text, t["H"])
     steps = [
-        TowerPart("attn", t.call(attention.write(text), attention.symbols, "{}", *operands)),
+        TowerPart("attn", t.call(mixer, attention.symbols, "{}", *operands)),
         TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
     ]
     return TowerLayers(t, name, count, steps, norm, post, scaled)
@@ -176,9 +167,10 @@ def decoder(
 ) -> TowerLayers:
     """Layers of self-attention, attention to `source` and a feed-forward block."""
     t = tower or Tower()
+    own, other = attention.write(text, t["H"]), cross.write(text, t["H"])
     steps = [
-        TowerPart("self", t.call(attention.write(text), attention.symbols, "{}", *operands)),
-        TowerPart("cross", t.call(cross.write(text), cross.symbols, "{}", source)),
+        TowerPart("self", t.call(own, attention.symbols, "{}", *operands)),
+        TowerPart("cross", t.call(other, cross.symbols, "{}", source)),
         TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
     ]
     return TowerLayers(t, "decoder", count, steps, norm, post)
@@ -194,7 +186,7 @@ def linear(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = 
     return body.steps(out, x, steps)
 
 
-def patches(text: ModelText, *, bias: bool, name: str = "patches") -> str:
+def patches(text: ModelText, *, bias: bool, name: str = "patches") -> Callee:
     """Add the block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to the
     width D; its name."""
     body = Body()

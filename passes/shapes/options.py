@@ -1,0 +1,116 @@
+"""Options of blocks, resolved while 'inline' copies a function into the place of its call.
+
+stg.option @bias[no, yes]                         (bias = yes)
+stg.statics @rope[base = theta]                   (rope = (base = 100))
+%y = stg.when[bias](%x) {                         %b = stg.param : bf16[D]
+  %b = stg.param : bf16[D]                        %a = stg.add["bd,d->bd"](%x, %b)
+  %a = stg.add["bd,d->bd"](%x, %b)                %r = stg.rope[base = 100](%a)
+  stg.yield(%a)
+}
+%r = stg.rope[statics = rope](%y)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stagec.api import Attr, Expr, Loc, Operation, Value, error, note
+from stagec.ir.copies import Copier, sized
+from stagec.ir.options import Choice, handed_on, holds
+from stagec.ir.param import STATICS, convert_param
+from stagec.ir.signature import misfits
+from stagec.ir.traits import Conditional, HasRegion
+from stagec.ir_spec.ops.functions import CallOp
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenCopier(Copier):
+    """Copies the operations of a function whose options are as chosen. What they leave out is
+    `nothing`: it is no operand of what is copied, but keeps its place in a call. `call` is where
+    the function is called."""
+
+    options: Mapping[str, Choice]
+    nothing: Value
+    call: Loc
+
+    def copies(self, op: Operation) -> list[Operation]:
+        """What stands for an operation. Raises `DiagnosticError` for one that its options leave
+        without something that it needs, and for static parameters that it does not have."""
+        if op.definition.declares in ("option", "statics"):
+            return []
+        if op.has(Conditional):
+            return self._opened(op) if holds(op, self.options) else self._passed(op)
+        new = self.copy(op)
+        if isinstance(op.definition, CallOp):
+            self._hand_on(new)
+        elif self.nothing in new.operands or STATICS in new.attrs:
+            self._complete(op, new)
+        return [new]
+
+    def given(self, value: Value, user: Operation) -> Value:
+        """What stands for a value. Raises `DiagnosticError` if it is left out."""
+        found = self.values.get(value, value)
+        if found is self.nothing:
+            raise error(
+                f"'{user.name}' needs %{value.name}, which the options of the call leave out",
+                user.loc,
+                remedy="choose other options, or give its stg.when another value",
+                notes=[note("the call is here", self.call)],
+            )
+        return found
+
+    # -- stg.when ----------------------------------------------------------------------------------
+
+    def _passed(self, op: Operation) -> list[Operation]:
+        """No operation: the results are the operands."""
+        found = [self.values.get(v, v) for v in op.operands]
+        self.values.update(zip(op.results, found or [self.nothing] * len(op.results), strict=True))
+        return []
+
+    def _opened(self, op: Operation) -> list[Operation]:
+        """The operations of its region."""
+        made = [each for inner in op.body.ops[:-1] for each in self.copies(inner)]
+        for result, yielded in zip(op.results, op.body.terminator.operands, strict=True):
+            value = self.values.get(yielded, yielded)
+            value.type = value.type or sized(result.type, self.sizes)
+            self.values[result] = value
+        return made
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def _hand_on(self, call: Operation) -> None:
+        """Options of this function in a call are what they are here."""
+        for name, value in call.attrs.items():
+            own = value.symbol_name if isinstance(value, Expr) else None
+            if own is not None and own in self.options:
+                call.attrs[name] = handed_on(self.options[own])
+
+    def _complete(self, op: Operation, new: Operation) -> None:
+        """Give an operation its static parameters, and take away operands that are left out."""
+        if new.has(HasRegion):
+            for value in op.operands:
+                self.given(value, op)
+        new.set_operands([v for v in new.operands if v is not self.nothing])
+        if STATICS in new.attrs:
+            new.attrs |= self._statics(new, new.text(STATICS))
+            del new.attrs[STATICS]
+        for misfit in misfits(new):
+            raise error(
+                misfit.message,
+                op.loc,
+                remedy=misfit.remedy,
+                notes=[note("the call whose options it has is here", self.call)],
+            )
+
+    def _statics(self, op: Operation, name: str) -> dict[str, Attr]:
+        """The static parameters of an option, in the forms that the op has them."""
+        chosen = self.options[name]
+        known = op.definition.params_by_name
+        converted: dict[str, Attr] = {}
+        for key, value in chosen.items() if isinstance(chosen, Mapping) else ():
+            try:
+                converted[key] = convert_param(known[key], value) if key in known else value
+            except ValueError:
+                converted[key] = value  # the signature tells of it
+        return converted
