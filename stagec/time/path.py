@@ -24,10 +24,11 @@ class Link(NamedTuple):
 def critical_path(step: ClockedStep) -> Iterator[Link]:
     """The path, from the end of the step to its start."""
     firsts = [each.nodes.first for each in step]
-    end, cause = step.ran.end.tolist(), step.ran.cause.tolist()
+    _, ends, causes = step.ran
     node = next((each.last for each in step if each.end == step.end and len(each)), -1)
     while node >= 0:
         owner = step[bisect_right(firsts, node) - 1]
-        placed, before = owner.placed(node), cause[node]
-        yield Link(owner, placed.node, placed.part, end[node] - (end[before] if before >= 0 else 0))
+        placed, before = owner.placed(node), int(causes[node])
+        begun = int(ends[before]) if before >= 0 else 0
+        yield Link(owner, placed.node, placed.part, int(ends[node]) - begun)
         node = before

@@ -27,6 +27,9 @@ from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
+#: Programs of more nodes are unrolled again where they are asked for behind the graph: 55 bytes a
+#: node.
+_MANY = 1_000_000
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
 
@@ -113,6 +116,8 @@ class _Programs:
         if key not in self._graphs:
             late = self.nodes_like(waiting)
             self._graphs[key] = step_graph(self.issues(mesh), waits=late.__contains__, **how)
+            if self.size > _MANY:
+                self._programs = None
         return self._graphs[key]
 
     def nodes_like(self, samples: frozenset[int]) -> set[Node]:
@@ -371,7 +376,10 @@ def step_time(
     checks = any(each.checks for each in spent)  # hosts that compare what they call wait for it
     graph = issued.graph(overlap=overlap and not checks, one_stream=efficiency.streams == "one")
     hosts = issued.hosts(spent, graph)
-    return found if hosts.end <= devices.end else StepTime(hosts.end, hosts, ways, devices)
+    if hosts.end <= devices.end:
+        hosts.forget()
+        return found
+    return StepTime(hosts.end, hosts, ways, devices)
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:

@@ -39,12 +39,11 @@ def arrays(before: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
     """An order, and what the nodes wait for, as the loop takes it."""
     begins = np.cumsum([0, *map(len, before)]).astype(np.int32)
     flat = np.array([j for row in before for j in row], dtype=np.int32)
-    after = [[i for i, row in enumerate(before) if j in row] for j in range(len(before))]
-    after_begins = np.cumsum([0, *map(len, after)]).astype(np.int32)
-    waiting = np.array([*map(len, before)], dtype=np.int32)
+    none = np.zeros(0, dtype=np.int32)
+    turned = [np.zeros(n, dtype=np.int32) for n in (len(before), len(before) + 2, len(flat))]
+    looped("turn_round", begins, flat, none, none, *turned)
     order = np.empty(len(before), dtype=np.int32)
-    users = np.array([i for row in after for i in row], dtype=np.int32)
-    assert looped("put_in_order", after_begins, users, waiting, order) == len(before)
+    assert looped("put_in_order", *turned, order) == len(before)
     return order, begins, flat
 
 

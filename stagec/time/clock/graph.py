@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ Meeting = GroupAxes | Channel
 #: What a node is to other classes: nothing, a member of a call, a message that comes from others or
 #: from the class itself, or one that waits for its receivers.
 ALONE, CALL, RECEIVE, RECEIVE_OWN, SEND = range(5)
-_NONE = np.zeros(0, dtype=np.int64)
+_NONE = np.zeros((2, 0), dtype=np.int32)
 
 
 class OnStreams(NamedTuple):
@@ -76,7 +77,7 @@ class ClassNodes:
     shift: int
     prototypes: Sequence[OnStreams]
     prototype: Indices
-    joins: Indices
+    joins: npt.NDArray[np.int8]
 
     @property
     def own(self) -> slice:
@@ -145,8 +146,9 @@ class StepGraph:
         made = _Edges(issues, self)
         self.calls, self.call_begins, self.heard = made.calls, made.call_begins, made.heard
         self.leaders = made.lead[made.calls]
-        self.received = np.flatnonzero((self.joins == RECEIVE) | (self.joins == RECEIVE_OWN))
-        self.begins, self.before = _by_source(self.count, made.all())
+        received = (self.joins == RECEIVE) | (self.joins == RECEIVE_OWN)
+        self.received = np.flatnonzero(received).astype(np.int32)
+        self.begins, self.before = made.by_node(self.count)
 
     @property
     def count(self) -> int:
@@ -157,27 +159,27 @@ class StepGraph:
     def order(self) -> Indices:
         """An order in which each node comes after those that it waits for. Raises
         `DiagnosticError` if classes wait for each other in a ring."""
-        return self._order(np.stack([_NONE, _NONE]))
+        return self._order(np.zeros((2, 0), dtype=np.int32))
 
     @cached_property
     def order_beside(self) -> Indices:
         """One in which computations come after the collectives that may run beside them, too."""
         nodes, past, owner, _ = self.beside
-        computations = np.flatnonzero(past >= 0)
+        computations = np.flatnonzero(past >= 0).astype(np.int32)
         place = np.searchsorted(computations, nodes)
         nodes = nodes[place < len(computations)]
         after = computations[place[place < len(computations)]]
-        more = np.stack([after, nodes])[:, owner[after] == owner[nodes]]
-        return self._order(more.astype(np.int64))
+        same = owner[after] == owner[nodes]
+        return self._order(np.stack([after[same], nodes[same]]))
 
-    def _order(self, more: Ints) -> Indices:
+    def _order(self, more: Indices) -> Indices:
         """An order, with further edges."""
-        own = np.repeat(np.arange(self.count), np.diff(self.begins))
-        sources, targets = np.append(own, more[0]), np.append(self.before, more[1])
-        begins, after = _by_source(self.count, np.stack([targets, sources]).astype(np.int64))
-        waiting = np.bincount(sources, minlength=self.count).astype(np.int32)
+        later, earlier = (np.ascontiguousarray(row) for row in more)
+        sizes = self.count, self.count + 2, len(self.before) + len(later)
+        turned = [np.zeros(size, dtype=np.int32) for size in sizes]
+        looped("turn_round", self.begins, self.before, later, earlier, *turned)
         order = np.empty(self.count, dtype=np.int32)
-        number: int = looped("put_in_order", begins, after, waiting, order)
+        number: int = looped("put_in_order", *turned, order)
         if number < self.count:
             left = np.ones(self.count, dtype=bool)
             left[order[:number]] = False
@@ -234,7 +236,7 @@ def step_graph(
         nodes, prototype = each.program.prototypes, each.program.prototype
         joins = [_joins(node, meets(node), number, each, waits) for node in nodes]
         prototypes = [*map(placed, nodes, joins)]
-        columns = prototype.astype(np.int32), np.array(joins, dtype=np.int32)
+        columns = prototype.astype(np.int32), np.array(joins, dtype=np.int8)
         classes.append(ClassNodes(number, each.name, first, shift, prototypes, *columns))
         first, shift = first + len(prototype), shift + len(nodes)
     return StepGraph(issues, classes)
@@ -265,73 +267,87 @@ class _Edges:
     that one waits for end together, the first edge says what it waited for."""
 
     def __init__(self, issues: Sequence[ClassIssue], graph: StepGraph) -> None:
-        self._issues, self._classes, self._joins = issues, graph.classes, graph.joins
-        self._never: list[Ints] = []
+        self._issues, self._classes = issues, graph.classes
+        self._never: list[Indices] = []
         calls = list(self._calls())
-        self.calls = np.concatenate([_NONE, *(call.ravel() for call in calls)])
-        lengths = np.concatenate([_NONE, *(np.full(len(c), c.shape[1]) for c in calls)])
-        self.call_begins = np.cumsum(lengths) - lengths
-        self.lead = np.arange(len(graph.joins))
+        self.calls = np.concatenate([_NONE[0], *(call.ravel() for call in calls)])
+        lengths = [length for call in calls for length in [call.shape[1]] * len(call)]
+        self.call_begins = np.cumsum([0, *lengths])[:-1]
+        size = len(graph.joins)
+        self.lead = np.arange(size, dtype=np.int32)
         self.lead[self.calls] = np.repeat(self.calls[self.call_begins], lengths)
-        self._sent = np.concatenate([np.stack([_NONE, _NONE]), *self._messages()], axis=1)
-        self._handshakes = self._sent[:, self._joins[self._sent[1]] == SEND]
-        self.heard: Ints = np.unique(self._handshakes[0])
+        self._sent = np.concatenate([_NONE, *self._messages()], axis=1)
+        self._handshakes = self._sent[:, graph.joins[self._sent[1]] == SEND]
+        self.heard: Indices = np.unique(self._handshakes[0])
+        #: Of receives that are heard of, what says that they are ready; else 0.
+        self._behind = np.zeros(size, dtype=np.int32)
+        self._behind[self.heard] = size + np.arange(len(self.heard), dtype=np.int32)
 
-    def all(self) -> Ints:
-        """First what is sent; then what parts of several classes wait for, the last edge of each
-        first; the order of streams; what others wait for."""
-        own = np.concatenate([*map(_own_edges, self._issues, self._classes)], axis=1)
-        joining = self._joins[own[0]] != ALONE
-        last_first = own[:, joining][:, ::-1]
-        last_first = last_first[:, np.argsort(last_first[0], kind="stable")]
-        waits = [last_first, own[:, ~joining], *map(_stream_edges, self._classes)]
-        known = [self._sent, *(np.stack([self.lead[s], t]) for s, t in waits)]
-        further = *self._led(), *self._ready(np.concatenate(waits, axis=1))
-        return np.concatenate([*known, *further], axis=1)
+    def by_node(self, count: int) -> tuple[Indices, Indices]:
+        """Where those of each node begin, of so many with those behind them, and what they wait
+        for: first what is sent; then its own edges, of what joins classes from the last one on, and
+        the order of streams; then what leads, or that receivers are ready."""
+        own: list[Indices] = []
+        others: list[Indices] = [*self._led(), *self._ready()]
+        for issue, each in zip(self._issues, self._classes, strict=True):
+            waits = np.concatenate([_own_edges(issue, each), _stream_edges(each)], axis=1)
+            lead = self.lead[waits[0]]
+            here = lead == waits[0]
+            own.append(waits[:, here])
+            others.append(np.stack([lead[~here], waits[1, ~here]]))
+            behind = self._behind[waits[0]]
+            others.append(np.stack([behind, waits[1]])[:, behind > 0])
+        first, last = (_sorted(np.concatenate(e, axis=1)) for e in ([self._sent], others))
+        lengths: list[Ints] = []
+        before: list[Indices] = []
+        bounds = [*(each.first for each in self._classes), len(self.lead), count]
+        for (begin, end), mine in zip(pairwise(bounds), [*own, _NONE], strict=True):
+            edges = [_between(first, begin, end), mine, _between(last, begin, end)]
+            sources, targets = _sorted(np.concatenate(edges, axis=1))
+            lengths.append(np.bincount(sources - begin, minlength=end - begin))
+            before.append(targets)
+        begins = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int32)
+        return begins, np.concatenate(before)
 
-    def _led(self) -> Iterator[Ints]:
+    def _led(self) -> Iterator[Indices]:
         """From members of calls to those that lead, and from what never happens to itself."""
         members = self.calls[self.lead[self.calls] != self.calls]
         yield np.stack([members, self.lead[members]])
-        never = np.concatenate([_NONE, *self._never])
+        never = np.concatenate([_NONE[0], *self._never])
         yield np.stack([never, never])
 
-    def _ready(self, waits: Ints) -> Iterator[Ints]:
-        """From messages to their receivers, and from these to what their receives wait for."""
-        number = np.zeros(len(self.lead), dtype=np.int64)
-        number[self.heard] = len(number) + np.arange(len(self.heard))
-        yield np.stack([self._handshakes[1], number[self._handshakes[0]]])
-        of = waits[:, number[waits[0]] > 0]
-        yield np.stack([number[of[0]], of[1]])
+    def _ready(self) -> Iterator[Indices]:
+        """From messages to their receivers."""
+        yield np.stack([self._handshakes[1], self._behind[self._handshakes[0]]])
 
-    def _calls(self) -> Iterator[Ints]:
+    def _calls(self) -> Iterator[Indices]:
         """The calls of each group of classes, a row for each."""
-        groups: dict[tuple[GroupAxes, tuple[int, ...]], dict[int, Ints]] = {}
+        groups: dict[tuple[GroupAxes, tuple[int, ...]], dict[int, Indices]] = {}
         for issue, each in zip(self._issues, self._classes, strict=True):
             for group, nodes in _nodes_by(each, (CALL,), GroupAxes).items():
                 groups.setdefault((group, issue.members[group]), {})[each.number] = nodes
         for (_, members), of in groups.items():
-            columns: list[Ints] = [of.get(number, _NONE) for number in members]
+            columns: list[Indices] = [of.get(number, _NONE[0]) for number in members]
             count = min(map(len, columns))
             self._never += [column[count:] for column in columns]
             yield np.stack([column[:count] for column in columns], axis=1)
 
-    def _messages(self) -> Iterator[Ints]:
+    def _messages(self) -> Iterator[Indices]:
         """From each receive to the messages that it waits for. What another pod sends that is not
         replayed is there from the start."""
-        sent: dict[Way, Ints] = {}
+        sent: dict[Way, Indices] = {}
         for each in self._classes:
             for way, nodes in _nodes_by(each, (ALONE, SEND), tuple).items():
                 sent[each.number, way] = nodes
         for issue, each in zip(self._issues, self._classes, strict=True):
             for way, nodes in _nodes_by(each, (RECEIVE, RECEIVE_OWN), tuple).items():
                 for sender in issue.senders.get(way, ()):
-                    came = sent.get(sender, _NONE)[: len(nodes)]
+                    came = sent.get(sender, _NONE[0])[: len(nodes)]
                     self._never.append(nodes[len(came) :])
                     yield np.stack([nodes[: len(came)], came])
 
 
-def _nodes_by(each: ClassNodes, joins: Sequence[int], kind: type) -> Mapping[Any, Ints]:
+def _nodes_by(each: ClassNodes, joins: Sequence[int], kind: type) -> Mapping[Any, Indices]:
     """The nodes of a class that join others in one of these ways, by where they meet, which is of
     this kind, in order."""
     numbers: dict[Meeting, int] = {}
@@ -341,40 +357,48 @@ def _nodes_by(each: ClassNodes, joins: Sequence[int], kind: type) -> Mapping[Any
         if meets is not None and type(meets) is kind:
             kinds[i] = numbers.setdefault(meets, len(numbers))
     kind_of = kinds[each.prototype]
-    return {of: each.first + np.flatnonzero(kind_of == n) for of, n in numbers.items()}
+    places = {of: np.flatnonzero(kind_of == n) for of, n in numbers.items()}
+    return {of: each.first + place.astype(np.int32) for of, place in places.items()}
 
 
-def _own_edges(issue: ClassIssue, each: ClassNodes) -> Ints:
-    """What nodes of a class take and are ordered after. Computations follow each other anyway;
-    traces order collectives of different communicators, which have streams of their own here."""
+def _own_edges(issue: ClassIssue, each: ClassNodes) -> Indices:
+    """What nodes of a class take and are ordered after. Computations follow each other anyway, as
+    all of one stream do; traces order collectives of different communicators, which have streams of
+    their own here."""
     program = issue.program
     lengths = np.diff(program.starts)
-    sources, targets = np.repeat(np.arange(len(lengths)), lengths), program.edges - 1
+    sources = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    targets = program.edges.astype(np.int32) - 1
     ordered = np.arange(len(targets)) >= program.control[sources]
     computes = np.zeros(len(lengths), dtype=bool)
     computes[each.computing] = True
     calls = each.that(lambda p: isinstance(p.meets, GroupAxes))
     implied = computes[sources] & computes[targets]
     implied |= ordered & calls[sources] & calls[targets]
-    return each.first + np.stack([sources, targets])[:, ~implied]
+    edges = np.stack([sources, targets])[:, ~implied]
+    joining = each.joins[each.prototype[edges[0]]] != ALONE
+    last_first = _sorted(edges[:, joining][:, ::-1])
+    return each.first + np.concatenate([last_first, edges[:, ~joining]], axis=1)
 
 
-def _stream_edges(each: ClassNodes) -> Ints:
+def _stream_edges(each: ClassNodes) -> Indices:
     """From each node to the one before it on its streams, that of computations first."""
     numbers: dict[Stream, int] = {}
     of = (placed.streams[-1] for placed in each.prototypes)
     others = [numbers.setdefault(s, len(numbers)) if s != COMPUTE else -1 for s in of]
-    stream = np.array(others)[each.prototype]
-    ordered = np.argsort(stream, kind="stable")
+    stream = np.array(others, dtype=np.int32)[each.prototype]
+    ordered = np.argsort(stream, kind="stable").astype(np.int32)
     same = stream[ordered[1:]] == stream[ordered[:-1]]
     same &= stream[ordered[1:]] >= 0
     sources = np.append(each.computing[1:], ordered[1:][same])
-    edges = np.stack([sources, np.append(each.computing[:-1], ordered[:-1][same])])
-    return each.first + edges.astype(np.int64)
+    return each.first + np.stack([sources, np.append(each.computing[:-1], ordered[:-1][same])])
 
 
-def _by_source(count: int, edges: Ints) -> tuple[Indices, Indices]:
-    """Where the edges of each source begin, and their targets."""
-    order = np.argsort(edges[0], kind="stable")
-    begins = np.cumsum(np.bincount(edges[0] + 1, minlength=count + 1))
-    return begins.astype(np.int32), edges[1][order].astype(np.int32)
+def _sorted(edges: Indices) -> Indices:
+    """Edges by their sources."""
+    return edges[:, np.argsort(edges[0], kind="stable")]
+
+
+def _between(edges: Indices, first: int, last: int) -> Indices:
+    """Those of some sources, of edges that are sorted."""
+    return edges[:, slice(*np.searchsorted(edges[0], (first, last)))]

@@ -79,7 +79,19 @@ cdef int trace_back(
 )
 
 
+@cython.locals(i=cython.int, j=cython.int, k=cython.int)
+cpdef turn_round(
+    const int[::1] begins,
+    const int[::1] before,
+    const int[::1] later,
+    const int[::1] earlier,
+    int[::1] waiting,
+    int[::1] after_begins,
+    int[::1] after,
+)
+
+
 @cython.locals(i=cython.int, j=cython.int, k=cython.int, at=cython.int, done=cython.int)
 cpdef int put_in_order(
-    const int[::1] begins, const int[::1] after, int[::1] waiting, int[::1] order,
+    int[::1] waiting, const int[::1] after_begins, const int[::1] after, int[::1] order,
 )

@@ -184,10 +184,40 @@ def trace_back(
     return count
 
 
-def put_in_order(begins: Numbers, after: Numbers, waiting: Room, order: Room) -> int:
-    """Fill in an `order` in which each node comes after those that it waits for; how many can be
-    put in it. `after[begins[i] : begins[i + 1]]` wait for node i; `waiting` says for how many nodes
-    each waits, and is used up."""
+def turn_round(
+    begins: Numbers,
+    before: Numbers,
+    later: Numbers,
+    earlier: Numbers,
+    waiting: Room,
+    after_begins: Room,
+    after: Room,
+) -> None:
+    """Fill in for how many nodes each is `waiting`, and those that wait for it, of node i from
+    `after_begins[i]` on. Node `later[k]` waits for `earlier[k]`, too. `after_begins` begins as
+    zeros, two more than there are nodes."""
+    for k in range(len(before)):
+        after_begins[before[k] + 2] += 1
+    for k in range(len(earlier)):
+        after_begins[earlier[k] + 2] += 1
+    for i in range(len(waiting)):
+        after_begins[i + 2] += after_begins[i + 1]
+    for i in range(len(waiting)):
+        waiting[i] = begins[i + 1] - begins[i]
+        for k in range(begins[i], begins[i + 1]):
+            j = before[k] + 1
+            after[after_begins[j]] = i
+            after_begins[j] += 1
+    for k in range(len(later)):
+        waiting[later[k]] += 1
+        j = earlier[k] + 1
+        after[after_begins[j]] = later[k]
+        after_begins[j] += 1
+
+
+def put_in_order(waiting: Room, after_begins: Numbers, after: Numbers, order: Room) -> int:
+    """Fill in an `order` in which each node comes after those that it waits for, which are told by
+    `turn_round`; how many can be put in it. `waiting` is used up."""
     done = at = 0
     for i in range(len(waiting)):
         if waiting[i] == 0:
@@ -196,7 +226,7 @@ def put_in_order(begins: Numbers, after: Numbers, waiting: Room, order: Room) ->
     while at < done:
         i = order[at]
         at += 1
-        for k in range(begins[i], begins[i + 1]):
+        for k in range(after_begins[i], after_begins[i + 1]):
             j = after[k]
             waiting[j] -= 1
             if waiting[j] == 0:

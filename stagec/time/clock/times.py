@@ -76,8 +76,7 @@ class ClockedStep(Sequence["ClassTimes"]):
     @cached_property
     def ran(self) -> _Ran:
         """When nodes run."""
-        graph, costs = self.graph, self.costs.take(self.graph.prototype)
-        span = self._spans(costs)
+        graph, span = self.graph, self._spans()
         start, end = np.zeros_like(span), np.zeros_like(span)
         cause = np.empty(graph.count, dtype=np.int32)
         about = graph.begins, graph.before, span, start, end, cause
@@ -86,7 +85,7 @@ class ClockedStep(Sequence["ClassTimes"]):
         else:
             nodes, past, owner, low = graph.beside
             gap = np.zeros_like(span)
-            gap[: len(costs.launch)] = costs.launch
+            gap[: len(graph.prototype)] = self.costs.launch[graph.prototype]
             beside = gap, past, owner, nodes, low.copy(), 1024 - self._slowdown
             looped("run_slowed", graph.order_beside, *about, *beside)
         start[graph.calls], cause[graph.calls] = start[graph.leaders], cause[graph.leaders]
@@ -94,16 +93,19 @@ class ClockedStep(Sequence["ClassTimes"]):
         cause[ready] = cause[cause[ready]]  # what the receiver waited for
         return _Ran(start, end, cause)
 
-    def _spans(self, costs: NodeCosts) -> Ints:
+    def _spans(self) -> Ints:
         """How long nodes take that are not slowed down. A call takes as long as for the slowest of
         its members; a receive ends with the message."""
-        graph = self.graph
-        span = np.append(costs.spans, costs.handshake[graph.heard])
+        graph, costs = self.graph, self.costs
+        span: Ints = costs.spans[graph.prototype]
+        if len(graph.heard):
+            span = np.append(span, costs.handshake[graph.prototype[graph.heard]])
         span[graph.received] = 0
         if len(graph.calls):
-            longest = np.maximum.reduceat(costs.time[graph.calls], graph.call_begins)
+            of_members = costs.time[graph.prototype[graph.calls]]
             span[graph.calls] = 0
-            span[graph.calls[graph.call_begins]] = longest
+            first = graph.calls[graph.call_begins]
+            span[first] = np.maximum.reduceat(of_members, graph.call_begins)
         unit = 1024 if self._slowdown else 1  # of which work beside collectives is counted
         fits = span.dtype != object and float(span.sum(dtype=float)) * unit <= MOST
         return span if fits else span.astype(object)
@@ -262,4 +264,4 @@ class ClassTimes:
             of = np.empty(room, dtype=np.int32)
             since, until = (np.empty(room, dtype=took.dtype) for _ in range(2))
             count = looped("spend", *about, self.last - nodes.first, of, since, until)
-        return of[:count], since[:count], until[:count]
+        return of[:count].copy(), since[:count].copy(), until[:count].copy()
