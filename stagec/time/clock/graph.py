@@ -36,7 +36,8 @@ Meeting = GroupAxes | Channel
 #: What a node is to other classes: nothing, a member of a call, a message that comes from others or
 #: from the class itself, or one that waits for its receivers.
 ALONE, CALL, RECEIVE, RECEIVE_OWN, SEND = range(5)
-_NONE = np.zeros((2, 0), dtype=np.int32)
+_NO_NODES: Indices = np.zeros(0, dtype=np.int32)
+_NO_EDGES: Indices = np.zeros((2, 0), dtype=np.int32)
 
 
 class OnStreams(NamedTuple):
@@ -270,13 +271,13 @@ class _Edges:
         self._issues, self._classes = issues, graph.classes
         self._never: list[Indices] = []
         calls = list(self._calls())
-        self.calls = np.concatenate([_NONE[0], *(call.ravel() for call in calls)])
+        self.calls = np.concatenate([_NO_NODES, *(call.ravel() for call in calls)])
         lengths = [length for call in calls for length in [call.shape[1]] * len(call)]
         self.call_begins = np.cumsum([0, *lengths])[:-1]
         size = len(graph.joins)
         self.lead = np.arange(size, dtype=np.int32)
         self.lead[self.calls] = np.repeat(self.calls[self.call_begins], lengths)
-        self._sent = np.concatenate([_NONE, *self._messages()], axis=1)
+        self._sent = np.concatenate([_NO_EDGES, *self._messages()], axis=1)
         self._handshakes = self._sent[:, graph.joins[self._sent[1]] == SEND]
         self.heard: Indices = np.unique(self._handshakes[0])
         #: Of receives that are heard of, what says that they are ready; else 0.
@@ -301,7 +302,7 @@ class _Edges:
         lengths: list[Ints] = []
         before: list[Indices] = []
         bounds = [*(each.first for each in self._classes), len(self.lead), count]
-        for (begin, end), mine in zip(pairwise(bounds), [*own, _NONE], strict=True):
+        for (begin, end), mine in zip(pairwise(bounds), [*own, _NO_EDGES], strict=True):
             edges = [_between(first, begin, end), mine, _between(last, begin, end)]
             sources, targets = _sorted(np.concatenate(edges, axis=1))
             lengths.append(np.bincount(sources - begin, minlength=end - begin))
@@ -313,7 +314,7 @@ class _Edges:
         """From members of calls to those that lead, and from what never happens to itself."""
         members = self.calls[self.lead[self.calls] != self.calls]
         yield np.stack([members, self.lead[members]])
-        never = np.concatenate([_NONE[0], *self._never])
+        never = np.concatenate([_NO_NODES, *self._never])
         yield np.stack([never, never])
 
     def _ready(self) -> Iterator[Indices]:
@@ -327,7 +328,7 @@ class _Edges:
             for group, nodes in _nodes_by(each, (CALL,), GroupAxes).items():
                 groups.setdefault((group, issue.members[group]), {})[each.number] = nodes
         for (_, members), of in groups.items():
-            columns: list[Indices] = [of.get(number, _NONE[0]) for number in members]
+            columns: list[Indices] = [of.get(number, _NO_NODES) for number in members]
             count = min(map(len, columns))
             self._never += [column[count:] for column in columns]
             yield np.stack([column[:count] for column in columns], axis=1)
@@ -342,7 +343,7 @@ class _Edges:
         for issue, each in zip(self._issues, self._classes, strict=True):
             for way, nodes in _nodes_by(each, (RECEIVE, RECEIVE_OWN), tuple).items():
                 for sender in issue.senders.get(way, ()):
-                    came = sent.get(sender, _NONE[0])[: len(nodes)]
+                    came = sent.get(sender, _NO_NODES)[: len(nodes)]
                     self._never.append(nodes[len(came) :])
                     yield np.stack([nodes[: len(came)], came])
 
