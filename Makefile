@@ -18,7 +18,7 @@ DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: help test test-ci test-all check demo bless docs bench mutants fuzz proto lit clean distclean
+.PHONY: help test test-ci test-all check demo bless docs bench mutants fuzz proto lit wheel clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make lit     the lit suite, with stock lit     make proto   regenerate the trace schema"
 	@echo "make mutants make lines of passes wrong, one by one: their lit tests must notice (K=TEXT chooses)"
 	@echo "make fuzz    try mutated inputs (FOR=600 seconds, SEED=1)"
+	@echo "make wheel   build wheels of the package, with the compiled clock, and of the published figures"
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
 test: $(VENV)/.stamp-test
@@ -81,6 +82,11 @@ proto:
 	$(PYTHON) -m venv build/protoc
 	build/protoc/bin/python -m pip --disable-pip-version-check --quiet install $(PROTOC)
 	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(SCHEMAS)
+
+# For this Python and this Linux; `auditwheel repair build/wheels/stagec-*.whl` makes one for others.
+wheel: | $(BIN)/python
+	$(PIP) wheel --no-deps -w build/wheels . ./validation
+	@ls build/wheels
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
