@@ -452,7 +452,7 @@ CASES = {
     ),
     "stack": Case(
         "%x: f32[B, D | param], %z: f32[B, D | param]",
-        "%s = stg.stack[dim = 1](%x, %z)\n    %y = stg.mul(%s, %s)",
+        "%s = stg.pack[dim = 1](%x, %z)\n    %y = stg.mul(%s, %s)",
         "B, 2, D",
     ),
     "place": Case(X, "%y = stg.sharding_constraint(%x) : f32[B, S, D | rep]", "B, S, D"),

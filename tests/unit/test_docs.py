@@ -461,7 +461,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.triangle_grad": {"dz": "bf16[B, H, S*(S - 1)/2]"},
     "stg.cross_entropy_grad": {"lse": "f32[B, S]"},
     "stg.reshape": {"x": "bf16[B, S, H, K]"},
-    "stg.stack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
+    "stg.pack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
     "stg.recall": {"n_again": "bf16[B, S, D]", "n_stashed": "bf16[B, S, D]"},
     "stg.sharding_constraint": {"x": "bf16[B, S, V]"},
     "stg.all_reduce": {"x": "bf16[B@dp, S, D | sum(tp)]"},
