@@ -423,6 +423,16 @@ CASES = {
         "%y = stg.cross_entropy[mean = B*S](%x, %t)",
         "",
     ),
+    "log_softmax": Case(
+        "%x: f32[B, S, V | param], %z: f32[B, S, V]",
+        "%p = stg.log_softmax(%x)\n    %y = stg.mul(%p, %z)",
+        "B, S, V",
+    ),
+    "nll_loss": Case(
+        "%x: f32[B, S, V | param], %t: i32[B, S]",
+        "%y = stg.nll_loss[mean = B*S](%x, %t)",
+        "",
+    ),
     "reshape": Case(
         "%x: f32[B, S*D | param]",
         '%y = stg.reshape["a(bc)->abc", factors = b, sizes = S](%x)',
