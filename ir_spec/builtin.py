@@ -5,6 +5,7 @@ from __future__ import annotations
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops import OPS
 from stagec.ir_spec.strategy import STATEMENTS, space
+from stagec.ir_spec.strategy.stack import StackOp
 from stagec.ir_spec.strategy.strategy import StrategyOp
 
-BUILTIN: tuple[OpDef, ...] = (StrategyOp(), *STATEMENTS, *space.OPS, *OPS)
+BUILTIN: tuple[OpDef, ...] = (StrategyOp(), StackOp(), *STATEMENTS, *space.OPS, *OPS)

@@ -154,20 +154,20 @@ class Unbind(OpDef):
             yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {found}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        return gradients(b, op, all_present(op, grads), by="stg.stack")
+        return gradients(b, op, all_present(op, grads), by="stg.pack")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return list(np.moveaxis(args[0], op.integer("dim"), 0))
 
 
-class StackOp(OpDef):
-    """Stacks its operands along a new dimension `dim`; copies, no FLOPs."""
+class PackOp(OpDef):
+    """Packs its operands along a new dimension `dim`, as `stack` of NumPy; copies, no FLOPs."""
 
-    name = "stg.stack"
+    name = "stg.pack"
     traits = (Fusible(),)
     operands = ("x*",)
     params = (Param("dim", "int", "the new dimension", required=True),)
-    example = "%qkv = stg.stack[dim = 1](%q, %k, %v) : bf16[B, 3, S, H, K]"
+    example = "%qkv = stg.pack[dim = 1](%q, %k, %v) : bf16[B, 3, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
         d, text, count = op.integer("dim"), letters(op.operands[0].tensor.rank), len(op.operands)
@@ -180,7 +180,7 @@ class StackOp(OpDef):
         )
 
     def fold(self, op: Operation) -> Value | None:
-        """A stack of all slices of an unbind along the same dimension."""
+        """All slices of an unbind along the same dimension."""
         inner = op.operands[0].producer if op.operands else None
         if inner is None or not isinstance(inner.definition, Unbind):
             return None

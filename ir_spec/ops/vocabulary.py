@@ -147,6 +147,88 @@ class CrossEntropyGrad(OpDef):
         return [(np.exp(logits - lse[..., None]) - onehot) * scale]
 
 
+class LogSoftmax(OpDef):
+    """x - logsumexp(x) over the last dimension, in fp32; 4 FLOPs per element."""
+
+    name = "stg.log_softmax"
+    operands = ("x",)
+    index = IndexRule("...v->...v", whole="v")
+    element_types = ("f32",)
+    flops_per_point = 4
+    example = "%logp = stg.log_softmax(%logits) : f32[B, S, V]"
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [op.result, grads[0]])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0] - _logsumexp(args[0])[..., None]]
+
+
+class LogSoftmaxGrad(OpDef):
+    """dlogp - exp(logp) * sum(dlogp), in fp32; 4 FLOPs per element."""
+
+    name = "stg.log_softmax_grad"
+    operands = ("logp", "dlogp")
+    index = IndexRule("...v,...v->...v", whole="v")
+    element_types = ("f32",)
+    flops_per_point = 4
+    example = "%dz = stg.log_softmax_grad(%logp, %dlogp) : f32[B, S, V]"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        logp, dlogp = args
+        return [dlogp - np.exp(logp) * dlogp.sum(-1, keepdims=True)]
+
+
+class NllLoss(OpDef):
+    """Mean of the negative log-probabilities that the labels name; 1 FLOP per token."""
+
+    name = "stg.nll_loss"
+    operands = ("logp", "labels")
+    params = (_MEAN,)
+    index = IndexRule("...v,...->", whole="v")
+    element_types = ("f32",)
+    example = "%loss = stg.nll_loss[mean = B*S](%logp, %labels) : f32[]"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(size for f, size in n.items() if f != "v")
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.operands[1].tensor.local_bytes * 2
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*op.operands, grads[0]])
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[-1] if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        logp, labels = args
+        picked = np.take_along_axis(logp, labels[..., None], -1)
+        return [-picked.sum() / ctx.size(op.expr("mean"))]
+
+
+class NllLossGrad(OpDef):
+    """-dloss / mean where the label is, else 0: writes a tensor of the size of logp, of which it
+    reads nothing."""
+
+    name = "stg.nll_loss_grad"
+    operands = ("logp", "labels", "dloss")
+    params = (_MEAN,)
+    index = IndexRule("...v,...,->...v", whole="v")
+    element_types = ("f32",)
+    flops_per_point = 0
+    example = "%dlogp = stg.nll_loss_grad[mean = B*S](%logp, %labels, %one) : f32[B, S, V]"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.result.tensor.local_bytes + op.operands[1].tensor.local_bytes
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        logp, labels, dloss = args
+        words: int = logp.shape[-1]
+        onehot = labels[..., None] == np.arange(words)
+        return [onehot * (-dloss / ctx.size(op.expr("mean")))]
+
+
 class SumExp(OpDef):
     """Sum of exp((x - m) / sqrt(rsqrt)) over the last dimension, 3 FLOPs per element."""
 

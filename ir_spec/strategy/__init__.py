@@ -12,7 +12,9 @@ from stagec.ir_spec.strategy.exchange import ExchangeOp
 from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
 from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
+from stagec.ir_spec.strategy.gradients import GradientsOp
 from stagec.ir_spec.strategy.lora import LoraOp
+from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
 from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.optimizer import OptimizerOp
@@ -47,6 +49,8 @@ STATEMENTS: tuple[Statement, ...] = (
     RecomputeOp(),
     OffloadOp(),
     OptimizerOp(),
+    GradientsOp(),
+    LossOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

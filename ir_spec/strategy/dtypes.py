@@ -17,6 +17,8 @@ from stagec.ir_spec.strategy.statement import (
 )
 
 DTYPES = ("f32", "bf16", "f16")
+#: The type of the parameter that a gradient or a moment is of.
+PARAM = "param"
 
 
 FP8 = ("hybrid", "e4m3", "block")
@@ -25,20 +27,26 @@ FP8 = ("hybrid", "e4m3", "block")
 SCALING = ("delayed", "current")
 
 
-def _dtype(name: str, default: str, help: str) -> Any:
-    flag = Flag(f"{name}_dtype", help, tries=("f32", "bf16"), numerics=True, rare=True)
-    return parameter("name", f"element type: {name}", default=default, choices=DTYPES, flag=flag)
+def _dtype(
+    name: str, default: str, help: str, *others: str, tries: tuple[str, ...] = ("f32", "bf16")
+) -> Any:
+    flag = Flag(f"{name}_dtype", help, tries=tries, numerics=True, rare=True)
+    choices = (*DTYPES, *others)
+    return parameter("name", f"element type: {name}", default=default, choices=choices, flag=flag)
 
 
 @dataclass(frozen=True)
 class DtypesRule(Record):
-    """Element types of parameters and activations, gradients, reductions on the wire and the master
-    copy; `fp8` is the recipe of 8-bit products, if there are any."""
+    """Element types of parameters and activations, gradients, reductions on the wire, the master
+    copy and the moments; `fp8` is the recipe of 8-bit products, if there are any."""
 
     param: str = _dtype("param", "bf16", "Parameters and activations.")
-    grad: str = _dtype("grad", "f32", "Gradients.")
-    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.")
-    master: str = _dtype("master", "f32", "The optimizer's copy of the parameters.")
+    grad: str = _dtype("grad", "f32", "Gradients; param: in the type of their parameter.", PARAM)
+    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.", PARAM)
+    master: str = _dtype(
+        "master", "f32", "The optimizer's copy of the parameters; none: it has no copy.", "none"
+    )
+    moment: str = _dtype("moment", "f32", "The optimizer's moments.", PARAM, tries=())
     fp8: str = parameter(
         "name",
         "recipe of 8-bit products",
@@ -68,9 +76,17 @@ class DtypesRule(Record):
     )
 
 
+def of_parameter(said: str, param: str) -> str:
+    """The element type that is said of what belongs to a parameter of type `param`."""
+    return param if said == PARAM else said
+
+
 class DtypesOp(Statement):
     """Element types: of parameters and activations, gradients, reductions on the wire, the master
-    copy.
+    copy, moments.
+
+    Gradients, reductions and moments of type `param` are in that of their parameter, as those of
+    `torch.optim` are; with `master = none` the optimizer updates the parameter itself.
 
     With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
     forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. With `block`

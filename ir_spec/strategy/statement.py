@@ -304,7 +304,7 @@ class Statement(Declaration):
     single parameter.
     """
 
-    parents = ("stg.strategy",)
+    parents = ("stg.strategy", "stg.stack")
     record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
     section: ClassVar[Section] = Section.OTHERS  # of its flags in the help
@@ -355,6 +355,12 @@ class Statement(Declaration):
             if not flag.is_default(value):
                 found[each.param.name] = _said(flag, value)
         return found
+
+    @property
+    def flag_names(self) -> Mapping[str, str]:
+        """The flag of each parameter that has one of the same value."""
+        same = (f for f in self._fields if f.flag is not None and f.flag.kind == f.flag_kind)
+        return {f.param.name: f.flag.name for f in same if f.flag is not None}
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         """What is wrong with the flags of this statement, each with a remedy."""

@@ -17,7 +17,10 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.parts import arrive, depart
+from stagec.ir_spec.strategy.dtypes import of_parameter
+from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.sharding.zero import StatePlacement
 
@@ -27,8 +30,9 @@ class AddOptimizer(Pass):
     """Append the optimizer: the function then returns the loss, updated parameters and updated
     state.
 
-    The strategy says which (`stg.optimizer`) and with which element type of the master copy
-    (`stg.dtypes`). Parameters of that type have no master copy.
+    Gradients that `stg.gradients` has freed are told of at the function, for the plan of memory.
+    The strategy says which (`stg.optimizer`) and with which element types of the master copy and
+    the moments (`stg.dtypes`). Parameters of the type of the copy have none.
 
     Before:
         stg.func @f(%x: f32[B], %w: f32[B | param]) -> (f32[], f32[B]) {
@@ -68,6 +72,8 @@ def add_optimizer(module: Module) -> None:
     State arguments (`master` copy, moments `m` and `v`) are added, placed as the ZeRO stage says.
     """
     strategy = read_strategy(module)
+    if strategy.one(GradientsRule).lifetime == "freed":
+        _free_gradients(module, strategy.one(GradientsRule))
     if strategy.optimizer == "none":
         return
     body = module.main.body
@@ -93,8 +99,9 @@ def add_optimizer(module: Module) -> None:
     for param, grad in zip(params, grads, strict=True):
         b.loc = made_by(PASS, param.loc)
         owned = replace(placement.gradient(param), role="state")
-        dtypes = {"master": strategy.dtypes.master, "m": "f32", "v": "f32"}
-        if param.tensor.dtype == strategy.dtypes.master:
+        moment = of_parameter(strategy.dtypes.moment, param.tensor.dtype)
+        dtypes = {"master": strategy.dtypes.master, "m": moment, "v": moment}
+        if dtypes["master"] in ("none", param.tensor.dtype):
             del dtypes["master"]
         state = {
             kind: body.add_arg(f"{param.name}_{kind}", replace(owned, dtype=dtype), param.loc)
@@ -110,6 +117,15 @@ def add_optimizer(module: Module) -> None:
     end.set_operands([*losses, *outputs])
     end.attrs["phase"] = "optimizer"
     body.returns = (*body.returns[: len(losses)], *placed)
+
+
+def _free_gradients(module: Module, rule: GradientsRule) -> None:
+    """Tell the plan of memory, but for sums over several microbatches."""
+    if any(op.has(Accumulates) for op in module.main.body.ops):
+        why = "the sums of gradients over microbatches persist"
+        module.diagnostics.remark(f"'stg.gradients[freed]' changes nothing: {why}", rule.loc)
+    else:
+        module.main.attrs["freed"] = True
 
 
 def _clip_factor(

@@ -54,6 +54,7 @@ from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Accumulates, BeginsBackward
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
+from stagec.ir_spec.strategy.dtypes import of_parameter
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over, pin_again
@@ -199,10 +200,12 @@ class _TrainingStep:
         the stream of computations."""
         dtypes, at = self._strategy.dtypes, _where_made(b, [grad])
         if self.reduces_inside():
-            return self._reduced(b, _cast(at, grad, dtypes.reduce), param, sliced=sliced)
+            wire = _cast(at, grad, of_parameter(dtypes.reduce, param.tensor.dtype))
+            return self._reduced(b, wire, param, sliced=sliced)
         if not self._accumulates:
-            return _cast(at, grad, dtypes.reduce)
-        return at.value("stg.accumulate_grad", [grad], {"to": dtypes.grad}, hint=f"{grad.name}_sum")
+            return _cast(at, grad, of_parameter(dtypes.reduce, param.tensor.dtype))
+        to = of_parameter(dtypes.grad, param.tensor.dtype)
+        return at.value("stg.accumulate_grad", [grad], {"to": to}, hint=f"{grad.name}_sum")
 
     def _finish(
         self, tape: _Tape, param: Value, region: Region, wrapped: Operation | None
@@ -235,11 +238,11 @@ class _TrainingStep:
         dtypes = self._strategy.dtypes
         loc, phase = b.loc, b.phase
         b.loc, b.phase = made_by(PASS, param.loc), "gradient"
-        wire = _cast(b, grad, dtypes.reduce)
+        wire = _cast(b, grad, of_parameter(dtypes.reduce, param.tensor.dtype))
         place = self._placement.gradient(param)
-        place = replace(place.sliced() if sliced else place.inner, dtype=dtypes.reduce)
+        place = replace(place.sliced() if sliced else place.inner, dtype=wire.tensor.dtype)
         final = b.value("stg.gradient", [wire], type=place, hint=param.prefixed("g_"))
-        result = _cast(b, final, dtypes.grad)
+        result = _cast(b, final, of_parameter(dtypes.grad, param.tensor.dtype))
         b.loc, b.phase = loc, phase
         return result
 

@@ -1,6 +1,7 @@
 """plan-memory: lifetimes of buffers made explicit, and the bytes of each category on one rank.
 
-Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do.
+Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do,
+or where the strategy frees them, from backward on.
 The peak is the static state and the worst moment of everything else.
 """
 
@@ -106,7 +107,7 @@ class _Plan:
         if staged:
             stages = self._func.attrs["stages"]
             attrs |= {"stages": stages, "around": total_of(self._planner.around())}
-        keep = self._sets.gradients | self._sets.static
+        keep = self._sets.gradients | self._sets.freed | self._sets.static
         _insert_frees(self._module, self._body, keep, self._roots)
         b.op("stg.memory", (), attrs, types=())
         for work in self._works() if staged else ():

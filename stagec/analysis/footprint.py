@@ -58,7 +58,8 @@ def _class(
         "name": f"stage{stage}",
         "stage": stage,
         "ranks": ranks_of(module, func),
-        **_worst(timeline),
+        **(worst := _worst(timeline)),
+        **_moments(timeline, worst["categories"]),
         **_of_models(timeline, func.text("guest")),
         "host": sum(timeline.static(HOST).values()) + _most(timeline),
         "placement": _placed(timeline, fit) if fit else None,
@@ -97,6 +98,32 @@ def _worst(timeline: MemoryTimeline) -> dict[str, Any]:
         "categories": {c: peak.bytes.get(c, 0) for c in ALL if c != CACHES or c in peak.bytes},
         "largest": [asdict(h) for h in timeline.live(peak)[:LARGEST]],
     }
+
+
+#: What the categories of a plan are called in what frameworks tell of their memory.
+_KINDS = {
+    **dict.fromkeys(("gradients", "unreduced gradients"), "gradients"),
+    **dict.fromkeys(("optimizer", "update"), "optimizer"),
+    **dict.fromkeys(("gathered weights", "communication", CACHES), "buffers"),
+    "parameters": "parameters",
+}
+
+
+def _moments(timeline: MemoryTimeline, peak: Mapping[str, int]) -> dict[str, Any]:
+    """The bytes after forward, at the peak and after the update, in all and by kind."""
+    at = timeline.moments()
+    if not at:
+        return {}
+    each = {"after_forward": at["after_forward"], "peak": peak, "after_update": at["after_update"]}
+    return {"moments": {name: _by_kind(held) for name, held in each.items()}}
+
+
+def _by_kind(held: Mapping[str, int]) -> dict[str, Any]:
+    names = ("parameters", "gradients", "optimizer", "activations", "buffers")
+    by: dict[str, int] = dict.fromkeys(names, 0)
+    for category, size in held.items():
+        by[_KINDS.get(category, "activations")] += size
+    return {"total": sum(by.values()), "by": by}
 
 
 def _of_models(timeline: MemoryTimeline, guest: str) -> dict[str, Any]:

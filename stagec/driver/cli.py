@@ -34,6 +34,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "models": (".commands.models", "List the models of the library."),
         "import": (".commands.import_", "Write the text of a model from its config.json."),
         "presets": (".commands.presets", "List published runs, or print the strategy of one."),
+        "stacks": (".commands.stacks", "List stacks of software, or print the text of one."),
         "schedule": (".commands.schedule", "Draw a pipeline schedule, or list them."),
         "machines": (".commands.machines", "List machines, or print the figures of one."),
     },

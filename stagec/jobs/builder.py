@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from stagec.analysis.repeated import RepeatedWork
@@ -35,11 +36,12 @@ from stagec.jobs.request.configurations import (
 )
 from stagec.jobs.request.experts import check_experts, mesh_axes
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
-from stagec.jobs.request.options import JobOptions, request
+from stagec.jobs.request.options import IDEAL, JobOptions, request
 from stagec.jobs.request.preset import find_preset, with_step
 from stagec.jobs.request.serving import Serving, beyond, read_serving, refuse_training
 from stagec.jobs.request.units import remark_of, settled
 from stagec.jobs.session import Session
+from stagec.jobs.stack import apply_stack, read_stack
 from stagec.models import library
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -48,7 +50,7 @@ from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note
-from stagec.support.source import Source
+from stagec.support.source import Source, file_loc
 from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
@@ -80,6 +82,7 @@ class JobBuilder:
         self.options, self._symbolic = complete(settled(options)), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
+        self._origins: Mapping[Operation, str] = {}
         self.repeated = RepeatedWork()
         self.from_texts = False  # whether a text says how to parallelize, and not flags
         self.loaded: Loaded = load_plugins(options.plugin)
@@ -237,6 +240,25 @@ class JobBuilder:
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
             body.insert(first + number, op)
+        self._add_stack(module.ops("stg.strategy")[0])
+
+    def _add_stack(self, strategy: Operation) -> None:
+        """The defaults of the software, below what flags and texts say."""
+        if self.options.stack == IDEAL:
+            return
+        lines = read_stack(self.options.stack, self.session, self.loaded.registry)
+        flags = (f for f in FLAGS.values() if not f.is_default(getattr(self.options, f.name)))
+        given = None if self.from_texts else self.options.explicit | {f.name for f in flags}
+        added = apply_stack(strategy, lines, given=given, serves=self.serving is not None)
+        whose = {op: self._origin(op) for op in strategy.body.ops if op not in added}
+        self._origins = {**whose, **added} if lines else {}
+
+    def _origin(self, op: Operation) -> str:
+        """Where a statement of the strategy comes from."""
+        place = file_loc(op.loc)
+        if place is None or not self.from_texts:
+            return "flags"
+        return f"{place.file}:{place.line}"
 
     def _refuse_shorthands(self) -> None:
         """A strategy in a text says it all; flags beside it would be lost."""
@@ -379,8 +401,16 @@ class JobBuilder:
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY."""
         ops = [*self.module.ops("stg.mesh"), *self._assumed, *self.module.ops("stg.strategy")]
-        body = "".join("  " + line + "\n" for op in ops for line in print_op(op).splitlines())
+        body = "".join(f"  {line}\n" for op in ops for line in self._lines(op))
         return f"stg.module @strategy {{\n{body}}}\n"
+
+    def _lines(self, op: Operation) -> Iterator[str]:
+        """The text of an op; with a stack, each statement with its origin."""
+        inner = op.region.ops if op.region is not None else ()
+        origins = ["", *(self._origins.get(each, "") for each in inner), ""]
+        for line, origin in zip_longest(print_op(op).splitlines(), origins):
+            if line is not None:
+                yield f"{line}  // {origin}" if origin else line
 
 
 def set_symbols(module: Module, values: Mapping[str, int]) -> None:

@@ -14,6 +14,7 @@ from stagec.memory.liveness import is_gathered
 
 LATER = frozenset({"backward", "gradient", "recompute", "optimizer"})
 STASH = "stash"
+GRADIENTS = "gradients"
 _OF_PHASE: Mapping[str, str] = {
     "backward": "activation gradients",
     "recompute": "recompute",
@@ -80,6 +81,8 @@ class Buffer:
             return STASH
         if isinstance(op.definition, Collective | RecvOp):
             return "communication"
+        if op.phase != "optimizer" and "optimizer" in self.phases:
+            return GRADIENTS
         phase = "gradient" if "gradient" in self.phases else op.phase
         return _OF_PHASE.get(phase, "activations")
 

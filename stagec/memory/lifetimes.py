@@ -30,7 +30,7 @@ from stagec.ir.traits import EndsLifetime, Recalls, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
-from stagec.memory.buffers import Buffer, Lifetimes, Ref, RunOp, Together, buffers_of
+from stagec.memory.buffers import GRADIENTS, Buffer, Lifetimes, Ref, RunOp, Together, buffers_of
 from stagec.memory.iterations import IterationRun, patterns, slices
 from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered, updated
 from stagec.sharding.gathers import ahead_of
@@ -100,6 +100,9 @@ class _Runner:
         end = self._step(body.terminator, (), counts=False)
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
+        for buffer in self.found.buffers:
+            if buffer.category == GRADIENTS:  # the next step frees them
+                buffer.last[None] = end
 
     def _fixed(self, value: Value) -> Buffer:
         return self._static.setdefault(value, Buffer(value, static=True))

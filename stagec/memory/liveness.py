@@ -128,10 +128,12 @@ _LATER = frozenset({"backward", "gradient", "recompute"})
 
 @dataclass(slots=True)
 class Sets:
-    """Buffers that are not transient: what a step starts with, its gradients, its stash."""
+    """Buffers that are not transient: what a step starts with, its gradients, its stash; gradients
+    that are `freed` between steps are there from backward on."""
 
     static: set[Value] = field(default_factory=set[Value])
     gradients: set[Value] = field(default_factory=set[Value])
+    freed: set[Value] = field(default_factory=set[Value])
     stash: set[Value] = field(default_factory=set[Value])
 
 
@@ -140,6 +142,7 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
     backward."""
     root_of = roots or Roots()
     sets = Sets(static=set(body.args))
+    made = sets.freed if body.owner.flag("freed") else sets.gradients
     for region in step_regions(body):
         for op in region.ops:
             if op.has(Accumulates):
@@ -154,11 +157,12 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
                 if op.phase == "forward" and later and not is_gathered(value):
                     sets.stash.add(root_of(value))
                 elif op.phase != "optimizer" and "optimizer" in users:
-                    sets.gradients.add(root_of(value))
+                    made.add(root_of(value))
     for value in body.terminator.operands:  # updates end where what they replace is
         if value.producer is not None and value.producer.phase == "optimizer":
             sets.static.add(root_of(value))
     sets.stash -= sets.static
+    sets.freed -= sets.gradients  # sums over microbatches
     return sets
 
 

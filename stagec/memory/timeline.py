@@ -17,7 +17,7 @@ from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import CACHED, WEIGHTS
-from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, RunOp
+from stagec.memory.buffers import CATEGORIES, GRADIENTS, Buffer, Lifetimes, RunOp
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
 from stagec.memory.step import (
@@ -36,7 +36,7 @@ from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import error
 from stagec.support.source import file_loc
 
-STATIC = ("parameters", "gradients", "optimizer")
+STATIC = ("parameters", GRADIENTS, "optimizer")
 #: What steps of serving keep of sequences: there from start to end, and of no other module.
 CACHES = "caches"
 ALL = (*STATIC, CACHES, *CATEGORIES)
@@ -229,6 +229,23 @@ class MemoryTimeline:
     def _holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything."""
         return bool(self._planner.held(state))
+
+    def moments(self) -> Mapping[str, Mapping[str, int]]:
+        """The bytes of each category `after_forward` and `after_update`, in a step that trains and
+        whose microbatches no schedule orders; else none."""
+        run = self._planner.run(None)
+        phases = [step.op.phase for step, _ in run if step.counts]
+        if "optimizer" not in phases or any(self._planner.is_scheduled(step) for step, _ in run):
+            return {}
+        held = last = Counter(self.static())
+        before: Counter[str] | None = None
+        for step, ends in run:
+            if step.counts and step.op.phase != "forward":
+                before = before or Counter(held)
+            self._planner.count(held, step.made, 1)
+            last = Counter(held)
+            self._planner.count(held, ends, -1)
+        return {"after_forward": before or last, "after_update": last}
 
     def peak(self) -> Point:
         """The point at which most is held. Raises `DiagnosticError` if nothing runs."""

@@ -1,5 +1,5 @@
 """The model library: texts as package data, with the default values of their symbols; presets of
-published runs."""
+published runs; stacks."""
 
 from __future__ import annotations
 
@@ -68,6 +68,12 @@ def presets() -> Mapping[str, Preset]:
         n: Preset(n, e["title"], e["model"], e["strategy"], e.get("set", {}), e.get("step", {}))
         for n, e in catalog.items()
     }
+
+
+def stacks() -> tuple[str, ...]:
+    """The names of the stacks that are shipped, each with a text `stacks/NAME.stg`."""
+    found = files("stagec.models").joinpath("stacks").iterdir()
+    return tuple(sorted(f.name[:-4] for f in found if f.name.endswith(".stg")))
 
 
 @cache

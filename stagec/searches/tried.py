@@ -29,8 +29,9 @@ from stagec.searches.space import (
 )
 from stagec.searches.table import command_of, strategy_of
 
-#: What follows from other flags: data parallelism from ranks, microbatches from their size.
-_FOLLOW = ("dp", "microbatches")
+#: What follows from other flags: data parallelism from ranks, microbatches from their size; what
+#: the software decides.
+_FOLLOW = ("dp", "microbatches", "grads", "loss")
 
 
 class _Trial(NamedTuple):

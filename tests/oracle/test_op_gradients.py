@@ -423,6 +423,16 @@ CASES = {
         "%y = stg.cross_entropy[mean = B*S](%x, %t)",
         "",
     ),
+    "log_softmax": Case(
+        "%x: f32[B, S, V | param], %z: f32[B, S, V]",
+        "%p = stg.log_softmax(%x)\n    %y = stg.mul(%p, %z)",
+        "B, S, V",
+    ),
+    "nll_loss": Case(
+        "%x: f32[B, S, V | param], %t: i32[B, S]",
+        "%y = stg.nll_loss[mean = B*S](%x, %t)",
+        "",
+    ),
     "reshape": Case(
         "%x: f32[B, S*D | param]",
         '%y = stg.reshape["a(bc)->abc", factors = b, sizes = S](%x)',
@@ -452,7 +462,7 @@ CASES = {
     ),
     "stack": Case(
         "%x: f32[B, D | param], %z: f32[B, D | param]",
-        "%s = stg.stack[dim = 1](%x, %z)\n    %y = stg.mul(%s, %s)",
+        "%s = stg.pack[dim = 1](%x, %z)\n    %y = stg.mul(%s, %s)",
         "B, 2, D",
     ),
     "place": Case(X, "%y = stg.sharding_constraint(%x) : f32[B, S, D | rep]", "B, S, D"),

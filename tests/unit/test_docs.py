@@ -460,8 +460,12 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.embedding_bag_grad": {"dc": "bf16[B, D]"},
     "stg.triangle_grad": {"dz": "bf16[B, H, S*(S - 1)/2]"},
     "stg.cross_entropy_grad": {"lse": "f32[B, S]"},
+    **{
+        f"stg.{name}": {"logits": "f32[B, S, V]", "logp": "f32[B, S, V]", "dlogp": "f32[B, S, V]"}
+        for name in ("log_softmax", "log_softmax_grad", "nll_loss", "nll_loss_grad")
+    },
     "stg.reshape": {"x": "bf16[B, S, H, K]"},
-    "stg.stack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
+    "stg.pack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
     "stg.recall": {"n_again": "bf16[B, S, D]", "n_stashed": "bf16[B, S, D]"},
     "stg.sharding_constraint": {"x": "bf16[B, S, V]"},
     "stg.all_reduce": {"x": "bf16[B@dp, S, D | sum(tp)]"},

@@ -12,7 +12,7 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import OneOf
-from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.options import JobOptions, stated_stack
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.pipeline.instrument import PLAN
@@ -126,6 +126,7 @@ def memory(
     with session.once() as aside:
         for pod, builder in pods.builders.items():
             plan = footprint(builder.module, pods.titles[pod], fit)
+            plan |= stated_stack(builder.options)
             plans[pod] = MemoryPlan(_judged(plan, limit, aside), builder)
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
 

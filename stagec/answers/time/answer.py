@@ -16,7 +16,7 @@ from stagec.ir.serving import PREFILL
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.accepted import Accepted
 from stagec.jobs.request.measurements import remark_unused
-from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.options import JobOptions, stated_stack
 from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
@@ -34,10 +34,12 @@ NOT_GIVEN = Accepted(1.0, 1, given=False)
 class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
     which `alone_seconds` says what each takes without that; of a draft model on the ranks of its
-    model `turn_seconds` are those of both. `serve` is the kind of a step of serving. `drawn` gives
+    model `turn_seconds` are those of both. `serve` is the kind of a step of serving, `stack`
+    what is said of the software. `drawn` gives
     what pictures are made of."""
 
     serve: str | None
+    stack: Mapping[str, str]
     accepted: Accepted
     alone_seconds: Mapping[str, float]
     turn_seconds: Mapping[str, float]
@@ -55,7 +57,7 @@ class StepAnswer(TimeReport, Report):
     def as_json(self) -> dict[str, Any]:
         each = {"alone_seconds": self.alone_seconds, "turn_seconds": self.turn_seconds}
         said = {name: dict(seconds) for name, seconds in each.items() if seconds}
-        return {**super().as_json(), **self._served(), **said}
+        return {**super().as_json(), **self.stack, **self._served(), **said}
 
     def _served(self) -> dict[str, Any]:
         """Of a step of serving: the time to the first token, or that for each further one."""
@@ -147,6 +149,7 @@ def time(
     return StepAnswer(
         **each,
         serve=options.serve,
+        stack=stated_stack(options),
         accepted=accepted,
         alone_seconds=alone,
         turn_seconds=turns,

@@ -1,4 +1,5 @@
-"""What a shell completes: names of models, machines, presets and passes, and files beside them.
+"""What a shell completes: names of models, machines, presets, stacks and passes, and files beside
+them.
 
 Each list is read only when a shell asks for it.
 """
@@ -35,6 +36,12 @@ def _machines() -> Iterable[str]:
     return machine_names()
 
 
+def _stacks() -> Iterable[str]:
+    from stagec.models import stacks
+
+    return stacks()
+
+
 def _passes() -> Iterable[str]:
     from stagec.pipeline.plugins import load_plugins
 
@@ -62,5 +69,6 @@ COMPLETERS: Mapping[str, Completer] = {
     "models": partial(_complete, _models, True),
     "machines": partial(_complete, _machines, True),
     "presets": partial(_complete, _presets, False),
+    "stacks": partial(_complete, _stacks, True),
     "passes": partial(_complete, _passes, False),
 }

@@ -27,7 +27,7 @@ _BESIDE = {
     EXPERTS: Section.EXPERTS,
 }
 _OTHERS: Mapping[Section, tuple[str, ...]] = {
-    Section.MODEL: ("preset", "seed_from", "sizes"),
+    Section.MODEL: ("preset", "seed_from", "sizes", "stack"),
     Section.RANKS: ("ranks", "mesh", "microbatch_size"),
     Section.SERVING: (
         *("serve", "batch", "prompt", "context", "chunk", "speculative", "draft", "step"),

@@ -104,7 +104,7 @@ def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
     for h in range(j):
         operands = ", ".join(f"%{n}_{h}" for n in ("u", "dt", "A_log", "b", "c", "skip", "dt_bias"))
         ys.append(body.let(f"y_{h}", f"stg.selective_scan({operands})"))
-    y = body.let("y", f"stg.stack[dim = 2]({', '.join(ys)})")
+    y = body.let("y", f"stg.pack[dim = 2]({', '.join(ys)})")
     m = body.let("m", f"stg.mul({y}, {body.let('g', 'stg.silu(%z)')})")
     o = body.let("o", f'stg.einsum["bsji,jid->bsd"]({m}, {body.param("w_out", f"{j}, I, D")})')
     body.do(f"stg.return({o})")

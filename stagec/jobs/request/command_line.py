@@ -19,7 +19,7 @@ def job_words(options: JobOptions) -> Iterator[str]:
     options = settled(options)
     yield from filter(None, (options.model, options.strategy))
     default = JobOptions("")
-    for name in ("preset", *_SERVING, *AXES, *SHORTHANDS, "pipeline"):
+    for name in ("preset", "stack", *_SERVING, *AXES, *SHORTHANDS, "pipeline"):
         value = getattr(options, name)
         if value != getattr(default, name) or name in options.explicit:
             yield from words(name, value)

@@ -47,7 +47,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "serving": ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode"),
     "passes": ("pipeline", "plugin"),
 }
-_FIRST = ("model", "strategy_file", "preset")
+_FIRST = ("model", "strategy_file", "preset", "stack")
 _EXAMPLE = "as --print-job writes it: model, [sizes], [strategy], [serving], [machine], [passes]"
 
 
@@ -87,6 +87,8 @@ def read_job_file(path: str, session: Session) -> JobFile:
     flags["plugin"] = [_beside(path, str(each)) for each in listed]
     files = [tables.get("model", ""), tables.get("strategy_file", "")]
     names = [_beside(path, str(each)) for each in files]
+    if "stack" in tables:
+        flags["stack"] = _beside(path, str(tables["stack"]))
     try:
         options = job_options(names[0], names[1] or None, flags)
     except DiagnosticError as problem:
@@ -180,7 +182,9 @@ def job_text(job: JobFile) -> str:
     options, default = job.options, JobOptions("")
     if options.preset:  # which says its step
         default = default.changed(**find_preset(options).step)
-    first = zip(_FIRST, (options.model, options.strategy, options.preset), strict=True)
+    stack = "" if options.stack == default.stack else options.stack
+    texts = (options.model, options.strategy, options.preset, stack)
+    first = zip(_FIRST, texts, strict=True)
     lines = [f"{name} = {_toml(value)}" for name, value in first if value]
     tables: dict[str, dict[str, Any]] = {"sizes": dict(options.sizes)}
     for section, names in _SECTIONS.items():

@@ -17,6 +17,9 @@ from stagec.jobs.request.serving import OPTIONS
 from stagec.jobs.request.sizes import SizesType
 from stagec.support.diagnostics import error
 
+#: The stack without defaults: programs run as a strategy says, and nothing else.
+IDEAL = "ideal"
+
 
 def merged_sizes(given: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
     """The sizes of several --set; of two for one symbol the later one counts."""
@@ -30,6 +33,7 @@ class _Job:
     model: str
     strategy: str | None = None
     preset: str = ""
+    stack: str = IDEAL
     sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
     mesh: Mapping[str, int | None] | None = None
     ranks: int | None = None
@@ -80,6 +84,11 @@ else:
     JobOptions.__module__ = __name__  # so that it can be sent to another process
 
 
+def stated_stack(options: JobOptions) -> dict[str, str]:
+    """What answers say of the stack of a job: nothing if it has no defaults."""
+    return {} if options.stack == IDEAL else {"stack": options.stack}
+
+
 #: The sizes of a model's symbols.
 SIZES = CommandOption(
     "sizes",
@@ -99,6 +108,14 @@ JOB = (
         metavar="NAME",
     ),
     SIZES,
+    CommandOption(
+        "stack",
+        AnyText("stacks"),
+        "The software that runs the job, as defaults of a strategy: ideal, or one of 'stagec "
+        "stacks', or a file.",
+        IDEAL,
+        metavar="NAME[@VERSION]|FILE",
+    ),
     CommandOption(
         "mesh",
         SizesType(open_names=True),

@@ -14,6 +14,9 @@ class JobFlags(TypedDict, total=False):
     preset: str | None
     #: Sizes of symbols; B is the global batch in sequences.
     sizes: str | Mapping[str, int | None] | None
+    #: The software that runs the job, as defaults of a strategy: ideal, or one of 'stagec stacks',
+    #: or a file.
+    stack: str | None
     #: Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).
     mesh: str | Mapping[str, int | None] | None
     #: All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.
@@ -120,12 +123,14 @@ class JobFlags(TypedDict, total=False):
     fuse_gradients: bool | None
     #: Parameters and activations.
     param_dtype: Literal["f32", "bf16", "f16"] | None
-    #: Gradients.
-    grad_dtype: Literal["f32", "bf16", "f16"] | None
+    #: Gradients; param: in the type of their parameter.
+    grad_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: Gradients on the wire.
-    reduce_dtype: Literal["f32", "bf16", "f16"] | None
-    #: The optimizer's copy of the parameters.
-    master_dtype: Literal["f32", "bf16", "f16"] | None
+    reduce_dtype: Literal["f32", "bf16", "f16", "param"] | None
+    #: The optimizer's copy of the parameters; none: it has no copy.
+    master_dtype: Literal["f32", "bf16", "f16", "none"] | None
+    #: The optimizer's moments.
+    moment_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: 8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with block,
     #: e4m3 with a scale for each 128 elements.
     fp8: Literal["none", "hybrid", "e4m3", "block"] | None
@@ -145,6 +150,11 @@ class JobFlags(TypedDict, total=False):
     offload: str | Sequence[str] | None
     #: Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).
     memory_nodes: bool | None
+    #: Gradients have buffers that persist from step to step, or are freed before forward.
+    grads: Literal["persistent", "freed"] | None
+    #: The cross entropy is one op (fused), or a log-softmax and the loss by it, with three copies
+    #: of the logits in backward, as PyTorch without a compiler (stock).
+    loss: Literal["fused", "stock"] | None
     #: How the weights of the blocks are stored while serving.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,

@@ -1,0 +1,25 @@
+"""`stg.stack`: what a software release makes of programs, as defaults of statements."""
+
+from __future__ import annotations
+
+from stagec.ir.param import Param
+from stagec.ir.traits import Declares, Holds
+from stagec.ir_spec.ops.structure import Declaration
+
+
+class StackOp(Declaration):
+    """The software that runs a program: defaults of statements, which flags and strategies
+    override. It stands in a file of its own, which `--stack` names.
+
+    `extends` names another stack, whose lines hold where this one has none. Statements that repeat,
+    such as `stg.split`, are about a mesh and stand in a strategy only.
+    """
+
+    name = "stg.stack"
+    traits = (Declares("stack"), Holds("defaults of statements such as stg.fusion[elementwise]"))
+    parents = ()
+    params = (
+        Param("version", "str", "the release whose source the lines were read from"),
+        Param("extends", "str", "the name of another stack, NAME or NAME@VERSION, or its file"),
+    )
+    example = 'stg.stack @mine[version = "1.0"] {\n  stg.fusion[elementwise]\n}'

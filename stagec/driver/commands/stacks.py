@@ -1,0 +1,58 @@
+"""`stagec stacks`: what software releases make of programs, as defaults of strategies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from stagec.driver.shell import completion
+from stagec.driver.shell.session import log, the_session
+from stagec.driver.shell.show import write_output
+from stagec.ir.opdef import Registry
+from stagec.jobs.session import Session
+from stagec.jobs.stack import read_stack, stack_source
+from stagec.models import stacks
+from stagec.pipeline.plugins import load_plugins
+from stagec.text.build import parse_op
+
+
+@click.command("stacks")
+@click.argument(
+    "name", metavar="[NAME|FILE]", required=False, shell_complete=completion.COMPLETERS["stacks"]
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the stacks, or print the text of one, in which comments tell the source of each line. A
+    file of your own is checked; docs/stacks.md says how to write one."""
+    session, registry = the_session(), load_plugins(()).registry
+    if name is not None:
+        read_stack(name, session, registry)
+        write_output(stack_source(name, session).text, None)
+        return
+    rows = [_row(each, session, registry) for each in stacks()]
+    if as_json:
+        write_output(json.dumps(rows, indent=1) + "\n", None)
+    else:
+        _print_table(rows)
+
+
+def _row(name: str, session: Session, registry: Registry) -> dict[str, Any]:
+    """A stack: its name, its version and the statements that it has defaults of."""
+    version = parse_op(stack_source(name, session), registry).text("version")
+    lines = read_stack(name, session, registry)
+    statements = [line.op.name.removeprefix("stg.") for line in lines]
+    return {"name": name, "version": version, "statements": statements}
+
+
+def _print_table(rows: Iterable[Mapping[str, Any]]) -> None:
+    from stagec.output.tables import console, table
+
+    shown = table("Stacks", "name", "version", "defaults of", text_columns=3)
+    for row in rows:
+        shown.add_row(row["name"], row["version"], ", ".join(row["statements"]))
+    console(sys.stdout, 150).print(shown)
+    log("'stagec stacks NAME' prints one with the source of each line; --stack NAME takes it.")

@@ -1,0 +1,193 @@
+"""`--stack`: the text of a stack with those that it extends, and its lines in a strategy.
+
+What a strategy or a flag says wins. Of a statement that is there the stack gives the parameters
+that are not; a default that the statement refuses beside what is said is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagec.ir.core import Attr, Operation
+from stagec.ir.opdef import Registry
+from stagec.ir.signature import misfits
+from stagec.ir_spec.strategy.stack import StackOp
+from stagec.ir_spec.strategy.statement import Statement
+from stagec.jobs.session import Session
+from stagec.models import LIBRARY, library_text, stacks
+from stagec.support.diagnostics import DiagnosticList, error
+from stagec.support.source import UNKNOWN, Loc, Source, file_loc
+from stagec.support.suggest import did_you_mean
+from stagec.text.build import parse_op
+
+SUFFIX = ".stg"
+_FORM = "write 'stg.stack @name[version = \"1.0\"] { ... }'; 'stagec stacks NAME' prints one"
+
+
+@dataclass(frozen=True)
+class StackLine:
+    """A line of a stack: its statement, and the stack that says it, `torchtitan 0.2`."""
+
+    op: Operation
+    stack: str
+
+    @property
+    def definition(self) -> Statement:
+        """The statement."""
+        statement = self.op.definition
+        assert isinstance(statement, Statement)
+        return statement
+
+    @property
+    def origin(self) -> str:
+        """`torchtitan 0.2 (torchtitan.stg:9)`."""
+        place = file_loc(self.op.loc)
+        where = f" ({place.file.rpartition('/')[2]}:{place.line})" if place is not None else ""
+        return self.stack + where
+
+
+def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
+    """The text of a shipped stack, NAME or NAME@VERSION, or of a file. Raises `DiagnosticError`;
+    `OSError`."""
+    if name.endswith(SUFFIX) or name == "-":
+        return session.read_part(name, StackOp.name, _FORM)
+    known, short = stacks(), name.partition("@")[0]
+    if short not in known:
+        raise error(
+            f"no stack '{short}', and no file of that name",
+            loc,
+            remedy=did_you_mean(short, known) or f"choose among {', '.join(known)}, or a file",
+        )
+    path = f"stacks/{short}{SUFFIX}"
+    return session.remember(Source(LIBRARY + path, library_text(path)))
+
+
+def read_stack(name: str, session: Session, registry: Registry) -> Sequence[StackLine]:
+    """The lines of a stack, those of the stacks that it extends first. Raises `DiagnosticError` for
+    a ring of these, and for what is no default of a statement; `OSError`."""
+    lines: dict[str, StackLine] = {}
+    for op in reversed(_chain(name, session, registry)):
+        title = " ".join(filter(None, (op.symbol, op.text("version"))))
+        for each in op.body.ops:
+            if (base := lines.get(each.name)) is not None:
+                for name, value in base.op.attrs.items():
+                    _give(each, name, value)
+            lines[each.name] = StackLine(each, title)
+    return tuple(lines.values())
+
+
+def _chain(name: str, session: Session, registry: Registry) -> list[Operation]:
+    """A stack, the one that it extends, and so on."""
+    found: list[Operation] = []
+    seen: list[str] = []
+    loc: Loc = UNKNOWN
+    while name:
+        source = stack_source(name, session, loc)
+        if source.name in seen:
+            ring = " extends ".join(f"@{op.symbol}" for op in [*found, found[0]])
+            raise error(f"stacks extend each other: {ring}", loc, remedy="leave one 'extends' out")
+        op = _parsed(source, registry)
+        _check_version(op, name, loc)
+        seen.append(source.name)
+        found.append(op)
+        name, loc = op.text("extends"), op.loc
+        if name.endswith(SUFFIX):
+            name = str(Path(source.name).parent / name)
+    return found
+
+
+def _parsed(source: Source, registry: Registry) -> Operation:
+    op = parse_op(source, registry)
+    if op.name != StackOp.name:
+        raise error(f"expected '{StackOp.name}', found '{op.name}'", op.loc, remedy=_FORM)
+    problems = DiagnosticList()
+    seen: set[str] = set()
+    for each in op.body.ops:
+        for message, remedy in _mistakes(each, seen):
+            problems.error(f"'{each.name}' {message}", each.loc, remedy=remedy)
+        seen.add(each.name)
+    problems.check()
+    return op
+
+
+def _mistakes(op: Operation, before: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What is wrong with a line of a stack, each with a remedy."""
+    if not isinstance(op.definition, Statement):
+        yield "is not a statement of a strategy", "'stagec ops' lists those that are"
+    elif op.definition.repeats:
+        yield "says where values are, which no stack does", "put it into a strategy"
+    elif op.name in before:
+        yield "stands twice in the stack, expected one", "remove one of them"
+    yield from ((message, "'stagec ops' describes it") for message in op.definition.verify(op))
+
+
+def _check_version(op: Operation, name: str, loc: Loc) -> None:
+    _, at, wanted = name.partition("@")
+    version = op.text("version")
+    if at and not name.endswith(SUFFIX) and wanted != version:
+        raise error(
+            f"no version '{wanted}' of the stack '{op.symbol}'",
+            loc,
+            remedy=f"its version is {version}" if version else "it has no versions",
+        )
+
+
+# -- in a strategy ---------------------------------------------------------------------------------
+
+
+def apply_stack(
+    strategy: Operation,
+    lines: Sequence[StackLine],
+    *,
+    given: Collection[str] | None,
+    serves: bool,
+) -> Mapping[Operation, str]:
+    """Add the defaults of a stack to a strategy: to one that is a text, or to that of flags, of
+    which some are `given`. Gives the origins of the statements with defaults."""
+    said = {op.name: op for op in strategy.body.ops}
+    origins: dict[Operation, str] = {}
+    for line in lines:
+        if serves and line.definition.training:
+            continue
+        wanted = _wanted(line, given or ())
+        op = said.get(line.op.name)
+        if op is None:
+            op = Operation(line.definition, attrs=wanted, loc=line.op.loc)
+            if wanted and _fits(op):
+                origins[strategy.body.append(op)] = line.origin
+            continue
+        instead = given is not None  # of the default of a flag
+        names = [n for n, value in wanted.items() if _give(op, n, value, instead=instead)]
+        if names:
+            origins[op] = f"{', '.join(names)}: {line.origin}"
+    return origins
+
+
+def _wanted(line: StackLine, given: Collection[str]) -> dict[str, Attr]:
+    """The parameters of a line that no flag gives; none where one gives the whole statement."""
+    flags = line.definition.flag_names
+    whole = {flag.name for flag in line.definition.flags} - {*flags.values()}
+    if whole & {*given}:
+        return {}
+    return {name: v for name, v in line.op.attrs.items() if flags.get(name) not in given}
+
+
+def _give(op: Operation, name: str, value: Attr, *, instead: bool = False) -> bool:
+    """Give a statement a parameter that it does not say, or one `instead` of what it says, if it
+    takes that beside the others; whether it did."""
+    before = op.attrs.get(name)
+    if before == value or (before is not None and not instead):
+        return False
+    op.attrs[name] = value
+    if _fits(op):
+        return True
+    del op.attrs[name]
+    op.attrs |= {} if before is None else {name: before}
+    return False
+
+
+def _fits(op: Operation) -> bool:
+    """Whether a statement is complete and goes together."""
+    return not [*misfits(op), *op.definition.verify(op)]

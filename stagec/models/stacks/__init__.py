@@ -1,0 +1,1 @@
+"""Texts of stacks: what software releases make of programs."""

@@ -1,0 +1,115 @@
+"""Stacks: what software makes of a program, below what flags and strategies say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stagec as library
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.models import library_text, stacks
+from tests.support import stagec
+
+#: Two layers of Llama 3.1 8B at 8,192 tokens in bf16, transformers 5.23.0, PyTorch 2.15, fused
+#: AdamW: bytes by PyTorch's own tracker, the same as `torch.distributed._tools.MemTracker`.
+MEASURED = {
+    "after_forward": {"parameters": 2_973_802_496, "optimizer": 5_947_605_076},
+    "after_update": {
+        "parameters": 2_973_802_496,
+        "gradients": 2_973_802_496,
+        "optimizer": 5_947_605_076,
+    },
+}
+#: One step counter of 4 bytes for each of the 21 tensors of parameters: gate and up are two there.
+STEPS = 84
+SIZES = ("--set", "L=2,B=1")
+
+
+def moments(*flags: str) -> dict[str, dict[str, Any]]:
+    """The moments of two layers of an 8B."""
+    said = json.loads(stagec("memory", "llama3-8b", *SIZES, *flags, "--json").out)
+    found: dict[str, dict[str, Any]] = said["classes"][0]["moments"]
+    return found
+
+
+@pytest.mark.parametrize("when", MEASURED)
+def test_state_is_what_pytorch_has(when: str) -> None:
+    by = moments("--stack", "huggingface")[when]["by"]
+    for kind in ("parameters", "gradients", "optimizer"):
+        expected = MEASURED[when].get(kind, 0) - (STEPS if kind == "optimizer" else 0)
+        assert by[kind] == expected
+
+
+def test_backward_has_three_copies_of_the_logits() -> None:
+    """What a fused loss needs, and one more tensor of fp32 logits, less what that keeps of rows."""
+    fused, stock = (moments("--loss", form)["peak"]["total"] for form in ("fused", "stock"))
+    assert 0 <= 4 * 8192 * 128_256 - (stock - fused) <= 4 * 8192 + 4
+
+
+def test_freed_gradients_are_not_there_in_forward() -> None:
+    before, after = moments(), moments("--grads", "freed")
+    gradients = before["after_update"]["by"]["gradients"]
+    assert gradients == after["after_update"]["by"]["gradients"] > 0
+    assert before["after_forward"]["by"]["gradients"] == gradients
+    assert after["after_forward"]["by"]["gradients"] == 0
+    assert before["peak"]["total"] - after["peak"]["total"] == gradients
+
+
+def test_gradients_of_several_microbatches_are_sums() -> None:
+    flags = ("--set", "B=2", "--microbatches", "2")
+    assert moments(*flags) == moments(*flags, "--grads", "freed")
+
+
+@pytest.mark.parametrize("command", ["memory", "analyze", "compile"])
+def test_ideal_changes_nothing(command: str, tmp_path: Path) -> None:
+    """Not even what a manifest says of the command."""
+    outs = [("-o", str(tmp_path / "out"), "--quiet") if command == "compile" else ("--json",)] * 2
+    texts = list[str]()
+    for flags, out in zip(((), ("--stack", "ideal")), outs, strict=True):
+        texts.append(stagec(command, "llama3-8b", *SIZES, *flags, *out).out)
+        if command == "compile":
+            manifest = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))
+            texts[-1] += json.dumps({k: v for k, v in manifest.items() if k != "created"})
+    assert texts[0] == texts[1]
+
+
+def test_a_job_file_and_python_take_a_stack(tmp_path: Path) -> None:
+    said = library.job("llama3-8b", sizes="L=2,B=1", stack="huggingface").memory()
+    words = ("llama3-8b", *SIZES, "--stack", "huggingface")
+    job = tmp_path / "job.toml"
+    job.write_text(stagec("memory", *words, "--print-job").out, encoding="utf-8")
+    assert 'stack = "huggingface"' in job.read_text(encoding="utf-8")
+    expected = json.loads(stagec("memory", *words, "--json").out)
+    assert json.loads(stagec("memory", str(job), "--json").out) == expected == said.as_json()
+    assert expected["stack"] == "huggingface"
+
+
+def test_a_stack_of_a_job_file_stands_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "own.stg").write_text("stg.stack @own {\n  stg.loss[form = stock]\n}\n")
+    (tmp_path / "job.toml").write_text('model = "llama3-8b"\nstack = "own.stg"\n')
+    assert "own (own.stg:2)" in stagec("memory", str(tmp_path / "job.toml"), "--print-strategy").out
+
+
+@pytest.mark.parametrize("name", stacks())
+def test_each_line_of_a_stack_has_its_source(name: str) -> None:
+    lines = library_text(f"stacks/{name}.stg").splitlines()
+    stated = [line for line in lines if line.startswith("  ")]
+    assert all("]  // " in line and ".py: " in line for line in stated)
+
+
+@pytest.mark.parametrize("name", stacks())
+def test_the_merged_text_is_a_strategy(name: str, tmp_path: Path) -> None:
+    """What is printed, given as a strategy, is the same job."""
+    options = JobOptions("llama3-8b", sizes={"L": 2}, stack=name, tp=2, explicit=frozenset({"tp"}))
+    builder = JobBuilder(options, Session())
+    text = tmp_path / "merged.stg"
+    text.write_text(builder.strategy(), encoding="utf-8")
+    again = JobBuilder(JobOptions("llama3-8b", strategy=str(text), sizes={"L": 2}), Session())
+    assert [op.attrs for op in again.module.ops("stg.strategy")[0].body.ops] == [
+        op.attrs for op in builder.module.ops("stg.strategy")[0].body.ops
+    ]
