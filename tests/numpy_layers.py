@@ -133,7 +133,7 @@ def self_attention(
     q, k = heads_of(x, p["wq"], p.get("bq")), heads_of(y, p["wk"], p.get("bk"))
     v = heads_of(y, p["wv"], p.get("bv"))
     if norm is not None:
-        q, k = norm(q, p["q_norm"]), norm(k, p["k_norm"])
+        q, k = norm(q, p["q_norm/scale"]), norm(k, p["k_norm/scale"])
     a = attention(turn(q), turn(k), v, mask, sinks=p.get("sinks"), **more)
     if "wg" in p:
         a = a * sigmoid(heads_of(x, p["wg"]))
@@ -247,11 +247,11 @@ def mamba(x: Array, p: Params) -> Array:
 
 def mamba2(x: Array, p: Params) -> Array:
     """State space duality (arXiv 2405.21060): a decay for each head and token."""
-    z = heads_of(x, p["w_z"])
-    u = causal_conv(heads_of(x, p["w_u"]), p["conv_u"], p["conv_u_bias"])
-    b = causal_conv(heads_of(x, p["w_b"]), p["conv_b"], p["conv_b_bias"])
-    c = causal_conv(heads_of(x, p["w_c"]), p["conv_c"], p["conv_c_bias"])
-    dt, a = softplus(x @ p["w_dt"] + p["dt_bias"]), -np.exp(p["A_log"])
+    z = heads_of(x, p["z/w"])
+    u, b, c = (
+        causal_conv(heads_of(x, p[f"{n}/in/w"]), p[f"{n}/conv"], p[f"{n}/conv_bias"]) for n in "ubc"
+    )
+    dt, a = softplus(x @ p["dt/w"] + p["dt_bias"]), -np.exp(p["A_log"])
     y = np.zeros_like(u)
     for h in range(u.shape[2]):
         g = h * b.shape[2] // u.shape[2]

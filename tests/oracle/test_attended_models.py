@@ -127,34 +127,34 @@ Layer = Callable[[Array, Params, int], Array]
 
 def gemma2(x: Array, p: Params, i: int) -> Array:
     local = i % 2 == 0
-    w = inside(p, "local_attention" if local else "global_attention")
+    w = inside(p, "attention")
     n = rms(x, 1 + p["attn_norm"])
     q, k = rope(projected(n, w, "q")), rope(projected(n, w, "k"))
     sees = near if local else everything
     a = output(attend(q, k, projected(n, w, "v"), sees, divisor=2, cap=50), w)
     x = x + rms(a, 1 + p["attn_post_norm"])
-    f = gated(rms(x, 1 + p["ffn_norm"]), inside(p, "geglu"), gelu)
+    f = gated(rms(x, 1 + p["ffn_norm"]), inside(p, "swiglu"), gelu)
     return x + rms(f, 1 + p["ffn_post_norm"])
 
 
 def gemma3(x: Array, p: Params, i: int) -> Array:
     local = i % 2 == 0
-    w = inside(p, "local_attention" if local else "global_attention")
+    w = inside(p, "attention")
     n, base = rms(x, 1 + p["attn_norm"]), 10000 if local else BASE
-    q = rope(rms(projected(n, w, "q"), 1 + w["q_norm"]), base)
-    k = rope(rms(projected(n, w, "k"), 1 + w["k_norm"]), base)
+    q = rope(rms(projected(n, w, "q"), 1 + w["q_norm/scale"]), base)
+    k = rope(rms(projected(n, w, "k"), 1 + w["k_norm/scale"]), base)
     sees = near if local else everything
     a = output(attend(q, k, projected(n, w, "v"), sees, divisor=16), w)
     x = x + rms(a, 1 + p["attn_post_norm"])
-    f = gated(rms(x, 1 + p["ffn_norm"]), inside(p, "geglu"), gelu)
+    f = gated(rms(x, 1 + p["ffn_norm"]), inside(p, "swiglu"), gelu)
     return x + rms(f, 1 + p["ffn_post_norm"])
 
 
 def olmo2(x: Array, p: Params, i: int) -> Array:
     w = inside(p, "attention")
     q, k = (projected(x, w, n) for n in "qk")
-    q = rope(rms(q.reshape(S, -1), w["q_norm"]).reshape(q.shape))
-    k = rope(rms(k.reshape(S, -1), w["k_norm"]).reshape(k.shape))
+    q = rope(rms(q.reshape(S, -1), w["q_norm/scale"]).reshape(q.shape))
+    k = rope(rms(k.reshape(S, -1), w["k_norm/scale"]).reshape(k.shape))
     a = output(attend(q, k, projected(x, w, "v"), everything), w)
     x = x + rms(a, p["attn_post_norm"])
     return x + rms(gated(x, inside(p, "swiglu")), p["ffn_post_norm"])
@@ -162,7 +162,7 @@ def olmo2(x: Array, p: Params, i: int) -> Array:
 
 def cohere2(x: Array, p: Params, i: int) -> Array:
     local = (i + 1) % 4 != 0
-    w = inside(p, "local_attention" if local else "global_attention")
+    w = inside(p, "attention")
     n = layer_norm(x, p["norm"])
     q, k, v = (projected(n, w, name) for name in "qkv")
     if local:
@@ -173,7 +173,7 @@ def cohere2(x: Array, p: Params, i: int) -> Array:
 
 def gpt_oss(x: Array, p: Params, i: int) -> Array:
     local = i % 2 == 0
-    w = inside(p, "local_attention" if local else "global_attention")
+    w = inside(p, "attention")
     n = rms(x, p["attn_norm"])
     q, k = rope(projected(n, w, "q")), rope(projected(n, w, "k"))
     sees = near if local else everything
@@ -193,7 +193,7 @@ def gpt_oss(x: Array, p: Params, i: int) -> Array:
 
 def llama4(x: Array, p: Params, i: int) -> Array:
     local = (i + 1) % 4 != 0
-    w = inside(p, "local_attention" if local else "global_attention")
+    w = inside(p, "attention")
     n = rms(x, p["attn_norm"])
     q, k, v = (projected(n, w, name) for name in "qkv")
     if local:
@@ -215,7 +215,7 @@ def llama4(x: Array, p: Params, i: int) -> Array:
 
 
 def deepseek_v32(x: Array, p: Params, i: int) -> Array:
-    w = inside(p, "sparse_mla")
+    w = inside(p, "mla")
     n = rms(x, p["attn_norm"])
     latent = rms(n @ w["wq_a"], w["q_norm"])
     q = np.einsum("sq,qhk->shk", latent, w["wq_b"])
@@ -283,7 +283,7 @@ def loss_of(model: str, given: Params) -> float:
             place = order[:i].count(kind)
             stacked = inside(given, kind)
             x = layer(x, {n: v[place] for n, v in stacked.items()}, i)
-        scale = given["norm"] if "norm" in given else given["lm_loss/norm"]
+        scale = next(given[n] for n in ("lm_head/norm/scale", "lm_loss/norm", "norm") if n in given)
         x = ends.get("norm", rms)(x, 1 + scale if ends.get("centered") else scale)
         head = given["head"] if "head" in given else given["embed"].T
         logits = x @ head * ends.get("logit_scale", 1)

@@ -47,11 +47,13 @@ def loss(logits: Array, labels: Array) -> float:
     return float(-np.log(chosen).mean())
 
 
-def language_loss(y: Array, p: Params, norm: Callable[[Array, Array], Array] = nn.rms) -> float:
+def language_loss(y: Array, p: Params, norm: Callable[..., Array] = nn.rms) -> float:
     """The loss behind a last norm and a head, maybe the table of the embedding."""
-    scale = p["lm_loss/norm"] if "lm_loss/norm" in p else p["norm"]
-    head = p["head"] if "head" in p else p["embed"].T
-    return loss(norm(y, scale) @ head, p["labels"])
+    own = under(p, "lm_head")
+    scale = next(p[n] for n in ("lm_head/norm/scale", "lm_loss/norm", "norm") if n in p)
+    head = own["head"] if "head" in own else p.get("head", p["embed"].T)
+    bias = [own["norm/bias"]] if "norm/bias" in own else []
+    return loss(norm(y, scale, *bias) @ head, p["labels"])
 
 
 def residual(mixer: Layer, block: Layer, norm: Callable[[Array, Array], Array] = nn.rms) -> Layer:
@@ -136,7 +138,7 @@ def gpt2(p: Params) -> float:
 
     x = p["embed"][p["tokens"]] + p["positions"][: p["tokens"].shape[1]]
     x = stack(x, p, {"layers": layer}, "layers " * 4)
-    return loss(nn.layer_norm(x, p["norm_w"], p["norm_b"]) @ p["embed"].T, p["labels"])
+    return language_loss(x, p, nn.layer_norm)
 
 
 # -- scans -----------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def rwkv(name: str, time: Callable[[Array, Params], Array], p: Params) -> float:
 
     x = normed(p["embed"][p["tokens"]], p, "embed_norm")
     x = stack(x, p, {"layers": layer}, " ".join(["layers"] * 4))
-    return loss(normed(x, p, "norm") @ p["head"], p["labels"])
+    return language_loss(x, p, nn.layer_norm)
 
 
 def rwkv7(p: Params) -> float:
@@ -219,7 +221,7 @@ def rwkv7(p: Params) -> float:
     x, first = layer(x, under(p, "first"), None)
     for i in range(4):
         x, _ = layer(x, {k: v[i] for k, v in under(p, "layers/layer").items()}, first)
-    return loss(normed(x, p, "norm") @ p["head"], p["labels"])
+    return language_loss(x, p, nn.layer_norm)
 
 
 #: Model types with further keys of their configuration, and what they compute.
@@ -230,7 +232,7 @@ MODELS: Mapping[str, tuple[dict[str, Any], Model]] = {
     "deepseek_v3": ({"routed_scaling_factor": 2.5}, deepseek_v3),
     "gpt2": ({}, gpt2),
     "mamba": ({}, partial(state_space, "mamba", nn.mamba)),
-    "mamba2": ({"n_groups": 2}, partial(state_space, "mamba2", nn.mamba2)),
+    "mamba2": ({"n_groups": 2}, partial(state_space, "mamba2_heads", nn.mamba2)),
     "qwen3_next": ({"num_key_value_heads": 2}, qwen3_next),
     "minimax_m1": ({}, minimax),
     "rwkv": ({}, partial(rwkv, "rwkv4_time", nn.rwkv4_time)),
