@@ -498,8 +498,9 @@ IN_MODULE = {
     "stg.order",
     "stg.space",
 }
-HOLDERS = (("stg.strategy",), ("stg.space",))
-IN_STRATEGY = {op.name for op in LOADED.registry if op.parents in HOLDERS}
+HOLDERS = {"stg.strategy", "stg.space"}
+#: What is parsed alone: statements, and stacks.
+IN_STRATEGY = {op.name for op in LOADED.registry if HOLDERS & {*op.parents}} | {"stg.stack"}
 
 
 def op_example(op: OpDef) -> str:
