@@ -500,7 +500,7 @@ IN_MODULE = {
 }
 HOLDERS = {"stg.strategy", "stg.space"}
 #: What is parsed alone: statements, and stacks.
-IN_STRATEGY = {op.name for op in LOADED.registry if HOLDERS & {*op.parents}} | {"stg.stack"}
+IN_STRATEGY = {op.name for op in LOADED.registry if HOLDERS & {*(op.parents or ())}} | {"stg.stack"}
 
 
 def op_example(op: OpDef) -> str:

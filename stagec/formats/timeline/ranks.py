@@ -74,7 +74,8 @@ class Timeline:
 
 def streams_in(times: NodeTimes) -> list[Stream]:
     """The streams of a rank, that of its computations first, the others in the order of use."""
-    used = (times.kinds[i] for i in dict.fromkeys(times.kind.tolist()))
+    numbers: list[int] = times.kind.tolist()
+    used = (times.kinds[number] for number in dict.fromkeys(numbers))
     found = dict.fromkeys(stream for placed in used for stream in placed.streams)
     return sorted(found, key=lambda stream: stream != COMPUTE)
 
