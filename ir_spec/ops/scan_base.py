@@ -338,9 +338,9 @@ class ScanGrad(FromScan):
             grads = on_time(back(delayed(tokens), more, *states))
         else:
             grads = back(tokens, flat, *states)
-        found = self.of.pull(x, grads, flat)
+        pulled = self.of.pull(x, grads, flat)
         return [
-            found[n].reshape(_shape(ctx, r))
+            pulled[n].reshape(_shape(ctx, r))
             for n, r in zip(self.of.inputs, op.results, strict=True)
         ]
 

@@ -30,7 +30,7 @@ class AddOptimizer(Pass):
     """Append the optimizer: the function then returns the loss, updated parameters and updated
     state.
 
-    Gradients that `stg.gradients` has freed are told of at the function, for the plan of memory.
+    The function states that `stg.gradients` frees its gradients, for the plan of memory.
     The strategy says which (`stg.optimizer`) and with which element types of the master copy and
     the moments (`stg.dtypes`). Parameters of the type of the copy have none.
 
@@ -120,7 +120,7 @@ def add_optimizer(module: Module) -> None:
 
 
 def _free_gradients(module: Module, rule: GradientsRule) -> None:
-    """Tell the plan of memory, but for sums over several microbatches."""
+    """State it at the function for the plan of memory, except for sums over microbatches."""
     if any(op.has(Accumulates) for op in module.main.body.ops):
         why = "the sums of gradients over microbatches persist"
         module.diagnostics.remark(f"'stg.gradients[freed]' changes nothing: {why}", rule.loc)

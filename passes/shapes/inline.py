@@ -220,10 +220,10 @@ class _Inliner:
             region.insert(place + number, op)
         self._check_sizes(call, made, name)
         self._assume(call, block, sizes)
-        found = [copier.given(v, body.terminator) for v in body.terminator.operands]
-        for value, type_ in zip(found, body.returns, strict=False):
+        returned = [copier.given(v, body.terminator) for v in body.terminator.operands]
+        for value, type_ in zip(returned, body.returns, strict=False):
             _settle(value, sized(type_, sizes), made_by(f"@{name}", body.terminator.loc))
-        for result, value in zip(call.results, found, strict=True):
+        for result, value in zip(call.results, returned, strict=True):
             _settle(value, result.type, result.loc)
             result.replace_with(value)
         call.erase()

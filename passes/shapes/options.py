@@ -50,22 +50,23 @@ class ChosenCopier(Copier):
 
     def given(self, value: Value, user: Operation) -> Value:
         """What stands for a value. Raises `DiagnosticError` if it is left out."""
-        found = self.values.get(value, value)
-        if found is self.nothing:
+        copied = self.values.get(value, value)
+        if copied is self.nothing:
             raise error(
                 f"'{user.name}' needs %{value.name}, which the options of the call leave out",
                 user.loc,
                 remedy="choose other options, or give its stg.when another value",
                 notes=[note("the call is here", self.call)],
             )
-        return found
+        return copied
 
     # -- stg.when ----------------------------------------------------------------------------------
 
     def _passed(self, op: Operation) -> list[Operation]:
         """No operation: the results are the operands."""
-        found = [self.values.get(v, v) for v in op.operands]
-        self.values.update(zip(op.results, found or [self.nothing] * len(op.results), strict=True))
+        operands = [self.values.get(v, v) for v in op.operands]
+        passed = operands or [self.nothing] * len(op.results)
+        self.values.update(zip(op.results, passed, strict=True))
         return []
 
     def _opened(self, op: Operation) -> list[Operation]:

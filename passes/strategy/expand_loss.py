@@ -49,8 +49,8 @@ class ExpandLoss(Pass):
             expand_loss(module, op)
         if not whole:
             why = "the vocabulary is split" if losses else "there is no cross entropy"
-            told = f"'stg.loss[stock]' changes nothing: {why}"
-            module.diagnostics.remark(told, strategy.one(LossRule).loc)
+            remark = f"'stg.loss[stock]' changes nothing: {why}"
+            module.diagnostics.remark(remark, strategy.one(LossRule).loc)
 
 
 def expand_loss(module: Module, op: Operation) -> None:

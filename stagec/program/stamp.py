@@ -213,14 +213,6 @@ class Instance:
             instance = found
         return instance.base + place - instance.inputs.template.outside
 
-    def passes(self, place: int) -> bool:
-        """Whether what stands for a place was given to its source as well, or to the program."""
-        if place >= self.template.outside:
-            return False
-        source, place = self.inputs.origins[place]
-        found = None if source is None else self.sources[source]
-        return found is None or place < found.template.outside
-
     def node(self, place: int) -> Node:
         """A node that stands for the one at a place of the template."""
         if self._nodes is None:

@@ -54,7 +54,9 @@ def test_the_worked_example_is_what_it_says() -> None:
     for kind in (np.int64, object):  # compiled, and in Python
         span = np.array(example.span, dtype=kind)
         start, end, cause = np.zeros_like(span), np.zeros_like(span), np.zeros(16, dtype=np.int32)
-        looped("run", order, begins, before, span, start, end, cause)
+        none, no_time = np.empty(0, dtype=np.int32), np.empty(0, dtype=kind)
+        about = order, begins, before, span, start, end, cause
+        looped("run", *about, no_time, none, none, none, none, 1024)
         assert [*zip(start.tolist(), end.tolist(), cause.tolist(), strict=True)] == example.expected
     assert max(end for _, end, _ in example.expected) == 92
 
@@ -90,7 +92,7 @@ def test_compiled_and_python_say_the_same(seed: int) -> None:
         cause, low = np.zeros(count, dtype=np.int32), np.array([0, len(beside[0])], dtype=np.int32)
         numbers = (np.array(row, dtype=np.int32) for row in (past, owner, beside[0] + beside[1]))
         about = order, begins, flat, np.array(span, dtype=kind), start, end, cause
-        looped("run_slowed", *about, np.array(gap, dtype=kind), *numbers, low, rate)
+        looped("run", *about, np.array(gap, dtype=kind), *numbers, low, rate)
         found.append([start.tolist(), end.tolist(), cause.tolist(), low.tolist()])
     assert found[0] == found[1]
 

@@ -22,8 +22,8 @@ _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n",
 
 class Kind(ABC, Generic[T_co]):
     """What values an option takes. `name` stands for one in the help, `completes` is what a shell
-    may complete: `models`, `machines`,
-    `presets`, `stacks`. `annotated` is the type of values in Python."""
+    may complete: `models`, `machines`, `presets`, `stacks`. `annotated` is the type of values in
+    Python."""
 
     name = "TEXT"
     completes = ""

@@ -1,1 +1,1 @@
-"""When each node of a step runs: what that means (`definition`), and its fast form (`replay`)."""
+"""When each node of a step runs: what that means (`definition`), and how it is found (`loop`)."""

@@ -7,7 +7,7 @@ waits for its receiver, it is sent when the sender has heard that the receiver i
 comes from another pod is there for all ranks of a class when it is there for the last of them. A
 computation is slower while collectives that were issued before it run beside it.
 
-This is written to be read, and to be compared with: `replay` gives the same times.
+This is written to be read, and to be compared with: `loop` gives the same times.
 """
 
 from __future__ import annotations

@@ -13,18 +13,6 @@ cpdef run(
     picoseconds[::1] start,
     picoseconds[::1] end,
     int[::1] cause,
-)
-
-
-@cython.locals(i=cython.int, j=cython.int, k=cython.int, why=cython.int, ready=picoseconds)
-cpdef run_slowed(
-    const int[::1] order,
-    const int[::1] begins,
-    const int[::1] before,
-    const picoseconds[::1] span,
-    picoseconds[::1] start,
-    picoseconds[::1] end,
-    int[::1] cause,
     const picoseconds[::1] gap,
     const int[::1] past,
     const int[::1] owner,

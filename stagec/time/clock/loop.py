@@ -45,28 +45,6 @@ def run(
     start: Room,
     end: Room,
     cause: Room,
-) -> None:
-    """Fill in `start`, `end` and `cause`, the node that each waited for last: of several the first,
-    -1 for what starts with the step. In `order` nodes come after those that they wait for."""
-    for i in order:
-        ready, why = 0, -1
-        for k in range(begins[i], begins[i + 1]):
-            j = before[k]
-            if end[j] > ready:
-                ready, why = end[j], j
-        start[i] = ready
-        end[i] = ready + span[i]
-        cause[i] = why
-
-
-def run_slowed(
-    order: Numbers,
-    begins: Numbers,
-    before: Numbers,
-    span: Numbers,
-    start: Room,
-    end: Room,
-    cause: Room,
     gap: Numbers,
     past: Numbers,
     owner: Numbers,
@@ -74,10 +52,13 @@ def run_slowed(
     low: Room,
     rate: int,
 ) -> None:
-    """The same where computations run at `rate` 1024ths of their speed while collectives run that
-    were issued before: those in `beside` up to `past[i]`, which is negative for other nodes. The
-    first `gap` of a span is not slower. Up to `low[owner[i]]` all collectives of a class have
-    ended, which this moves on."""
+    """Fill in `start`, `end` and `cause`, the node that each waited for last: of several the first,
+    -1 for what starts with the step. In `order` nodes come after those that they wait for.
+
+    Computations run at `rate` 1024ths of their speed while collectives run that were issued before:
+    those in `beside` up to `past[i]`, which is negative for other nodes. The first `gap` of a span
+    is not slower. Up to `low[owner[i]]` all collectives of a class have ended, which this moves on.
+    Where nothing is slower the last six are empty, and 1024."""
     for i in order:
         ready, why = 0, -1
         for k in range(begins[i], begins[i + 1]):
@@ -86,7 +67,7 @@ def run_slowed(
                 ready, why = end[j], j
         start[i] = ready
         cause[i] = why
-        if past[i] < 0:
+        if rate == 1024 or past[i] < 0:
             end[i] = ready + span[i]
             continue
         k = low[owner[i]]

@@ -81,13 +81,14 @@ class ClockedStep(Sequence["ClassTimes"]):
         cause = np.empty(graph.count, dtype=np.int32)
         about = graph.begins, graph.before, span, start, end, cause
         if not self._slowdown:
-            looped("run", graph.order, *about)
+            none, no_time = np.empty(0, dtype=np.int32), np.empty(0, dtype=span.dtype)
+            looped("run", graph.order, *about, no_time, none, none, none, none, 1024)
         else:
             nodes, past, owner, low = graph.beside
             gap = np.zeros_like(span)
             gap[: len(graph.prototype)] = self.costs.launch[graph.prototype]
             beside = gap, past, owner, nodes, low.copy(), 1024 - self._slowdown
-            looped("run_slowed", graph.order_beside, *about, *beside)
+            looped("run", graph.order_beside, *about, *beside)
         start[graph.calls], cause[graph.calls] = start[graph.leaders], cause[graph.leaders]
         ready = cause >= len(graph.prototype)
         cause[ready] = cause[cause[ready]]  # what the receiver waited for
