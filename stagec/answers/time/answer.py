@@ -34,9 +34,8 @@ NOT_GIVEN = Accepted(1.0, 1, given=False)
 class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
     which `alone_seconds` says what each takes without that; of a draft model on the ranks of its
-    model `turn_seconds` are those of both. `serve` is the kind of a step of serving, `stack`
-    what is said of the software. `drawn` gives
-    what pictures are made of."""
+    model `turn_seconds` are those of both. `serve` is the kind of a step of serving, `stack` names
+    the stack of the software. `drawn` gives what pictures are made of."""
 
     serve: str | None
     stack: Mapping[str, str]
