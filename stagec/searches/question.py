@@ -24,6 +24,7 @@ from stagec.pipeline.plugins import load_plugins
 from stagec.schedule.attached import schedule_of
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import Space
+from stagec.searches.job_file import with_job
 from stagec.searches.main_pod import layers_of_part, main_pod, ranks_of_others
 from stagec.searches.probes import LAYERS
 from stagec.searches.run import Question
@@ -104,6 +105,7 @@ class Prices(Kind[tuple[float, ...]]):
 
 def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     """What is asked. Raises `DiagnosticError`."""
+    given, of_job = with_job(given, session)
     if not given["machine"]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
     used = given["used_ranks"]
@@ -149,7 +151,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         found.append(
             Question(
                 *(on_machine(base, machine), sizes, layers),
-                _space(given, said, sizes, layers.total, main_ranks, machine),
+                _space(given, said, of_job, sizes, layers.total, main_ranks, machine),
                 *(machine, main_ranks),
                 given["limit"] or Limit(AT_HAND, 0),
                 objective,
@@ -214,13 +216,14 @@ def _said(given: Mapping[str, Any], session: Session) -> dict[str, tuple[Any, ..
 def _space(
     given: Mapping[str, Any],
     said: Mapping[str, tuple[Any, ...]],
+    of_job: Mapping[str, tuple[Any, ...]],
     sizes: Mapping[str, int],
     layers: int,
     ranks: int,
     machine: Machine,
 ) -> Space:
-    """The default with what is said instead; of a text that alone. Raises `DiagnosticError` for one
-    that is too large."""
+    """The default with the values of a job beside its own, and with what is said instead; of a text
+    what is said and the flags of the job. Raises `DiagnosticError` for one that is too large."""
     knobs = dict(
         serving_space(sizes, layers, ranks, machine, given["serve"]).knobs
         if given["serve"]
@@ -235,8 +238,10 @@ def _space(
                 "--microbatches and --microbatch-size both give the microbatches",
                 remedy="give one of them",
             )
-    every = {**knobs, **said}
-    space = Space({n: every[n] for n in every if n in said or n not in without_axes(every)})
+    job = {n: tuple(dict.fromkeys((*knobs.get(n, ()), *own))) for n, own in of_job.items()}
+    every = {**knobs, **job, **said}
+    stays = {*said, *of_job}
+    space = Space({n: every[n] for n in every if n in stays or n not in without_axes(every)})
     for name in space.knobs.get("schedule", ()):
         schedule_of(load_plugins(()).registry, name)
     if space.count > _MOST_POINTS:

@@ -54,6 +54,21 @@ from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, LONG, examples, stagec, tries
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
 
+JOB = """
+model = "llama3-8b"
+[sizes]
+B = 16
+S = 1024
+L = 4
+[strategy]
+tp = 16
+dp = 1
+sp = true
+moment_dtype = "bf16"
+[machine]
+name = "h100-sxm"
+"""
+
 SMALL = (
     *("search", "llama3-8b", "--ranks", "8", "--machine", "h100-sxm", "--no-cache"),
     *("--set", "B=16,S=1024,L=4", "--tp", "1,2", "--pp", "1,2", "--zero", "0,3", "--cp", "1"),
@@ -799,3 +814,44 @@ def test_bounds_are_arrays() -> None:
     bounds = JobBounds(*about, lambda units: [Probe() for _ in units])
     bounds.settle(range(len(jobs)))
     assert bounds.seconds.tolist() == bounds.held.tolist() == [0.0] * len(jobs)
+
+
+# -- job files -------------------------------------------------------------------------------------
+
+
+def _space_of(*words: str) -> dict[str, str]:
+    text = stagec("search", *words, "--print-space").out
+    return dict(re.findall(r'stg\.vary\[(\w+), "(.*)"\]', text))
+
+
+def test_job_file_gives_what_flags_would(tmp_path: Path) -> None:
+    """Model, sizes, ranks and machine are those of the job, a flag that nothing varies is fixed,
+    and one that varies by default is a further value."""
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    flags = ("--set", "B=16,S=1024,L=4", "--ranks", "16", "--machine", "h100-sxm")
+    plain = _space_of("llama3-8b", *flags)
+    assert "moment_dtype" not in plain
+    assert plain["tp"] == "1,2,4,8"
+    assert _space_of(str(job)) == {**plain, "tp": "1,2,4,8,16", "moment_dtype": "bf16"}
+    assert _space_of(str(job), "--tp", "2", "--moment-dtype", "f32") == {
+        **plain,
+        "tp": "2",
+        "moment_dtype": "f32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('strategy_file = "s.stg"', "has 'strategy_file', and a search varies flags"),
+        ('stack = "torchtitan"', "names a stack, and a search takes none"),
+    ],
+)
+def test_job_file_that_flags_cannot_say(tmp_path: Path, line: str, message: str) -> None:
+    """No answer is given for part of a job."""
+    job = tmp_path / "job.toml"
+    job.write_text(line + JOB)
+    result = stagec("search", str(job))
+    assert result.code == 1
+    assert message in result.err

@@ -47,7 +47,8 @@ def command(**given: Any) -> int:
 
     Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A);
     'stagec compile --help-all' says what it means. What is not given varies as practitioners vary
-    it (--print-space), or has its default.
+    it (--print-space), or has its default. A job.toml in place of MODEL gives model, ranks, batch,
+    machine and step, and its flags.
 
         stagec search llama3-8b --ranks 64 --machine h100-sxm --batch 256
     """
@@ -72,7 +73,7 @@ def command(**given: Any) -> int:
             log(f"interrupted before a strategy was found; {left:,} points are left: {_LESS}")
         return INTERRUPTED
     if not data["best"]:
-        raise _nothing(data["nearest"], serves=given["serve"] is not None)
+        raise _nothing(data["nearest"], serves=asked[0].base.serve is not None)
     return 0
 
 
