@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, stagec
+from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, LONG, MIXTRAL, stagec
 
 STRATEGIES = {
     "one device": [],
@@ -75,6 +75,7 @@ def plugin(tmp_path: Path) -> Path:
     return file
 
 
+@LONG
 @pytest.mark.parametrize(
     ("model", "strategy"),
     [

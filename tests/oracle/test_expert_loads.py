@@ -22,6 +22,7 @@ from tests.support import (
     DEEPSEEK,
     DEEPSEEK_MTP,
     EXHAUSTIVE,
+    LONG,
     MIXTRAL,
     Outcome,
     analyse,
@@ -151,6 +152,7 @@ def test_exchanges_are_as_long_as_the_fullest_rank_needs() -> None:
     assert sizes[1] == [s * n for s, n in zip(sizes[0], forward + forward[::-1], strict=True)]
 
 
+@LONG
 def test_layers_are_counted_through_the_model() -> None:
     """DeepSeek's prediction module is the last layer with experts, behind two in a repeat."""
     options = {"dp": 2, "ep": 2, "sizes": {"L": 3, "L_dense": 1}}

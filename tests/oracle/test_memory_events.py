@@ -24,7 +24,7 @@ from stagec.support.diagnostics import DiagnosticError
 from tests.layer_kinds import SIZES as KINDS_SIZES
 from tests.layer_kinds import kinds_text
 from tests.oracle.test_memory_replay import PLANNED
-from tests.support import EXHAUSTIVE, LLAMA, crossed, run_passes, stagec, tiny_module
+from tests.support import EXHAUSTIVE, LLAMA, LONG, crossed, run_passes, stagec, tiny_module
 
 SIZES = "L=12,B=16,S=8,D=8,H=4,G=4,K=2,F=8,V=16"
 EVENTS = ("alloc_bytes", "free_bytes")
@@ -162,6 +162,7 @@ def test_nothing_else_changes(name: str, tmp_path: Path) -> None:
     assert set(EVENTS) <= some.keys()
 
 
+@LONG
 def test_an_archive_holds_them(tmp_path: Path) -> None:
     out, file, again = tmp_path / "out", tmp_path / "job.stga", tmp_path / "again"
     written(out, JOBS["1f1b"], "--memory-events")

@@ -19,7 +19,7 @@ from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError
 from tests.oracle.test_images import SMALL
 from tests.parts import assert_parts_train, pods_of, run_pods, whole_step
-from tests.support import EXHAUSTIVE, STEP
+from tests.support import EXHAUSTIVE, LONG, STEP
 from tests.towers import tower
 
 GRADIENTS = STEP.replace("add-optimizer,", "")
@@ -72,6 +72,7 @@ def cases() -> list[Any]:
     return found
 
 
+@LONG
 @pytest.mark.parametrize(("name", "part", "options"), cases())
 def test_pods_train_what_one_device_trains(
     name: str, part: str, options: Mapping[str, Any]
@@ -94,6 +95,7 @@ STAGED: Sequence[tuple[str, Mapping[str, Any]]] = (
 )
 
 
+@LONG
 @pytest.mark.parametrize(
     ("name", "part", "options"),
     [

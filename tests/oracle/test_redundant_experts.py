@@ -17,7 +17,7 @@ from stagec.ir.opdef import Array
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
 from tests.served import step_modules
-from tests.support import DEEPSEEK, MIXTRAL, crossed, stagec, tiny_options
+from tests.support import DEEPSEEK, LONG, MIXTRAL, crossed, stagec, tiny_options
 
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (2, {"dp": 2, "ep": 2}),
@@ -118,6 +118,7 @@ def test_a_text_of_training_cannot_have_copies(tmp_path: Path) -> None:
     assert "s.stg:2:3: error: copies of experts are about a step of serving" in ran.err
 
 
+@LONG
 def test_passes_after_it_keep_what_a_step_computes() -> None:
     words = ("mixtral-8x7b", "--set", "L=1", "--serve", "decode", "--context", "4", "--batch", "8")
     split = ("--dp", "2", "--ep", "2", "--redundant-experts", "4", "--check-numerics")

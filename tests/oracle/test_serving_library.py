@@ -17,7 +17,7 @@ from tests.configurations import sizes_of, small
 from tests.oracle.test_serving_states import ENCODERS, HEARD
 from tests.pods import assert_hands_over
 from tests.served import assert_serves
-from tests.support import EXHAUSTIVE, TINY, tiny_options
+from tests.support import EXHAUSTIVE, LONG, TINY, tiny_options
 
 #: What makes no tokens.
 OTHERS = {"bert", "vit", "clip", "dit", "flux", "dlrm", "dlrm_tables"}
@@ -72,6 +72,7 @@ def job_of(kind: str, folder: Path) -> JobOptions:
     )
 
 
+@LONG
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [

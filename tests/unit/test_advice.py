@@ -20,7 +20,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.searches.advice.knobs import Change, KnobSpace, stretch
 from stagec.searches.advice.prediction import Prediction, cost
 from stagec.searches.advice.search import Advice, Suggestion, advise
-from tests.support import DEEPSEEK, LLAMA
+from tests.support import DEEPSEEK, LLAMA, LONG
 
 SIZES = {"B": 256, "S": 8192, "L": 32, "H": 32, "G": 8, "F": 14336, "V": 128256}
 JOB = JobOptions(LLAMA, sizes={"B": 256}, dp=16, tp=4, zero=1)
@@ -110,6 +110,7 @@ def every(options: JobOptions, sizes: Mapping[str, int]) -> dict[tuple[Change, .
     return found
 
 
+@LONG
 @pytest.mark.parametrize("limit", [16, 2, 0.5])
 def test_nothing_that_fits_is_cheaper(limit: float) -> None:
     """The first suggestion is the cheapest of all combinations, and few were compiled."""
@@ -181,6 +182,7 @@ def test_what_turns_out_otherwise_corrects_what_goes_further() -> None:
     assert all(costs()[c] == pytest.approx(true[c]) for c in chosen)
 
 
+@LONG
 def test_the_budget_holds_and_what_is_left_is_told() -> None:
     compiler = Compiler()
     advice = search(2, compiler, budget=30)
@@ -188,12 +190,14 @@ def test_the_budget_holds_and_what_is_left_is_told() -> None:
     assert advice.left > 0
 
 
+@LONG
 def test_what_is_no_job_is_not_suggested() -> None:
     advice = search(2, Compiler("sp"))
     assert advice.found
     assert not any(s.options.sp for s in advice.found)
 
 
+@LONG
 def test_where_nothing_fits_the_smallest_is_told() -> None:
     compiler = Compiler()
     advice = search(1e-6, compiler)
@@ -202,6 +206,7 @@ def test_where_nothing_fits_the_smallest_is_told() -> None:
     assert advice.smallest.figures.peak < world(JOB).peak
 
 
+@LONG
 def test_the_numbers_of_training_change_last() -> None:
     """Element types are not tried where enough else fits; where it does not, they come last."""
     few, many = Compiler(), Compiler()
@@ -260,6 +265,7 @@ def test_what_can_be_changed() -> None:
     assert "zero" not in values
 
 
+@LONG
 @pytest.mark.parametrize("options", BASES, ids=range(len(BASES)))
 def test_ranks_and_batch_stay(options: JobOptions) -> None:
     sizes = {**SIZES, "E": 64} if options.ep > 1 else SIZES
@@ -274,6 +280,7 @@ def test_ranks_and_batch_stay(options: JobOptions) -> None:
         assert 256 % (data * count_of(job)) == 0
 
 
+@LONG
 @pytest.mark.parametrize("options", [BASES[3], BASES[-1]], ids=["pipeline", "experts"])
 def test_single_changes_are_jobs(options: JobOptions) -> None:
     """The rules of combination have nothing against them; what divides, the compiler knows."""

@@ -15,7 +15,7 @@ from stagec.models import blocks, library_text
 from stagec.passes.shapes import inline
 from stagec.support.source import Source
 from tests.configurations import variants
-from tests.support import parse
+from tests.support import LONG, parse
 
 Chosen = tuple[str | None, str | None, str]
 
@@ -31,6 +31,7 @@ def _declared() -> set[Chosen]:
     }
 
 
+@LONG
 def test_some_model_has_each_value_of_each_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one a line of a block would be tried by nobody."""
     chosen: set[Chosen] = set()

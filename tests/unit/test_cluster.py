@@ -71,6 +71,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in directory.iterdir()}
 
 
+@LONG
 def test_a_cluster_writes_what_one_process_writes(local: Any, tmp_path: Path) -> None:
     on = ["--scheduler", local.scheduler_address]
     assert stagec(*JOB, "-o", tmp_path / "here").code == 0

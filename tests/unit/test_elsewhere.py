@@ -14,7 +14,7 @@ import pytest
 
 from stagec.support import locks
 from stagec.support.processors import processors
-from tests.support import LLAMA, stagec
+from tests.support import LLAMA, LONG, stagec
 
 ROOT = Path(__file__).parents[2]
 #: A process as on Windows: modules, functions and classes that it lacks.
@@ -40,6 +40,7 @@ def test_processors_are_told_where_the_system_tells_none(monkeypatch: pytest.Mon
     assert processors() == 1
 
 
+@LONG
 def test_commands_run_without_what_windows_lacks(tmp_path: Path) -> None:
     """Those that ask for processors, and those that write: the answers are those of here."""
     sizes = ("--set", "L=2,B=4")

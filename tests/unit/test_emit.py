@@ -32,7 +32,7 @@ from stagec.text.printer import print_op
 from stagec.traces.emit import EmittedJob, emit_module, make_job, write_job
 from stagec.traces.folder import MANIFEST
 from stagec.traces.writer import Emission, Written
-from tests.support import EXHAUSTIVE, LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
+from tests.support import EXHAUSTIVE, LLAMA, LONG, MIXTRAL, assert_same_items, stagec, tiny_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -412,6 +412,7 @@ write(made, Path(sys.argv[1]), force=True, progress=wait)
 """
 
 
+@LONG
 @pytest.mark.parametrize(
     "sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=EXHAUSTIVE), signal.SIGKILL]
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stagec.support.files import check_new_file, new_file, write_file
-from tests.support import LLAMA, stagec
+from tests.support import LLAMA, LONG, stagec
 
 ROOT = Path(__file__).parents[2]
 SIZES = ["--set", "L=2,B=4", "--quiet"]
@@ -151,6 +151,7 @@ with working_folder(Path(sys.argv[1]), force=False, resume=False):
 """
 
 
+@LONG
 def test_the_second_writer_is_told_who_has_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +198,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@LONG
 def test_of_two_writers_one_wins_and_the_other_is_told(tmp_path: Path) -> None:
     """Whatever moment each comes at: no traceback, no folder that is not there."""
     out = tmp_path / "out"

@@ -18,7 +18,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.text.generic import attr_text, print_generic
-from tests.support import EXHAUSTIVE, GPT, LLAMA, crossed, loaded, parse, tiny_module
+from tests.support import EXHAUSTIVE, GPT, LLAMA, LONG, crossed, loaded, parse, tiny_module
 
 LIT = Path(__file__).resolve().parent.parent / "lit"
 TRAIN = "train"
@@ -67,6 +67,7 @@ def test_lit_inputs(name: str, locations: bool) -> None:
 WHOLE = [(LLAMA, 2), (LLAMA, 1), (GPT, 1), (GPT, 2)]
 
 
+@LONG
 @pytest.mark.parametrize(
     ("model", "stages"),
     [pytest.param(*job, marks=EXHAUSTIVE if job != WHOLE[0] else ()) for job in WHOLE],

@@ -13,7 +13,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
-from tests.support import EXHAUSTIVE, GPT, LLAMA, MIXTRAL, TINY
+from tests.support import EXHAUSTIVE, GPT, LLAMA, LONG, MIXTRAL, TINY
 
 JOBS: dict[str, dict[str, Any]] = {
     "data": {"dp": 2},
@@ -62,6 +62,7 @@ CASES.remove((GPT, "sequence"))
 QUICK = [(LLAMA, "stages"), (MIXTRAL, "sequence")]
 
 
+@LONG
 @pytest.mark.parametrize(
     ("model", "job"),
     [*QUICK, *(pytest.param(*c, marks=EXHAUSTIVE) for c in CASES if c not in QUICK)],

@@ -9,7 +9,7 @@ import pytest
 
 from stagec.support.limits import MAX_DEPTH, MAX_OPERATIONS
 from stagec.text.printer import print_module
-from tests.support import Outcome, parse, run_passes, stagec
+from tests.support import LONG, Outcome, parse, run_passes, stagec
 
 CALLS = "inline,infer-shapes"
 
@@ -90,6 +90,7 @@ def test_a_text_that_imports_itself(tmp_path: Path) -> None:
     refused(opened(tmp_path, main_text("main.stg")), "texts import each other: ")
 
 
+@LONG
 def test_a_text_of_the_library_finds_the_library_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_imports_that_go_deep(tmp_path: Path) -> None:
     refused(opened(tmp_path, main_text("a0.stg")), "imports of imports go deeper")
 
 
+@LONG
 def test_calls_that_go_deep(tmp_path: Path) -> None:
     """Bound symbols are looked for in all that is called; both ways to the limit."""
     for given in ("", "[D = B]"):
@@ -187,6 +189,7 @@ def test_calls_that_go_deep(tmp_path: Path) -> None:
         refused(opened(tmp_path, body), "go deeper than")
 
 
+@LONG
 def test_calls_that_double(tmp_path: Path) -> None:
     """What is opened stays a text that can be read again."""
     functions = "  stg.func @a0[private] (%x) {\n    %y = stg.gelu(%x)\n    stg.return(%y)\n  }\n"

@@ -17,7 +17,7 @@ from stagec.jobs.request.limit import LimitType
 from stagec.machines import figure_text, find_machine, load_machine, machines, read_machine
 from stagec.machines.figures import KINDS, is_table, listed, quantity
 from stagec.support.diagnostics import DiagnosticError, render
-from tests.support import examples, stagec
+from tests.support import LONG, examples, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -201,6 +201,7 @@ def test_levels_replaced_by_a_text_take_their_constants_along() -> None:
     assert llama.efficiency.network["nvlink"] == h100.efficiency.network["nvlink"]
 
 
+@LONG
 def test_every_figure_has_a_path_that_changes_it_alone() -> None:
     """Of every machine, against a dump of all of it; by a factor that the schema lets pass."""
     for machine in machines().values():

@@ -12,7 +12,7 @@ import pytest
 
 from stagec.api import time_step
 from stagec.machines import Machine, machines
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 JOB = ("llama3-8b", "--set", "L=1,B=4", "--tp", "2", "--dp", "2")
 #: A machine that nobody measured, with less memory than the job needs.
@@ -94,6 +94,7 @@ def test_a_step_of_serving_on_a_machine() -> None:
     assert served["points"][0]["fit"]["fits"]
 
 
+@LONG
 def test_a_search_tells_what_to_know(tmp_path: Path) -> None:
     words = ("llama3-8b", "--set", "L=2", "--ranks", "2", "--batch", "2", "--machine", MACHINE)
     space = ("--tp", "2", "--zero", "0", "--recompute", "none", "--microbatch-size", "1")

@@ -17,7 +17,7 @@ import pytest
 
 from stagec.analysis.picture import MOST_OPERATIONS
 from stagec.answers.memory.page import ALL_COLUMNS, FEWEST, MOST, columns_for
-from tests.support import LLAMA, stagec
+from tests.support import LLAMA, LONG, stagec
 
 SIZES = "L=2,D=64,F=64,V=64,H=4,G=4,K=16,S=64,B=8,theta=100"
 JOB = (LLAMA, "--set", SIZES, "--pp", "2")
@@ -86,6 +86,7 @@ def test_the_page_loads_nothing(page: Path) -> None:
     assert len(text) < 200_000
 
 
+@LONG
 def test_rates_change_times_only(page: Path, tmp_path: Path) -> None:
     """A quarter of the rates of an H100: the same picture in four times the time."""
     file = tmp_path / "page.html"

@@ -10,7 +10,7 @@ import pytest
 
 from stagec.formats.chakra.files import read_trace
 from tests.oracle.test_parts import ENDS, path
-from tests.support import EXHAUSTIVE, stagec
+from tests.support import EXHAUSTIVE, LONG, stagec
 from tests.unit.test_perfetto import read as read_perfetto
 
 BATCH = 8
@@ -139,6 +139,7 @@ def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) ->
     assert says in ran.err
 
 
+@LONG
 def test_expressions_are_those_of_the_numbers() -> None:
     """Of each pod they are what they are of one: with numbers they give the counts."""
     words = ("--dp", "2", "--tp", "2", "--part", "encoder=e: dp=4")
@@ -155,6 +156,7 @@ def test_expressions_are_those_of_the_numbers() -> None:
     assert "error: no value for B" in ran.err
 
 
+@LONG
 def test_pictures_show_all_parts(tmp_path: Path) -> None:
     """The pages of memory and of time, and the trace, have the classes of each pod."""
     words = (path("whisper"), "--set", f"B={BATCH}", "--dp", "2", "--part", "encoder=e: dp=4")

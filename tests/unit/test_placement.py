@@ -12,7 +12,7 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
 from stagec.memory.arena import requests
 from stagec.memory.placement import MODELS, Arena, Placed, PlacementRequest, place, placing
-from tests.support import examples
+from tests.support import LONG, examples
 
 MIB = 2**20
 
@@ -68,6 +68,7 @@ def programs(draw: st.DrawFn) -> list[PlacementRequest]:
     return asked
 
 
+@LONG
 @pytest.mark.parametrize("model", MODELS)
 @examples(80)
 @given(programs())

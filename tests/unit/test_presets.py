@@ -54,6 +54,7 @@ def test_ranks_and_batch_are_those_of_the_run(name: str) -> None:
     assert mesh.sizes["pp"] == stages
 
 
+@LONG
 @pytest.mark.parametrize("name", SERVED)
 def test_a_preset_that_serves(name: str) -> None:
     """Ranks and caches are those counted by hand. What ranks exchange in decode does not depend on
@@ -114,6 +115,7 @@ def served(name: str, *more: str) -> dict[str, Any]:
 MORE = ("deepseek-v3", "llama3-405b-131k")
 
 
+@LONG
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=EXHAUSTIVE if n in MORE else ()) for n in PUBLISHED]
 )
@@ -139,6 +141,7 @@ def test_steps_take_about_as_long_as_published(name: str) -> None:
     assert json.loads(ran.out)["mfu"] == pytest.approx(UTILIZATION[name], abs=0.02)
 
 
+@LONG
 def test_the_text_of_a_preset_is_a_strategy_file(tmp_path: Path) -> None:
     text = stagec("presets", "llama3-405b-8k").out
     file = tmp_path / "mine.stg"

@@ -13,7 +13,7 @@ from stagec.jobs.builder import JobBuilder
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node, Program
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import LLAMA, only_program, parse, tiny_options
+from tests.support import LLAMA, LONG, only_program, parse, tiny_options
 
 HEAD = "stg.module @m[phase = lowered] {\n  stg.symbols[N = 3]\n  stg.mesh @p[dp = 2]\n"
 
@@ -250,6 +250,7 @@ def test_what_cannot_be_unrolled_is_told() -> None:
         only_program(parse("stg.module @m {\n}"))
 
 
+@LONG
 def test_nodes_grow_linearly_in_layers_and_microbatches() -> None:
     @cache
     def count(layers: int, microbatches: int) -> int:

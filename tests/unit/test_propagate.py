@@ -16,7 +16,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
-from tests.support import clone, compiled, examples, inputs_of, parse, run_numeric, run_passes
+from tests.support import LONG, clone, compiled, examples, inputs_of, parse, run_numeric, run_passes
 
 PROPAGATE = "infer-shapes,propagate-sharding"
 PLACE = "infer-shapes,propagate-sharding,insert-collectives"
@@ -283,6 +283,7 @@ def unless_refused(text: str, passes: str, *reasons: str) -> Module | None:
     return module
 
 
+@LONG
 @examples(300)
 @given(programs(parts=True))
 def test_pinned_parts_are_true_or_refused(program: Drawn) -> None:

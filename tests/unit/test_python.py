@@ -25,6 +25,7 @@ from stagec.jobs.session import Session
 from stagec.machines import Machine
 from stagec.output.report import Report
 from stagec.support.diagnostics import DiagnosticError
+from tests.support import LONG
 from tests.support import stagec as command
 
 MACHINE = "h100-sxm"
@@ -323,6 +324,7 @@ def test_a_page_has_the_limit_and_the_levers(tmp_path: Path) -> None:
     assert told == drawn(tmp_path, "time", *words, *on)
 
 
+@LONG
 def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     served = made(tp=2, prompt=64).serve(MACHINE, output_tokens=16, batches=[1, 4])
@@ -573,6 +575,7 @@ def test_a_job_takes_a_preset_with_its_step() -> None:
     assert given.command == stagec.job(preset="llama3-405b-decode").command
 
 
+@LONG
 def test_a_search_without_a_batch_has_a_sequence_for_each_rank() -> None:
     how: dict[str, Any] = {"tp": [1, 2], "pp": 1, "zero": 1, "recompute": "none", "jobs": 1}
     one = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes={"L": 1, "S": 512}, **how)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import LONG
 from tools.notebook import ran, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +17,7 @@ PAGE = ROOT / "docs" / "python.md"
 NOTEBOOK = ROOT / "docs" / "examples" / "tour.ipynb"
 
 
+@LONG
 def test_the_page_shows_what_python_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -12,7 +12,7 @@ import pytest
 from stagec.analysis.repeated import NOTABLE, RepeatedWork
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
-from tests.support import analyse
+from tests.support import LONG, analyse
 from tests.towers import tower
 
 PHASES = ("forward", "backward")
@@ -41,6 +41,7 @@ def wan(tmp_path: Path) -> str:
 SIZES = {"B": 2, "S": 256, "X": 512}
 
 
+@LONG
 def test_the_share_is_what_ranks_have_beside_their_parts(wan: str, tmp_path: Path) -> None:
     """Of n ranks each has 1/n of what is split and all of what is not: F = (n f - r (n - 1))."""
     strategy = tmp_path / "text_alone.stg"

@@ -23,7 +23,7 @@ from stagec.schedule.registry import SCHEDULES, find_schedule, known_schedules
 from stagec.schedule.replay import replay
 from stagec.schedule.validate import check_complete, check_schedule, prove
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 NAMES = list(SCHEDULES)
 
@@ -297,6 +297,7 @@ def test_both_ends_of_a_pair_have_one_order() -> None:
                 assert send.target - send.source == recv.target - recv.source == step
 
 
+@LONG
 def test_receives_are_posted_when_needed_or_earlier() -> None:
     """No later than the action that needs one; earlier only before another that needs a message
     sent after it."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stagec.searches import tried as trials
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 MACHINE = ("--machine", "h100-sxm")
 WHISPER = ("whisper-large-v3", "--set", "B=16,L=2,L_dec=2")
@@ -67,6 +67,7 @@ def points_of_drafts() -> Iterator[tuple[str, ...]]:
             yield *mesh, "--dp-attention"
 
 
+@LONG
 @pytest.mark.usefixtures("space_alone")
 @pytest.mark.parametrize(
     ("model", "pod", "space", "points", "ranks"),
@@ -109,6 +110,7 @@ def test_the_best_are_those_of_every_point(
         assert pod[1] in shlex.split(row["strategy"])
 
 
+@LONG
 @pytest.mark.usefixtures("space_alone")
 def test_every_pod_must_fit() -> None:
     """The encoder on one rank holds more than the rest of the model on four."""
@@ -135,6 +137,7 @@ def test_objectives_count_the_ranks_of_all_pods() -> None:
         assert row["cost"] == pytest.approx(row["step_seconds"] * row["ranks"] / 3600 * 2)
 
 
+@LONG
 @pytest.mark.usefixtures("space_alone")
 def test_answers_are_kept_by_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other flags of a part, or another text of a draft model, are another question."""

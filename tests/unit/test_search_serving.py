@@ -64,6 +64,7 @@ def value(answer: Answer, found: Evaluated) -> float | None:
     return found.seconds / groups
 
 
+@LONG
 @pytest.mark.parametrize("number", CASES)
 def test_the_best_are_those_of_all_points(number: int) -> None:
     """And no bound is above its value."""
@@ -93,6 +94,7 @@ def searched(*words: str) -> dict[str, Any]:
     return dict(json.loads(ran.out))
 
 
+@LONG
 def test_throughput_within_a_limit(tmp_path: Path) -> None:
     """The largest batch whose step is fast enough wins; its command compiles to traces that hold,
     and takes and holds what was foretold."""
@@ -117,6 +119,7 @@ def test_throughput_within_a_limit(tmp_path: Path) -> None:
     assert stagec("check", folder).code == 0
 
 
+@LONG
 def test_mixed_steps_count_what_groups_sample() -> None:
     """Of one step a group: more groups are better than faster ones; rates are those of tokens that
     users get."""

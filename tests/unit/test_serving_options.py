@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 SMALL = "L=4,D=64,F=64,V=64,H=8,G=4,K=8,theta=100"
 DECODE = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--batch", "8", "--context", "31")
@@ -136,6 +136,7 @@ def test_caches_are_held_once(flags: str) -> None:
         assert rank["peak"] - found["parameters"] < 2 * held
 
 
+@LONG
 @pytest.mark.parametrize("flags", ["--tp 2", "--pp 2 --cp 2"])
 def test_passes_after_it_keep_what_a_step_computes(flags: str) -> None:
     tiny = ("--set", "L=2,D=8,F=8,V=8,H=4,G=2,K=2,theta=100", "--check-numerics")

@@ -17,7 +17,7 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.traces.emit import EmittedJob, make_job
 from tests.layer_kinds import ORDERS, STRATEGIES, kinds_job
 from tests.plain_writer import plain_trace, program_of
-from tests.support import GPT, LLAMA, crossed, one_of_each_kind, tiny_options
+from tests.support import GPT, LLAMA, LONG, crossed, one_of_each_kind, tiny_options
 
 
 def job(model: str = LLAMA, **options: Any) -> EmittedJob:
@@ -71,6 +71,7 @@ def test_schedules(schedule: str, more: dict[str, Any]) -> None:
     assert_same_as_plain(job(sizes={"B": 24, "L": 8}, **options))
 
 
+@LONG
 @pytest.mark.parametrize(
     "options",
     [

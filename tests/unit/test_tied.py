@@ -14,7 +14,7 @@ from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
 from tests.one_queue import unfinished
-from tests.support import GPT, KINDS, crossed, one_of_each_kind, stagec, tiny_options
+from tests.support import GPT, KINDS, LONG, crossed, one_of_each_kind, stagec, tiny_options
 
 MORE: list[dict[str, Any]] = [{}, {"dp": 2, "ddp_bucket": 300}, {"dp": 2, "zero": 1}]
 
@@ -26,6 +26,7 @@ def programs(schedule: str, more: dict[str, Any]) -> dict[int, list[Node]]:
     return {each.stage: each.program().nodes for each in rank_classes(module)}
 
 
+@LONG
 @crossed(one_of_each_kind, more=MORE, schedule=SCHEDULES)
 def test_one_place_for_communication_is_enough(schedule: str, more: dict[str, Any]) -> None:
     assert unfinished(programs(schedule, more), "pp") == {}

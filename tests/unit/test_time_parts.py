@@ -30,7 +30,7 @@ from stagec.time.step import Issued, step_time
 from tests.drafts import step_of
 from tests.oracle.test_parts import ENDS, path
 from tests.parts import part_text
-from tests.support import EXHAUSTIVE, LLAMA, stagec, tiny_options
+from tests.support import EXHAUSTIVE, LLAMA, LONG, stagec, tiny_options
 from tests.unit.test_step_time import costs_of, heard
 
 #: What ASTRA-sim assumes: one stream for all collectives and sends.
@@ -218,6 +218,7 @@ def test_one_stream_has_copies_too() -> None:
     assert step_time(issued, machine).seconds >= (copies + halves) / 1e3
 
 
+@LONG
 def test_times_of_parts_are_told(tmp_path: Path) -> None:
     words = (path("whisper"), "--set", "B=8", "--microbatches", "2", "--part", "encoder=e: dp=2")
     ran = stagec("time", *words, "--machine", "h100-sxm", "--json")

@@ -17,7 +17,7 @@ import pytest
 
 from stagec.formats.timeline import ranks as timeline
 from tests.exported import WRITTEN, Tried, classes, flops_of, tiny, traffic_of
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 #: A machine whose hosts hold up no step, however small it is.
 MACHINE = ("--machine", str(Path(__file__).parents[1] / "data" / "fast-host.toml"))
@@ -283,6 +283,7 @@ def test_ranks_are_chosen(
     }
 
 
+@LONG
 def test_large_jobs_write_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They say so, and how large the files get, before anything is written."""
     monkeypatch.setattr(timeline, "MOST_NODES", 400)

@@ -33,6 +33,7 @@ from tests.small_traces import (
     send,
     write,
 )
+from tests.support import LONG
 
 # ---------------------------------------------------------------- deadlock
 
@@ -233,6 +234,7 @@ def test_total_order_against_reachability(seed: int) -> None:
     assert warned == (not total)
 
 
+@LONG
 def test_cost_of_a_class_does_not_grow_with_its_ranks(tmp_path: Path) -> None:
     layers, ranks = 400, 64
     for rank in range(ranks):

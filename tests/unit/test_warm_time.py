@@ -60,6 +60,7 @@ CASES = [
 ]
 
 
+@LONG
 @pytest.mark.parametrize(("name", "overlap"), CASES)
 def test_an_evaluation_is_that_of_a_compile_of_its_own(
     name: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
