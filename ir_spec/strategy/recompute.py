@@ -92,6 +92,10 @@ class RecomputeOp(Statement):
             what = {"policy": names[0]} if is_policy else {"ops": names}
             yield {**what, **self.flag_values(request)}
 
+    def flags_of(self, op: Operation) -> dict[str, Any]:
+        policy = op.text("policy").replace("_", "-")
+        return {"recompute": policy or ",".join(op.names("ops")), **super().flags_of(op)}
+
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
         if unnamed:

@@ -362,6 +362,13 @@ class Statement(Declaration):
         same = (f for f in self._fields if f.flag is not None and f.flag.kind == f.flag_kind)
         return {f.param.name: f.flag.name for f in same if f.flag is not None}
 
+    def flags_of(self, op: Operation) -> dict[str, Any]:
+        """The flags that give what an op of this kind says, with their values; what no flag gives
+        is left out."""
+        names = self.flag_names
+        said = (f for f in self._fields if f.param.name in op.attrs and f.param.name in names)
+        return {names[f.param.name]: _flag_value(f, f.read(op)) for f in said}
+
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         """What is wrong with the flags of this statement, each with a remedy."""
         return iter(())
@@ -369,6 +376,17 @@ class Statement(Declaration):
 
 def _tuple(value: object) -> tuple[object, ...]:
     return cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+
+
+def _flag_value(each: _Field, value: Any) -> Any:
+    """The value of a flag that gives a parameter; the other way round is `_said`."""
+    match each.flag_kind:
+        case "choice":
+            return value.replace("_", "-")
+        case "names":
+            return ",".join(value)
+        case _:
+            return value
 
 
 def _said(flag: Flag, value: Any) -> Any:

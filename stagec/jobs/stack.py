@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stagec.ir.core import Attr, Operation
 from stagec.ir.opdef import Registry
@@ -163,6 +164,15 @@ def apply_stack(
         if names:
             origins[op] = f"{', '.join(names)}: {line.origin}"
     return origins
+
+
+def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:
+    """The flags that say what a stack does where others are `given`, with their values."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        op = Operation(line.definition, attrs=_wanted(line, given))
+        found |= line.definition.flags_of(op) if op.attrs else {}
+    return found
 
 
 def _wanted(line: StackLine, given: Collection[str]) -> dict[str, Attr]:

@@ -10,7 +10,7 @@ from stagec.jobs.request.flags import FLAGS, option
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import USED_RANKS
 from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole, switch
-from stagec.jobs.request.options import SIZES
+from stagec.jobs.request.options import SIZES, STACK
 from stagec.searches.question import Machines, Pareto, Prices
 from stagec.searches.serving import SERVING
 from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
@@ -18,6 +18,7 @@ from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 #: What a search is asked, beside its model.
 SEARCH = (
     SIZES,
+    STACK,
     CommandOption(
         "batch",
         Values(BATCHES),

@@ -48,6 +48,8 @@ def with_job(
         "draft": options.draft,
     }
     taken = {n: v for n, v in said.items() if n == "model" or not given[n]}
+    if given["stack"] == IDEAL:
+        taken["stack"] = options.stack
     sizes = {**options.sizes, **given["sizes"]}
     flags = {n: (getattr(options, n),) for n in KNOBS if n in options.explicit - _FOLLOW}
     return {**given, **taken, "sizes": sizes}, flags
@@ -68,8 +70,3 @@ def _check(options: JobOptions, path: str) -> None:
                 f"{path} has '{what}', and a search varies flags",
                 remedy="write the job with the flags of [strategy]",
             )
-    if options.stack != IDEAL:
-        raise error(
-            f"{path} names a stack, and a search takes none",
-            remedy="give its lines as flags; 'stagec stacks NAME' prints them",
-        )

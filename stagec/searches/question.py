@@ -45,6 +45,7 @@ from stagec.searches.space import (
     values_text,
     without_axes,
 )
+from stagec.searches.stack import with_stack
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_op
@@ -125,7 +126,8 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         model, set_sizes = model or preset.model, {**preset.values, **set_sizes}
         given = {**given, **of_preset(preset.step, given)}
     pods = {"part": given["part"] or (), "draft": given["draft"]}
-    options = JobOptions(model, sizes=set_sizes, **pods, **step_options(given))
+    about = {"stack": given["stack"], **pods, **step_options(given)}
+    options = JobOptions(model, sizes=set_sizes, **about)
     serves = options.serve is not None
     first = next(steps_of_batches(options, given, {}))[0] if serves else options
     with session.once() if serves else nullcontext(session.aside()) as aside:
@@ -147,12 +149,12 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         )
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
-    for (machine, main_ranks), (base, sizes) in product(places, steps):
+    for (machine, main_ranks), (step, sizes) in product(places, steps):
+        space = _space(given, said, of_job, sizes, layers.total, main_ranks, machine)
+        base = with_stack(on_machine(step, machine), space.knobs, session)
         found.append(
             Question(
-                *(on_machine(base, machine), sizes, layers),
-                _space(given, said, of_job, sizes, layers.total, main_ranks, machine),
-                *(machine, main_ranks),
+                *(base, sizes, layers, space, machine, main_ranks),
                 given["limit"] or Limit(AT_HAND, 0),
                 objective,
                 given["top"],

@@ -22,6 +22,7 @@ from stagec.searches.explore.branch import Found, beats
 from stagec.searches.explore.reasons import limits, reason
 from stagec.searches.main_pod import with_batch_option
 from stagec.searches.serving import without_step
+from stagec.searches.stack import as_written
 from stagec.time.cautions import cautions
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def command_of(options: JobOptions, number: int | str) -> str:
 
 
 def _words(options: JobOptions) -> list[str]:
-    return list(job_words(options.changed(ranks=None, explicit=frozenset())))
+    return list(job_words(as_written(options.changed(ranks=None))))
 
 
 def strategy_of(options: JobOptions) -> str:

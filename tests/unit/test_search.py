@@ -845,7 +845,7 @@ def test_job_file_gives_what_flags_would(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('strategy_file = "s.stg"', "has 'strategy_file', and a search varies flags"),
-        ('stack = "torchtitan"', "names a stack, and a search takes none"),
+        ('mesh = "dp=16"', "has 'mesh', and a search varies flags"),
     ],
 )
 def test_job_file_that_flags_cannot_say(tmp_path: Path, line: str, message: str) -> None:
@@ -855,3 +855,30 @@ def test_job_file_that_flags_cannot_say(tmp_path: Path, line: str, message: str)
     result = stagec("search", str(job))
     assert result.code == 1
     assert message in result.err
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+STACKED = (
+    *("search", "llama3-8b", "--stack", "torchtitan", "--ranks", "8", "--machine", "h100-sxm"),
+    *("--set", "B=16,S=1024,L=4", "--tp", "1,2", "--pp", "1,2", "--zero", "0,3", "--cp", "1"),
+    *("--microbatch-size", "1,2", "--chunks", "0", "--no-cache", "--jobs", "1", "--json"),
+)
+
+
+@LONG
+def test_searches_with_a_stack(tmp_path: Path) -> None:
+    """What the space varies is the space's, and the rest the stack's: bounds find what evaluating
+    every point finds, and each command is the job that was evaluated."""
+    words = (*STACKED, "--recompute", "none,full", "--top", "3")
+    answer = json.loads(stagec(*words).out)
+    assert answer["best"]
+    every = json.loads(stagec(*words, "--exhaustive").out)
+    figures = [[row["step_seconds"] for row in each["best"]] for each in (answer, every)]
+    assert figures[0] == figures[1]
+    for row in answer["best"]:
+        _, _, *flags = shlex.split(row["command"])
+        assert "--grads" not in flags, "the stack says it"
+        flags = flags[: flags.index("-o")]
+        timed = json.loads(stagec("time", *flags, "--machine", "h100-sxm", "--json").out)
+        assert timed["step_seconds"] == row["step_seconds"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 
 import stagec as library
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.stack import read_stack, stack_flags
 from stagec.models import library_text, stacks
+from stagec.pipeline.plugins import load_plugins
+from stagec.support.source import UNKNOWN
 from tests.support import stagec
 
 #: Two layers of Llama 3.1 8B at 8,192 tokens in bf16, transformers 5.23.0, PyTorch 2.15, fused
@@ -113,3 +118,24 @@ def test_the_merged_text_is_a_strategy(name: str, tmp_path: Path) -> None:
     assert [op.attrs for op in again.module.ops("stg.strategy")[0].body.ops] == [
         op.attrs for op in builder.module.ops("stg.strategy")[0].body.ops
     ]
+
+
+@pytest.mark.parametrize("name", stacks())
+def test_flags_say_what_a_stack_says(name: str) -> None:
+    """The flags that a search writes into its jobs in place of a stack are the same strategy."""
+    session = Session()
+    lines = read_stack(name, session, load_plugins(()).registry)
+    flags = stack_flags(lines, ())
+    said = {n for line in lines for n in line.definition.flags_of(line.op)}
+    assert said == flags.keys()
+    assert all(FLAGS[n].kind != "names" or isinstance(v, str) for n, v in flags.items())
+    given = {"stack": name}, {**flags, "stack": name, "explicit": frozenset(flags)}
+    one, other = (JobBuilder(JobOptions("llama3-8b", **each)).module for each in given)
+    for line in lines:
+        records = [
+            [line.definition.read(op) for op in module.walk() if op.name == line.op.name]
+            for module in (one, other)
+        ]
+        usual = [line.definition.record()] if not line.definition.repeats else []
+        first, second = ([replace(r, loc=UNKNOWN) for r in found or usual] for found in records)
+        assert first == second

@@ -98,6 +98,14 @@ SIZES = CommandOption(
     merge=merged_sizes,
     spelling="--set",
 )
+STACK = CommandOption(
+    "stack",
+    AnyText("stacks"),
+    "The software that runs the job, as defaults of a strategy: ideal, or one of 'stagec "
+    "stacks', or a file.",
+    IDEAL,
+    metavar="NAME[@VERSION]|FILE",
+)
 #: The options of a job, in their order in the help.
 JOB = (
     CommandOption(
@@ -108,14 +116,7 @@ JOB = (
         metavar="NAME",
     ),
     SIZES,
-    CommandOption(
-        "stack",
-        AnyText("stacks"),
-        "The software that runs the job, as defaults of a strategy: ideal, or one of 'stagec "
-        "stacks', or a file.",
-        IDEAL,
-        metavar="NAME[@VERSION]|FILE",
-    ),
+    STACK,
     CommandOption(
         "mesh",
         SizesType(open_names=True),

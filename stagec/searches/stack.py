@@ -1,0 +1,42 @@
+"""A search with a stack: what the space varies is the space's, the rest is what the stack says.
+
+Bounds read options. So the flags that say what the stack does are written into them, as if they had
+been given; what no flag says the compiler adds to the strategy of each job, as elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from stagec.jobs.request.options import IDEAL, JobOptions
+from stagec.jobs.session import Session
+from stagec.jobs.stack import read_stack, stack_flags
+from stagec.pipeline.plugins import load_plugins
+
+
+def with_stack(base: JobOptions, varied: Collection[str], session: Session) -> JobOptions:
+    """What all jobs of a space have that varies these flags. Raises `DiagnosticError` for a stack
+    that there is not; `OSError`."""
+    flags = _flags(base, varied, session)
+    return base.changed(**flags, explicit=base.explicit | {*varied} | flags.keys())
+
+
+def as_written(options: JobOptions) -> JobOptions:
+    """A job of a search as a command line has it, with `--stack` in place of its flags."""
+    if options.stack == IDEAL:
+        return options.changed(explicit=frozenset())
+    plain, session = JobOptions(""), Session()
+    flags = _flags(options, (), session)
+    other = {n for n, value in flags.items() if getattr(options, n) != value}
+    given = {n: getattr(plain, n) for n in flags.keys() - other}
+    needed = {n for n in other if n in _flags(options, other - {n}, session)}
+    return options.changed(**given, explicit=frozenset(needed))
+
+
+def _flags(options: JobOptions, given: Collection[str], session: Session) -> Mapping[str, Any]:
+    if options.stack == IDEAL:
+        return {}
+    lines = read_stack(options.stack, session, load_plugins(()).registry)
+    serves = options.serve is not None
+    return stack_flags([n for n in lines if not (serves and n.definition.training)], given)
