@@ -171,7 +171,7 @@ VALIDATES = "stagec validate"
 LARGE = [
     f"docs/{name}.md"
     for name in (
-        *("consumers", "memory", "models", "scale", "search"),
+        *("commands", "consumers", "gallery", "memory", "models", "scale", "search"),
         *("serving", "serving-steps", "strategies", "studies"),
     )
 ]
