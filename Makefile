@@ -18,7 +18,7 @@ DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: help test test-ci test-all check demo bless docs bench mutants fuzz proto lit wheel clean distclean
+.PHONY: help test test-ci test-all check demo bless docs site pictures man bench mutants fuzz proto lit wheel clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,10 +27,12 @@ help:
 	@echo "make test-all    all cases of all tests, half an hour"
 	@echo "make demo    compile a Llama 3 8B for 64 GPUs  make bless   accept changed goldens"
 	@echo "make docs    regenerate the generated docs     make bench   time the compiler"
+	@echo "make site    the documentation as a site       make man     man pages, into build/man"
 	@echo "make lit     the lit suite, with stock lit     make proto   regenerate the trace schema"
+	@echo "make pictures    draw the pictures of docs/gallery.md with Chromium"
 	@echo "make mutants make lines of passes wrong, one by one: their lit tests must notice (K=TEXT chooses)"
 	@echo "make fuzz    try mutated inputs (FOR=600 seconds, SEED=1)"
-	@echo "make wheel   build wheels of the package, with the compiled clock, and of the published figures"
+	@echo "make wheel   build a wheel with the compiled clock, an sdist, and a wheel of published figures"
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
 test: $(VENV)/.stamp-test
@@ -62,6 +64,17 @@ lit: $(VENV)/.stamp-test
 docs: $(VENV)/.stamp-run
 	$(BIN)/python -m tools.gen_docs
 
+# Strict: a link or an anchor that leads nowhere fails.
+site: $(VENV)/.stamp-site
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	@echo "build/site/index.html"
+
+pictures: $(VENV)/.stamp-run
+	$(BIN)/python -m tools.pictures
+
+man: $(VENV)/.stamp-test
+	$(BIN)/python -m tools.man build/man
+
 bench: $(VENV)/.stamp-run
 	$(BIN)/python tools/bench.py
 
@@ -85,7 +98,9 @@ proto:
 
 # For this Python and this Linux; `auditwheel repair build/wheels/stagec-*.whl` makes one for others.
 wheel: | $(BIN)/python
-	$(PIP) wheel --no-deps -w build/wheels . ./validation
+	$(PIP) install build
+	$(BIN)/python -m build --outdir build/wheels .
+	$(BIN)/python -m build --wheel --outdir build/wheels validation
 	@ls build/wheels
 
 clean:
@@ -110,6 +125,10 @@ $(VENV)/.stamp-test: $(BUILT) | $(BIN)/python
 	$(PIP) install -e '.[test]'
 	$(PIP) install --no-deps $(CHAKRA)
 	@touch $@ $(VENV)/.stamp-run
+
+$(VENV)/.stamp-site: pyproject.toml $(VENV)/.stamp-run
+	$(PIP) install -e '.[site]'
+	@touch $@
 
 $(VENV)/.stamp-dev: $(BUILT) | $(BIN)/python
 	$(PIP) install -e '.[test,dev]'

@@ -1,6 +1,6 @@
 """The stable surface for authors of passes and ops: import from here and nowhere else.
 
-What is listed in `__all__` changes only with a major version. docs/api.md has an example of each.
+What is listed in `__all__` changes only with a major version. docs/reference/api has examples.
 """
 
 from __future__ import annotations

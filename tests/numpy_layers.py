@@ -174,7 +174,7 @@ Weights = Callable[[Array, Sequence[int]], Array]
 
 def balanced(token: int, count: int, experts: int) -> list[int]:
     """The experts of a token where all are loaded alike: the numeric reference does not choose by
-    the values (docs/decisions/015-balanced-experts.md), so the papers' choice is not tested."""
+    the values (docs/decisions/experts.md#015), so the papers' choice is not tested."""
     return [(token * count + j) % experts for j in range(count)]
 
 

@@ -1,7 +1,7 @@
-"""Writes docs/api.md: every name of `stagec.api` with its signature, documentation, members and an
-example, which is run.
+"""Writes docs/reference/api: every name of `stagec.api` with its signature, documentation, members
+and an example, which is run.
 
-docs/examples/api.py has the examples, and is the outline of the page.
+docs/examples/api.py has the examples, and is the outline of the pages: one for each part.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from stagec import api
-from tools.markup import markdown, page, paragraphs
+from tools.markup import markdown, page, page_name, paragraphs
 
 _INTRO = (
     "What authors of passes, ops, schedules, formats and policies import, all from `stagec.api`; "
-    "it changes only with a major version. The guides are [writing-a-pass.md](writing-a-pass.md) "
-    "and [writing-an-op.md](writing-an-op.md). The examples are one session that starts with "
+    "it changes only with a major version. Guides: [writing a pass](../../writing-a-pass.md) "
+    "and [writing an op](../../writing-an-op.md). The examples are one session that starts with "
     "`from stagec.api import *`; `#>` marks what they print."
 )
 _PART = re.compile(r"^# == (?P<title>[^:]+): (?P<text>.*)$")
@@ -50,14 +50,16 @@ class Part:
     entries: list[Entry] = field(default_factory=list[Entry])
 
 
-def api_page(examples: Path) -> str:
-    """docs/api.md. Raises ValueError for names without an example, and whatever an example does."""
+def api_pages(examples: Path) -> dict[str, str]:
+    """The index, and a page for each part. Raises ValueError for names without an example, and
+    whatever an example does."""
     parts = outline(examples.read_text(encoding="utf-8"))
     shown = [name for part in parts for entry in part.entries for name in entry.names]
     if sorted(shown) != sorted(api.__all__):
         raise ValueError(f"not once each in {examples.name}: {set(shown) ^ set(api.__all__)}")
     names: dict[str, Any] = {n: getattr(api, n) for n in api.__all__} | {"__name__": __name__}
-    return page("The API", _INTRO, _body(parts, names))
+    pages = {page_name(p.title): page(p.title, p.text, _body(p, names)) for p in parts}
+    return {"index": page("The API", _INTRO, _index(parts)), **pages}
 
 
 def outline(text: str) -> list[Part]:
@@ -73,23 +75,25 @@ def outline(text: str) -> list[Part]:
     return parts
 
 
-def _body(parts: Sequence[Part], names: dict[str, Any]) -> Iterator[str]:
+def _index(parts: Sequence[Part]) -> Iterator[str]:
     for part in parts:
-        links = (f"[`{n}`](#{n.lower()})" for entry in part.entries for n in entry.names)
-        yield f"- {part.title}: {', '.join(links)}"
-    for part in parts:
-        yield from ("", f"## {part.title}", "", part.text)
-        for entry in part.entries:
-            for name in entry.names:
-                yield from _name(name, getattr(api, name), entry.text)
-            yield from ("", "```python", *session("\n".join(entry.code).strip(), names), "```")
+        file = f"{page_name(part.title)}.md"
+        links = (f"[`{n}`]({file}#{n.lower()})" for entry in part.entries for n in entry.names)
+        yield f"- [{part.title}]({file}): {', '.join(links)}"
+
+
+def _body(part: Part, names: dict[str, Any]) -> Iterator[str]:
+    for entry in part.entries:
+        for name in entry.names:
+            yield from _name(name, getattr(api, name), entry.text)
+        yield from ("", "```python", *session("\n".join(entry.code).strip(), names), "```")
 
 
 # -- a name ----------------------------------------------------------------------------------------
 
 
 def _name(name: str, value: object, text: str) -> Iterator[str]:
-    yield from ("", f"### {name}", "")
+    yield from ("", f"## {name}", "")
     if (
         not (inspect.isclass(value) or inspect.isfunction(value))
         or value.__module__[:6] != "stagec"

@@ -1,5 +1,5 @@
-"""Writes docs/ops.md, docs/passes.md, docs/flags.md, docs/families.md and
-docs/api.md from the definitions.
+"""Writes docs/reference, docs/flags.md and docs/families.md from the definitions: a page for each
+group of ops, for each pass, for each part of the API, and for each command.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
 prints the difference and the command that accepts it, and exits with 1.
@@ -22,11 +22,12 @@ from stagec.ir.traits import Trait
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.pipeline.passes import Pass, option_text, options_of, reads_its_own_options
 from stagec.pipeline.plugins import Loaded, load_plugins
-from tools.gen_api import api_page
+from tools.gen_api import api_pages
+from tools.gen_commands import command_pages
 from tools.gen_families import families_page
 from tools.gen_flags import flags_page
 from tools.gen_signature import signature
-from tools.markup import ACCEPT, ROOT, anchor, markdown, page, paragraphs
+from tools.markup import ACCEPT, ROOT, anchor, markdown, page, page_name, paragraphs
 
 #: module of an op -> (heading, where its ops stand)
 ROOMS: Mapping[str, tuple[str, str]] = {
@@ -36,7 +37,7 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     ),
     "strategy": (
         "Statements of a strategy",
-        "In the region of a `stg.strategy`. [flags.md](flags.md) has the flags that write them.",
+        "In the region of a `stg.strategy`. [Flags](../../flags.md) has the flags that write them.",
     ),
     "contraction": ("Contractions, sums, scaling", "In functions."),
     "extremes": (
@@ -94,9 +95,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path, text in pages().items():
         if check:
             stale += difference(path, text)
-        else:
+        elif difference(path, text):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
+    for path in left_over():
+        stale += f"{path.relative_to(ROOT)} is generated from nothing\n" if check else ""
+        if not check:
+            path.unlink()
     if stale:
         print(f"{stale}\nout of date; to accept: {ACCEPT}")
     return int(bool(stale))
@@ -107,14 +113,27 @@ def pages() -> Mapping[Path, str]:
     """What the generated pages should say."""
     loaded = load_plugins(())
     docs = ROOT / "docs"
+    folders = {
+        "ops": op_pages(loaded),
+        "passes": pass_pages(loaded),
+        "api": api_pages(docs / "examples" / "api.py"),
+        "commands": command_pages(),
+    }
     return {
-        docs / "ops.md": ops_page(loaded),
-        docs / "passes.md": passes_page(loaded),
+        **{
+            docs / "reference" / folder / f"{name}.md": text
+            for folder, texts in folders.items()
+            for name, text in texts.items()
+        },
         docs / "flags.md": flags_page(),
         docs / "families.md": families_page(),
-        docs / "api.md": api_page(docs / "examples" / "api.py"),
         ROOT / "stagec" / "jobs" / "request" / "signature.py": signature(),
     }
+
+
+def left_over() -> list[Path]:
+    """Pages of the reference that nothing generates any more."""
+    return sorted({*(ROOT / "docs" / "reference").glob("**/*.md")} - {*pages()})
 
 
 def difference(path: Path, text: str) -> str:
@@ -130,17 +149,30 @@ def difference(path: Path, text: str) -> str:
 _OPS_INTRO = (
     "Every built-in op: what it means and costs, its operands, results and parameters, and one "
     "example. `stagec ops NAME` prints an entry; the language is described in "
-    "[stg.md](../ir_spec/stg.md). Every op also takes `phase`, the part of the training step "
+    "[stg.md](../../../ir_spec/stg.md). Every op also takes `phase`, the part of the training step "
     "that it belongs to (forward, the default, backward, recompute, gradient or optimizer)."
+)
+_TRAITS_INTRO = (
+    "What ops state of themselves: `stagec/ir/traits.py`. [Ops](index.md) name their traits."
 )
 
 
-def ops_page(loaded: Loaded) -> str:
-    """docs/ops.md."""
+def op_pages(loaded: Loaded) -> dict[str, str]:
+    """The index, a page for each group of ops, and one of traits."""
     by_room: dict[str, list[OpDef]] = {}
     for op in loaded.registry:
         by_room.setdefault(_room(op), []).append(op)
-    return page("Ops", _OPS_INTRO, _ops_body(by_room))
+    groups = {
+        page_name(_heading(room)[0]): page(
+            _heading(room)[0], _heading(room)[1], (line for op in ops for line in _op(op))
+        )
+        for room, ops in by_room.items()
+    }
+    return {
+        "index": page("Ops", _OPS_INTRO, _ops_index(by_room)),
+        **groups,
+        "traits": page("Traits", _TRAITS_INTRO, _traits()),
+    }
 
 
 def _room(op: OpDef) -> str:
@@ -149,18 +181,13 @@ def _room(op: OpDef) -> str:
     return "strategy" if package.endswith(".strategy") and name != "space" else name
 
 
-def _ops_body(by_room: Mapping[str, Sequence[OpDef]]) -> Iterator[str]:
+def _ops_index(by_room: Mapping[str, Sequence[OpDef]]) -> Iterator[str]:
     for room, ops in by_room.items():
-        names = ", ".join(f"[`{op.name}`](#{anchor(op.name)})" for op in ops)
-        yield f"- {_heading(room)[0]}: {names}"
-    yield ""
-    for room, ops in by_room.items():
-        heading, where = _heading(room)
-        yield from (f"## {heading}", "", where, "")
-        for op in ops:
-            yield from _op(op)
-    yield from ("## Traits", "", "What ops say of themselves: `stagec/ir/traits.py`.", "")
-    yield from _traits()
+        heading = _heading(room)[0]
+        file = f"{page_name(heading)}.md"
+        names = ", ".join(f"[`{op.name}`]({file}#{anchor(op.name)})" for op in ops)
+        yield f"- [{heading}]({file}): {names}"
+    yield "- [Traits](traits.md)"
 
 
 def _heading(room: str) -> tuple[str, str]:
@@ -168,7 +195,7 @@ def _heading(room: str) -> tuple[str, str]:
 
 
 def _op(op: OpDef) -> Iterator[str]:
-    yield from (f"### `{op.name}`", "", *markdown(inspect.getdoc(op) or ""), "")
+    yield from (f"## `{op.name}`", "", *markdown(inspect.getdoc(op) or ""), "")
     yield f"- operands: {_names(op.takes)}"
     yield f"- results: {_names(op.gives)}"
     if op.traits:
@@ -176,7 +203,8 @@ def _op(op: OpDef) -> Iterator[str]:
     if op.parents:
         yield f"- stands in: {', '.join(f'`{name}`' for name in op.parents)}"
     if isinstance(op, Statement) and op.flags:
-        yield f"- [flags](flags.md): {', '.join(f'`{flag.option}`' for flag in op.flags)}"
+        flags = ", ".join(f"`{flag.option}`" for flag in op.flags)
+        yield f"- [flags](../../flags.md): {flags}"
     if op.params:
         yield from ("", "| parameter | kind | meaning |", "|---|---|---|")
         yield from (_param(p) for p in op.params)
@@ -186,14 +214,14 @@ def _op(op: OpDef) -> Iterator[str]:
 
 
 def _trait(trait: Trait) -> str:
-    return f"[`{trait}`](#{type(trait).__name__.lower()})"
+    return f"[`{trait}`](traits.md#{type(trait).__name__.lower()})"
 
 
 def _traits() -> Iterator[str]:
     """What each trait means, with the bases that it refines."""
     for kind in vars(traits).values():
         if isinstance(kind, type) and issubclass(kind, Trait) and kind is not Trait:
-            yield from (f"### `{kind.__name__}`", "")
+            yield from (f"## `{kind.__name__}`", "")
             refined = [f"`{base.__name__}`" for base in kind.__bases__ if base is not Trait]
             yield from (f"Refines {' and '.join(refined)}.", "") if refined else ()
             yield from (*markdown(inspect.getdoc(kind) or ""), "")
@@ -221,27 +249,33 @@ def _param(param: Param) -> str:
 _PASSES_INTRO = (
     "Every built-in pass: the phases in which it may run, the phase that it gives, its options, "
     "and what it does to a small text. `stagec passes NAME` prints an entry; "
-    "[writing-a-pass.md](writing-a-pass.md) says how to add one."
+    "[writing-a-pass.md](../../writing-a-pass.md) says how to add one."
 )
 
 
-def passes_page(loaded: Loaded) -> str:
-    """docs/passes.md."""
-    return page("Passes", _PASSES_INTRO, _passes_body(loaded))
+def pass_pages(loaded: Loaded) -> dict[str, str]:
+    """The index, and a page for each pass."""
+    passes = {
+        name: page(f"`{name}`", f"Runs in: {_runs_in(pass_type)}.", _pass(pass_type))
+        for name, pass_type in loaded.passes.items()
+    }
+    return {"index": page("Passes", _PASSES_INTRO, _passes_index(loaded)), **passes}
 
 
-def _passes_body(loaded: Loaded) -> Iterator[str]:
+def _passes_index(loaded: Loaded) -> Iterator[str]:
     yield from ("| pass | may run in | gives | |", "|---|---|---|---|")
     for name, pass_type in loaded.passes.items():
         gives = pass_type.gives.label if pass_type.gives else "the same phase"
         first = " ".join(next(paragraphs(inspect.getdoc(pass_type) or name)))
-        yield f"| [`{name}`](#{anchor(name)}) | {_needs(pass_type)} | {gives} | {first} |"
+        yield f"| [`{name}`]({name}.md) | {_needs(pass_type)} | {gives} | {first} |"
     yield from ("", "Named pipelines stand like a pass:", "", "| pipeline | passes |", "|---|---|")
     for name, text in loaded.pipelines.items():
-        yield f"| `{name}` | {', '.join(f'`{p}`' for p in text.split(','))} |"
-    yield ""
-    for name, pass_type in loaded.passes.items():
-        yield from _pass(name, pass_type)
+        links = (f"[`{p}`]({p}.md)" if p in loaded.passes else f"`{p}`" for p in text.split(","))
+        yield f"| `{name}` | {', '.join(links)} |"
+
+
+def _runs_in(pass_type: type[Pass]) -> str:
+    return _needs(pass_type) + (f"; gives {pass_type.gives.label}" if pass_type.gives else "")
 
 
 def _needs(pass_type: type[Pass]) -> str:
@@ -249,9 +283,7 @@ def _needs(pass_type: type[Pass]) -> str:
     return pass_type.needs.label + (f" to {until.label}" if until is not pass_type.needs else "")
 
 
-def _pass(name: str, pass_type: type[Pass]) -> Iterator[str]:
-    gives = f"; gives {pass_type.gives.label}" if pass_type.gives else ""
-    yield from (f"## `{name}`", "", f"Runs in: {_needs(pass_type)}{gives}.", "")
+def _pass(pass_type: type[Pass]) -> Iterator[str]:
     yield from (*markdown(inspect.getdoc(pass_type) or ""), "")
     if reads_its_own_options(pass_type):
         yield from ("It reads its own options, see above.", "")

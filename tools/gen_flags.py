@@ -15,10 +15,12 @@ _INTRO = (
     "Every flag of `compile`, `analyze` and `memory` that says how to parallelize, in the sections "
     "of `--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
     "[strategies.md](strategies.md) says what each does to placements and traffic, "
-    "[ops.md](ops.md) what else a statement takes. All of them can be swept: `--sweep "
-    "zero=1,2,3`."
+    "[the reference](reference/ops/statements-of-a-strategy.md) what else a statement takes. All "
+    "of them can be swept: `--sweep zero=1,2,3`."
 )
 _MESH = "stg.mesh"
+_STATEMENTS = "statements-of-a-strategy"
+_PAGES = {_MESH: "structure"}
 _HEAD = ("| flag | writes | values | default | meaning |", "|---|---|---|---|---|")
 
 
@@ -41,7 +43,7 @@ def _row(flag: Flag, op: str) -> str:
     meaning = " ".join([flag.help, *_needs(flag)])
     cells = (
         f"`{flag.option}`",
-        f"[`{op}`](ops.md#{anchor(op)})",
+        f"[`{op}`](reference/ops/{_PAGES.get(op, _STATEMENTS)}.md#{anchor(op)})",
         _values(flag),
         _default(flag),
         meaning,

@@ -22,6 +22,12 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
+def page_name(heading: str) -> str:
+    """The name of the page with this heading: `Views, placement, gradients` is
+    `views-placement-gradients`."""
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+
+
 def paragraphs(doc: str) -> Iterator[list[str]]:
     """The paragraphs of a docstring as lines."""
     lines: list[str] = []

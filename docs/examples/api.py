@@ -1,4 +1,4 @@
-"""One example for each name of `stagec.api`, in the order of docs/api.md.
+"""One example for each name of `stagec.api`, in the order of docs/reference/api.
 
 `make docs` runs them one after the other and shows them with what they print. A line `# == TITLE`
 begins a part of the page, a line `# -- NAME, NAME: REMARK` an entry.
@@ -185,7 +185,7 @@ print_op(Builder.before(loaded.registry, end).op("my.relu", gelu.results, names=
 Param("gather", "name", "the factor that it gathers", required=True)
 module.registry["stg.scale"].params
 
-# -- traits: A module: what an op says of itself. [ops.md](ops.md#traits) lists them, with examples.
+# -- traits: A module: what an op says of itself. [The reference](../ops/traits.md) lists them, with examples.
 module.registry["stg.repeat"].traits, module.registry["stg.repeat"].has(traits.Free)
 gelu.has(traits.View), end.has(traits.Terminates)
 
@@ -367,7 +367,7 @@ class Classes(JobFormat):
 
 Classes().drops(None, None), all_ranks(Classes(), None)
 
-# == Families of models: From a configuration to the text that it means, as `stagec import` does. See [models.md](models.md).
+# == Families of models: From a configuration to the text that it means, as `stagec import` does. See [models.md](../../models.md).
 # -- ModelText, Body, Callee
 text = ModelText("double", "Twice the tokens.")
 body = Body()

@@ -1,7 +1,7 @@
 """Mixture of experts: the router's choice, and moving tokens to expert buffers and back.
 
 The expert products themselves are plain einsums with an expert factor. The load is balanced:
-docs/decisions/015-balanced-experts.md says why, and what that means for numbers.
+docs/decisions/experts.md#015 says why, and what that means for numbers.
 """
 
 from __future__ import annotations

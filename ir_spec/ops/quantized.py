@@ -42,7 +42,7 @@ class WeightFormat:
 #: The formats by their names; docs/serving.md has the bytes of each. Sources: `fp8`, DeepGEMM and
 #: arXiv 2412.19437, section 3.3.2; `int8`, one scale for each output channel (arXiv 2208.07339);
 #: `int4`, AWQ with groups of 128 (arXiv 2306.00978); `mxfp4`, OCP Microscaling 1.0; `nvfp4`,
-#: groups of 16 with f8e4m3 scales. docs/decisions/125-what-activations-are-multiplied-in.md says
+#: groups of 16 with f8e4m3 scales. docs/decisions/low-precision.md#125 says
 #: what engines do with each.
 FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {

@@ -57,6 +57,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "passes": (".commands.passes", "List passes and pipelines, or describe one."),
         "ops": (".commands.ops", "List ops, or describe one."),
         "test": ("stagec.testing.command", "Run the lit and golden tests of a folder."),
+        "doctor": (".commands.doctor", "Report what is installed, and what is missing."),
     },
 }
 COMMANDS = {name: about for section in SECTIONS.values() for name, about in section.items()}

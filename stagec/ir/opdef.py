@@ -330,7 +330,7 @@ class Registry:
 
     def suggest(self, name: str) -> str:
         """A remedy for an unknown op."""
-        return did_you_mean(name, self._ops) or "see 'stagec ops' or docs/ops.md for the known ops"
+        return did_you_mean(name, self._ops) or "'stagec ops' lists the ops"
 
 
 def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str, Expr]:

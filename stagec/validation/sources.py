@@ -121,6 +121,11 @@ def validation_sources(*, steps: bool) -> list[ValidationSource]:
     return [source for source in sources if bool(source.text.steps) == steps]
 
 
+def has_sources() -> bool:
+    """Whether a package or a checkout brings any. Raises `DiagnosticError` for a broken package."""
+    return bool(_folders())
+
+
 def _folders() -> list[Path]:
     """Where packages have their sources, that of stagec first; a checkout is used as it is. Raises
     `DiagnosticError` for a package that is not there."""

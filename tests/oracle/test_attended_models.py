@@ -104,7 +104,7 @@ def projected(x: Array, p: Params, name: str) -> Array:
 
 def experts_of(token: int, count: int) -> list[int]:
     """The experts of a token, of four. The numeric reference of the router takes these whatever the
-    scores are, so that the load is balanced (docs/decisions/015-balanced-experts.md)."""
+    scores are, so that the load is balanced (docs/decisions/experts.md#015)."""
     return [(token * count + n) % 4 for n in range(count)]
 
 

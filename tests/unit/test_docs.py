@@ -171,7 +171,7 @@ VALIDATES = "stagec validate"
 LARGE = [
     f"docs/{name}.md"
     for name in (
-        *("consumers", "memory", "models", "scale", "search"),
+        *("commands", "consumers", "gallery", "memory", "models", "scale", "search"),
         *("serving", "serving-steps", "strategies", "studies"),
     )
 ]
@@ -302,8 +302,53 @@ def test_links_lead_somewhere(page: Path) -> None:
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{name_of(page)}: {target}"
         if heading:
-            found = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)
-            assert heading in map(markup.anchor, found), f"{name_of(page)}: {target}"
+            assert heading in anchors(there), f"{name_of(page)}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a page may name: its headings, and the anchors that it states."""
+    text = page.read_text(encoding="utf-8")
+    return {
+        *map(markup.anchor, re.findall(r"^#+ (.*)$", text, re.M)),
+        *re.findall(r'^<a id="([^"]+)"></a>$', text, re.M),
+    }
+
+
+DECISIONS = ROOT / "docs" / "decisions"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    """Sections of the topic pages stand in the index; a record of its own has a free number."""
+    index = (DECISIONS / "README.md").read_text(encoding="utf-8")
+    sections = [
+        f"{page.name}#{anchor}"
+        for page in sorted(DECISIONS.glob("[a-z]*.md"))
+        for anchor in re.findall(r'^<a id="(\d{3}[^"]*)"></a>$', page.read_text("utf-8"), re.M)
+    ]
+    assert sorted(re.findall(r"\(([a-z-]+\.md#[^)]+)\)", index)) == sorted(sections)
+    folded = {section.partition("#")[2] for section in sections}
+    assert not [p.name for p in DECISIONS.glob("[0-9]*.md") if p.name[:3] in folded]
+
+
+def test_decisions_that_code_names_are_there() -> None:
+    """Docstrings, comments and texts name a decision by its page and section."""
+    rooms = ("ir_spec", "passes", "stagec", "tests", "tools", "validation")
+    files = [f for room in rooms for f in (ROOT / room).rglob("*.*") if f.suffix in SOURCES]
+    named = [
+        (f, *match)
+        for f in files
+        for match in re.findall(
+            r"docs/decisions/([\w-]+\.md)(?:#(\d{3}))?", f.read_text("utf-8", "replace")
+        )
+    ]
+    assert named
+    for file, page, section in named:
+        there = DECISIONS / page
+        assert there.exists(), f"{name_of(file)}: {page}"
+        assert not section or section in anchors(there), f"{name_of(file)}: {page}#{section}"
+
+
+SOURCES = (".py", ".toml", ".stg", ".js", ".pxd")
 
 
 _FILE = re.compile(r"`((?:stagec|passes|ir_spec|tests|tools|docs|validation)/[\w./-]+)`")

@@ -377,8 +377,8 @@ def test_records_of_others_are_no_program(change: dict[str, Any]) -> None:
         read(bad)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/consumers.md"])
-def test_a_page_has_a_row_for_each_format(page: str) -> None:
-    rows = re.findall(r"^\| (`[^|]*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.M)
+def test_the_page_of_consumers_has_a_row_for_each_format() -> None:
+    page = (ROOT / "docs" / "consumers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*?) \|", page, re.M)
     named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
     assert set(BUILTIN) <= named

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from stagec.driver.cli import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"stagec": "stagec", "stagec.passes": "passes", "stagec.ir_spec": "ir_spec"}
 SHIPPED = {
@@ -110,11 +112,24 @@ def test_every_room_of_the_disk_stands_in_the_table() -> None:
     assert named == sorted(named, key=lambda room: -depth[room])
 
 
-def test_the_readme_lists_every_page() -> None:
+def test_the_index_lists_every_page() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {"index.md", *re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", text)}
+    assert listed == {p.name for p in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {p.name for p in (ROOT / "docs").glob("*.md")} <= set(
-        re.findall(r"\]\(docs/([\w-]+\.md)\)", text.partition("## More")[2])
-    )
+    assert len(text.splitlines()) <= 120
+    pictures = re.findall(r"^!\[.+\]\((.+)\)$", text, re.M)
+    assert pictures
+    assert all((ROOT / picture).exists() for picture in pictures)
+
+
+def test_every_command_stands_in_the_page_of_commands() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    table = text.partition("| command | |")[2].partition("Results go to")[0]
+    assert set(re.findall(r"`stagec (\w+)", table)) == set(COMMANDS)
 
 
 def copied(out: Path) -> Path:
