@@ -13,6 +13,7 @@ from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
 from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
 from stagec.ir_spec.strategy.gradients import GradientsOp
+from stagec.ir_spec.strategy.kernels import KernelsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
@@ -42,6 +43,7 @@ STATEMENTS: tuple[Statement, ...] = (
     TpInputsOp(),
     BlockingOp(),
     FusionOp(),
+    KernelsOp(),
     CapacityOp(),
     ExpertLoadOp(),
     DtypesOp(),

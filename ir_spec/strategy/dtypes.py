@@ -46,6 +46,14 @@ class DtypesRule(Record):
     master: str = _dtype(
         "master", "f32", "The optimizer's copy of the parameters; none: it has no copy.", "none"
     )
+    compute: str = _dtype(
+        "compute",
+        PARAM,
+        "What ZeRO-3 gathers, and computes with: parameters of another type are cast where they "
+        "are gathered (param: as they are).",
+        PARAM,
+        tries=(),
+    )
     moment: str = _dtype("moment", "f32", "The optimizer's moments.", PARAM, tries=())
     fp8: str = parameter(
         "name",
@@ -87,6 +95,11 @@ class DtypesOp(Statement):
 
     Gradients, reductions and moments of type `param` are in that of their parameter, as those of
     `torch.optim` are; with `master = none` the optimizer updates the parameter itself.
+
+    With `compute` what ZeRO-3 shards is of type `param` at rest and in the optimizer, and gathered
+    and computed with in that of `compute`, as by `MixedPrecisionPolicy(param_dtype)` of PyTorch's
+    `fully_shard`: activations have it too, and so have gradients before their reduction. Where
+    ZeRO-3 shards nothing, it says nothing.
 
     With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
     forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. With `block`
