@@ -213,7 +213,8 @@ class AllGather(Collective):
     In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
     that runs back over them (`kept`), which then do not gather it again. A repeat issues its
     gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
-    gather before its microbatches. With `to` each rank casts its part to that element type before
+    gather before its microbatches. With `beside_loss` what the last iteration of forward gathers
+    stays until the loss is there, and backward gathers that of its first iteration before. With `to` each rank casts its part to that element type before
     it sends it: the results have it.
     """
 
@@ -225,6 +226,8 @@ class AllGather(Collective):
         Param("kept", "int", "this many first iterations find it there: nothing is sent"),
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
+        Param("unit", "int", "tells calls apart that are not merged into one"),
+        Param("beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"),
         Param("to", "name", "the element type of the results", choices=tuple(sorted(FLOATS))),
     )
     example = "%y = stg.all_gather[dim = 1, over = tp](%x) : bf16[B@dp, S, D]"

@@ -25,6 +25,7 @@ from stagec.ir_spec.strategy.recompute import RecomputeOp
 from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
+from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
@@ -37,6 +38,7 @@ STATEMENTS: tuple[Statement, ...] = (
     ExchangeOp(),
     RingOp(),
     ShardParamsOp(),
+    ShardUnitsOp(),
     MicrobatchesOp(),
     PipelineOp(),
     GatherOp(),

@@ -19,6 +19,8 @@ from stagec.ir_spec.strategy.statement import (
 DTYPES = ("f32", "bf16", "f16")
 #: The type of the parameter that a gradient or a moment is of.
 PARAM = "param"
+#: The type that parameters are gathered and computed with in.
+COMPUTE = "compute"
 
 
 FP8 = ("hybrid", "e4m3", "block")
@@ -42,7 +44,7 @@ class DtypesRule(Record):
 
     param: str = _dtype("param", "bf16", "Parameters and activations.")
     grad: str = _dtype("grad", "f32", "Gradients; param: in the type of their parameter.", PARAM)
-    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.", PARAM)
+    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.", PARAM, COMPUTE)
     master: str = _dtype(
         "master", "f32", "The optimizer's copy of the parameters; none: it has no copy.", "none"
     )
@@ -89,12 +91,24 @@ def of_parameter(said: str, param: str) -> str:
     return param if said == PARAM else said
 
 
+def computed_in(dtypes: DtypesRule, zero: int, param: str) -> str:
+    """The element type in which parameters of type `param` are computed with at a stage of ZeRO."""
+    return of_parameter(dtypes.compute, param) if zero >= 3 else param
+
+
+def on_the_wire(dtypes: DtypesRule, zero: int, param: str) -> str:
+    """The element type in which gradients of parameters of type `param` are reduced."""
+    if dtypes.reduce == COMPUTE:
+        return computed_in(dtypes, zero, param)
+    return of_parameter(dtypes.reduce, param)
+
+
 class DtypesOp(Statement):
     """Element types: of parameters and activations, gradients, reductions on the wire, the master
     copy, moments.
 
     Gradients, reductions and moments of type `param` are in that of their parameter, as those of
-    `torch.optim` are; with `master = none` the optimizer updates the parameter itself.
+    `torch.optim` are, reductions of type `compute` in that of `compute`; with `master = none` the optimizer updates the parameter itself.
 
     With `compute` what ZeRO-3 shards is of type `param` at rest and in the optimizer, and gathered
     and computed with in that of `compute`, as by `MixedPrecisionPolicy(param_dtype)` of PyTorch's

@@ -21,7 +21,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.traits import Repeats
-from stagec.ir_spec.strategy.dtypes import of_parameter
+from stagec.ir_spec.strategy.dtypes import computed_in
 
 #: The 16-bit type that models are written in.
 WRITTEN = "bf16"
@@ -70,8 +70,7 @@ class SetElementTypes(Pass):
 
 def _compute(strategy: Strategy) -> str:
     """The element type of activations."""
-    dtypes = strategy.dtypes
-    return of_parameter(dtypes.compute, dtypes.param) if strategy.zero >= 3 else dtypes.param
+    return computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param)
 
 
 def set_element_type(module: Module, dtype: str) -> None:
