@@ -46,6 +46,7 @@ from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.shapes.inline import Inline
 from stagec.passes.strategy.add_lora import AddLora
+from stagec.passes.strategy.autocast import Autocast
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
 from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
 from stagec.passes.strategy.expand_kernels import ExpandKernels
@@ -78,6 +79,7 @@ PLUGIN = Plugin(
         SetElementTypes,
         ExpandKernels,
         ExpandLoss,
+        Autocast,
         InsertFp8Casts,
         CopyExperts,
         QuantizeWeights,
@@ -122,7 +124,7 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
-        "expand-kernels,expand-loss,"
+        "expand-kernels,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

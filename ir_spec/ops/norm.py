@@ -25,7 +25,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
-from stagec.ir.traits import Fusible, Trait
+from stagec.ir.traits import Fusible, Trait, Wide
 from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 from stagec.support.diagnostics import error
@@ -290,6 +290,7 @@ class LayerNorm(NormBase):
     """
 
     name = "stg.layernorm"
+    traits = (Fusible(rows=True), Wide())
     operands = ("x", "scale, bias and sums*")
     full = 2
     sums = 2
@@ -361,6 +362,7 @@ class Softmax(RowOp):
     """
 
     name = "stg.softmax"
+    traits = (Fusible(rows=True), Wide())
     operands = ("x", "statistics*")
     params = (
         Param("causal", "flag", "mask the future"),

@@ -3,6 +3,7 @@ its text. A file each; `STATEMENTS` lists them."""
 
 from __future__ import annotations
 
+from stagec.ir_spec.strategy.autocast import AutocastOp
 from stagec.ir_spec.strategy.blocking import BlockingOp
 from stagec.ir_spec.strategy.bucket import BucketOp
 from stagec.ir_spec.strategy.capacity import CapacityOp
@@ -49,6 +50,7 @@ STATEMENTS: tuple[Statement, ...] = (
     CapacityOp(),
     ExpertLoadOp(),
     DtypesOp(),
+    AutocastOp(),
     BucketOp(),
     RecomputeOp(),
     OffloadOp(),

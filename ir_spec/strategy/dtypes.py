@@ -136,6 +136,8 @@ class DtypesOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
+        if request["autocast"] and types["param"] == "bf16":
+            types["param"] = "f32"  # which autocast casts
         found = {**types, **self.flag_values(request)}
         if "fp8" not in found:
             found.pop("scaling", None)  # it has no effect
