@@ -24,6 +24,7 @@ from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
 from stagec.passes.partition.reshard_parameters import ReshardParameters
+from stagec.passes.partition.shard_units import ShardUnits
 from stagec.passes.parts.connect_parts import ConnectParts
 from stagec.passes.parts.cut_part import CutPart
 from stagec.passes.parts.run_ahead import RunAhead
@@ -45,8 +46,10 @@ from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.shapes.inline import Inline
 from stagec.passes.strategy.add_lora import AddLora
+from stagec.passes.strategy.autocast import Autocast
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
 from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
+from stagec.passes.strategy.expand_kernels import ExpandKernels
 from stagec.passes.strategy.expand_loss import ExpandLoss
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
 from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
@@ -74,7 +77,9 @@ PLUGIN = Plugin(
         NormalizeStrategy,
         AddLora,
         SetElementTypes,
+        ExpandKernels,
         ExpandLoss,
+        Autocast,
         InsertFp8Casts,
         CopyExperts,
         QuantizeWeights,
@@ -94,6 +99,7 @@ PLUGIN = Plugin(
         HoistReductions,
         NarrowCollectives,
         KeepGatheredParameters,
+        ShardUnits,
         RecordExpertRows,
         SplitWeightGradients,
         SplitStages,
@@ -118,12 +124,12 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
-        "expand-loss,"
+        "expand-kernels,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,insert-collectives,hoist-reductions,narrow-collectives,"
-        "keep-gathered-parameters,record-expert-rows",
+        "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
         "units": "coalesce-collectives,reshard-parameters,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",

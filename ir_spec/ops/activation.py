@@ -15,6 +15,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
+from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import (
     Elementwise,
     derive,
@@ -127,6 +128,7 @@ class Exp(Elementwise):
     """e to the power of x, one FLOP per element."""
 
     name = "stg.exp"
+    traits = (Fusible(), Wide())
     example = "%y = stg.exp(%x) : bf16[B]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
@@ -141,6 +143,7 @@ class Power(Elementwise):
     per element. Of negative x only whole powers are defined."""
 
     name = "stg.power"
+    traits = (Fusible(), Wide())
     params = (Param("exponent", "ratio", "the power", required=True),)
     example = "%y = stg.power[exponent = 1/2](%x) : bf16[B]"
 
@@ -162,6 +165,7 @@ class Softplus(Elementwise):
     """log(1 + exp(x)), 3 FLOPs per element; minus the logarithm of the sigmoid of -x."""
 
     name = "stg.softplus"
+    traits = (Fusible(), Wide())
     flops_per_point = 3
     example = "%y = stg.softplus(%x) : bf16[B]"
 

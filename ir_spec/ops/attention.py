@@ -158,11 +158,9 @@ class AttentionGrad(_Flash):
     )
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        """Those of the operands that they are gradients of; of packed or plain keys that of dy."""
+        """Those of the operands that they are gradients of."""
         count = len(self.rule_results(op))
-        plain = count - sum(name != "selected" for name in further(op))
-        own = [v.tensor.dtype for v in op.operands[3 + plain : 3 + count]]
-        return [op.operands[0].tensor.dtype] * plain + own
+        return [v.tensor.dtype for v in op.operands[3 : 3 + count]]
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         if "s" in special:

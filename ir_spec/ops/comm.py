@@ -20,7 +20,7 @@ from stagec.ir.expr import Expr, evaluate, total
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import View
-from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type
+from stagec.ir.types import FLOATS, AxisUse, Dim, Partial, TensorType, Type
 from stagec.support.diagnostics import error
 
 #: The local results of one group from its local operands.
@@ -213,7 +213,9 @@ class AllGather(Collective):
     In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
     that runs back over them (`kept`), which then do not gather it again. A repeat issues its
     gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
-    gather before its microbatches.
+    gather before its microbatches. With `beside_loss` what the last iteration of forward gathers
+    stays until the loss is there, and backward gathers that of its first iteration before. With `to` each rank casts its part to that element type before
+    it sends it: the results have it.
     """
 
     name = "stg.all_gather"
@@ -224,15 +226,19 @@ class AllGather(Collective):
         Param("kept", "int", "this many first iterations find it there: nothing is sent"),
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
+        Param("unit", "int", "tells calls apart that are not merged into one"),
+        Param("beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"),
+        Param("to", "name", "the element type of the results", choices=tuple(sorted(FLOATS))),
     )
     example = "%y = stg.all_gather[dim = 1, over = tp](%x) : bf16[B@dp, S, D]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         d = operand_dim(op, index)
-        return _with_dim(type_, d, _unsplit(type_.dims[d], op.names("over")))
+        whole = _with_dim(type_, d, _unsplit(type_.dims[d], op.names("over")))
+        return replace(whole, dtype=op.text("to")) if "to" in op.attrs else whole
 
     def fold(self, op: Operation) -> Value | None:
-        return _undone(op, AllSlice)
+        return None if "to" in op.attrs else _undone(op, AllSlice)
 
     def buffer(self, op: Operation) -> Expr:
         return total(v.tensor.local_bytes for v in op.results)

@@ -343,13 +343,17 @@ def _factor(op: Operation) -> Expr:
 
 class Cast(Elementwise):
     """Changes the element type; no FLOPs, only bytes. Partial sums pass: they are reduced in the
-    new type. To and from i8 it is with one scale for all, which is not counted."""
+    new type. To and from i8 it is with one scale for all, which is not counted. With `again`
+    backward casts once more where it uses the result: it is not kept."""
 
     name = "stg.cast"
     traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
     flops_per_point = 0
     linear = True
-    params = (Param("to", "name", "the element type", required=True, positional=True),)
+    params = (
+        Param("to", "name", "the element type", required=True, positional=True),
+        Param("again", "flag", "backward casts the value again"),
+    )
     example = "%y = stg.cast[f32](%x) : f32[B]"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
@@ -367,7 +371,7 @@ class Cast(Elementwise):
         to = op.operands[0].tensor.dtype
         if present(grads[0]).tensor.dtype == to:
             return grads
-        return gradients(b, op, grads, {"to": to}, by="stg.cast")
+        return gradients(b, op, grads, {"to": to, "again": False}, by="stg.cast")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]

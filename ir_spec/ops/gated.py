@@ -5,13 +5,13 @@ Dimension 1, of size 2, holds gate and up. Backward computes from them again; on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
@@ -59,6 +59,20 @@ class Gated(OpDef):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, [*grads, *op.operands])
+
+    def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
+        """The op that is applied to the gate, with its attributes; None if there is no such op."""
+        raise NotImplementedError
+
+    def eager(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+        """`act_fn(gate) * up`, as `LlamaMLP` of transformers and torchtitan's `FeedForward`."""
+        if (activation := self.activation(op)) is None:
+            return None
+        (x,), (name, attrs) = op.operands, activation
+        names = [f"{x.name}_gate", f"{x.name}_up"]
+        gate, up = b.op("stg.unbind", [x], {"dim": 1, "count": 2}, names=names).results
+        act = b.value(name, [gate], attrs, hint=f"{x.name}_act")
+        return [b.value("stg.mul", [act, up], hint=op.result.name)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         gate, up = _clamped(op, args[0])
@@ -121,6 +135,9 @@ class Swiglu(Gated):
     def curve(self, op: Operation) -> PointFunction:
         return swish(_ratio(op, "slope", 1), 3, 7)
 
+    def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
+        return None if {"slope", "limit", "shift"} & op.attrs.keys() else ("stg.silu", {})
+
     def more(self, op: Operation) -> int:
         costs = (("slope", 1), ("limit", 3), ("shift", 1))
         return sum(cost for name, cost in costs if name in op.attrs)
@@ -136,3 +153,6 @@ class Geglu(Gated):
 
     def curve(self, op: Operation) -> PointFunction:
         return GELU[op.text("form", FORM.default)]
+
+    def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
+        return "stg.gelu", {n: v for n, v in op.attrs.items() if n == FORM.name}

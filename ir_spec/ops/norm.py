@@ -25,7 +25,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
-from stagec.ir.traits import Fusible, Trait
+from stagec.ir.traits import Fusible, Trait, Wide
 from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 from stagec.support.diagnostics import error
@@ -97,6 +97,12 @@ def _dot(b: Builder, x: Value, y: Value, hint: str) -> Value:
     row = letters(x.tensor.rank)
     spec = Quoted(f"{row},{row}->{row[:-1]}")
     return b.value("stg.einsum", [x, y], {"spec": spec, "to": "f32"}, hint=hint)
+
+
+def _cast(b: Builder, x: Value, to: str) -> Value:
+    """x in an element type, x itself if it has that."""
+    same = x.tensor.dtype == to
+    return x if same else b.value("stg.cast", [x], {"to": to}, hint=f"{x.name}_{to}")
 
 
 def _sum(b: Builder, x: Value, hint: str) -> Value:
@@ -211,6 +217,27 @@ class RmsNorm(NormBase):
     costs = (4, 2)
     example = "%n = stg.rmsnorm(%h, %g) : bf16[B, S, D]"
 
+    def eager(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+        """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
+        is applied in fp32, as in `Gemma3RMSNorm`."""
+        x, w = op.operands[0], self.scale(op)
+        dtype, name = x.tensor.dtype, op.result.name
+        row, wide = letters(x.tensor.rank), _cast(b, x, "f32")
+        given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
+        plain: dict[str, RawAttr] = {"affine": "none", **given}
+        y = b.value(self.name, [wide], plain, hint=f"{name}_hat")
+        if w is None:
+            return [_cast(b, y, dtype)]
+        if zero_centered := op.flag("zero_centered"):
+            one = b.value("stg.constant", attrs={"value": 1}, hint=f"{name}_one")
+            spec = {"spec": Quoted(f"{row[-1:]},->{row[-1:]}")}
+            w = b.value("stg.add", [_cast(b, w, "f32"), one], spec, hint=f"{name}_scale")
+        else:
+            y = _cast(b, y, dtype)
+        spec = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+        y = b.value("stg.einsum", [y, w], spec, hint=f"{name}_wide" if zero_centered else name)
+        return [_cast(b, y, dtype)]
+
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         x = op.operands[0]
         return _together(b, [_dot(b, x, x, f"{x.name}_squares")], over)
@@ -263,6 +290,7 @@ class LayerNorm(NormBase):
     """
 
     name = "stg.layernorm"
+    traits = (Fusible(rows=True), Wide())
     operands = ("x", "scale, bias and sums*")
     full = 2
     sums = 2
@@ -334,6 +362,7 @@ class Softmax(RowOp):
     """
 
     name = "stg.softmax"
+    traits = (Fusible(rows=True), Wide())
     operands = ("x", "statistics*")
     params = (
         Param("causal", "flag", "mask the future"),

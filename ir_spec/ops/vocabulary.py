@@ -14,6 +14,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import letters
+from stagec.ir.traits import Wide
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.norm import rsqrt_scale
 
@@ -80,6 +81,7 @@ class CrossEntropy(OpDef):
     """
 
     name = "stg.cross_entropy"
+    traits = (Wide(),)
     operands = ("logits", "labels")
     results = ("loss", "lse?")
     params = (_MEAN,)
@@ -151,6 +153,7 @@ class LogSoftmax(OpDef):
     """x - logsumexp(x) over the last dimension, in fp32; 4 FLOPs per element."""
 
     name = "stg.log_softmax"
+    traits = (Wide(),)
     operands = ("x",)
     index = IndexRule("...v->...v", whole="v")
     element_types = ("f32",)
@@ -183,6 +186,7 @@ class NllLoss(OpDef):
     """Mean of the negative log-probabilities that the labels name; 1 FLOP per token."""
 
     name = "stg.nll_loss"
+    traits = (Wide(),)
     operands = ("logp", "labels")
     params = (_MEAN,)
     index = IndexRule("...v,...->", whole="v")

@@ -3,6 +3,7 @@ its text. A file each; `STATEMENTS` lists them."""
 
 from __future__ import annotations
 
+from stagec.ir_spec.strategy.autocast import AutocastOp
 from stagec.ir_spec.strategy.blocking import BlockingOp
 from stagec.ir_spec.strategy.bucket import BucketOp
 from stagec.ir_spec.strategy.capacity import CapacityOp
@@ -13,6 +14,7 @@ from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
 from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
 from stagec.ir_spec.strategy.gradients import GradientsOp
+from stagec.ir_spec.strategy.kernels import KernelsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
@@ -24,6 +26,7 @@ from stagec.ir_spec.strategy.recompute import RecomputeOp
 from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
+from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
@@ -36,15 +39,18 @@ STATEMENTS: tuple[Statement, ...] = (
     ExchangeOp(),
     RingOp(),
     ShardParamsOp(),
+    ShardUnitsOp(),
     MicrobatchesOp(),
     PipelineOp(),
     GatherOp(),
     TpInputsOp(),
     BlockingOp(),
     FusionOp(),
+    KernelsOp(),
     CapacityOp(),
     ExpertLoadOp(),
     DtypesOp(),
+    AutocastOp(),
     BucketOp(),
     RecomputeOp(),
     OffloadOp(),

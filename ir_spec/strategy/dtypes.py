@@ -19,6 +19,8 @@ from stagec.ir_spec.strategy.statement import (
 DTYPES = ("f32", "bf16", "f16")
 #: The type of the parameter that a gradient or a moment is of.
 PARAM = "param"
+#: The type that parameters are gathered and computed with in.
+COMPUTE = "compute"
 
 
 FP8 = ("hybrid", "e4m3", "block")
@@ -42,9 +44,17 @@ class DtypesRule(Record):
 
     param: str = _dtype("param", "bf16", "Parameters and activations.")
     grad: str = _dtype("grad", "f32", "Gradients; param: in the type of their parameter.", PARAM)
-    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.", PARAM)
+    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.", PARAM, COMPUTE)
     master: str = _dtype(
         "master", "f32", "The optimizer's copy of the parameters; none: it has no copy.", "none"
+    )
+    compute: str = _dtype(
+        "compute",
+        PARAM,
+        "What ZeRO-3 gathers, and computes with: parameters of another type are cast where they "
+        "are gathered (param: as they are).",
+        PARAM,
+        tries=(),
     )
     moment: str = _dtype("moment", "f32", "The optimizer's moments.", PARAM, tries=())
     fp8: str = parameter(
@@ -81,12 +91,29 @@ def of_parameter(said: str, param: str) -> str:
     return param if said == PARAM else said
 
 
+def computed_in(dtypes: DtypesRule, zero: int, param: str) -> str:
+    """The element type in which parameters of type `param` are computed with at a stage of ZeRO."""
+    return of_parameter(dtypes.compute, param) if zero >= 3 else param
+
+
+def on_the_wire(dtypes: DtypesRule, zero: int, param: str) -> str:
+    """The element type in which gradients of parameters of type `param` are reduced."""
+    if dtypes.reduce == COMPUTE:
+        return computed_in(dtypes, zero, param)
+    return of_parameter(dtypes.reduce, param)
+
+
 class DtypesOp(Statement):
     """Element types: of parameters and activations, gradients, reductions on the wire, the master
     copy, moments.
 
     Gradients, reductions and moments of type `param` are in that of their parameter, as those of
-    `torch.optim` are; with `master = none` the optimizer updates the parameter itself.
+    `torch.optim` are, reductions of type `compute` in that of `compute`; with `master = none` the optimizer updates the parameter itself.
+
+    With `compute` what ZeRO-3 shards is of type `param` at rest and in the optimizer, and gathered
+    and computed with in that of `compute`, as by `MixedPrecisionPolicy(param_dtype)` of PyTorch's
+    `fully_shard`: activations have it too, and so have gradients before their reduction. Where
+    ZeRO-3 shards nothing, it says nothing.
 
     With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
     forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. With `block`
@@ -109,6 +136,8 @@ class DtypesOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
+        if request["autocast"] and types["param"] == "bf16":
+            types["param"] = "f32"  # which autocast casts
         found = {**types, **self.flag_values(request)}
         if "fp8" not in found:
             found.pop("scaling", None)  # it has no effect

@@ -51,10 +51,10 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.traits import Accumulates, BeginsBackward
+from stagec.ir.traits import Accumulates, BeginsBackward, Recasts
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
-from stagec.ir_spec.strategy.dtypes import of_parameter
+from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over, pin_again
@@ -200,12 +200,16 @@ class _TrainingStep:
         the stream of computations."""
         dtypes, at = self._strategy.dtypes, _where_made(b, [grad])
         if self.reduces_inside():
-            wire = _cast(at, grad, of_parameter(dtypes.reduce, param.tensor.dtype))
+            wire = _cast(at, grad, self._wire(param))
             return self._reduced(b, wire, param, sliced=sliced)
         if not self._accumulates:
-            return _cast(at, grad, of_parameter(dtypes.reduce, param.tensor.dtype))
+            return _cast(at, grad, self._wire(param))
         to = of_parameter(dtypes.grad, param.tensor.dtype)
         return at.value("stg.accumulate_grad", [grad], {"to": to}, hint=f"{grad.name}_sum")
+
+    def _wire(self, param: Value) -> str:
+        """The element type in which the gradient of a parameter is reduced."""
+        return on_the_wire(self._strategy.dtypes, self._strategy.zero, param.tensor.dtype)
 
     def _finish(
         self, tape: _Tape, param: Value, region: Region, wrapped: Operation | None
@@ -238,7 +242,7 @@ class _TrainingStep:
         dtypes = self._strategy.dtypes
         loc, phase = b.loc, b.phase
         b.loc, b.phase = made_by(PASS, param.loc), "gradient"
-        wire = _cast(b, grad, of_parameter(dtypes.reduce, param.tensor.dtype))
+        wire = _cast(b, grad, self._wire(param))
         place = self._placement.gradient(param)
         place = replace(place.sliced() if sliced else place.inner, dtype=wire.tensor.dtype)
         final = b.value("stg.gradient", [wire], type=place, hint=param.prefixed("g_"))
@@ -411,6 +415,10 @@ def _where_made(b: Builder, values: Sequence[Value]) -> Builder:
 
 
 def _cast(b: Builder, value: Value, dtype: str) -> Value:
+    """The value in an element type: what a cast that widened it was given, if it is of that."""
     if value.tensor.dtype == dtype:
         return value
+    made = value.producer
+    if made is not None and made.has(Recasts) and made.operands[0].tensor.dtype == dtype:
+        return made.operands[0]
     return b.value("stg.cast", [value], {"to": dtype}, hint=f"{value.name}_{dtype}")

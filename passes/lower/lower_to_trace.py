@@ -366,7 +366,7 @@ class _Lowering:
             "kind": op.name.partition(".")[2],
             "group": op.names("over"),
             "bytes": definition.buffer(op),
-            "dtype": op.operands[0].tensor.dtype,
+            "dtype": op.results[0].tensor.dtype,
         }
         if "pairs" in op.attrs:
             attrs["pairs"] = op.text("pairs")

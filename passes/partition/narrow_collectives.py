@@ -14,7 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Value, is_parameter
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Value,
+    is_parameter,
+    read_strategy,
+)
 from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllGather, AllToAll
@@ -26,7 +35,8 @@ _MOVES = (AllGather, AllToAll)
 class NarrowCollectives(Pass):
     """Swap a gather or an exchange with a cast if fewer bytes move then.
 
-    A parameter is gathered before it is cast: what is gathered is kept whole.
+    A parameter is gathered before it is cast: what is gathered is kept whole. To the type of
+    `stg.dtypes[compute]` the gather casts itself, each rank its part.
 
     Before:
         stg.func @f(%x: f32[B, D@tp]) {
@@ -51,11 +61,14 @@ class NarrowCollectives(Pass):
 
 def narrow_collectives(module: Module) -> None:
     """Swap moves and casts if fewer bytes move then, or if a parameter itself moves."""
+    compute = read_strategy(module).dtypes.compute
     every = (op for op in module.main.body.walk() if isinstance(op.definition, _MOVES))
     moves = [op for op in every if len(op.results) == 1]
     for op in moves:
         before = op.operands[0].producer
-        if before is not None and _moves_first(before):
+        if before is not None and before.text("to") == compute and _is_cast_weight(before, op):
+            _cast_within(before, op)
+        elif before is not None and _moves_first(before):
             _cast_after(module, before, op)
     for op in reversed(moves):
         after = _only_user(op.result)
@@ -77,6 +90,12 @@ def _moves_first(cast: Operation) -> bool:
     return DTYPE_BYTES[types[0]] < DTYPE_BYTES[types[1]] or (
         _narrows(cast) and _is_weight(cast.operands[0])
     )
+
+
+def _is_cast_weight(cast: Operation, move: Operation) -> bool:
+    """Whether a gather is of a parameter that is cast."""
+    gathers = isinstance(move.definition, AllGather)
+    return gathers and cast.has(Recasts) and is_parameter(cast.operands[0])
 
 
 def _only_user(value: Value) -> Operation | None:
@@ -101,6 +120,14 @@ def _cast_before(module: Module, move: Operation, cast: Operation) -> None:
     moved.type = replace(moved.tensor, dtype=dtype)
     cast.result.replace_with(moved)
     cast.erase()
+
+
+def _cast_within(cast: Operation, move: Operation) -> None:
+    """The gather of a parameter gives what the cast before it gives."""
+    move.set_operand(0, cast.operands[0])
+    move.attrs["to"] = cast.text("to")
+    if not cast.result.uses:
+        cast.erase()
 
 
 def _cast_after(module: Module, cast: Operation, move: Operation) -> None:

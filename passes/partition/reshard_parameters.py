@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from stagec.api import Module, Pass, Phase, Region, Value
 from stagec.ir.traits import Terminates
+from stagec.ir_spec.ops.layout import Reshard
 from stagec.passes.partition.reshards import reshard_behind
 from stagec.sharding.gathers import gathers_of
 
@@ -18,7 +19,7 @@ from stagec.sharding.gathers import gathers_of
 class ReshardParameters(Pass):
     """Drop what the gathers of parameters in a region give, all results of a call together.
 
-    What the region hands on is not dropped.
+    What the region hands on, or drops itself, is not dropped.
 
     Before:
         stg.func @f(%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {
@@ -56,4 +57,5 @@ def _reshard_units(module: Module, region: Region) -> None:
 
 
 def _is_handed_on(value: Value) -> bool:
-    return any(user.has(Terminates) for user, _ in value.uses)
+    drops = (user.has(Terminates) or isinstance(user.definition, Reshard) for user, _ in value.uses)
+    return any(drops)

@@ -1,10 +1,27 @@
-"""set-element-types: the model's 16-bit type becomes the one that the strategy chooses."""
+"""set-element-types: the model's 16-bit type becomes those that the strategy chooses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagec.api import Module, Pass, Phase, TensorType, Type, read_strategy
+from stagec.api import (
+    Builder,
+    Loc,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Strategy,
+    TensorType,
+    Type,
+    Value,
+    is_parameter,
+    made_by,
+    read_strategy,
+)
+from stagec.ir.traits import Repeats
+from stagec.ir_spec.strategy.dtypes import computed_in
 
 #: The 16-bit type that models are written in.
 WRITTEN = "bf16"
@@ -14,7 +31,9 @@ WRITTEN = "bf16"
 class SetElementTypes(Pass):
     """Give parameters and activations the element type of `stg.dtypes[param = ...]`.
 
-    What the model writes in bf16 gets that type; what it writes in f32 stays.
+    What the model writes in bf16 gets that type; what it writes in f32 stays. If ZeRO-3 shards
+    parameters and `compute` names another type, activations get that, and each parameter is cast to
+    it where it is used; in a repeat `again` in backward.
 
     Before:
         stg.strategy @s {
@@ -38,10 +57,20 @@ class SetElementTypes(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).dtypes.param != WRITTEN
+        return {_compute(read_strategy(module)), read_strategy(module).dtypes.param} != {WRITTEN}
 
     def run(self, module: Module) -> None:
-        set_element_type(module, read_strategy(module).dtypes.param)
+        strategy = read_strategy(module)
+        compute, param = _compute(strategy), strategy.dtypes.param
+        if compute != WRITTEN:
+            set_element_type(module, compute)
+        if compute != param:
+            cast_parameters(module, compute, param, strategy.dtypes.loc)
+
+
+def _compute(strategy: Strategy) -> str:
+    """The element type of activations."""
+    return computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param)
 
 
 def set_element_type(module: Module, dtype: str) -> None:
@@ -49,15 +78,45 @@ def set_element_type(module: Module, dtype: str) -> None:
     body = module.main.body
     for value in body.values():
         if value.type is not None:
-            value.type = _with_dtype(value.type, dtype)
-    body.returns = tuple(_with_dtype(t, dtype) for t in body.returns)
+            value.type = _with_dtype(value.type, WRITTEN, dtype)
+    body.returns = tuple(_with_dtype(t, WRITTEN, dtype) for t in body.returns)
     for op in body.walk():
         for name in ("to", "dtype"):
             if op.attrs.get(name) == WRITTEN:
                 op.attrs[name] = dtype
 
 
-def _with_dtype(type_: Type, dtype: str) -> Type:
-    if isinstance(type_, TensorType) and type_.dtype == WRITTEN:
-        return replace(type_, dtype=dtype)
+def cast_parameters(module: Module, compute: str, rest: str, loc: Loc) -> None:
+    """Give parameters of type `compute` the type `rest`, and their users casts of them, in
+    place."""
+    for region in (module.main.body, *(op.body for op in module.main.body.walk() if op.region)):
+        for param in [v for v in region.args if is_parameter(v) and v.tensor.dtype == compute]:
+            _cast_users(module, region, param, compute, loc)
+            param.type = _with_dtype(param.tensor, compute, rest)
+
+
+def _cast_users(module: Module, region: Region, param: Value, compute: str, loc: Loc) -> None:
+    """Give the users of a parameter in its region a cast of it; what binds it takes it as it is."""
+    users = [(user, index) for user, index in param.uses if user.region is None]
+    if not users:
+        return
+    first = min((_outermost(user, region) for user, _ in users), key=Operation.position)
+    b = Builder.before(module.registry, first, loc=made_by(SetElementTypes.name, loc))
+    attrs = {"to": compute, **({"again": True} if region.owner.has(Repeats) else {})}
+    type_ = replace(param.tensor.inner, dtype=compute, role="")
+    cast = b.value("stg.cast", [param], attrs, type=type_, hint=f"{param.name}_{compute}")
+    for user, index in users:
+        user.set_operand(index, cast)
+
+
+def _outermost(op: Operation, region: Region) -> Operation:
+    """The operation of the region itself that contains this one."""
+    while op.parent is not None and op.parent is not region:
+        op = op.parent.owner
+    return op
+
+
+def _with_dtype(type_: Type, old: str, new: str) -> Type:
+    if isinstance(type_, TensorType) and type_.dtype == old:
+        return replace(type_, dtype=new)
     return type_

@@ -214,6 +214,14 @@ class OpDef:
             remedy="define 'grad' in its op definition, or keep it off the path to the loss",
         )
 
+    # -- operation by operation --------------------------------------------------------------------
+
+    def eager(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+        """Build the operations that PyTorch runs for the op without a compiler, before it; returns
+        the values that replace its results. None: it is one operation there, too. An op that
+        defines it can be named by `stg.kernels`."""
+        return None
+
     # -- serving -----------------------------------------------------------------------------------
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:

@@ -136,6 +136,21 @@ class EndsLifetime(Trait):
 
 
 @dataclass(frozen=True)
+class Wide(Trait):
+    """Autocast computes it in fp32 (the list `fp32` of `torch.autocast`).
+
+    | op                | |
+    |-------------------|-|
+    | `stg.log_softmax` | yes |
+    | `stg.softmax`     | yes |
+    | `stg.layernorm`   | yes |
+    | `stg.power`       | yes |
+    | `stg.rope`        | yes: it multiplies by cosines in fp32 |
+    | `stg.silu`        | no: in the type of its operand |
+    """
+
+
+@dataclass(frozen=True)
 class Recasts(Trait):
     """Its result is operand 0 in another element type.
 

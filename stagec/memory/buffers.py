@@ -79,10 +79,10 @@ class Buffer:
             return "gathered weights"
         if (op.phase == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
             return STASH
-        if isinstance(op.definition, Collective | RecvOp):
-            return "communication"
         if op.phase != "optimizer" and "optimizer" in self.phases:
             return GRADIENTS
+        if isinstance(op.definition, Collective | RecvOp):
+            return "communication"
         phase = "gradient" if "gradient" in self.phases else op.phase
         return _OF_PHASE.get(phase, "activations")
 

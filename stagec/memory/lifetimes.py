@@ -84,6 +84,8 @@ class _Runner:
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         self._sums: dict[Value, Buffer] = {}
+        self._begun: dict[Operation, dict[Value, Ref]] = {}  # of stacks, for their first layer
+        self._last_gathered: Sequence[Ref] = ()  # for the layer that ran last
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
             MAX_PLAN_STEPS,
@@ -95,14 +97,40 @@ class _Runner:
             self._refs[arg] = self._fixed(arg)
 
     def run(self, body: Region) -> None:
-        for step in in_order(body):
-            self._run(step)
+        self._whole_region(in_order(body))
         end = self._step(body.terminator, (), counts=False)
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
         for buffer in self.found.buffers:
             if buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end
+
+    def _whole_region(self, order: Sequence[Operation | LayerStack]) -> None:
+        """All of a function, or of an accumulation. Where the loss stands beside the blocks, the
+        last gather of forward is there until forward ends, the first one of backward when backward
+        begins."""
+        back = next(filter(_is_beside_loss, reversed(order)), None)
+        begins = next((i for i, step in enumerate(order) if _is_backward(step)), len(order))
+        for place, step in enumerate(order):
+            if place == begins and isinstance(back, LayerStack) and _is_backward(back):
+                for ref in self._last_gathered:
+                    self._touch(ref, len(self.found.steps) - 1)
+                self._begin(back)
+            if isinstance(step, Operation) and isinstance(step.definition, ActionOp):
+                self._action(step)
+            else:
+                self._run(step)
+
+    def _begin(self, stack: LayerStack) -> None:
+        """Gather the parameters of the first layer of a stack that comes later."""
+        orders = [self._order(op) for op in stack.members]
+        m = _turns(stack, orders)[0][0]
+        op, gathers = stack.members[m], [o for o in stack.members[m].body.ops if _is_ahead(o)]
+        for gather in gathers:
+            for arg in gather.operands:
+                outer = self._refs[op.operands[arg.index]]
+                self._refs[arg] = _taken(outer, 0, len(orders[m]))
+        self._begun[stack.members[0]] = self._gather(gathers, 0, 0)
 
     def _fixed(self, value: Value) -> Buffer:
         return self._static.setdefault(value, Buffer(value, static=True))
@@ -261,6 +289,9 @@ class _Runner:
         made: list[dict[int, list[Ref]]] = [{} for _ in members]
         ready: list[dict[Value, Ref]] = []
         begun = [0] * len(members)
+        if members[0] in self._begun:
+            ready.append(self._begun.pop(members[0]))
+            begun[turns[0][0]] = 1
         pending: list[_Turn] = []
         for op, refs, order in zip(members, inputs, orders, strict=True):
             for arg, ref in zip(op.body.args[carry:], refs, strict=True):
@@ -289,6 +320,7 @@ class _Runner:
                 pending = []
         if pending:
             self._others(members[-1], pending)
+        self._last_gathered = [*ready[-1].values()] if ready else ()
         for op, found in zip(members, made, strict=True):
             stacks = (tuple(found[p][k] for p in sorted(found)) for k in _stacked(op))
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
@@ -400,11 +432,7 @@ class _Runner:
         if "schedule" in op.attrs:
             self.found.scheduled = number
         self._adds = op.expr("count") != ONE
-        for inner in in_order(region):
-            if isinstance(inner, Operation) and isinstance(inner.definition, ActionOp):
-                self._action(inner)
-            else:
-                self._run(inner)
+        self._whole_region(in_order(region))
         self._adds = False
         end = self._step(op, (), counts=False)
         for buffer in outer:
@@ -456,6 +484,17 @@ def _taken(ref: Ref, position: int, count: int) -> Ref:
         return Together(ref) if isinstance(ref, tuple) else ref
     slot = ref[position]
     return slot[0] if isinstance(slot, Together) else slot
+
+
+def _is_backward(step: Operation | LayerStack) -> bool:
+    op = step.members[0] if isinstance(step, LayerStack) else step
+    return op.phase == "backward"
+
+
+def _is_beside_loss(step: Operation | LayerStack) -> bool:
+    """Whether the loss is computed beside the blocks of a stack."""
+    stack = step.members if isinstance(step, LayerStack) else ()
+    return any(gather.flag("beside_loss") for op in stack for gather in op.body.ops)
 
 
 def _is_ahead(op: Operation) -> bool:

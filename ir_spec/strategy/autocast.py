@@ -1,0 +1,73 @@
+"""Products in 16 bits of a model whose parameters and activations are in 32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class AutocastRule(Record):
+    """Products in 16 bits of a model whose parameters and activations are in 32."""
+
+    on: bool = parameter(
+        "flag",
+        "products cast their operands",
+        flag=Flag(
+            "autocast",
+            "Parameters in fp32; products and attention cast their operands to bf16 where they use "
+            "them, as torch.autocast.",
+            numerics=True,
+        ),
+    )
+    to: str = parameter(
+        "name", "the element type of products", default="bf16", choices=("bf16", "f16")
+    )
+    attention: str = parameter(
+        "name",
+        "cast: attention is a product; given: it takes operands in the types that they have",
+        default="cast",
+        choices=("cast", "given"),
+        flag=Flag(
+            "autocast_attention",
+            "Of --autocast: attention casts its operands as products do, or is an operator of its "
+            "own that autocast does not list, and takes them as they are given.",
+            needs=("autocast",),
+            rare=True,
+        ),
+    )
+
+
+class AutocastOp(Statement):
+    """Parameters and activations are f32, and ops cast where they use them, by the lists of
+    `torch.autocast`: products and attention take operands of this type and give results of it,
+    softmax, layer norms, powers and losses are f32, each other op has the widest type of its
+    operands.
+
+    Without `on` nothing is cast, and the rest says how it would be.
+
+    The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
+    activation is cast by each product that takes it, and backward keeps each of these copies. A
+    product with a packed parameter ([D, 2, F]) is as many products as it packs. Attention that is
+    an operator of its own (`attention = given`) takes queries and keys as their rotation gives
+    them, in f32, and its result has that type.
+    """
+
+    name, record = "stg.autocast", AutocastRule
+    section = Section.KERNELS
+    training = "weights of a server have the element type that it computes with"
+    example = "stg.autocast[on]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if request["autocast"]:
+            yield self.flag_values(request)

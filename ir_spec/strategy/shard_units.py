@@ -1,0 +1,79 @@
+"""Which parameters outside of blocks ZeRO-3 gathers in one call, and how long they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+OUTER = ("root", "ends")
+LOSS = ("outside", "inside")
+
+
+@dataclass(frozen=True)
+class ShardUnitsRule(Record):
+    """Which parameters outside of blocks ZeRO-3 gathers in one call, and how long they stay."""
+
+    outer: str = parameter(
+        "name",
+        "root: one unit; ends: what stands before the blocks, and what stands behind them",
+        default="root",
+        choices=OUTER,
+        flag=Flag(
+            "shard_units",
+            "ZeRO-3: parameters outside of blocks are one unit, gathered from forward to the end "
+            "of backward (root), or those before the blocks and those behind them are two (ends): "
+            "the first is dropped after forward and gathered again for its backward.",
+            rare=True,
+        ),
+    )
+    loss: str = parameter(
+        "name",
+        "inside: the loss is part of what the root unit wraps, so gathers of blocks live beside it",
+        default="outside",
+        choices=LOSS,
+        flag=Flag(
+            "shard_loss",
+            "ZeRO-3: the loss is computed inside the module that is sharded, so what the last "
+            "block gathered is there until the loss is, and backward begins with the gather of "
+            "that block (inside), or behind it (outside).",
+            rare=True,
+        ),
+    )
+
+
+class ShardUnitsOp(Statement):
+    """Of ZeRO-3: the calls of `fully_shard` beside those of the blocks. A block is a unit always.
+
+    `outer = root`: all other parameters are those of the outermost module, gathered before forward
+    and dropped behind backward. `ends`: those that are used before the blocks are a unit, dropped
+    behind their use and gathered again before their backward; those behind the blocks are one that
+    stays from forward to backward, as `fully_shard(tok_embeddings)` and `fully_shard([norm,
+    output])` of torchtitan.
+
+    `loss = inside`: the module computes the loss. FSDP2 frees the last all-gather when the forward
+    of the root ends (`FSDPState._post_forward`) and prefetches the last block when the backward of
+    its output begins (`FSDPParamGroup.pre_backward`), so both are there beside the loss.
+    """
+
+    name, record = "stg.shard_units", ShardUnitsRule
+    section = Section.DATA
+    training = "parameters stay where they are while serving"
+    example = "stg.shard_units[outer = ends]"
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        for flag in self.flags:
+            if request["zero"] < 3 and not flag.is_default(request[flag.name]):
+                message = (
+                    f"{flag.option} {request[flag.name]} is about units of ZeRO-3, found --zero "
+                    f"{request['zero']}"
+                )
+                yield message, "choose --zero 3, or leave it out"

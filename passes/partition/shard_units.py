@@ -1,0 +1,113 @@
+"""shard-units: gathers of parameters outside of blocks become the units that the strategy says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, Region, const, read_strategy
+from stagec.ir.traits import Repeats
+from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
+from stagec.sharding.gathers import gathers_of
+from stagec.sharding.stages import accumulation, pipeline_rule
+
+
+@dataclass(frozen=True)
+class ShardUnits(Pass):
+    """Drop and gather parameters outside of blocks as `stg.shard_units` says.
+
+    With `outer = ends` what is gathered before the blocks is dropped behind its last use there and
+    gathered again in backward, behind the blocks. With `loss = inside` the gathers of the blocks
+    are marked `beside_loss`, for the plan of memory. In a pipeline nothing happens.
+
+    Before:
+        stg.mesh @pod[dp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3]
+          stg.shard_units[loss = inside]
+        }
+        stg.func @f(%x: bf16[B@dp, D], %W: bf16[L, D@dp, D | param]) {
+          %y = stg.repeat[count = L, carry = 1] (%h: bf16[B@dp, D] = %x, %w: bf16[D@dp, D] = %W) {
+            %w_g = stg.all_gather[dim = 0, over = dp](%w) : bf16[D, D | rep]
+            %a = stg.einsum["bd,de->be"](%h, %w_g) : bf16[B@dp, D]
+            stg.yield(%a)
+          } : bf16[B@dp, D]
+          stg.return(%y)
+        }
+    After:
+        stg.mesh @pod[dp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3]
+          stg.shard_units[loss = inside]
+        }
+        stg.func @f(%x: bf16[B@dp, D], %W: bf16[L, D@dp, D | param]) {
+          %y = stg.repeat[count = L, carry = 1] (%h: bf16[B@dp, D] = %x, %w: bf16[D@dp, D] = %W) {
+            %w_g = stg.all_gather[dim = 0, over = dp, beside_loss](%w) : bf16[D, D | rep]
+            %a = stg.einsum["bd,de->be"](%h, %w_g) : bf16[B@dp, D]
+            stg.yield(%a)
+          } : bf16[B@dp, D]
+          stg.return(%y)
+        }
+    """
+
+    name = "shard-units"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return strategy.zero >= 3 and bool(strategy.all(ShardUnitsRule))
+
+    def run(self, module: Module) -> None:
+        rule, steps = read_strategy(module).one(ShardUnitsRule), accumulation(module)
+        if steps is not None and pipeline_rule(steps) is not None:
+            module.diagnostics.remark(
+                "'stg.shard_units' changes nothing: stages of a pipeline gather what they keep "
+                "once, before their microbatches",
+                rule.loc,
+            )
+            return
+        body = module.main.body if steps is None else steps.body
+        if rule.loss == "inside":
+            mark_gathers(body)
+        if rule.outer == "ends":
+            drop_before_blocks(module, body)
+
+
+def mark_gathers(body: Region) -> None:
+    """Mark the gathers of the last blocks of forward and of the first ones of backward, in
+    place."""
+    repeats = [op for op in body.ops if op.has(Repeats)]
+    forward = [op for op in repeats if op.phase == "forward"]
+    for op in (*forward[-1:], *[o for o in repeats if o.phase == "backward"][:1]):
+        for gather in gathers_of(op.body):
+            gather.attrs["beside_loss"] = True
+
+
+def drop_before_blocks(module: Module, body: Region) -> None:
+    """Drop what is gathered and used before the blocks, and gather it again behind their backward,
+    in place."""
+    repeats = [op for op in body.ops if op.has(Repeats)]
+    first = next((op for op in repeats if op.phase == "forward"), None)
+    last = next((op for op in reversed(repeats) if op.phase == "backward"), None)
+    if first is None or last is None:
+        return
+    for gather in gathers_of(body):
+        users = [user for user, _ in gather.result.uses]
+        if not users or any(_place(user, body) > first.position() for user in users):
+            continue
+        gather.attrs["unit"] = const(1)
+        behind = max((_outer(user, body) for user in users), key=Operation.position)
+        Builder.after(module.registry, behind).op("stg.reshard", gather.results, types=())
+        b = Builder.after(module.registry, last, loc=gather.loc, phase="backward")
+        again = b.op(gather.name, gather.operands, gather.attrs, names=[gather.result.name])
+        again.attrs["phase"] = "backward"
+
+
+def _outer(op: Operation, body: Region) -> Operation:
+    """The operation of the region itself that contains this one."""
+    while op.parent is not None and op.parent is not body:
+        op = op.parent.owner
+    return op
+
+
+def _place(op: Operation, body: Region) -> int:
+    return _outer(op, body).position()

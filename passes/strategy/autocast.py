@@ -1,0 +1,186 @@
+"""autocast: ops of a model in fp32 cast their operands, each as its kind does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Region,
+    Value,
+    is_parameter,
+    made_by,
+    read_strategy,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ZERO
+from stagec.ir.opdef import factor_sizes
+from stagec.ir.rule import parse_rule, shape_text
+from stagec.ir.traits import Free, Repeats, Wide
+from stagec.ir.types import FLOATS, TensorType
+from stagec.ir_spec.strategy.autocast import AutocastRule
+
+#: What is kept in 32 bits.
+WIDE = "f32"
+
+
+@dataclass(frozen=True)
+class Autocast(Pass):
+    """Cast the operands of products to the type of `stg.autocast`, those of other ops to f32 where
+    they differ.
+
+    A parameter is cast once in a region, an activation for each product that takes it. Where a
+    product takes a packed parameter, the activation is cast for each of those that it packs.
+
+    Before:
+        stg.strategy @s {
+          stg.autocast[on]
+        }
+        stg.func @f(%x: f32[B, S, D], %w: f32[D, D | param]) -> f32[B, S, D] {
+          %y = stg.einsum["bsd,de->bse"](%x, %w) : f32[B, S, D]
+          %z = stg.add(%x, %y) : f32[B, S, D]
+          stg.return(%z)
+        }
+    After:
+        stg.strategy @s {
+          stg.autocast[on]
+        }
+        stg.func @f(%x: f32[B, S, D], %w: f32[D, D | param]) -> f32[B, S, D] {
+          %x_bf16 = stg.cast[bf16](%x) : bf16[B, S, D]
+          %w_bf16 = stg.cast[bf16](%w) : bf16[D, D]
+          %y = stg.einsum["bsd,de->bse"](%x_bf16, %w_bf16) : bf16[B, S, D]
+          %y_f32 = stg.cast[f32](%y) : f32[B, S, D]
+          %z = stg.add(%x, %y_f32) : f32[B, S, D]
+          stg.return(%z)
+        }
+    """
+
+    name = "autocast"
+    needs = Phase.SHAPED
+
+    def applies(self, module: Module) -> bool:
+        rules = read_strategy(module).all(AutocastRule)
+        return any(rule.on for rule in rules)
+
+    def run(self, module: Module) -> None:
+        autocast(module, read_strategy(module).one(AutocastRule))
+
+
+def autocast(module: Module, rule: AutocastRule) -> None:
+    """Insert the casts, in place; a remark says so if there are none."""
+    caster = _Caster(module, rule)
+    caster.region(module.main.body)
+    if not caster.products:
+        remark = "'stg.autocast' changes nothing: the model has no product in fp32"
+        module.diagnostics.remark(remark, rule.loc)
+
+
+class _Caster:
+    def __init__(self, module: Module, rule: AutocastRule) -> None:
+        self._module, self._rule = module, rule
+        self._cached: dict[tuple[Region | None, Value], Value] = {}
+        self.products = 0
+
+    def region(self, region: Region) -> None:
+        """Cast the operands of the ops of a region, and of those inside."""
+        for op in list(region.ops[:-1]):
+            if op.region is not None:
+                self._repeat(op)
+            elif op.operands and not op.has(Free) | op.flag("to"):
+                self._op(op)
+            _infer(op)
+        end = region.terminator
+        carried = region.owner.integer("carry", 1) if region.owner.has(Repeats) else 0
+        wanted = [a.type for a in region.args[:carried]] if carried else [*region.returns]
+        for index, type_ in enumerate(wanted):
+            if isinstance(type_, TensorType) and type_.dtype in FLOATS:
+                self._cast(end, index, type_.dtype)
+
+    def _repeat(self, op: Operation) -> None:
+        """What is carried has the type that the first iteration takes."""
+        for arg, value in zip(op.body.args, op.operands, strict=False):
+            if value.tensor.dtype != arg.tensor.dtype and arg.tensor.dtype in FLOATS:
+                self._cast(op, arg.index, arg.tensor.dtype)
+        self.region(op.body)
+
+    def _op(self, op: Operation) -> None:
+        rule = op.definition.rule(op)
+        if rule is None:
+            return
+        sizes = factor_sizes(op, rule)
+        if op.definition.matmul_flops(op, sizes) != ZERO:
+            kernel = op.definition.kernel(op, sizes)
+            attends = kernel is not None and kernel.kind == "attention"
+            if not (attends and self._rule.attention == "given"):
+                self._product(op)
+            return
+        kinds = {v.tensor.dtype for v in op.operands} & FLOATS
+        if len(kinds) > 1 or (op.has(Wide) and kinds):
+            for index, value in enumerate(op.operands):
+                if value.tensor.dtype in FLOATS:
+                    self._cast(op, index, WIDE)
+
+    def _product(self, op: Operation) -> None:
+        self.products += any(v.tensor.dtype == WIDE for v in op.operands)
+        packed = _packed(op)
+        for index, value in enumerate(op.operands):
+            if value.tensor.dtype == WIDE:
+                self._cast(op, index, self._rule.to)
+                if packed and not is_parameter(value):
+                    self._copy(op, index, packed)
+
+    def _cast(self, op: Operation, index: int, to: str) -> None:
+        """Give an op an operand of this type."""
+        value = op.operands[index]
+        if value.tensor.dtype == to:
+            return
+        key, narrows = (op.parent, value), to == self._rule.to
+        keeps = narrows and is_parameter(value)
+        if not (keeps and key in self._cached):
+            b = Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
+            made = b.value("stg.cast", [value], {"to": to}, hint=f"{value.name}_{to}")
+            self._cached[key] = made
+        op.set_operand(index, self._cached[key])
+
+    def _copy(self, op: Operation, index: int, packed: Mapping[str, int]) -> None:
+        """Give a product with a packed parameter a copy for each product that it packs."""
+        sides, results = parse_rule(op.text("spec"))
+        text, new = shape_text(sides[index]), "".join(packed) + shape_text(sides[index])
+        b = Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
+        value = op.operands[index]
+        attrs: dict[str, RawAttr] = {
+            "spec": Quoted(f"{text}->{new}"),
+            "sizes": tuple(packed.values()),
+        }
+        op.set_operand(
+            index, b.value("stg.broadcast", [value], attrs, hint=f"{value.name}_each")
+        )
+        left = [new if i == index else shape_text(side) for i, side in enumerate(sides)]
+        op.attrs["spec"] = Quoted(f"{','.join(left)}->{shape_text(results[0])}")
+
+
+def _packed(op: Operation) -> dict[str, int]:
+    """The dimensions of literal size of a parameter which the result has, and no other operand: the
+    products that an einsum packs."""
+    params = [i for i, v in enumerate(op.operands) if is_parameter(v)]
+    if len(params) != 1 or "spec" not in op.attrs or len(op.operands) != 2:
+        return {}
+    sides, (result,) = parse_rule(op.text("spec"))
+    mine, other, shape = sides[params[0]], sides[1 - params[0]], op.operands[params[0]].tensor.shape
+    sizes = {shape_text((g,)): size.value for g, size in zip(mine, shape, strict=True)}
+    alone = (g for g in mine if g not in other and g in result)
+    return {t: n for g in alone if (n := sizes[t := shape_text((g,))]) is not None and n > 1}
+
+
+def _infer(op: Operation) -> None:
+    """Give the results of an op the types that follow from its operands."""
+    if not op.results:
+        return
+    for result, type_ in zip(op.results, op.definition.infer(op), strict=False):
+        result.type = type_

@@ -1,0 +1,79 @@
+"""expand-kernels: ops that run operation by operation become these operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Pass, Phase, error, made_by, read_strategy
+from stagec.ir.opdef import OpDef
+from stagec.ir.rewrite import replace_op
+from stagec.ir_spec.strategy.kernels import KernelsRule
+from stagec.support.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class ExpandKernels(Pass):
+    """Replace the ops that `stg.kernels` names by those that PyTorch runs without a compiler.
+
+    Each op says what these are. A remark names those that the model does not have.
+
+    Before:
+        stg.strategy @s {
+          stg.kernels[eager = swiglu]
+        }
+        stg.func @f(%u: bf16[B, 2, S, F]) -> bf16[B, S, F] {
+          %m = stg.swiglu(%u) : bf16[B, S, F]
+          stg.return(%m)
+        }
+    After:
+        stg.strategy @s {
+          stg.kernels[eager = swiglu]
+        }
+        stg.func @f(%u: bf16[B, 2, S, F]) -> bf16[B, S, F] {
+          %u_gate, %u_up = stg.unbind[dim = 1, count = 2](%u) : (bf16[B, S, F], bf16[B, S, F])
+          %u_act = stg.silu(%u_gate) : bf16[B, S, F]
+          %m = stg.mul(%u_act, %u_up) : bf16[B, S, F]
+          stg.return(%m)
+        }
+    """
+
+    name = "expand-kernels"
+    needs = Phase.SHAPED
+
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).all(KernelsRule))
+
+    def run(self, module: Module) -> None:
+        expand_kernels(module, read_strategy(module).one(KernelsRule))
+
+
+def expand_kernels(module: Module, rule: KernelsRule) -> None:
+    """Replace the ops that the statement names, in place.
+
+    Raises `DiagnosticError` for names of ops that are one operation, or no ops.
+    """
+    known = {d.name.partition(".")[2]: d for d in module.registry if _has_form(d)}
+    for name in rule.eager:
+        if name not in known:
+            raise error(
+                f"'{name}' is no op that runs as several operations, expected {', '.join(known)}",
+                rule.loc,
+                remedy=did_you_mean(name, known) or "leave it out: each other op is one kernel",
+            )
+    left = set(rule.eager)
+    for op in list(module.main.body.walk()):
+        name = op.name.partition(".")[2]
+        if name not in rule.eager:
+            continue
+        left.discard(name)
+        b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
+        made = op.definition.eager(b, op)
+        if made is not None:
+            replace_op(op, made)
+    if left == set(rule.eager):
+        remark = "'stg.kernels' changes nothing: the model has none of these ops"
+        module.diagnostics.remark(remark, rule.loc)
+
+
+def _has_form(definition: OpDef) -> bool:
+    return type(definition).eager is not OpDef.eager
