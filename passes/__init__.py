@@ -47,6 +47,7 @@ from stagec.passes.shapes.inline import Inline
 from stagec.passes.strategy.add_lora import AddLora
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
 from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
+from stagec.passes.strategy.expand_attention import ExpandAttention
 from stagec.passes.strategy.expand_loss import ExpandLoss
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
 from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
@@ -75,6 +76,7 @@ PLUGIN = Plugin(
         AddLora,
         SetElementTypes,
         ExpandLoss,
+        ExpandAttention,
         InsertFp8Casts,
         CopyExperts,
         QuantizeWeights,
@@ -118,7 +120,7 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
-        "expand-loss,"
+        "expand-loss,expand-attention,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

@@ -13,6 +13,8 @@ from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
 from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
 from stagec.ir_spec.strategy.gradients import GradientsOp
+from stagec.ir_spec.strategy.hosts import HostsOp
+from stagec.ir_spec.strategy.kernels import KernelsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
@@ -26,6 +28,7 @@ from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement
+from stagec.ir_spec.strategy.sustained import SustainedOp
 from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
 from stagec.ir_spec.strategy.weights import WeightsOp
 
@@ -51,6 +54,9 @@ STATEMENTS: tuple[Statement, ...] = (
     OptimizerOp(),
     GradientsOp(),
     LossOp(),
+    KernelsOp(),
+    HostsOp(),
+    SustainedOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

@@ -8,18 +8,24 @@ from collections.abc import Sequence
 
 from stagec.api import Operation, Region, Value, error, total
 from stagec.ir.builder import RawAttr
-from stagec.ir.kernel import EXTENTS, KernelShape
+from stagec.ir.kernel import ATTENDS, EXTENTS, KernelShape
 from stagec.ir.traits import Free
+from stagec.ir_spec.strategy.kernels import DEVICE
 from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed
 
 
-def attributes(name: str, work: ComputeWork, left: Sequence[Value]) -> dict[str, RawAttr]:
-    """What an `et.comp` says of an op of this name that does this work, and leaves these values."""
+def attributes(
+    name: str, work: ComputeWork, left: Sequence[Value], attention: str = DEVICE
+) -> dict[str, RawAttr]:
+    """What an `et.comp` says of an op of this name that does this work, and leaves these values;
+    fused attention runs as the kernel `attention` of a library."""
     attrs: dict[str, RawAttr] = {"kind": name.partition(".")[2], "flops": work.flops}
     if work.matmul != 0:
         attrs["matmul"] = work.matmul
     attrs["bytes"] = work.bytes
     attrs["out"] = total(r.tensor.local_bytes for r in left)
+    if work.kernel is not None and work.kernel.kind in ATTENDS and attention != DEVICE:
+        attrs["form"] = attention
     return attrs | kernel_attributes(work.kernel)
 
 

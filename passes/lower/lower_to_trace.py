@@ -37,6 +37,7 @@ from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
+from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.passes.lower.kernels import (
     attributes,
     fused_attributes,
@@ -72,7 +73,8 @@ class LowerToTrace(Pass):
 def lower_to_trace(module: Module) -> None:
     """Replace the main function, or those of pipeline stages, by et.graphs, in place."""
     staged = [func for func in module.functions if "stages" in func.attrs]
-    costs = Alike(lambda op: attributes(op.name, work_of(op), op.results))
+    form = read_strategy(module).one(KernelsRule).attention
+    costs = Alike(lambda op: attributes(op.name, work_of(op), op.results, form))
     for func in staged or [module.main]:
         _lower(module, func, costs)
 

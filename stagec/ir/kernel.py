@@ -15,6 +15,8 @@ from stagec.ir.rule import Rule
 from stagec.ir.types import WITHOUT_SCALES
 
 MEMORY = "memory"
+#: Kinds of fused attention.
+ATTENDS = ("attention", "attention_backward")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
 #: The extents of each kind of kernel, in elements of one rank.
 EXTENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
