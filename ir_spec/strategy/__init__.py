@@ -30,6 +30,7 @@ from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.ir_spec.strategy.sustained import SustainedOp
 from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
+from stagec.ir_spec.strategy.tp_outputs import TpOutputsOp
 from stagec.ir_spec.strategy.weights import WeightsOp
 
 #: In the order in which flags write them.
@@ -43,6 +44,7 @@ STATEMENTS: tuple[Statement, ...] = (
     PipelineOp(),
     GatherOp(),
     TpInputsOp(),
+    TpOutputsOp(),
     BlockingOp(),
     FusionOp(),
     CapacityOp(),

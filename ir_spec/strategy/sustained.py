@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import (
     Flag,
     Record,
@@ -43,6 +44,19 @@ class SustainedRule(Record):
     blackwell: Expr | None = _family("blackwell")
     tpu: Expr | None = _family("tpu")
 
+    experts: Expr | None = parameter(
+        "ratio",
+        "of that share, what grouped products of experts keep",
+        least=0,
+        flag=Flag(
+            "sustained_experts",
+            "Of the share of products, what grouped products of experts keep, such as 1/2: all if "
+            "it is left out.",
+            needs=(EXPERTS,),
+            rare=True,
+        ),
+    )
+
     def on(self, family: str) -> float | None:
         """The share on a device of a family; None if it is not said."""
         share = self.products if self.products is not None else getattr(self, family, None)
@@ -57,7 +71,9 @@ class SustainedOp(Statement):
     to, and on what a framework makes of it: versions of libraries, layouts and alignments of
     operands, tuned configurations. So a stack says it for families of devices (`family` in the text
     of a machine); a machine whose text names no family keeps its own share, as all do without this
-    statement.
+    statement. With `experts` grouped products of experts keep so much of that: their rows are
+    ragged and padded, and sorting, routing and what hosts wait for to know how many rows there are
+    is around them.
     """
 
     name, record = "stg.sustained", SustainedRule
@@ -66,7 +82,7 @@ class SustainedOp(Statement):
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
-        for name in ("products", *FAMILIES):
+        for name in ("products", *FAMILIES, "experts"):
             share = op.expr(name) if name in op.attrs else None
             if share is not None and (share.symbols or not 0 < fraction(share) <= 1):
                 yield f"expects '{name}' to be more than 0 and at most 1, found {share}"

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stagec.ir.kernel import EXPERTS
 from stagec.ir.types import DTYPE_BYTES
 from stagec.machines import Machine
 from stagec.program.kernels import Kernel
@@ -69,8 +70,10 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     efficiency = machine.efficiency
     if efficiency.kernels == "roofline":
         return seconds
-    products = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
-    return np.where(products, seconds / efficiency.sustained.products, seconds)
+    bound = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
+    kept = efficiency.sustained
+    share = np.array([kept.experts if k.form == EXPERTS else 1.0 for k in kernels])
+    return np.where(bound, seconds / (kept.products * share), seconds)
 
 
 def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:

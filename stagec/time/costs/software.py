@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagec.ir.expr import fraction
 from stagec.ir.module import Module
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
@@ -31,7 +32,12 @@ class Software:
     def on(self, machine: Machine) -> Machine:
         """The machine as this software runs on it: with what it sustains there, and its hosts."""
         share, issue = self.sustained.on(machine.family), self.hosts.seconds
-        values = {"efficiency.sustained.products": share, "efficiency.host.issue": issue}
+        experts = self.sustained.experts
+        values = {
+            "efficiency.sustained.products": share,
+            "efficiency.sustained.experts": None if experts is None else float(fraction(experts)),
+            "efficiency.host.issue": issue,
+        }
         changed = {path: value for path, value in values.items() if value is not None}
         return machine.changed(changed) if changed else machine
 
