@@ -49,6 +49,7 @@ from stagec.passes.strategy.add_lora import AddLora
 from stagec.passes.strategy.autocast import Autocast
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
 from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
+from stagec.passes.strategy.expand_attention import ExpandAttention
 from stagec.passes.strategy.expand_kernels import ExpandKernels
 from stagec.passes.strategy.expand_loss import ExpandLoss
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
@@ -78,6 +79,7 @@ PLUGIN = Plugin(
         AddLora,
         SetElementTypes,
         ExpandKernels,
+        ExpandAttention,
         ExpandLoss,
         Autocast,
         InsertFp8Casts,
@@ -124,7 +126,7 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
-        "expand-kernels,expand-loss,autocast,"
+        "expand-kernels,expand-attention,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

@@ -14,6 +14,7 @@ from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
 from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
 from stagec.ir_spec.strategy.gradients import GradientsOp
+from stagec.ir_spec.strategy.hosts import HostsOp
 from stagec.ir_spec.strategy.kernels import KernelsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
@@ -29,7 +30,9 @@ from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement
+from stagec.ir_spec.strategy.sustained import SustainedOp
 from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
+from stagec.ir_spec.strategy.tp_outputs import TpOutputsOp
 from stagec.ir_spec.strategy.weights import WeightsOp
 
 #: In the order in which flags write them.
@@ -44,9 +47,9 @@ STATEMENTS: tuple[Statement, ...] = (
     PipelineOp(),
     GatherOp(),
     TpInputsOp(),
+    TpOutputsOp(),
     BlockingOp(),
     FusionOp(),
-    KernelsOp(),
     CapacityOp(),
     ExpertLoadOp(),
     DtypesOp(),
@@ -57,6 +60,9 @@ STATEMENTS: tuple[Statement, ...] = (
     OptimizerOp(),
     GradientsOp(),
     LossOp(),
+    KernelsOp(),
+    HostsOp(),
+    SustainedOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

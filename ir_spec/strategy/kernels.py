@@ -1,4 +1,4 @@
-"""Which ops of a model run as several kernels."""
+"""Which kernels compute the ops of a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,32 @@ from stagec.ir_spec.strategy.statement import (
     parameter,
 )
 
+DEVICE = "device"
+#: Kernels of fused attention; `math` is none, but the ops that it consists of.
+ATTENTION = ("math", "flash_1", "flash_2", "flash_3", "cudnn", "triton")
+
 
 @dataclass(frozen=True)
 class KernelsRule(Record):
-    """Which ops of a model run as several kernels."""
+    """Which kernels compute the ops of a model."""
 
+    attention: str = parameter(
+        "name",
+        "math: its products and softmax; flash_1, flash_2, flash_3: FlashAttention; cudnn; triton: "
+        "the first FlashAttention in Triton; device: the kernel that the machine was measured with",
+        default=DEVICE,
+        choices=(DEVICE, *ATTENTION),
+        flag=Flag(
+            "attention",
+            "The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its "
+            "products and softmax one by one (math), or the one that the machine was measured "
+            "with (device).",
+            rare=True,
+        ),
+    )
     eager: tuple[str, ...] = parameter(
         "names",
         "ops that run operation by operation, as in (swiglu, rmsnorm)",
-        required=True,
         flag=Flag(
             "eager",
             "Run these ops operation by operation, as PyTorch code that no compiler has seen and "
@@ -35,10 +52,16 @@ class KernelsRule(Record):
 
 
 class KernelsOp(Statement):
-    """Which ops of a model run operation by operation: each becomes the ops that PyTorch runs where
-    no compiler sees the code and no library has a kernel for all of it. Backward then keeps what
-    each of these saves.
+    """Which kernels compute the ops of a model, as far as that changes how long it takes, or what
+    there is in memory.
 
+    A kernel of `attention` has constants of its own in the text of a machine
+    (`efficiency.attention.kernels`); on a machine without them its own are taken, and the answer
+    says so. With `math` attention is no kernel: its two products and the softmax between them are
+    ops (`expand-attention`).
+
+    Ops in `eager` become the ops that PyTorch runs where no compiler sees the code and no library
+    has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these saves.
     `swiglu`, `geglu`: the activation of the gate, then the product; backward keeps the activated
     gate beside gate and up. `rmsnorm`: in fp32, cast back and scaled, as `LlamaRMSNorm` of
     transformers; backward keeps the input in fp32 and the normalized input, where the kernel of
@@ -48,4 +71,4 @@ class KernelsOp(Statement):
 
     name, record = "stg.kernels", KernelsRule
     section = Section.KERNELS
-    example = "stg.kernels[eager = (swiglu, rmsnorm)]"
+    example = "stg.kernels[attention = flash_2, eager = (swiglu, rmsnorm)]"

@@ -5,22 +5,55 @@ are one kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stagec.api import Operation, Region, Value, error, total
+from stagec.api import Operation, Region, Strategy, Value, error, total
 from stagec.ir.builder import RawAttr
-from stagec.ir.kernel import EXTENTS, KernelShape
+from stagec.ir.kernel import ATTENDS, EXPERTS, EXTENTS, KernelShape
 from stagec.ir.traits import Free
+from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
+from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed
 
 
-def attributes(name: str, work: ComputeWork, left: Sequence[Value]) -> dict[str, RawAttr]:
-    """What an `et.comp` says of an op of this name that does this work, and leaves these values."""
+def attributes(
+    name: str, work: ComputeWork, left: Sequence[Value], form: str = ""
+) -> dict[str, RawAttr]:
+    """What an `et.comp` says of an op of this name that does this work, and leaves these values;
+    `form` is that of its kernel."""
     attrs: dict[str, RawAttr] = {"kind": name.partition(".")[2], "flops": work.flops}
     if work.matmul != 0:
         attrs["matmul"] = work.matmul
     attrs["bytes"] = work.bytes
     attrs["out"] = total(r.tensor.local_bytes for r in left)
+    if form:
+        attrs["form"] = form
     return attrs | kernel_attributes(work.kernel)
+
+
+@dataclass(frozen=True)
+class KernelForms:
+    """How kernels are marked, as statements ask for it: fused attention by its kernel of a library,
+    products of experts."""
+
+    attention: str
+    experts: bool
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> KernelForms:
+        """What a strategy asks for."""
+        attention = strategy.one(KernelsRule).attention
+        experts = strategy.one(SustainedRule).experts is not None
+        return cls("" if attention == DEVICE else attention, experts)
+
+    def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
+        """The mark of the kernel of an op; empty if it has none."""
+        if kernel is None:
+            return ""
+        if kernel.kind in ATTENDS:
+            return self.attention
+        dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
+        return EXPERTS if self.experts and any(dealt) else ""
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:

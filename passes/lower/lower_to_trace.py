@@ -34,10 +34,18 @@ from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
 from stagec.ir.types import CACHED, NODE
-from stagec.ir_spec.ops.comm import Collective, CollectivePermute
+from stagec.ir_spec.ops.comm import (
+    AllReduce,
+    Collective,
+    CollectivePermute,
+    ReduceScatter,
+    operand_dim,
+)
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
+from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.passes.lower.kernels import (
+    KernelForms,
     attributes,
     fused_attributes,
     fused_operations,
@@ -72,7 +80,13 @@ class LowerToTrace(Pass):
 def lower_to_trace(module: Module) -> None:
     """Replace the main function, or those of pipeline stages, by et.graphs, in place."""
     staged = [func for func in module.functions if "stages" in func.attrs]
-    costs = Alike(lambda op: attributes(op.name, work_of(op), op.results))
+    forms = KernelForms.of(read_strategy(module))
+
+    def said(op: Operation) -> dict[str, RawAttr]:
+        work = work_of(op)
+        return attributes(op.name, work, op.results, forms.of_op(op, work.kernel))
+
+    costs = Alike(said)
     for func in staged or [module.main]:
         _lower(module, func, costs)
 
@@ -114,7 +128,10 @@ class _Lowering:
     def __init__(self, module: Module, costs: _Costs) -> None:
         self._costs = costs
         self._registry, self._facts = module.registry, module.facts
-        self._blocking = frozenset(read_strategy(module).blocking)
+        strategy = read_strategy(module)
+        self._blocking = frozenset(strategy.blocking)
+        self._sums_in_steps = strategy.one(TpOutputsRule).policy == "in_steps"
+        self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # what else has to be there
         self._channels: dict[Operation, int] = {}
@@ -244,6 +261,9 @@ class _Lowering:
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
             return self._in_steps(op, rule, gathers, attrs, b)
+        if rule is not None and self._sums_in_steps and (sums := _sum_of(op)) is not None:
+            if self._runs_beside(sums):
+                return self._before_sum(op, rule, sums, attrs, b)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
@@ -280,6 +300,30 @@ class _Lowering:
         first["out"] = ZERO
         begun = b.value("et.comp", deps, first, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
+
+    def _before_sum(
+        self, op: Operation, rule: Rule, sums: Operation, attrs: dict[str, RawAttr], b: Builder
+    ) -> Value:
+        """A product that is added up over n ranks works in n steps, along the dimension that a
+        reduce_scatter splits, else along that of the tokens. The sum runs beside all but the
+        first."""
+        steps, shape = axis_size(sums.names("over")), rule.results[0]
+        scatters = isinstance(sums.definition, ReduceScatter)
+        along = shape[operand_dim(sums, 0) if scatters else min(1, len(shape) - 1)][0]
+        first, rest = dict(attrs), dict(attrs)
+        for cost in ("flops", "matmul", "bytes"):
+            whole = attrs.get(cost)
+            if isinstance(whole, Expr):
+                first[cost] = self._part(whole, steps)
+                rest[cost] = whole - self._part(whole, steps)
+        first |= kernel_attributes(part_of_kernel(op, along, lambda n: self._part(n, steps)))
+        rest |= kernel_attributes(part_of_kernel(op, along, lambda n: n - self._part(n, steps)))
+        first["out"] = ZERO
+        name = op.results[0].name
+        begun = b.value("et.comp", self._deps(op.operands), first, hint=f"{name}_first")
+        done = b.value("et.comp", [begun], rest, hint=name)
+        self._begun[done] = begun
+        return done
 
     def _part(self, whole: Expr, steps: Expr) -> Expr:
         """One of so many steps; what does not divide is rounded up."""
@@ -379,7 +423,31 @@ class _Lowering:
                 attrs["kept"] = op.expr("kept")
         if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
             attrs["blocking"] = True
-        return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
+        deps = self._deps(op.operands)
+        if late := [node for node in deps if node in self._begun and _reduces(op)]:
+            self._more.update(dict.fromkeys(op.results, late))
+            deps = [self._begun.get(node, node) for node in deps]
+        return b.value("et.coll", deps, attrs, hint=op.results[0].name)
+
+    def _runs_beside(self, op: Operation) -> bool:
+        """Whether a sum of activations runs beside computations."""
+        return op.phase in _ACTIVATIONS and not set(op.names("over")) <= self._blocking
+
+
+def _reduces(op: Operation) -> bool:
+    """Whether an op adds up parts that ranks have."""
+    return isinstance(op.definition, AllReduce | ReduceScatter)
+
+
+def _sum_of(op: Operation) -> Operation | None:
+    """What adds up the result of a product over ranks, if nothing else uses it; views are looked
+    through no further than that."""
+    kernel = work_of(op).kernel
+    uses = op.results[0].uses if len(op.results) == 1 else []
+    if kernel is None or kernel.kind != "matmul" or len(uses) != 1:
+        return None
+    (user, _), *_ = uses
+    return user if _reduces(user) and len(user.operands) == 1 else None
 
 
 def _common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from stagec.analysis.memory_fit import MemoryFit
 from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
-from stagec.time.cautions import cautions
+from stagec.time.cautions import cautions, of_software
 from stagec.time.costs.nodes import Measurements
 from stagec.time.levers import levers as all_levers
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
@@ -70,7 +70,7 @@ class TimeReport:
     their times are from: `matched` and `interpolated` in measured tables, `modelled`. None is what
     a job does not have: tokens, or model FLOPs. `used_ranks` has the levels of the network of which
     the job uses fewer ranks than a unit joins. `cautions` are what to know before the time is
-    believed.
+    believed. `attention` is the kernel of attention that the software names, if it names one.
     """
 
     model: str
@@ -92,6 +92,7 @@ class TimeReport:
     found: Mapping[str, int]
     used_ranks: Mapping[str, int]
     cautions: tuple[str, ...]
+    attention: str
     ranks_of_classes: Sequence[int] = field(repr=False)
     step: StepTime = field(repr=False, compare=False)
     planned: Callable[[], MemoryFit | None] = field(repr=False, compare=False)
@@ -118,9 +119,10 @@ class TimeReport:
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         told: dict[str, Any] = {"schema": SCHEMA}
-        hidden = ("step", "ranks_of_classes", "planned")
+        hidden = ("step", "ranks_of_classes", "planned", "attention")
         told |= {f.name: getattr(self, f.name) for f in fields(TimeReport) if f.name not in hidden}
         told["cautions"] = [*self.cautions]
+        told |= {"attention": self.attention} if self.attention else {}
         told["fit"] = None if self.fit is None else self.fit.as_json()
         told["classes"] = [asdict(each) for each in self.classes]
         told["levers"] = [asdict(each) for each in self.levers]
@@ -168,6 +170,7 @@ def time_report(
         for number, mine in enumerate(job.members)
     )
     meshes = [job.mesh for job in issued.jobs]
+    kernels = list(dict.fromkeys(k for job in issued.jobs if (k := job.software.attention)))
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model,
@@ -188,7 +191,8 @@ def time_report(
         tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
         {level.name: level.used for level in used if level.used not in (None, level.ranks)},
-        cautions(machine, meshes),
+        (*cautions(machine, meshes), *of_software(machine, kernels)),
+        ", ".join(kernels),
         [len(mine) for mine in members],
         step,
         fit,

@@ -15,6 +15,10 @@ from stagec.ir.rule import Rule
 from stagec.ir.types import WITHOUT_SCALES
 
 MEMORY = "memory"
+#: How a product of experts is marked whose rows a router deals, where a strategy asks for it.
+EXPERTS = "experts"
+#: Kinds of fused attention.
+ATTENDS = ("attention", "attention_backward")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
 #: The extents of each kind of kernel, in elements of one rank.
 EXTENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(

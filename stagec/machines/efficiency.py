@@ -74,10 +74,12 @@ class Sustained(Text):
 
     `products`: the share of the speed of matrix products and of attention. Tables time kernels for
     milliseconds on a cool device; in a step that goes on for hours its power is limited, and so is
-    its clock.
+    its clock. `experts`: what grouped products of experts keep of that, where a framework says it
+    (`stg.sustained`).
     """
 
     products: Share = 1.0
+    experts: Share = 1.0
     fitted: str = ""
 
 

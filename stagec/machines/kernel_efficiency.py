@@ -64,6 +64,22 @@ class MatmulEfficiency(Rates):
     fitted: str = ""
 
 
+class AttentionKernel(Text):
+    """What a kernel of attention of a library has otherwise than the one that a machine was
+    measured with, each as in `AttentionEfficiency`; `source` says who measured it."""
+
+    rate: dict[DataType, Share] | None = None
+    backward: Share | None = None
+    queries: Annotated[int, Field(gt=0)] | None = None
+    packed: bool | None = None
+    exponentials: _Many | None = None
+    overlap: Overlap | None = None
+    uneven: Overlap | None = None
+    start: Seconds | None = None
+    tile: Seconds | None = None
+    source: Annotated[str, Field(min_length=1)]
+
+
 class AttentionEfficiency(Rates):
     """Constants of fused attention.
 
@@ -76,7 +92,8 @@ class AttentionEfficiency(Rates):
     NVIDIA Blackwell Ultra"). `backward` is the rate of the backward kernel relative to the forward
     one; no table has it, 0.9 is what fits arXiv 2407.08608, figure 6. `uneven` is the share of the
     longest block that is waited for at the end, `tile` what a block of queries adds, `start` the
-    time of a kernel that does nothing.
+    time of a kernel that does nothing. `kernels` has what kernels of libraries have otherwise, by
+    their names in `stg.kernels`.
     """
 
     queries: int = Field(default=128, gt=0)
@@ -88,6 +105,16 @@ class AttentionEfficiency(Rates):
     start: Seconds = 6e-6
     tile: Seconds = 3e-6
     fitted: str = ""
+    kernels: dict[str, AttentionKernel] = Field(default_factory=dict[str, AttentionKernel])
+
+    def of_kernel(self, name: str) -> AttentionEfficiency:
+        """The constants of a kernel of a library; of one without, these."""
+        found = self.kernels.get(name)
+        if found is None:
+            return self
+        own = {n: v for n in AttentionKernel.model_fields if (v := getattr(found, n)) is not None}
+        rate = {**self.rate, **(found.rate or {})}
+        return self.model_copy(update={**own, "rate": rate, "kernels": {}})
 
 
 class MemoryEfficiency(Text):

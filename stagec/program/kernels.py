@@ -17,7 +17,8 @@ class Kernel:
     `EXTENTS[kind]`. `dtype` is the element type of the operands of products (bf16, f32, f8e4m3),
     '' for the others. `flops` are all that are executed, `bytes` those read and written. `op` is
     what it computes: einsum, rmsnorm, softmax, adamw, or several joined by +. With `causal` a mask
-    leaves half of the pairs of queries and keys.
+    leaves half of the pairs of queries and keys. `form` names the kernel of a library, where a
+    strategy says which (`stg.kernels`).
     """
 
     kind: str
@@ -27,3 +28,4 @@ class Kernel:
     bytes: int
     op: str = ""
     causal: bool = False
+    form: str = ""

@@ -82,10 +82,10 @@ class OpNumbers:
         return self._works[key]
 
     def _kernel(self, op: Operation, layer: int) -> Kernel:
-        kind, dtype, names, what, causal = _about(op)
+        kind, dtype, names, what, causal, form = _about(op)
         extents = tuple(self._extent(op, name, layer) for name in names)
         flops, size = (self.number(op, name, layer) for name in ("flops", "bytes"))
-        return Kernel(kind, dtype, extents, flops, size, what, causal)
+        return Kernel(kind, dtype, extents, flops, size, what, causal, form)
 
     def _extent(self, op: Operation, name: str, layer: int) -> int:
         """An extent of a kernel, rounded up: the rows of an expert are those of the mean one."""
@@ -111,6 +111,7 @@ class _KernelPlaces(NamedTuple):
     bytes: int
     op: str
     causal: bool
+    form: str
 
 
 class _NodePlaces(NamedTuple):
@@ -150,8 +151,8 @@ class Resizable:
                 raise NotAnIntegerError(str(expr), Fraction(number))
             n.append(ceil(number))
         kernels = [
-            Kernel(kind, dtype, tuple([n[i] for i in extents]), n[flops], n[size], op, causal)
-            for kind, dtype, extents, flops, size, op, causal in self._kernels
+            Kernel(kind, dtype, tuple([n[i] for i in extents]), n[flops], n[size], op, causal, form)
+            for kind, dtype, extents, flops, size, op, causal, form in self._kernels
         ]
         buckets: dict[Operation, list[int]] = {}
         found: list[Node] = []
@@ -200,10 +201,10 @@ class Resizable:
         return _NodePlaces(node, size, flops, matmul, out, self._kernel(op))
 
     def _kernel(self, op: Operation) -> int:
-        kind, dtype, names, what, causal = _about(op)
+        kind, dtype, names, what, causal, form = _about(op)
         extents = tuple(self._place(op, name, whole=False) for name in names)
         flops, size = self._place(op, "flops"), self._place(op, "bytes")
-        key = _KernelPlaces(kind, dtype, extents, flops, size, what, causal)
+        key = _KernelPlaces(kind, dtype, extents, flops, size, what, causal, form)
         return self._kernels.setdefault(key, len(self._kernels))
 
     def _place(self, op: Operation, name: str, *, whole: bool = True) -> int:
@@ -231,12 +232,12 @@ def what_it_does(node: Node) -> Hashable:
     return node.kind, *told, *reached, node.index
 
 
-def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool]:
+def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool, str]:
     """What is the same of a kernel in all sizes: its kind, its type, the names of its extents, what
-    it computes, and whether a mask is causal."""
+    it computes, whether a mask is causal, and its name in a library."""
     kind = op.text("kernel", MEMORY)
     what = "+".join(op.names("fuses")) or op.text("kind")
-    return kind, op.text("dtype"), EXTENTS[kind], what, op.flag("causal")
+    return kind, op.text("dtype"), EXTENTS[kind], what, op.flag("causal"), op.text("form")
 
 
 def _calls(

@@ -31,8 +31,6 @@ from stagec.time.streams import PICOSECONDS
 #: The symbol of the layers that are many, and how many of them probes have: as many as share a
 #: compile with any larger number.
 LAYERS, FEW = "L", (8, 12)
-#: Probes are of the clock of the devices; that of the hosts can only make a step longer.
-_NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
 _OF_MICROBATCH = ("forward", "backward")
 _STATIC = ("parameters", "gradients", "optimizer")
 #: Flags of which a probe of the work of a microbatch has the default: they are about many
@@ -291,9 +289,10 @@ class _Spans:
 
 
 def _step(job: CompiledJob, asked: Asked) -> StepTime:
-    """The replay of a probe by the clock of the devices."""
+    """The replay of a probe by the clock of the devices; that of the hosts can only make a step
+    longer."""
     issued = job.compiled.issued(job.values)
-    return step_time(issued, asked.machine.changed(_NO_HOST), overlap=asked.overlap)
+    return step_time(issued, asked.machine, overlap=asked.overlap, hosts=False)
 
 
 def _spans(step: StepTime) -> _Spans:

@@ -18,6 +18,18 @@ def cautions(machine: Machine, meshes: Iterable[Mapping[str, int]] = ()) -> tupl
     return tuple(dict.fromkeys([*_of_constants(machine), *of_jobs]))
 
 
+def of_software(machine: Machine, kernels: Iterable[str]) -> Iterator[str]:
+    """Of kernels of attention that the software names, and of which the machine has no constants.
+    `math` is no kernel."""
+    known = machine.efficiency.attention.kernels
+    for name in kernels:
+        if name != "math" and name.replace("-", "_") not in known:
+            yield (
+                f"{machine.name} has no constants of the attention kernel {name}: its own are "
+                f"taken ('stagec machines {machine.name}')"
+            )
+
+
 def _of_constants(machine: Machine) -> Iterator[str]:
     """Steps of a machine whose constants no measurement gave come out shorter than those of
     machines that were measured. A roofline is an assumption that its text states."""

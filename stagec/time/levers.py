@@ -33,6 +33,8 @@ def levers(
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": known}
     for name, changed in [*_placed(issued, machine), *_changed(machine)]:
         yield Lever(name, step_time(issued, changed, **how))
+    at_once = machine.changed({"compute.launch": 0.0})
+    yield Lever("no launch gaps", step_time(issued, at_once, **how, hosts=False))
     hidden = step_time(issued, machine, communicates=False, **how)
     yield Lever("communication all hidden", hidden)
 
@@ -50,5 +52,3 @@ def _changed(machine: Machine) -> Iterator[tuple[str, Machine]]:
     for level in machine.network:
         yield f"2 x {level.name}", machine.scaled(f"network.{level.name}.bandwidth", 2)
     yield "no latency", machine.changed({"network.latency": 0.0, "host.latency": 0.0})
-    host = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
-    yield "no launch gaps", machine.changed({"compute.launch": 0.0, **host})

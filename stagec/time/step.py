@@ -25,6 +25,7 @@ from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
+from stagec.time.costs.software import Software
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
 #: Programs of more nodes are unrolled again where they are asked for behind the graph: 55 bytes a
@@ -50,6 +51,7 @@ class _Programs:
         finally:
             module.decisions = before
         self.by_layers, self.serves = bool(module.loads), bool(module.serving)
+        self.software = Software.of(module)
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
         self.numbers = self._numbered()
@@ -184,6 +186,11 @@ class Issued:
     def serves(self) -> bool:
         """Whether it is a step of serving."""
         return self._programs.serves
+
+    @property
+    def software(self) -> Software:
+        """What its software says of seconds."""
+        return self._programs.software
 
     @property
     def classes(self) -> Sequence[RankClass]:
@@ -332,6 +339,7 @@ def step_time(
     overlap: bool = True,
     communicates: bool = True,
     graphs: bool = True,
+    hosts: bool = True,
     measured: Measurements | None = None,
     pods: Mapping[str, Level] = MappingProxyType({}),
 ) -> StepTime:
@@ -343,7 +351,8 @@ def step_time(
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
     Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
-    not hold devices up. Without them it issues those as it does steps of training.
+    not hold devices up. Without them it issues those as it does steps of training. With `hosts` as
+    false hosts take no time.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -351,7 +360,7 @@ def step_time(
     levels = {**pods, **issued.between(machine)}
     how: dict[str, Any] = {"overlap": overlap, "communicates": communicates}
     how |= {"measured": measured, "pods": levels}
-    tables = [CostTable(machine, job.mesh, **how) for job in issued.jobs]
+    tables = [CostTable(machine, job.mesh, **how, software=job.software) for job in issued.jobs]
     efficiency = machine.efficiency
     waiting = efficiency.rendezvous
     graph = issued.graph(
@@ -364,22 +373,26 @@ def step_time(
     devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
     ways = sum((table.ways for table in tables), Counter[int]())
     found = StepTime(devices.end, devices, ways, devices)
-    issue = picoseconds(efficiency.host.issue)
     spent = [
         HostTimes(0)
-        if graphs and job.serves
-        else HostTimes(issue, _checks(job, machine) if communicates else ())
+        if not hosts or (graphs and (job.serves or job.software.hosts.graphs))
+        else HostTimes(_issue(job, machine), _checks(job, machine) if communicates else ())
         for job in issued.jobs
     ]
     if efficiency.kernels == "roofline" or not any(map(any, spent)):
         return found
     checks = any(each.checks for each in spent)  # hosts that compare what they call wait for it
     graph = issued.graph(overlap=overlap and not checks, one_stream=efficiency.streams == "one")
-    hosts = issued.hosts(spent, graph)
-    if hosts.end <= devices.end:
-        hosts.forget()
+    clocked = issued.hosts(spent, graph)
+    if clocked.end <= devices.end:
+        clocked.forget()
         return found
-    return StepTime(hosts.end, hosts, ways, devices)
+    return StepTime(clocked.end, clocked, ways, devices)
+
+
+def _issue(issued: Issued, machine: Machine) -> int:
+    """Picoseconds from one computation to the next of a host."""
+    return picoseconds(issued.software.on(machine).efficiency.host.issue)
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:

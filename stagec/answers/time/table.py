@@ -44,6 +44,8 @@ def print_time(found: TimeReport, stream: TextIO) -> None:
         out.print(f"kernels and collectives: {counts}", markup=False)
     if found.fit is not None:
         out.print(f"memory: {fit_text(found.fit)}", markup=False)
+    if found.attention:
+        out.print(f"attention: {found.attention}", markup=False)
     for level, used in found.used_ranks.items():
         out.print(f"the job uses {used} ranks of each {level}", markup=False)
     _print_breakdown(found, stream)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stagec.ir.kernel import EXPERTS
 from stagec.ir.types import DTYPE_BYTES
 from stagec.machines import Machine
 from stagec.program.kernels import Kernel
@@ -52,11 +53,11 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
     Raises `DiagnosticError` for a product whose type the machine does not compute.
     """
-    together: dict[tuple[str, str], list[int]] = defaultdict(list)
+    together: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, kernel in enumerate(kernels):
-        together[kernel.kind, kernel.dtype].append(i)
+        together[kernel.kind, kernel.dtype, kernel.form].append(i)
     result = np.zeros(len(kernels))
-    for (kind, dtype), found in together.items():
+    for (kind, dtype, _), found in together.items():
         result[found] = _seconds(machine, kind, dtype, [kernels[i] for i in found])
     return result
 
@@ -69,8 +70,10 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     efficiency = machine.efficiency
     if efficiency.kernels == "roofline":
         return seconds
-    products = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
-    return np.where(products, seconds / efficiency.sustained.products, seconds)
+    bound = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
+    kept = efficiency.sustained
+    share = np.array([kept.experts if k.form == EXPERTS else 1.0 for k in kernels])
+    return np.where(bound, seconds / (kept.products * share), seconds)
 
 
 def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:
@@ -101,6 +104,7 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
         *(qk, v, size),
         causal=causal & ~split,
         backward=kind == "attention_backward",
+        form=kernels[0].form,
     )
 
 
@@ -181,8 +185,10 @@ def attention_seconds(
     *,
     causal: Numbers = False,
     backward: bool = False,
+    form: str = "",
 ) -> Floats:
-    """Seconds of fused attention, which moves `size` bytes; `qk` and `v` are elements of a head.
+    """Seconds of fused attention, which moves `size` bytes; `qk` and `v` are elements of a head;
+    `form` is the kernel of a library whose constants hold, where a machine has them.
 
     Blocks of `R` queries (`queries` of the constants) go to the P processors: `N = batch heads
     ceil(queries / R)`. Where kernels pack heads (`packed`), and always for a single query, as in
@@ -210,7 +216,7 @@ def attention_seconds(
     inference"; rows: PTX ISA, mma.m16n8k16; packed heads: Dao-AILab/flash-attention,
     hopper/heuristics.h, and NVIDIA/TensorRT-LLM, trtllmGenKernels/fmha/fmhaKernels.h.
     """
-    c = machine.efficiency.attention
+    c = machine.efficiency.attention.of_kernel(form)
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)
     floats: list[Floats] = [np.asarray(a, dtype=float) for a in given]
     batch, heads, kv_heads, queries, keys, qk, v, size = floats

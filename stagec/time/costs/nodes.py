@@ -30,6 +30,7 @@ from stagec.time.costs.network import (
     message_seconds,
     spans,
 )
+from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
 from stagec.time.streams import PICOSECONDS, Cost
 
@@ -99,7 +100,8 @@ class _Distances:
 
 class CostTable:
     """The costs of the nodes of a job on a machine, each found once. `pods` has the levels
-    of the network to other pods; what goes to one without a level takes no time."""
+    of the network to other pods; what goes to one without a level takes no time. `software` says
+    what it makes of the machine."""
 
     def __init__(
         self,
@@ -110,14 +112,16 @@ class CostTable:
         communicates: bool = True,
         measured: Measurements | None = None,
         pods: Mapping[str, Level] = MappingProxyType({}),
+        software: Software = Software(),
     ) -> None:
         self._pods = pods
         self._communicates, self._measured = communicates, measured or Measurements()
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
-        self._machine, self._mesh, self._overlap = machine.for_mesh(mesh), mesh, overlap
+        self._machine = software.on(machine).for_mesh(mesh)
+        self._mesh, self._overlap = mesh, overlap
         device = self._measured.device
-        self._device = None if device is machine else device
+        self._device = None if device is None or device is machine else software.on(device)
         self._launch = picoseconds(machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
         self._numbers: dict[Hashable, int] = {}

@@ -1,0 +1,50 @@
+"""Whether sums of split products begin before the product ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class TpOutputsRule(Record):
+    """Whether sums of split products begin before the product ends."""
+
+    policy: str = parameter(
+        "name",
+        "whole: behind the product; in_steps: part by part, beside the rest of it",
+        default="whole",
+        positional=True,
+        choices=("whole", "in_steps"),
+        flag=Flag(
+            "tp_outputs",
+            "Sums of split products run behind the product (whole), or part by part beside the "
+            "rest of it (in-steps).",
+            needs=("tp",),
+            rare=True,
+        ),
+    )
+
+
+class TpOutputsOp(Statement):
+    """Whether sums of split products begin before the product ends.
+
+    A product whose operands are split along what it sums over leaves a partial sum on each of n
+    ranks, which an all_reduce or a reduce_scatter adds up. With `in_steps` it works in n steps, as
+    products with inputs that they gather themselves do: the sum begins behind the first step and
+    runs beside the others. So do XLA ("collective matmul") and Transformer Engine
+    (`tp_comm_overlap`). A blocking sum (`stg.blocking`) waits for the product. An approximation:
+    all of the sum runs beside the last n-1 steps, and the kernels of the steps take what their
+    parts of one take.
+    """
+
+    name, record = "stg.tp_outputs", TpOutputsRule
+    section = Section.TENSOR
+    example = "stg.tp_outputs[in_steps]"

@@ -1,0 +1,103 @@
+"""expand-attention: fused attention becomes its products and the softmax between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.ir.builder import RawAttr
+from stagec.ir.core import Quoted
+from stagec.ir.rewrite import replace_op
+from stagec.ir_spec.ops.attention import FlashAttention
+from stagec.ir_spec.strategy.kernels import KernelsRule
+
+#: What a plain softmax of plain products does for itself.
+_PLAIN = {"causal", "rsqrt", "phase"}
+
+
+@dataclass(frozen=True)
+class ExpandAttention(Pass):
+    """Replace each fused attention by the ops that it consists of, as `stg.kernels` says.
+
+    The scores of all pairs are in memory, those that a causal mask hides, too. Attention stays
+    fused where it has another mask, a bias or sinks, and where its sequence, or heads that share
+    keys, are split.
+
+    Before:
+        stg.strategy @s {
+          stg.kernels[attention = math]
+        }
+        stg.func @f(%q: bf16[B, S, H, K], %k: bf16[B, S, H, K], %v: bf16[B, S, H, K]) {
+          %a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]
+          stg.return(%a)
+        }
+    After:
+        stg.strategy @s {
+          stg.kernels[attention = math]
+        }
+        stg.func @f(%q: bf16[B, S, H, K], %k: bf16[B, S, H, K], %v: bf16[B, S, H, K]) {
+          %a_scores = stg.einsum["bsgk,btgk->bgst"](%q, %k) : bf16[B, H, S, S]
+          %a_p = stg.softmax[causal, rsqrt = K](%a_scores) : bf16[B, H, S, S]
+          %a = stg.einsum["bgst,btgv->bsgv"](%a_p, %v) : bf16[B, S, H, K]
+          stg.return(%a)
+        }
+    """
+
+    name = "expand-attention"
+    needs = Phase.SHAPED
+
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).one(KernelsRule).attention == "math"
+
+    def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
+        fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
+        plain = [op for op in fused if _is_plain(op) and not _is_split(module, strategy, op)]
+        for op in plain:
+            expand_attention(module, op)
+        if not plain:
+            why = "it has masks, or its sequence or heads that share keys are split" if fused else "there is no attention"
+            remark = f"'stg.kernels[attention = math]' changes nothing: {why}"
+            module.diagnostics.remark(remark, strategy.one(KernelsRule).loc)
+
+
+def expand_attention(module: Module, op: Operation) -> None:
+    """Replace one attention, in place. Queries that share keys are a dimension of their own, `r`;
+    packed keys and values are taken apart."""
+    b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
+    q, k, *values = op.operands
+    if not values:
+        k, *values = b.op("stg.unbind", [k], {"dim": 1, "count": 2}, names=["k", "v"]).results
+    name, (size, groups) = op.results[0].name, (v.tensor.dims[-2].size for v in (q, k))
+    scale = op.expr("rsqrt") if "rsqrt" in op.attrs else q.tensor.dims[-1].size
+    shared = size != groups
+    head = "gr" if shared else "g"
+    if shared:
+        split: dict[str, RawAttr] = {"factors": ("g",), "sizes": (groups,)}
+        q = b.value("stg.reshape", [q], {"spec": Quoted("bs(gr)k->bsgrk"), **split}, hint=q.name)
+    spec = Quoted(f"bs{head}k,btgk->b{head}st")
+    scores = b.value("stg.einsum", [q, k], {"spec": spec}, hint=f"{name}_scores")
+    causal: dict[str, RawAttr] = {"causal": True} if op.flag("causal") else {}
+    shares = b.value("stg.softmax", [scores], {**causal, "rsqrt": scale}, hint=f"{name}_p")
+    spec = Quoted(f"b{head}st,btgv->bs{head}v")
+    new = b.value("stg.einsum", [shares, *values], {"spec": spec}, hint=name)
+    if shared:
+        new = b.value("stg.reshape", [new], {"spec": Quoted("bsgrv->bs(gr)v")}, hint=name)
+    replace_op(op, [new])
+
+
+def _is_plain(op: Operation) -> bool:
+    """Whether a softmax of products is all that it is."""
+    rows, columns = (op.operands[i].tensor.dims[1].size for i in (0, -1))
+    packed = len(op.operands) == 2
+    return {*op.attrs} <= _PLAIN and len(op.results) == 1 and (packed or rows == columns)
+
+
+def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:
+    """Whether the strategy splits the sequence of an attention, or heads that share keys."""
+    _, sequence, *_, heads, _ = (d.size for d in op.operands[0].tensor.dims)
+    shared = heads != op.operands[1].tensor.dims[-2].size
+    names = {*sequence.symbols, *(heads.symbols if shared else ())}
+    mesh = module.mesh
+    rules = (rule for rule in strategy.splits if names & {*rule.dims} and not rule.soft)
+    return mesh is not None and any(mesh.sizes.get(a) != 1 for rule in rules for a in rule.over)
