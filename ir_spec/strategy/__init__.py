@@ -6,6 +6,7 @@ from __future__ import annotations
 from stagec.ir_spec.strategy.blocking import BlockingOp
 from stagec.ir_spec.strategy.bucket import BucketOp
 from stagec.ir_spec.strategy.capacity import CapacityOp
+from stagec.ir_spec.strategy.collectives import CollectivesOp
 from stagec.ir_spec.strategy.defer import DeferOp
 from stagec.ir_spec.strategy.dtypes import DtypesOp
 from stagec.ir_spec.strategy.exchange import ExchangeOp
@@ -13,6 +14,7 @@ from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
 from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
 from stagec.ir_spec.strategy.gradients import GradientsOp
+from stagec.ir_spec.strategy.hosts import HostsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
@@ -51,6 +53,8 @@ STATEMENTS: tuple[Statement, ...] = (
     OptimizerOp(),
     GradientsOp(),
     LossOp(),
+    HostsOp(),
+    CollectivesOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

@@ -25,7 +25,8 @@ from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
-from stagec.time.streams import PICOSECONDS, Cost, Part
+from stagec.time.costs.software import Software
+from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
 
 #: Programs of more nodes are unrolled again where they are asked for behind the graph: 55 bytes a
 #: node.
@@ -50,6 +51,7 @@ class _Programs:
         finally:
             module.decisions = before
         self.by_layers, self.serves = bool(module.loads), bool(module.serving)
+        self.software = Software.of(module)
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
         self.numbers = self._numbered()
@@ -186,6 +188,11 @@ class Issued:
         return self._programs.serves
 
     @property
+    def software(self) -> Software:
+        """What its software says of seconds."""
+        return self._programs.software
+
+    @property
     def classes(self) -> Sequence[RankClass]:
         """The classes of ranks."""
         return self._programs.classes
@@ -270,12 +277,16 @@ class Issued:
 class StepTime:
     """The time of a step: `picoseconds`, the times of all classes, and how many kernels and
     collectives were matched, interpolated and modelled (`stagec.time.measured.tables`). Where
-    hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices."""
+    hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices.
+    Behind the devices the scheduler of a server takes `scheduler` picoseconds of the step; a request
+    takes `request` picoseconds outside of its steps."""
 
     picoseconds: int
     classes: ClockedStep
     ways: Mapping[int, int]
     devices: ClockedStep
+    scheduler: int = 0
+    request: int = 0
 
     @property
     def seconds(self) -> float:
@@ -292,7 +303,8 @@ class StepTime:
     def parts(self, each: ClassTimes) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
         first."""
-        found = each.parts(self.picoseconds)
+        found = {**each.parts(self.picoseconds - self.scheduler), SCHEDULER: self.scheduler}
+        found = {part: time for part, time in found.items() if time}
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -343,7 +355,8 @@ def step_time(
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
     Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
-    not hold devices up. Without them it issues those as it does steps of training.
+    not hold devices up. Without them it issues those as it does steps of training. The scheduler of
+    an engine adds what `stg.hosts[step = ...]` says to a step of serving.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -351,7 +364,7 @@ def step_time(
     levels = {**pods, **issued.between(machine)}
     how: dict[str, Any] = {"overlap": overlap, "communicates": communicates}
     how |= {"measured": measured, "pods": levels}
-    tables = [CostTable(machine, job.mesh, **how) for job in issued.jobs]
+    tables = [CostTable(machine, job.mesh, **how, software=job.software) for job in issued.jobs]
     efficiency = machine.efficiency
     waiting = efficiency.rendezvous
     graph = issued.graph(
@@ -363,7 +376,10 @@ def step_time(
     costs = NodeCosts(*map(np.concatenate, columns))
     devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
     ways = sum((table.ways for table in tables), Counter[int]())
-    found = StepTime(devices.end, devices, ways, devices)
+    software = [job.software for job in issued.jobs]
+    scheduler = max(picoseconds(each.step_seconds) for each in software)
+    around = scheduler, max(picoseconds(each.request_seconds) for each in software)
+    found = StepTime(devices.end + scheduler, devices, ways, devices, *around)
     issue = picoseconds(efficiency.host.issue)
     spent = [
         HostTimes(0)
@@ -379,7 +395,7 @@ def step_time(
     if hosts.end <= devices.end:
         hosts.forget()
         return found
-    return StepTime(hosts.end, hosts, ways, devices)
+    return StepTime(hosts.end + scheduler, hosts, ways, devices, *around)
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:

@@ -10,6 +10,7 @@ from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.nodes import Measurements
+from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND
 
 
@@ -17,13 +18,14 @@ from stagec.time.measured.tables import NOT_FOUND
 class Durations:
     """Seconds of a computation, with the gap before each launch: what it keeps a device for in
     `stagec time`. One that was merged of several takes as long as its parts one after the other.
-    What is `measured` wins over the models of the machine.
+    What is `measured` wins over the models of the machine, as the `software` runs on it.
 
     Raises `DiagnosticError` for a product whose type the machine does not compute.
     """
 
     machine: Machine
     measured: Measurements | None = None
+    software: Software = Software()
     _known: dict[Kernel, float] = field(default_factory=dict[Kernel, float], repr=False)
 
     def __call__(self, node: Node) -> float:
@@ -32,7 +34,8 @@ class Durations:
     def of_kernel(self, kernel: Kernel) -> float:
         """Seconds of one launch."""
         if kernel not in self._known:
-            self._known[kernel] = self._seconds(kernel) + self.machine.compute.launch.value
+            launch = self.software.on(self.machine).compute.launch.value
+            self._known[kernel] = self._seconds(kernel) + launch
         return self._known[kernel]
 
     def _seconds(self, kernel: Kernel) -> float:
@@ -40,4 +43,4 @@ class Durations:
             seconds, ways = self.measured.kernels.seconds([kernel])
             if ways[0] != NOT_FOUND:
                 return float(seconds[0])
-        return float(seconds_in_step(self.machine, [kernel])[0])
+        return float(seconds_in_step(self.software.on(self.machine), [kernel])[0])

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from types import MappingProxyType
 
 import numpy as np
 
+from stagec.ir_spec.strategy.collectives import LIBRARY, TWO_SHOT
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
@@ -26,10 +27,12 @@ from stagec.time.costs.network import (
     Floats,
     Span,
     collective_seconds,
+    direct_seconds,
     level_between,
     message_seconds,
     spans,
 )
+from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
 from stagec.time.streams import PICOSECONDS, Cost
 
@@ -99,7 +102,8 @@ class _Distances:
 
 class CostTable:
     """The costs of the nodes of a job on a machine, each found once. `pods` has the levels
-    of the network to other pods; what goes to one without a level takes no time."""
+    of the network to other pods; what goes to one without a level takes no time. `software` says
+    what it makes of the machine."""
 
     def __init__(
         self,
@@ -110,15 +114,18 @@ class CostTable:
         communicates: bool = True,
         measured: Measurements | None = None,
         pods: Mapping[str, Level] = MappingProxyType({}),
+        software: Software = Software(),
     ) -> None:
         self._pods = pods
         self._communicates, self._measured = communicates, measured or Measurements()
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
-        self._machine, self._mesh, self._overlap = machine.for_mesh(mesh), mesh, overlap
+        self._machine = software.on(machine).for_mesh(mesh)
+        self._mesh, self._overlap = mesh, overlap
+        self._direct = software.collectives
         device = self._measured.device
         self._device = None if device is machine else device
-        self._launch = picoseconds(machine.compute.launch.value)
+        self._launch = picoseconds(self._machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
         self._numbers: dict[Hashable, int] = {}
         self._examples: list[_Examples] = []
@@ -207,7 +214,15 @@ class CostTable:
             asked = (collective_seconds(m, kind, size, over) for m in (self._machine, self._device))
             return seconds * float(_ratio(*map(np.asarray, asked)))
         self.ways[NOT_FOUND] += 1
-        return collective_seconds(self._machine, kind, size, over)
+        library = collective_seconds(self._machine, kind, size, over)
+        return min(library, self._direct_seconds(kind, size, over))
+
+    def _direct_seconds(self, kind: str, size: int, over: Sequence[Span]) -> float:
+        """Seconds by a kernel of an engine, infinity where it has none."""
+        rule = self._direct
+        if kind != "all_reduce" or rule.all_reduce == LIBRARY or size > rule.below:
+            return inf
+        return direct_seconds(self._machine, size, over, two_shot=rule.all_reduce == TWO_SHOT)
 
     # -- distances ---------------------------------------------------------------------------------
 

@@ -1,0 +1,100 @@
+"""How the program that launches kernels keeps up with its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+from stagec.machines.figures import quantity
+
+
+def _time(flag: str, doc: str, help: str) -> Any:
+    given = Flag(flag, help, default="", metavar="TIME", rare=True)
+    return parameter("str", f'{doc}, such as "2 us"', flag=given)
+
+
+@dataclass(frozen=True)
+class HostsRule(Record):
+    """How the program that launches kernels keeps up with its device; a time that is empty is not
+    stated."""
+
+    graph_gap: str = _time(
+        "graph_gap",
+        "between two kernels of a graph",
+        "Of decode: the gap between two kernels of a captured graph, such as '0.5 us' (default: "
+        "the launch gap of the machine).",
+    )
+    step: str = _time(
+        "host_step",
+        "of the scheduler between two steps of serving",
+        "Of serving: the time of the scheduler between two steps, in which devices wait, such as "
+        "'1 ms' (default: none).",
+    )
+    request: str = _time(
+        "host_request",
+        "of a request outside of its steps",
+        "Of serving: the time of a request before its first step and behind it, such as '10 ms' "
+        "(default: none).",
+    )
+
+    @property
+    def graph_gap_seconds(self) -> float | None:
+        """Between two kernels of a captured graph; None: what the machine has between kernels."""
+        return _seconds(self.graph_gap) if self.graph_gap else None
+
+    @property
+    def step_seconds(self) -> float:
+        """Between two steps of serving, in which devices wait."""
+        return _seconds(self.step)
+
+    @property
+    def request_seconds(self) -> float:
+        """Of a request before its first step, and between that and its first token."""
+        return _seconds(self.request)
+
+
+class HostsOp(Statement):
+    """How the program that launches kernels keeps up with its device.
+
+    A captured graph of decode launches its kernels with `graph_gap` between them, not with the
+    launch gap of the machine. Between two steps of serving the scheduler of an engine takes `step`:
+    it chooses requests, prepares their inputs and takes the tokens, while devices wait. `request`
+    is what a request takes outside of its steps: to be received, tokenized and queued, and its
+    first token to be sent; it is part of the time to the first token.
+    """
+
+    name, record = "stg.hosts", HostsRule
+    section = Section.KERNELS
+    example = 'stg.hosts[graph_gap = "0.5 us", step = "1 ms"]'
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        for each in self._fields:
+            for problem in _misfits(op.text(each.param.name)):
+                yield f"'{each.param.name}' {problem}"
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        for flag in self.flags:
+            for problem in _misfits(request[flag.name] or ""):
+                yield f"{flag.option} {problem}", "give a time with its unit, such as '2 us'"
+
+
+def _seconds(text: str) -> float:
+    return float(quantity("time", text)) if text else 0.0
+
+
+def _misfits(text: str) -> Iterator[str]:
+    try:
+        _seconds(text)
+    except ValueError as problem:
+        yield str(problem)
