@@ -227,7 +227,9 @@ class AllGather(Collective):
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
         Param("unit", "int", "tells calls apart that are not merged into one"),
-        Param("beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"),
+        Param(
+            "beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"
+        ),
         Param("to", "name", "the element type of the results", choices=tuple(sorted(FLOATS))),
     )
     example = "%y = stg.all_gather[dim = 1, over = tp](%x) : bf16[B@dp, S, D]"

@@ -15,7 +15,7 @@ from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
-from stagec.ir.traits import Fusible, Wide
+from stagec.ir.traits import TurnsRows, Wide
 from stagec.ir_spec.ops.base import Elementwise, gradients
 from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude, wrong_lists
 from stagec.ir_spec.ops.serving import PAST, past_of
@@ -36,7 +36,7 @@ class RotaryEmbedding(OpDef):
     """
 
     name = "stg.rope"
-    traits = (Fusible(), Wide())
+    traits = (TurnsRows(), Wide())
     operands = ("x", "positions*")
     params = (
         Param("base", "size", "the base of the frequencies (default 10000)"),

@@ -13,7 +13,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.traits import InPlace
+from stagec.ir.traits import AppendsRows, InPlace
 
 #: Of ops that depend on positions: those of a step begin behind what is cached.
 PAST = Param("past", "size", "tokens of each sequence that are cached before (default 0)")
@@ -49,7 +49,7 @@ class Append(OpDef):
 
     name = "stg.append"
     operands = ("cache", "new")
-    traits = (InPlace(operands=(0,)),)
+    traits = (InPlace(operands=(0,)), AppendsRows())
     params = (
         Param("dim", "int", "the dimension of tokens (default 1)"),
         PAST,

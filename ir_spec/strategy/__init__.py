@@ -7,6 +7,7 @@ from stagec.ir_spec.strategy.autocast import AutocastOp
 from stagec.ir_spec.strategy.blocking import BlockingOp
 from stagec.ir_spec.strategy.bucket import BucketOp
 from stagec.ir_spec.strategy.capacity import CapacityOp
+from stagec.ir_spec.strategy.collectives import CollectivesOp
 from stagec.ir_spec.strategy.defer import DeferOp
 from stagec.ir_spec.strategy.dtypes import DtypesOp
 from stagec.ir_spec.strategy.exchange import ExchangeOp
@@ -63,6 +64,7 @@ STATEMENTS: tuple[Statement, ...] = (
     KernelsOp(),
     HostsOp(),
     SustainedOp(),
+    CollectivesOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

@@ -40,6 +40,28 @@ class FusionRule(Record):
             rare=True,
         ),
     )
+    products: bool = parameter(
+        "flag",
+        "matrix products of one operand with several others are one product",
+        default=False,
+        flag=Flag(
+            "fuse_products",
+            "Matrix products of one operand with several weights, as those of queries, keys and "
+            "values, are one product.",
+            rare=True,
+        ),
+    )
+    caches: bool = parameter(
+        "flag",
+        "what is done to the rows of caches up to where they are appended is one kernel",
+        default=False,
+        flag=Flag(
+            "fuse_caches",
+            "Of serving: rotations of queries and keys, casts and the writing of rows into caches "
+            "are one kernel.",
+            rare=True,
+        ),
+    )
 
 
 class FusionOp(Statement):
@@ -49,7 +71,10 @@ class FusionOp(Statement):
     `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to
     the matrix product before them as well. With `gradients` the products of weight gradients add to
     the sum over microbatches, as those of Megatron-LM do (`gradient_accumulation_fusion`); else it
-    is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. Without the statement every
+    is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products`
+    matrix products that follow each other and multiply the same operand, such as the inputs of
+    attention, are one product, as engines store their weights. With `caches` rows are rotated, cast
+    and appended to caches in one kernel, queries rotated with them. Without the statement every
     computation is a kernel of its own, as PyTorch runs without a compiler.
     """
 

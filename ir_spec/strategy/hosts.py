@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import (
@@ -14,27 +15,28 @@ from stagec.ir_spec.strategy.statement import (
     Statement,
     parameter,
 )
+from stagec.machines.figures import quantity
+
+
+def _time(flag: str, doc: str, help: str) -> Any:
+    given = Flag(flag, help, default="", metavar="TIME", rare=True)
+    return parameter("str", f'{doc}, such as "2 us"', flag=given)
 
 
 @dataclass(frozen=True)
 class HostsRule(Record):
-    """How the program that launches kernels keeps up with its device."""
+    """How the program that launches kernels keeps up with its device; a time that is empty is not
+    stated."""
 
-    issue: str = parameter(
-        "str",
-        'from one computation to the next, such as "9 us" (default: that of the machine)',
-        flag=Flag(
-            "host_issue",
-            "The time that a host takes from one computation to the next, such as '9 us', where "
-            "devices wait for it: of the machine if it is left out.",
-            default="",
-            metavar="TIME",
-            rare=True,
-        ),
+    issue: str = _time(
+        "host_issue",
+        "from one computation to the next (default: that of the machine)",
+        "The time that a host takes from one computation to the next, such as '9 us', where "
+        "devices wait for it: of the machine if it is left out.",
     )
     graphs: bool = parameter(
         "flag",
-        "steps are captured as graphs, which hosts launch as a whole",
+        "steps of training are captured as graphs, which hosts launch as a whole",
         flag=Flag(
             "host_graphs",
             "Steps of training are captured as graphs, which hosts launch as a whole, as those of "
@@ -42,13 +44,44 @@ class HostsRule(Record):
             rare=True,
         ),
     )
+    graph_gap: str = _time(
+        "graph_gap",
+        "between two kernels of a graph",
+        "Of decode: the gap between two kernels of a captured graph, such as '0.5 us' (default: "
+        "the launch gap of the machine).",
+    )
+    step: str = _time(
+        "host_step",
+        "of the scheduler between two steps of serving",
+        "Of serving: the time of the scheduler between two steps, in which devices wait, such as "
+        "'1 ms' (default: none).",
+    )
+    request: str = _time(
+        "host_request",
+        "of a request outside of its steps",
+        "Of serving: the time of a request before its first step and behind it, such as '10 ms' "
+        "(default: none).",
+    )
 
     @property
-    def seconds(self) -> float | None:
-        """The time from one computation to the next; None if it is not said."""
-        from stagec.machines.figures import quantity
+    def issue_seconds(self) -> float | None:
+        """From one computation to the next; None: what the machine says."""
+        return _seconds(self.issue) if self.issue else None
 
-        return float(quantity("time", self.issue)) if self.issue else None
+    @property
+    def graph_gap_seconds(self) -> float | None:
+        """Between two kernels of a captured graph; None: what the machine has between kernels."""
+        return _seconds(self.graph_gap) if self.graph_gap else None
+
+    @property
+    def step_seconds(self) -> float:
+        """Between two steps of serving, in which devices wait."""
+        return _seconds(self.step)
+
+    @property
+    def request_seconds(self) -> float:
+        """Of a request before its first step, and between that and its first token."""
+        return _seconds(self.request)
 
 
 class HostsOp(Statement):
@@ -58,25 +91,36 @@ class HostsOp(Statement):
     launches. Where that is longer than what they compute, devices wait for it. With `graphs` a step
     is captured once and launched as a whole, so no device waits. Steps of serving are captured
     without it.
+
+    A captured graph of decode launches its kernels with `graph_gap` between them, not with the
+    launch gap of the machine. Between two steps of serving the scheduler of an engine takes `step`:
+    it chooses requests, prepares their inputs and takes the tokens, while devices wait. `request`
+    is what a request takes outside of its steps: to be received, tokenized and queued, and its
+    first token to be sent; it is part of the time to the first token.
     """
 
     name, record = "stg.hosts", HostsRule
     section = Section.KERNELS
-    example = 'stg.hosts[issue = "9 us"]'
+    example = 'stg.hosts[issue = "9 us", graph_gap = "0.5 us", step = "1 ms"]'
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
-        yield from _misfits(op.text("issue"))
+        for name in (f.param.name for f in self._fields if f.param.form == "str"):
+            for problem in _misfits(op.text(name)):
+                yield f"'{name}' {problem}"
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        for problem in _misfits(request["host_issue"] or ""):
-            yield f"--host-issue {problem}", "give a time with its unit, such as '9 us'"
+        for flag in (f for f in self.flags if f.kind == "text"):
+            for problem in _misfits(request[flag.name] or ""):
+                yield f"{flag.option} {problem}", "give a time with its unit, such as '2 us'"
 
 
-def _misfits(issue: str) -> Iterator[str]:
-    from stagec.machines.figures import quantity
+def _seconds(text: str) -> float:
+    return float(quantity("time", text)) if text else 0.0
 
+
+def _misfits(text: str) -> Iterator[str]:
     try:
-        _ = issue and quantity("time", issue)
-    except ValueError as e:
-        yield f"'issue' {e}"
+        _seconds(text)
+    except ValueError as problem:
+        yield str(problem)

@@ -21,7 +21,7 @@ from stagec.api import (
 )
 from stagec.ir.expr import same
 from stagec.ir.own_gathers import own_gathers
-from stagec.ir.traits import AddsToSum, CopiesMemory, Free, Fusible, Repeats
+from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
 
@@ -36,7 +36,10 @@ class FuseKernels(Pass):
     waits for nothing more. It may contain reductions over rows, such as norms, if all are over the
     same rows, but with `pointwise` contains none; with `epilogue` it may start with a matrix
     product, and then contains none. With `gradients` a matrix product adds its result to the sum
-    over microbatches. Without the statement nothing happens.
+    over microbatches. With `products` products that follow each other and differ in one operand and
+    the columns that it has are one. With `caches` ops that make rows of caches are one kernel with
+    the ops that append them, and with ops of the same kinds beside them. Without the statement
+    nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -72,10 +75,15 @@ class FuseKernels(Pass):
         rule = read_strategy(module).one(FusionRule)
         kernels = [kernel for func in module.functions for kernel in fuse_kernels(func, rule)]
         sums = rule.gradients and not any(map(_adds_to_sum, kernels))
-        kinds = rule.kind != "none" and all(map(_adds_to_sum, kernels))
+        joined = rule.products and not any(map(_is_one_product, kernels))
+        rows = rule.caches and not any(map(_appends, kernels))
+        others = (k for k in kernels if not (_adds_to_sum(k) or _is_one_product(k) or _appends(k)))
+        kinds = rule.kind != "none" and not any(others)
         for what, why, missing in (
             (f"stg.fusion[{rule.kind}]", "no two computations can run as one kernel", kinds),
             ("stg.fusion[gradients]", "no product adds to a sum over microbatches", sums),
+            ("stg.fusion[products]", "no products that follow each other share an operand", joined),
+            ("stg.fusion[caches]", "no rows are made and appended to caches", rows),
         ):
             if missing:
                 module.diagnostics.remark(f"'{what}' changes nothing: {why}", rule.loc)
@@ -101,12 +109,24 @@ def _adds_to_sum(kernel: Sequence[Operation]) -> bool:
     return len(kernel) == 2 and kernel[1].has(AddsToSum)
 
 
+def _is_one_product(kernel: Sequence[Operation]) -> bool:
+    """Whether a kernel is several products."""
+    return len(kernel) > 1 and all(map(_is_product, kernel))
+
+
+def _appends(kernel: Sequence[Operation]) -> bool:
+    """Whether a kernel appends rows to a cache."""
+    return any(op.has(AppendsRows) for op in kernel)
+
+
 class _Fuser:
     """Puts the computations of a region together, in their order."""
 
     def __init__(self, region: Region, rule: FusionRule) -> None:
         self._region, self._kind, self._gradients = region, rule.kind, rule.gradients
         self._rows = rule.kind != "pointwise"
+        self._products = rule.products
+        self._cached = _row_makers(region) if rule.caches else frozenset[Operation]()
         self._places = {op: i for i, op in enumerate(region.ops)}
         self._kernel: list[Operation] = []
         #: Transfers that computations so far wait for; apart those of phase recompute, which some
@@ -134,6 +154,8 @@ class _Fuser:
             yield self._kernel
 
     def _starts(self, op: Operation) -> bool:
+        if op in self._cached or (self._products and _is_product(op)):
+            return True
         if op.has(Fusible):
             return self._kind != "none" and (self._rows or not _by_rows(op))
         return (self._kind == "epilogue" or self._gradients) and _is_product(op)
@@ -141,6 +163,12 @@ class _Fuser:
     def _joins(self, op: Operation) -> bool:
         """Whether an op can run in the kernel at hand, and has to do with it."""
         first = self._kernel[0]
+        if op in self._cached or first in self._cached:
+            both = op in self._cached and first in self._cached
+            return both and op.phase == first.phase and self._is_ready(op)
+        if _is_product(first) and _is_product(op):
+            one = self._products and op.phase == first.phase and _is_wider(first, op)
+            return one and self._is_ready(op)
         fusible = op.definition.trait(Fusible)
         if fusible is None or op.phase != first.phase:
             return False
@@ -148,19 +176,25 @@ class _Fuser:
             return False
         if fusible.rows and not (self._rows and first.has(Fusible) and self._has_its_rows(op)):
             return False
-        made = [v for v in op.operands if viewed(v).producer in self._kernel]
-        given = [v for v in op.operands if v not in made]
+        made = self._made(op)
         linked = bool(made) or (first.has(Fusible) and self._reads_the_same(op))
-        return (
-            linked
-            and all(self._is_at_hand(v, op) for v in made)
-            and all(self._is_there(v) for v in given)
-            and all(map(self._has_arrived, _transfers(given)))
-        )
+        return linked and all(self._is_at_hand(v, op) for v in made) and self._is_ready(op)
+
+    def _made(self, op: Operation) -> list[Value]:
+        """The operands that the kernel makes."""
+        return [v for v in op.operands if viewed(v).producer in self._kernel]
+
+    def _is_ready(self, op: Operation) -> bool:
+        """Whether all operands that the kernel does not make are there when it starts."""
+        made = self._made(op)
+        given = [v for v in op.operands if v not in made]
+        there = all(map(self._is_there, given))
+        return there and all(map(self._has_arrived, _transfers(given)))
 
     def _joins_product(self, op: Operation) -> bool:
         """Whether an op of this kind runs in the kernel of the product before it."""
-        return self._kind == "epilogue" or op.has(AddsToSum)
+        plain = len(self._kernel) == 1 or not _is_product(self._kernel[1])
+        return plain and (self._kind == "epilogue" or op.has(AddsToSum))
 
     def _has_its_rows(self, op: Operation) -> bool:
         """Whether an op reduces the rows that the kernel reduces, if it does."""
@@ -201,6 +235,32 @@ def _is_product(op: Operation) -> bool:
     kernel, rule = work_of(op).kernel, op.definition.rule(op)
     plain = rule is not None and not own_gathers(op, rule)
     return plain and kernel is not None and kernel.kind == "matmul"
+
+
+def _is_wider(first: Operation, op: Operation) -> bool:
+    """Whether a product reads the same rows as another one and adds columns to its result."""
+    if data_of(first.operands[0]) is not data_of(op.operands[0]):
+        return False
+    one, other = work_of(first).kernel, work_of(op).kernel
+    if one is None or other is None or one.dtype != other.dtype:
+        return False
+    (batch, m, _, k), (batch_2, m_2, _, k_2) = one.extents, other.extents
+    return same(batch, batch_2) and same(m, m_2) and same(k, k_2)
+
+
+def _row_makers(region: Region) -> frozenset[Operation]:
+    """The ops of a region that append rows to caches, those that work on single elements of these
+    rows before, and others of the same kinds."""
+    made = {op for op in region.ops if op.has(AppendsRows)}
+    waiting = list(made)
+    while waiting:
+        before = (viewed(v).producer for v in waiting.pop().operands)
+        new = {op for op in before if op and op.has(Fusible) and not _by_rows(op)} - made
+        inside = {op for op in new if op.parent is region}
+        made |= inside
+        waiting += inside
+    kinds = {op.name for op in made if op.has(TurnsRows)}
+    return frozenset(made | {op for op in region.ops if op.name in kinds})
 
 
 def _by_rows(op: Operation) -> bool:

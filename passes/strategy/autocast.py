@@ -158,9 +158,7 @@ class _Caster:
             "spec": Quoted(f"{text}->{new}"),
             "sizes": tuple(packed.values()),
         }
-        op.set_operand(
-            index, b.value("stg.broadcast", [value], attrs, hint=f"{value.name}_each")
-        )
+        op.set_operand(index, b.value("stg.broadcast", [value], attrs, hint=f"{value.name}_each"))
         left = [new if i == index else shape_text(side) for i, side in enumerate(sides)]
         op.attrs["spec"] = Quoted(f"{','.join(left)}->{shape_text(results[0])}")
 

@@ -56,7 +56,11 @@ class ExpandAttention(Pass):
         for op in plain:
             expand_attention(module, op)
         if not plain:
-            why = "it has masks, or its sequence or heads that share keys are split" if fused else "there is no attention"
+            why = (
+                "it has masks, or its sequence or heads that share keys are split"
+                if fused
+                else "there is no attention"
+            )
             remark = f"'stg.kernels[attention = math]' changes nothing: {why}"
             module.diagnostics.remark(remark, strategy.one(KernelsRule).loc)
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 class PodStep:
     """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod. Where it
     hands over what it computed, `sending` are the seconds that its links are busy with a step, and
-    `exposed` those until everything has arrived, behind the step."""
+    `exposed` those until everything has arrived, behind the step. `request` are the seconds of a
+    request outside of its steps."""
 
     sequences: int
     seconds: float
     ranks: int
     sending: float = 0.0
     exposed: float = 0.0
+    request: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def _rates(
     pods: float,
     ranks: float = 0.0,
 ) -> ServingRates:
-    ttft = prefill.seconds + prefill.exposed
+    ttft = prefill.request + prefill.seconds + prefill.exposed
     latency = ttft + (output - 1) * tpot
     per_rank = total / (ranks or decode.ranks)
     return ServingRates(decode.sequences, ttft, tpot, latency, total, per_rank, pods)

@@ -41,6 +41,7 @@ from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.words import counted
+from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
@@ -279,8 +280,8 @@ def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport
     return CompiledJob.of(options, session).time(machine)
 
 
-def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int]:
-    """The seconds of a step of prefill, and its ranks. A draft model prefills beside the one that
+def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int, float]:
+    """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft model prefills beside the one that
     verifies, and what takes longer is the step; on the same ranks it prefills behind it. Raises
     `DiagnosticError`."""
     models = [options]
@@ -289,8 +290,13 @@ def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[f
     each = [_step(model, machine, session) for model in models]
     longest = max(each, key=lambda report: report.step_seconds)
     if guests(options):
-        return sum(report.step_seconds for report in each), longest.ranks
-    return longest.step_seconds, longest.ranks
+        return sum(report.step_seconds for report in each), longest.ranks, _request(longest)
+    return longest.step_seconds, longest.ranks, _request(longest)
+
+
+def _request(report: TimeReport) -> float:
+    """The seconds of a request outside of its steps."""
+    return report.step.request / PICOSECONDS
 
 
 def _sending(
@@ -349,10 +355,10 @@ def _prefill(
         seconds = sum(_prompts(_prefills(each), machine, aside)[0] for each in before)
         sequences = options.batch or 1
         if target is None:
-            more, ranks = _prompts(last, machine, session)
-            return PodStep(sequences, seconds + more, ranks), None
+            more, ranks, request = _prompts(last, machine, session)
+            return PodStep(sequences, seconds + more, ranks, request=request), None
         step, sent = _sending(last, machine, session, target)
-        sending = sent.alone_seconds, sent.exposed_seconds
+        sending = sent.alone_seconds, sent.exposed_seconds, _request(step)
         return PodStep(sequences, seconds + step.step_seconds, step.ranks, *sending), sent
 
     return _at_least(options, look)

@@ -80,6 +80,29 @@ class Fusible(Trait):
     rows: bool = False
 
 
+@dataclass(frozen=True)
+class TurnsRows(Fusible):
+    """It rotates rows by their positions. Engines rotate queries in the kernel that writes rotated
+    keys into a cache.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.rope`      | yes |
+    | `stg.swiglu`    | no |
+    """
+
+
+@dataclass(frozen=True)
+class AppendsRows(Trait):
+    """It writes the rows of new tokens, its last operand, into a cache.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.append`    | yes |
+    | `stg.concat`    | no: it copies all |
+    """
+
+
 # -- buffers ---------------------------------------------------------------------------------------
 
 

@@ -47,12 +47,19 @@ class NetworkEfficiency(Text):
     `check`: seconds that a collective holds up the hosts of its group for each rank that it reaches
     over the level, where ranks compare what they call before they call it (PyTorch,
     `TORCH_DISTRIBUTED_DEBUG=DETAIL`: a barrier in which rank 0 asks one rank after the other).
+    `direct` are those of kernels of engines that read the memory of other ranks, `one_shot` and
+    `two_shot` (`stg.collectives`); a level without them has the communication library only.
+    `direct_fitted` says on what they were fitted.
     """
 
     protocols: dict[str, Protocol] = Field(min_length=1)
     pairs: dict[str, Protocol] = Field(min_length=1)
     multicast: Protocol
     check: Seconds = 0.0
+    direct: dict[Literal["one_shot", "two_shot"], Protocol] = Field(
+        default_factory=dict[Literal["one_shot", "two_shot"], Protocol]
+    )
+    direct_fitted: str = ""
     fitted: str = ""
 
 

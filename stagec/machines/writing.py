@@ -53,6 +53,7 @@ def rounded_network(found: NetworkEfficiency) -> NetworkEfficiency:
         update={
             "protocols": {n: one(p) for n, p in found.protocols.items()},
             "pairs": {n: one(p) for n, p in found.pairs.items()},
+            "direct": {n: one(p) for n, p in found.direct.items()},
             "multicast": one(found.multicast),
         }
     )
@@ -67,7 +68,13 @@ def network_section(level: str, found: NetworkEfficiency) -> str:
 
     lines = [f"[efficiency.network.{level}]", f"fitted = {quoted(found.fitted)}"]
     lines.append(f"multicast = {inline(found.multicast)}")
-    for name, group in (("protocols", found.protocols), ("pairs", found.pairs)):
+    direct = {str(name): p for name, p in found.direct.items()}
+    if direct:
+        lines.append(f"direct_fitted = {quoted(found.direct_fitted)}")
+    for name, group in (
+        *(("protocols", found.protocols), ("pairs", found.pairs)),
+        *((("direct", direct),) if direct else ()),
+    ):
         lines += ["", f"[efficiency.network.{level}.{name}]"]
         lines += [f"{n} = {inline(p)}" for n, p in group.items()]
     return "\n".join(lines) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from stagec.ir.core import Operation, Value
@@ -56,7 +57,8 @@ def fused_work(ops: Sequence[Operation]) -> ComputeWork:
     """The work of operations that run as one kernel, in their order.
 
     It executes the FLOPs of all. It reads each operand once, and neither writes nor reads again
-    what only its own operations use. The first one may be a matrix product: its kernel is theirs.
+    what only its own operations use. The first one may be a matrix product: its kernel is theirs;
+    the kernel of several products has the columns of all.
     """
     works = [work_of(op) for op in ops]
     seen = {result for op in ops for result in op.results}
@@ -66,7 +68,18 @@ def fused_work(ops: Sequence[Operation]) -> ComputeWork:
             saved.append(value.tensor.local_bytes)
         seen.add(data_of(value))
     flops, matmul = total(w.flops for w in works), total(w.matmul for w in works)
-    return ComputeWork(flops, matmul, total(w.bytes for w in works) - total(saved), works[0].kernel)
+    kernels = [w.kernel for w in works if w.kernel is not None]
+    size = total(w.bytes for w in works) - total(saved)
+    return ComputeWork(flops, matmul, size, _together(kernels) if kernels else None)
+
+
+def _together(kernels: Sequence[KernelShape]) -> KernelShape:
+    """Products that differ in their columns as one."""
+    first = kernels[0]
+    if len(kernels) == 1:
+        return first
+    batch, m, _, k = first.extents
+    return replace(first, extents=(batch, m, total(kernel.extents[2] for kernel in kernels), k))
 
 
 def is_left(value: Value, ops: Sequence[Operation]) -> bool:

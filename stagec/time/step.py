@@ -26,7 +26,7 @@ from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
 from stagec.time.costs.software import Software
-from stagec.time.streams import PICOSECONDS, Cost, Part
+from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
 
 #: Programs of more nodes are unrolled again where they are asked for behind the graph: 55 bytes a
 #: node.
@@ -277,12 +277,16 @@ class Issued:
 class StepTime:
     """The time of a step: `picoseconds`, the times of all classes, and how many kernels and
     collectives were matched, interpolated and modelled (`stagec.time.measured.tables`). Where
-    hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices."""
+    hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices.
+    Behind the devices the scheduler of a server takes `scheduler` picoseconds of the step; a request
+    takes `request` picoseconds outside of its steps."""
 
     picoseconds: int
     classes: ClockedStep
     ways: Mapping[int, int]
     devices: ClockedStep
+    scheduler: int = 0
+    request: int = 0
 
     @property
     def seconds(self) -> float:
@@ -299,7 +303,8 @@ class StepTime:
     def parts(self, each: ClassTimes) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
         first."""
-        found = each.parts(self.picoseconds)
+        found = {**each.parts(self.picoseconds - self.scheduler), SCHEDULER: self.scheduler}
+        found = {part: time for part, time in found.items() if time}
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -352,7 +357,8 @@ def step_time(
     after the other and wait for each other where the devices do. The step is the longer one.
     Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
     not hold devices up. Without them it issues those as it does steps of training. With `hosts` as
-    false hosts take no time.
+    false hosts take no time. The scheduler of an engine adds what `stg.hosts[step = ...]` says to a
+    step of serving.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -372,7 +378,10 @@ def step_time(
     costs = NodeCosts(*map(np.concatenate, columns))
     devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
     ways = sum((table.ways for table in tables), Counter[int]())
-    found = StepTime(devices.end, devices, ways, devices)
+    software = [job.software for job in issued.jobs]
+    scheduler = max(picoseconds(each.step_seconds) for each in software)
+    around = scheduler, max(picoseconds(each.request_seconds) for each in software)
+    found = StepTime(devices.end + scheduler, devices, ways, devices, *around)
     spent = [
         HostTimes(0)
         if not hosts or (graphs and (job.serves or job.software.hosts.graphs))
@@ -387,7 +396,7 @@ def step_time(
     if clocked.end <= devices.end:
         clocked.forget()
         return found
-    return StepTime(clocked.end, clocked, ways, devices)
+    return StepTime(clocked.end + scheduler, clocked, ways, devices, *around)
 
 
 def _issue(issued: Issued, machine: Machine) -> int:

@@ -32,6 +32,7 @@ COPIES: Final = "host copies"
 LAUNCH: Final = "launch gaps"
 INTERFERENCE: Final = "interference"
 OPTIMIZER: Final = "optimizer"
+SCHEDULER: Final = "scheduler"
 #: Parts by the kind of a kernel.
 KERNEL_PARTS: Final[Mapping[str, Part]] = {
     "matmul": "matrix products",

@@ -34,7 +34,8 @@ class Durations:
     def of_kernel(self, kernel: Kernel) -> float:
         """Seconds of one launch."""
         if kernel not in self._known:
-            self._known[kernel] = self._seconds(kernel) + self.machine.compute.launch.value
+            launch = self.software.on(self.machine).compute.launch.value
+            self._known[kernel] = self._seconds(kernel) + launch
         return self._known[kernel]
 
     def _seconds(self, kernel: Kernel) -> float:

@@ -313,6 +313,33 @@ def broadcast(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -
     return _least(map(one, _lanes(machine, over)))
 
 
+def direct_seconds(machine: Machine, size: float, over: Sequence[Span], *, two_shot: bool) -> float:
+    """Seconds of an all_reduce of `size` bytes by a kernel that reads the memory of other ranks;
+    infinity where they are not joined each to each within one level, or the level has no constants
+    of such kernels.
+
+    one_shot: start + (n - 1) * hop + (n - 1) * bytes / rate
+    two_shot: start + (n - 1) * hop + 2 * (n - 1)/n * bytes / rate
+
+    In one shot each rank reads the operands of all others, in two each adds one part of n and then
+    reads the sums of the others. With `two_shot` it is the faster one. Source: vllm-project/vllm,
+    csrc/custom_all_reduce.cuh (cross_device_reduce_1stage, 2stage); constants by fit
+    (tools/fit_direct.py).
+    """
+    level = over[0].level if len(over) == 1 else None
+    if level is None or level.kind not in ("switch", "mesh"):
+        return inf
+    n, lanes = over[0].size, machine.efficiency.network[level.name].direct
+    own = replace(over[0], level=_own(machine, level))
+    moved = {"one_shot": n - 1, "two_shot": 2 * (n - 1) / n}
+    taken = [name for name in lanes if two_shot or name == "one_shot"]
+    each = (
+        lanes[t].start + (n - 1) * _hop(own, lanes[t]) + moved[t] * size / _rate([own], [lanes[t]])
+        for t in taken
+    )
+    return min(each, default=inf)
+
+
 Cost: TypeAlias = Callable[[Machine, str, Floats, Sequence[Span]], Floats]
 #: The algorithms that `efficiency.collectives` names; a plug-in may replace one.
 ALGORITHMS: dict[str, Cost] = {

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from types import MappingProxyType
 
 import numpy as np
 
+from stagec.ir_spec.strategy.collectives import LIBRARY, TWO_SHOT
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
@@ -26,6 +27,7 @@ from stagec.time.costs.network import (
     Floats,
     Span,
     collective_seconds,
+    direct_seconds,
     level_between,
     message_seconds,
     spans,
@@ -120,9 +122,10 @@ class CostTable:
         self.ways: Counter[int] = Counter()
         self._machine = software.on(machine).for_mesh(mesh)
         self._mesh, self._overlap = mesh, overlap
+        self._direct = software.collectives
         device = self._measured.device
         self._device = None if device is None or device is machine else software.on(device)
-        self._launch = picoseconds(machine.compute.launch.value)
+        self._launch = picoseconds(self._machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
         self._numbers: dict[Hashable, int] = {}
         self._examples: list[_Examples] = []
@@ -211,7 +214,15 @@ class CostTable:
             asked = (collective_seconds(m, kind, size, over) for m in (self._machine, self._device))
             return seconds * float(_ratio(*map(np.asarray, asked)))
         self.ways[NOT_FOUND] += 1
-        return collective_seconds(self._machine, kind, size, over)
+        library = collective_seconds(self._machine, kind, size, over)
+        return min(library, self._direct_seconds(kind, size, over))
+
+    def _direct_seconds(self, kind: str, size: int, over: Sequence[Span]) -> float:
+        """Seconds by a kernel of an engine, infinity where it has none."""
+        rule = self._direct
+        if kind != "all_reduce" or rule.all_reduce == LIBRARY or size > rule.below:
+            return inf
+        return direct_seconds(self._machine, size, over, two_shot=rule.all_reduce == TWO_SHOT)
 
     # -- distances ---------------------------------------------------------------------------------
 

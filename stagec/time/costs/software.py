@@ -1,5 +1,6 @@
-"""What the software of a job says of its seconds: which share of their speed products keep in a
-step, and how fast hosts issue (`stg.sustained`, `stg.hosts`), on whatever machine."""
+"""What the software of a job says of its seconds, on whatever machine: which share of their speed
+products keep in a step (`stg.sustained`), how fast hosts issue, gaps between kernels and the time
+of schedulers (`stg.hosts`), and which kernels compute (`stg.kernels`, `stg.collectives`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 
 from stagec.ir.expr import fraction
 from stagec.ir.module import Module
+from stagec.ir.serving import DECODE
+from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
@@ -16,27 +19,34 @@ from stagec.sharding.strategy import read_strategy
 
 @dataclass(frozen=True)
 class Software:
-    """What statements of a strategy say of seconds, and nodes of a trace do not."""
+    """What statements of a strategy say of seconds, and nodes of a trace do not. `serving` is the
+    kind of a step of serving."""
 
     kernels: KernelsRule = KernelsRule()
     hosts: HostsRule = HostsRule()
     sustained: SustainedRule = SustainedRule()
+    collectives: CollectivesRule = CollectivesRule()
+    serving: str = ""
 
     @classmethod
     def of(cls, module: Module) -> Software:
         """That of a module's strategy."""
         strategy = read_strategy(module)
-        rules = (strategy.one(rule) for rule in (KernelsRule, HostsRule, SustainedRule))
-        return cls(*rules)
+        return cls(
+            *(strategy.one(KernelsRule), strategy.one(HostsRule), strategy.one(SustainedRule)),
+            *(strategy.one(CollectivesRule), module.serving),
+        )
 
     def on(self, machine: Machine) -> Machine:
-        """The machine as this software runs on it: with what it sustains there, and its hosts."""
-        share, issue = self.sustained.on(machine.family), self.hosts.seconds
+        """The machine as this software runs on it: with what it sustains there, its hosts, and its
+        gaps between kernels of a graph, which engines capture of steps that decode."""
         experts = self.sustained.experts
+        decodes = self.serving == DECODE and machine.compute.launch.value  # else there are no gaps
         values = {
-            "efficiency.sustained.products": share,
+            "efficiency.sustained.products": self.sustained.on(machine.family),
             "efficiency.sustained.experts": None if experts is None else float(fraction(experts)),
-            "efficiency.host.issue": issue,
+            "efficiency.host.issue": self.hosts.issue_seconds,
+            "compute.launch": self.hosts.graph_gap_seconds if decodes else None,
         }
         changed = {path: value for path, value in values.items() if value is not None}
         return machine.changed(changed) if changed else machine
@@ -46,3 +56,13 @@ class Software:
         """The kernel of attention, as a flag names it; empty where it is the machine's own."""
         name = self.kernels.attention
         return "" if name == DEVICE else name.replace("_", "-")
+
+    @property
+    def step_seconds(self) -> float:
+        """What a host takes between this step and the next, in which devices wait."""
+        return self.hosts.step_seconds if self.serving else 0.0
+
+    @property
+    def request_seconds(self) -> float:
+        """What a request takes outside of its steps."""
+        return self.hosts.request_seconds if self.serving else 0.0

@@ -1,0 +1,127 @@
+"""Fits the constants of all_reduces by kernels of engines (`efficiency.network.LEVEL.direct`) on
+measured ones: `python -m tools.fit_direct --write`.
+
+The rows are those of the PyPI package `aiconfigurator-core` (Apache-2.0), `custom_allreduce_perf`:
+2 to 8 ranks of a node, captured in graphs, of the newest version of each engine there. Where
+several engines have a row its time is their median; every second size is fitted, the others judge.
+Sizes are those for which engines take these kernels, 256 bytes to 8 MiB.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.machines import Machine, machines
+from stagec.machines.efficiency import NetworkEfficiency, Protocol
+from stagec.machines.writing import network_section, rounded_network, with_sections
+from stagec.time.costs.network import direct_seconds, spans
+from stagec.time.fit.network import with_level
+from stagec.time.fit.search import least_squares
+
+#: Machine: folder of its tables, and the newest versions of engines there.
+TABLES = {
+    "h100-sxm": ("h100_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
+    "h200": ("h200_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
+    "b200": ("b200_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
+    "gb200-nvl72": ("gb200", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
+}
+#: Machines with the links of another one.
+ALIKE = {"h100-sxm": ("h100-500w",), "b200": ("b300",), "gb200-nvl72": ("gb300-nvl72",)}
+_LEAST, _MOST = 256, 8 << 20
+_BYTES = 2  # of an element of bf16, in which sizes are counted there
+#: Start in microseconds, hops and share of one shot, then of two.
+_FIRST = np.array([3.0, 0.1, 0.5, 8.0, 0.1, 0.7])
+Floats = NDArray[np.float64]
+#: Ranks and bytes of a row.
+Place = tuple[int, int]
+
+
+def rows(machine: str, folder: Path) -> dict[Place, float]:
+    """Median seconds over engines by ranks and bytes."""
+    device, versions = TABLES[machine]
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    found: dict[Place, list[float]] = defaultdict(list)
+    for version in versions:
+        path = folder / "data" / device / "comm" / version / "custom_allreduce_perf.parquet"
+        for row in parquet.read_table(path).to_pylist():
+            size = row["message_size"] * _BYTES
+            eager = str(row.get("backend", "")).endswith("_eager")
+            if not eager and _LEAST <= size <= _MOST:
+                found[row["num_gpus"], size].append(row["latency"] * 1e-3)
+    return {place: float(np.median(times)) for place, times in sorted(found.items())}
+
+
+def with_direct(machine: Machine, point: Floats, record: str) -> NetworkEfficiency:
+    """The constants of the innermost level with these."""
+    level = machine.efficiency.network[machine.network[0].name]
+    one, two = (
+        Protocol.model_construct(start=start * 1e-6, hops=hops, share=min(share, 1.0), copy_=0.0)
+        for start, hops, share in point.reshape(2, 3).tolist()
+    )
+    direct = {"one_shot": one, "two_shot": two}
+    return level.model_copy(update={"direct": direct, "direct_fitted": record})
+
+
+def errors(machine: Machine, measured: dict[Place, float]) -> Floats:
+    """Logarithms of modelled over measured seconds."""
+    over = {n: spans(machine, np.arange(n)) for n, _ in measured}
+    times = (direct_seconds(machine, size, over[n], two_shot=True) for n, size in measured)
+    return np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))
+
+
+def described(e: Floats) -> str:
+    """`median 3.4%, p90 12.0%`."""
+    a = np.abs(np.expm1(e))
+    return f"median {np.median(a):.1%}, p90 {np.quantile(a, 0.9):.1%}"
+
+
+@click.command()
+@click.option("--tables", type=click.Path(path_type=Path), help="The folder `systems`.")
+@click.option("--write", is_flag=True, help="Write the constants into the machine texts.")
+def main(tables: Path | None, write: bool) -> None:
+    """Fit the constants of all machines that have tables."""
+    if tables is None:
+        package = importlib.import_module("aiconfigurator_core")
+        tables = Path(package.__path__[0]) / "systems"
+    for name in TABLES:
+        machine = machines()[name]
+        level = machine.network[0].name
+        measured = rows(name, tables)
+        even = {p: t for p, t in measured.items() if round(np.log2(p[1])) % 2 == 0}
+        odd = {p: t for p, t in measured.items() if p not in even}
+
+        def loss(point: Floats, machine: Machine = machine, even: Any = even) -> Floats:
+            constants = with_direct(machine, np.exp(point), "")
+            return errors(with_level(machine, machine.network[0].name, constants), even)
+
+        _, best = least_squares(loss, np.log(_FIRST))
+        point = np.exp(best)
+        machine = with_level(machine, level, with_direct(machine, point, ""))
+        record = (
+            f"all_reduce of vllm, sglang and trtllm in graphs on 2 to {max(measured)[0]} ranks, "
+            f"{len(measured)} rows of aiconfigurator-core, medians of engines; every second size "
+            f"fitted; on the others {described(errors(machine, odd))}"
+        )
+        click.echo(f"{name}: fitted {described(errors(machine, even))}; {record}; {point}")
+        for other in (name, *ALIKE.get(name, ())) if write else ():
+            like = "" if other == name else f"as {name}, which has links of the same kind: "
+            _write(other, point, like + record)
+
+
+def _write(name: str, point: Floats, record: str) -> None:
+    path, machine = Path(f"stagec/machines/{name}.toml"), machines()[name]
+    level = machine.network[0].name
+    section = network_section(level, rounded_network(with_direct(machine, point, record)))
+    title = f"efficiency.network.{level}"
+    path.write_text(with_sections(path.read_text("utf-8"), {title: section}), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
