@@ -26,7 +26,7 @@ from stagec.machines import Machine
 from stagec.searches.explore.remembered import NotedValues, Remembered
 from stagec.searches.explore.space import Point, Space, doubled
 from stagec.searches.listed import Jobs
-from stagec.support.diagnostics import DiagnosticError
+from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 R = TypeVar("R")
 #: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
@@ -151,7 +151,9 @@ class _Listing:
     def __init__(
         self, space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None
     ) -> None:
-        names = {*space.knobs, *AXES, "microbatches"} - {MICROBATCH}
+        # what a stack says where the rules allow it
+        self._defaults = [n for n in FLAGS if n in base.explicit - space.knobs.keys()]
+        names = {*space.knobs, *AXES, "microbatches", *self._defaults} - {MICROBATCH}
         self._names = [n for n in FLAGS if n in names]
         self._row = itemgetter(*self._names)
         self._space, self._base, self._sizes = space, base, sizes
@@ -209,7 +211,7 @@ class _Listing:
             values["microbatches"] = count
         for _ in range(3):  # what has no effect may leave something else without effect
             for rule in self._rules:
-                if (problem := rule(values)) is not None:
+                if (problem := rule(values)) is not None and not self._without(rule, values):
                     self._refuse(problem.message, times)
                     return
             idle = [flag for flag, is_idle in self._needless if is_idle(values)]
@@ -224,6 +226,15 @@ class _Listing:
             return
         self._seen.add(row)
         self._found.jobs.rows.append(row)
+
+    def _without(self, rule: Remembered[Diagnostic | None], values: dict[str, Any]) -> bool:
+        """Leave out a default of a stack that a rule refuses beside the rest; whether one did it,
+        as `apply_stack` leaves those out that a statement refuses."""
+        for name in self._defaults:
+            if rule({**values, name: FLAGS[name].default}) is None:
+                values[name] = FLAGS[name].default
+                return True
+        return False
 
     def _refuse(self, message: str, times: int) -> None:
         self._found.refused[message] += times

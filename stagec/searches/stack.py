@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from stagec.jobs.legal import needless, rules
+from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.stack import read_stack, stack_flags
@@ -31,7 +33,17 @@ def as_written(options: JobOptions) -> JobOptions:
     other = {n for n, value in flags.items() if getattr(options, n) != value}
     given = {n: getattr(plain, n) for n in flags.keys() - other}
     needed = {n for n in other if n in _flags(options, other - {n}, session)}
-    return options.changed(**given, explicit=frozenset(needed))
+    told = {n for n in needed if _may_be(options.changed(**{n: flags[n]}), n)}
+    return options.changed(**given, explicit=frozenset(told))
+
+
+def _may_be(options: JobOptions, flag: str) -> bool:
+    """Whether a job of these flags may be, and one of them has an effect. What a stack says else is
+    left out of its strategy, or changes nothing."""
+    sizes = {n: v for n, v in options.sizes.items() if v is not None}
+    if needless(FLAGS[flag], options, sizes):
+        return False
+    return all(rule(options) is None for rule in rules(sizes))
 
 
 def _flags(options: JobOptions, given: Collection[str], session: Session) -> Mapping[str, Any]:

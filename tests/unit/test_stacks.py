@@ -129,13 +129,14 @@ def test_flags_say_what_a_stack_says(name: str) -> None:
     said = {n for line in lines for n in line.definition.flags_of(line.op)}
     assert said == flags.keys()
     assert all(FLAGS[n].kind != "names" or isinstance(v, str) for n, v in flags.items())
-    given = {"stack": name}, {**flags, "stack": name, "explicit": frozenset(flags)}
-    one, other = (JobBuilder(JobOptions("llama3-8b", **each)).module for each in given)
+    usual = {"stack": name, "dp": 2, "zero": 3, "autocast": True}
+    given = usual, {**flags, **usual, "explicit": frozenset(flags)}
+    one, other = (JobBuilder(JobOptions("mixtral-8x7b", **each)).module for each in given)
     for line in lines:
         records = [
             [line.definition.read(op) for op in module.walk() if op.name == line.op.name]
             for module in (one, other)
         ]
-        usual = [line.definition.record()] if not line.definition.repeats else []
-        first, second = ([replace(r, loc=UNKNOWN) for r in found or usual] for found in records)
+        without = [line.definition.record()]
+        first, second = ([replace(r, loc=UNKNOWN) for r in found or without] for found in records)
         assert first == second
