@@ -247,6 +247,12 @@ class MemoryTimeline:
             self._planner.count(held, ends, -1)
         return {"after_forward": before or last, "after_update": last}
 
+    def made(self, point: Point) -> Mapping[str, int]:
+        """The bytes of each category that the operation at a point makes."""
+        found: Counter[str] = Counter()
+        self._planner.count(found, point.step.made, 1)
+        return found
+
     def peak(self) -> Point:
         """The point at which most is held. Raises `DiagnosticError` if nothing runs."""
         found = max(self._points(distinct=True), key=lambda p: p[0], default=None)
