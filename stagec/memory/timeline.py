@@ -104,7 +104,7 @@ class Sized(Planner):
         self.static = cache(self._static)
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
         roles = dict.fromkeys(WEIGHTS, "parameters") | dict.fromkeys(CACHED, CACHES)
-        roles |= {"state": "optimizer"}
+        roles |= {"state": "optimizer", "bucket": "communication"}
         self.fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
         self.fixed += [(g, "gradients") for g in gradients]
 
