@@ -51,6 +51,7 @@ class MemoryOp(Declaration):
         Param("parameters", "size", "bytes of parameters"),
         Param("gradients", "size", "bytes of gradients"),
         Param("optimizer", "size", "bytes of optimizer state"),
+        Param("buckets", "size", "bytes of flat buffers in which gradients are reduced"),
         Param("caches", "size", "bytes of what steps of serving keep of sequences"),
         Param("stash", "size", "bytes of activations kept for backward"),
         Param("transient", "size", "bytes of what lives inside the step"),

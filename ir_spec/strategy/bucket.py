@@ -40,6 +40,17 @@ class BucketRule(Record):
             rare=True,
         ),
     )
+    copies: bool = parameter(
+        "flag",
+        "calls reduce copies of the gradients, which have buffers of their own",
+        flag=Flag(
+            "ddp_copies",
+            "ZeRO 0 and 1: gradients are copied into flat buffers that stay from step to step, and "
+            "reduced there, as DDP with gradient_as_bucket_view=False.",
+            needs=(REDUCED,),
+            rare=True,
+        ),
+    )
 
 
 class BucketOp(Statement):
@@ -58,4 +69,4 @@ class BucketOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["ddp_bucket"] and request["zero"] < 2 and request.over(*REDUCED):
-            yield {"bytes": request["ddp_bucket"]}
+            yield {**self.flag_values(request), "bytes": request["ddp_bucket"]}

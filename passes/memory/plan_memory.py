@@ -122,6 +122,8 @@ class _Plan:
             "gradients": _bytes(self._sets.gradients),
             "optimizer": _bytes(v for v in args if v.tensor.role == "state"),
         }
+        if buckets := [v for v in args if v.tensor.role == "bucket"]:
+            parts["buckets"] = _bytes(buckets)
         caches = [v for v in args if v.tensor.role in CACHED]
         if caches:
             parts["caches"] = _bytes(caches)

@@ -12,23 +12,28 @@ from dataclasses import dataclass
 
 from stagec.api import (
     Attr,
+    Dim,
+    Expr,
     Module,
     Operation,
     Pass,
     Phase,
     Region,
+    TensorType,
     const,
     is_parameter,
     read_strategy,
+    total,
 )
 from stagec.ir.param import attr_text
 from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.strategy.bucket import BucketRule
 
 
 @dataclass(frozen=True)
 class CoalesceCollectives(Pass):
     """Merge the gathers of the parameters of a block, and the reductions of their gradients, into
-    one call each.
+    one call each. With `stg.bucket[copies]` the function gets flat buffers for the gradients.
 
     Before:
         stg.func @f(%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {
@@ -71,6 +76,20 @@ def coalesce(module: Module) -> None:
             _merge_gathers(region)
             _merge_reductions(region, bucket, whole=strategy.zero == 1)
             _merge_updates(region)
+        if bucket and strategy.one(BucketRule).copies:
+            _add_buckets(func)
+
+
+def _add_buckets(func: Operation) -> None:
+    """Give a function buffers for the copies of the gradients that it reduces in buckets, one for
+    each element type."""
+    elements: dict[str, list[Expr]] = {}
+    for op in func.body.walk():
+        for value in op.operands if "bucket" in op.attrs else ():
+            elements.setdefault(value.tensor.dtype, []).append(value.tensor.local_elements)
+    for dtype, sizes in elements.items():
+        type_ = TensorType(dtype, (Dim(total(sizes)),), role="bucket", placed=True)
+        func.body.add_arg(f"buckets_{dtype}", type_, func.loc)
 
 
 def _regions(region: Region) -> Iterable[Region]:

@@ -13,6 +13,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.memory.arena import placed
+from stagec.memory.buffers import GRADIENTS
 from stagec.memory.timeline import ALL, CACHES, HOST, MemoryTimeline, Point, line_of
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import DiagnosticError
@@ -58,8 +59,8 @@ def _class(
         "name": f"stage{stage}",
         "stage": stage,
         "ranks": ranks_of(module, func),
-        **(worst := _worst(timeline)),
-        **_moments(timeline, worst["categories"]),
+        **_worst(timeline, peak := timeline.peak()),
+        **_moments(timeline, peak),
         **_of_models(timeline, func.text("guest")),
         "host": sum(timeline.static(HOST).values()) + _most(timeline),
         "placement": _placed(timeline, fit) if fit else None,
@@ -76,7 +77,8 @@ def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
     """Of each stage of a planned module: its peak, where that is, by category, as an expression,
     and the largest buffers there. Empty if a size is open."""
     try:
-        return {stage: _worst(timeline) for stage, _, timeline in timelines(module)}
+        found = {stage: timeline for stage, _, timeline in timelines(module)}
+        return {stage: _worst(timeline, timeline.peak()) for stage, timeline in found.items()}
     except (DiagnosticError, UnboundError):
         return {}
 
@@ -89,8 +91,7 @@ def peak_bytes(module: Module) -> int | None:
         return None
 
 
-def _worst(timeline: MemoryTimeline) -> dict[str, Any]:
-    peak = timeline.peak()
+def _worst(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     return {
         "peak": peak.total,
         "at": described(peak),
@@ -109,12 +110,15 @@ _KINDS = {
 }
 
 
-def _moments(timeline: MemoryTimeline, peak: Mapping[str, int]) -> dict[str, Any]:
-    """The bytes after forward, at the peak and after the update, in all and by kind."""
+def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
+    """The bytes after forward, at the peak and after the update, in all and by kind. A gradient that
+    the operation at the peak makes is its result, no gradient yet."""
     at = timeline.moments()
     if not at:
         return {}
-    each = {"after_forward": at["after_forward"], "peak": peak, "after_update": at["after_update"]}
+    held, made = dict(peak.bytes), timeline.made(peak).get(GRADIENTS, 0)
+    held |= {GRADIENTS: held.get(GRADIENTS, 0) - made, "activations": held.get("activations", 0) + made}
+    each = {"after_forward": at["after_forward"], "peak": held, "after_update": at["after_update"]}
     return {"moments": {name: _by_kind(held) for name, held in each.items()}}
 
 

@@ -38,7 +38,7 @@ WITHOUT_SCALES: Mapping[str, str] = {"f8e4m3s": "f8e4m3", "f4e2m1s": "f4e2m1"}
 EIGHT_BITS = frozenset({"f8e4m3", "f8e4m3s", "f8e5m2"})
 #: What is computed in.
 FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f4e2m1s"}) | EIGHT_BITS
-ROLES = ("param", "frozen", "scale", "state", "cache", "recurrent")
+ROLES = ("param", "frozen", "scale", "state", "bucket", "cache", "recurrent")
 #: The roles of what steps of serving keep of sequences: rows of tokens, and state of fixed size.
 CACHED = frozenset({"cache", "recurrent"})
 #: The roles of parameters: those that are trained, and those that are not.

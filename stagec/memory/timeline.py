@@ -104,7 +104,7 @@ class Sized(Planner):
         self.static = cache(self._static)
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
         roles = dict.fromkeys(WEIGHTS, "parameters") | dict.fromkeys(CACHED, CACHES)
-        roles |= {"state": "optimizer"}
+        roles |= {"state": "optimizer", "bucket": "communication"}
         self.fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
         self.fixed += [(g, "gradients") for g in gradients]
 
@@ -246,6 +246,12 @@ class MemoryTimeline:
             last = Counter(held)
             self._planner.count(held, ends, -1)
         return {"after_forward": before or last, "after_update": last}
+
+    def made(self, point: Point) -> Mapping[str, int]:
+        """The bytes of each category that the operation at a point makes."""
+        found: Counter[str] = Counter()
+        self._planner.count(found, point.step.made, 1)
+        return found
 
     def peak(self) -> Point:
         """The point at which most is held. Raises `DiagnosticError` if nothing runs."""
