@@ -18,6 +18,7 @@ from stagec.ir_spec.strategy.kernels import KernelsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
+from stagec.ir_spec.strategy.moe import MoeOp
 from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.optimizer import OptimizerOp
 from stagec.ir_spec.strategy.part import PartOp
@@ -59,6 +60,7 @@ STATEMENTS: tuple[Statement, ...] = (
     KernelsOp(),
     HostsOp(),
     SustainedOp(),
+    MoeOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),
