@@ -260,6 +260,8 @@ class CollOp(NodeOp):
         Param("pairs", "name", "mirrored: coordinates i and n-1-i only", choices=("mirrored",)),
         Param("kept", "int", "first iterations of the repeat that have the result already"),
         Param("blocking", "flag", "computations wait for it in the order of the text"),
+        Param("copies", "size", "of an all_to_all: experts of a token, which goes once to a node"),
+        Param("groups", "size", "with `copies`: at most so many groups of experts of a token"),
     )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 

@@ -20,6 +20,7 @@ from stagec.ir_spec.strategy.kernels import KernelsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
+from stagec.ir_spec.strategy.moe import MoeOp
 from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.optimizer import OptimizerOp
 from stagec.ir_spec.strategy.part import PartOp
@@ -65,6 +66,7 @@ STATEMENTS: tuple[Statement, ...] = (
     HostsOp(),
     SustainedOp(),
     CollectivesOp(),
+    MoeOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

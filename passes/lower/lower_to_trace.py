@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from stagec.api import (
     Builder,
@@ -32,10 +33,11 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
-from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
+from stagec.ir.traits import CopiesMemory, EndsLifetime, Free, Recalls, Repeats, Terminates
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import (
     AllReduce,
+    AllToAll,
     Collective,
     CollectivePermute,
     ReduceScatter,
@@ -43,6 +45,7 @@ from stagec.ir_spec.ops.comm import (
 )
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.passes.lower.kernels import (
     KernelForms,
@@ -131,6 +134,7 @@ class _Lowering:
         strategy = read_strategy(module)
         self._blocking = frozenset(strategy.blocking)
         self._sums_in_steps = strategy.one(TpOutputsRule).policy == "in_steps"
+        self._once = strategy.one(MoeRule).dispatch == "deepep"
         self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # what else has to be there
@@ -421,6 +425,8 @@ class _Lowering:
             attrs["ahead"] = ahead_of(op)
             if op.integer("kept", 0):
                 attrs["kept"] = op.expr("kept")
+        if self._once and isinstance(definition, AllToAll):
+            attrs |= _dealt(op)
         if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
             attrs["blocking"] = True
         deps = self._deps(op.operands)
@@ -434,20 +440,34 @@ class _Lowering:
         return op.phase in _ACTIVATIONS and not set(op.names("over")) <= self._blocking
 
 
+def _dealt(op: Operation) -> dict[str, RawAttr]:
+    """Of how many experts, of at most how many groups of them, the tokens are that an op moves;
+    nothing if no router deals them."""
+    dims = (d for v in (*op.operands, *op.results) for d in v.tensor.dims)
+    routed = next((d.routed for d in dims if d.routed is not None), None)
+    if routed is None:
+        return {}
+    root = op
+    while root.parent_op is not None and root.parent_op.parent is not None:
+        root = root.parent_op
+    routes = root.parent.walk() if root.parent is not None else ()
+    groups = (each.expr("top_groups") for each in routes if "top_groups" in each.attrs)
+    return {"copies": routed.k, **{"groups": found for found in islice(groups, 1)}}
+
+
 def _reduces(op: Operation) -> bool:
     """Whether an op adds up parts that ranks have."""
     return isinstance(op.definition, AllReduce | ReduceScatter)
 
 
 def _sum_of(op: Operation) -> Operation | None:
-    """What adds up the result of a product over ranks, if nothing else uses it; views are looked
-    through no further than that."""
+    """What adds up the result of a product over ranks, if nothing else uses it."""
     kernel = work_of(op).kernel
-    uses = op.results[0].uses if len(op.results) == 1 else []
-    if kernel is None or kernel.kind != "matmul" or len(uses) != 1:
+    users = [user for result in op.results for user, _ in result.uses]
+    users = [user for user in users if not user.has(EndsLifetime)]
+    if kernel is None or kernel.kind != "matmul" or len(users) != 1:
         return None
-    (user, _), *_ = uses
-    return user if _reduces(user) and len(user.operands) == 1 else None
+    return users[0] if _reduces(users[0]) and len(users[0].operands) == 1 else None
 
 
 def _common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ class Node:
     `parts` instead. Computations wait for a `blocking` collective in the
     order of issue. A `bucket` is one call of a reduction in several, issued when its gradients are
     complete. `index` is its number among the calls, or else the layer, where sizes go by layers.
+    `dealt`: of how many experts a token of an all_to_all is that goes to each node once, and of how
+    many groups of these at most (0: of any); (0, 0) of others.
     `layer` is the place of its layer in the outermost stack, -1 outside of layers.
     `scope` is the leading part of the name: phase, microbatch and layer. A message goes
     along the axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and
@@ -76,6 +78,7 @@ class Node:
     id: int = 0
     index: int = 0
     layer: int = -1
+    dealt: tuple[int, int] = (0, 0)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -23,6 +23,7 @@ from stagec.support.diagnostics import NotAnIntegerError
 
 #: The parameters of an operation that are its numbers.
 _NUMBERS = ("bytes", "flops", "matmul", "out")
+_DEALT = ("copies", "groups")
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class _NodePlaces(NamedTuple):
     matmul: int
     out: int
     kernel: int | None
+    dealt: tuple[int, int]
 
 
 class Resizable:
@@ -156,7 +158,7 @@ class Resizable:
         ]
         buckets: dict[Operation, list[int]] = {}
         found: list[Node] = []
-        for node, size, flops, matmul, out, kernel in self._nodes:
+        for node, size, flops, matmul, out, kernel, dealt in self._nodes:
             if node.op is None:
                 found.append(node)
                 continue
@@ -185,6 +187,7 @@ class Resizable:
                     id=node.id,
                     index=node.index,
                     layer=node.layer,
+                    dealt=(n[dealt[0]], n[dealt[1]]),
                 )
             )
         return found
@@ -193,12 +196,13 @@ class Resizable:
         op, place = node.op, self._place
         none = self._number(ZERO)
         if op is None or node.bucket:
-            return _NodePlaces(node, none, none, none, none, None)
+            return _NodePlaces(node, none, none, none, none, None, (none, none))
         size = place(op, "bytes")
         if not node.is_computation:
-            return _NodePlaces(node, size, none, none, none, None)
+            copies, groups = (place(op, name) for name in _DEALT)
+            return _NodePlaces(node, size, none, none, none, None, (copies, groups))
         flops, matmul, out = (place(op, name) for name in _NUMBERS[1:])
-        return _NodePlaces(node, size, flops, matmul, out, self._kernel(op))
+        return _NodePlaces(node, size, flops, matmul, out, self._kernel(op), (none, none))
 
     def _kernel(self, op: Operation) -> int:
         kind, dtype, names, what, causal, form = _about(op)
@@ -224,7 +228,7 @@ def what_it_does(node: Node) -> Hashable:
     op = node.op
     if op is None or node.bucket:
         return op or node, node.index
-    told = [op.attrs.get(name) for name in _NUMBERS]
+    told = [op.attrs.get(name) for name in (*_NUMBERS, *_DEALT)]
     if node.is_computation:
         about = _about(op)
         told += [about[0], about[1], *(op.attrs.get(name) for name in about[2]), *about[3:]]

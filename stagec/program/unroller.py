@@ -345,6 +345,7 @@ class Unroller:
             deps=self._deps(op),
             after=self._behind_schedule(op),
             index=self._layer,
+            dealt=(self._count(op, "copies"), self._count(op, "groups")),
         )
         self._issue(node)
         return node

@@ -30,6 +30,7 @@ from stagec.time.costs.network import (
     direct_seconds,
     level_between,
     message_seconds,
+    once_a_node,
     spans,
 )
 from stagec.time.costs.software import Software
@@ -188,10 +189,10 @@ class CostTable:
             return self._known[key]
         number = far.groups[node.group]
         beside = self._overlap and not node.blocking
-        key = node.kind, node.size, number, beside
+        key = node.kind, node.size, number, beside, node.dealt
         if key not in self._known:
             examples = self._examples[number]
-            times = [self._collective(node.kind, node.size, over) for over in examples]
+            times = [self._collective(node, over) for over in examples]
             factor = self._machine.efficiency.interference.collectives if beside else 1.0
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
@@ -204,7 +205,11 @@ class CostTable:
         there = picoseconds(message_seconds(self._machine, waiting.handshake, level))
         return Cost(time, handshake=there)
 
-    def _collective(self, kind: str, size: int, over: Sequence[Span]) -> float:
+    def _collective(self, node: Node, over: Sequence[Span]) -> float:
+        kind, size = node.kind, node.size
+        if any(node.dealt):
+            self.ways[NOT_FOUND] += 1
+            return float(once_a_node(self._machine, size, over, *node.dealt))
         measured = self._measured.collective(kind, size, over, self._machine)
         if measured is not None:
             seconds, way = measured
