@@ -25,9 +25,11 @@ from stagec.ir_spec.strategy.pipeline import PipelineOp
 from stagec.ir_spec.strategy.recompute import RecomputeOp
 from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
+from stagec.ir_spec.strategy.routing import RoutingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement
+from stagec.ir_spec.strategy.sustained import SustainedOp
 from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
 from stagec.ir_spec.strategy.weights import WeightsOp
 
@@ -46,6 +48,7 @@ STATEMENTS: tuple[Statement, ...] = (
     FusionOp(),
     CapacityOp(),
     ExpertLoadOp(),
+    RoutingOp(),
     DtypesOp(),
     BucketOp(),
     RecomputeOp(),
@@ -55,6 +58,7 @@ STATEMENTS: tuple[Statement, ...] = (
     LossOp(),
     HostsOp(),
     CollectivesOp(),
+    SustainedOp(),
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

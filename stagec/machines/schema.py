@@ -130,11 +130,14 @@ def check_levels(levels: Sequence[Level]) -> None:
 
 class Machine(Text):
     """A device and the network that joins many. `name` is that of its text, `aliases` are other
-    names that users know it by."""
+    names that users know it by. `family` is that of devices of which a framework sustains a like
+    share (`stg.sustained`): hopper; empty of a device that is limited to less power than others of
+    its family, and of one of which nobody knows."""
 
     name: str
     title: str
     aliases: tuple[str, ...] = ()
+    family: Annotated[str, Field(pattern=r"^[a-z0-9_]{0,30}$")] = ""
     compute: Compute
     memory: Memory
     network: Annotated[tuple[Level, ...], Field(min_length=1)]

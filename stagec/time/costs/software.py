@@ -1,5 +1,6 @@
-"""What the software of a job says of its seconds: gaps between kernels, the time of hosts around a
-step (`stg.hosts`), and who adds up over ranks (`stg.collectives`), on whatever machine."""
+"""What the software of a job says of its seconds: gaps between kernels and the time of hosts around
+a step (`stg.hosts`), who adds up over ranks (`stg.collectives`), and which share of their speed
+products keep in a step (`stg.sustained`), on whatever machine."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from stagec.ir.module import Module
 from stagec.ir.serving import DECODE
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.hosts import HostsRule
+from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.machines import Machine
 from stagec.sharding.strategy import read_strategy
 
@@ -20,22 +22,26 @@ class Software:
 
     hosts: HostsRule = HostsRule()
     collectives: CollectivesRule = CollectivesRule()
+    sustained: SustainedRule = SustainedRule()
     serving: str = ""
 
     @classmethod
     def of(cls, module: Module) -> Software:
         """That of a module's strategy."""
         strategy = read_strategy(module)
-        hosts, collectives = strategy.one(HostsRule), strategy.one(CollectivesRule)
-        return cls(hosts, collectives, module.serving)
+        rules = (strategy.one(rule) for rule in (HostsRule, CollectivesRule, SustainedRule))
+        return cls(*rules, serving=module.serving)
 
     def on(self, machine: Machine) -> Machine:
-        """The machine as this software runs on it: with its gaps between kernels of a graph, which
-        engines capture of steps that decode."""
-        gap = self.hosts.graph_gap_seconds
-        if gap is None or self.serving != DECODE or not machine.compute.launch.value:
-            return machine  # one that has no gaps has none in graphs
-        return machine.changed({"compute.launch": gap})
+        """The machine as this software runs on it: with what it sustains there, and with its gaps
+        between kernels of a graph, which engines capture of steps that decode."""
+        graph = self.serving == DECODE and machine.compute.launch.value  # else there are no gaps
+        values = {
+            "efficiency.sustained.products": self.sustained.on(machine.family),
+            "compute.launch": self.hosts.graph_gap_seconds if graph else None,
+        }
+        changed = {path: value for path, value in values.items() if value is not None}
+        return machine.changed(changed) if changed else machine
 
     @property
     def step_seconds(self) -> float:

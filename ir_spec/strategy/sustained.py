@@ -1,0 +1,72 @@
+"""Which share of their speed products and attention keep in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, fraction
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+FAMILIES = ("ampere", "hopper", "blackwell", "tpu")
+
+
+def _family(name: str) -> Expr | None:
+    share: Expr | None = parameter("ratio", f"the share on devices of the family {name}")
+    return share
+
+
+@dataclass(frozen=True)
+class SustainedRule(Record):
+    """Which share of their speed products and attention keep in a step."""
+
+    products: Expr | None = parameter(
+        "ratio",
+        "the share on any device",
+        least=0,
+        flag=Flag(
+            "sustained",
+            "The share of their speed that products and attention keep in a step, such as 9/10: "
+            "of the machine if it is left out.",
+            rare=True,
+        ),
+    )
+    ampere: Expr | None = _family("ampere")
+    hopper: Expr | None = _family("hopper")
+    blackwell: Expr | None = _family("blackwell")
+    tpu: Expr | None = _family("tpu")
+
+    def on(self, family: str) -> float | None:
+        """The share on a device of a family; None if it is not said."""
+        share = self.products if self.products is not None else getattr(self, family, None)
+        return None if share is None else float(fraction(share))
+
+
+class SustainedOp(Statement):
+    """Which share of the speed that they have alone matrix products and attention keep in a step.
+
+    Kernels are timed for milliseconds on a cool device with operands of a library's choice. What is
+    left of that in a step that goes on for hours depends on the power that the device is limited
+    to, and on what a framework makes of it: versions of libraries, layouts and alignments of
+    operands, tuned configurations. So a stack says it for families of devices (`family` in the text
+    of a machine); a machine whose text names no family keeps its own share, as all do without this
+    statement.
+    """
+
+    name, record = "stg.sustained", SustainedRule
+    section = Section.KERNELS
+    example = "stg.sustained[hopper = 9/10]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        for name in ("products", *FAMILIES):
+            share = op.expr(name) if name in op.attrs else None
+            if share is not None and (share.symbols or not 0 < fraction(share) <= 1):
+                yield f"expects '{name}' to be more than 0 and at most 1, found {share}"
