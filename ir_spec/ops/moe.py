@@ -168,6 +168,7 @@ class Dispatch(OpDef):
         Param("count", "size", "the number of experts", required=True),
         Param("capacity", "ratio", "the capacity factor (default 1)"),
         Param("load_from", "int", "experts have loads, those of the layers from this one on"),
+        Param("spread", "flag", "tokens choose some experts more often, so few reach fewer"),
     )
     example = "%xs = stg.dispatch[count = E](%x, %experts) : bf16[E, B, S*T/E, D]"
 
@@ -181,7 +182,7 @@ class Dispatch(OpDef):
             numbered="s",
             sizes={"e": count, "c": k * capacity / count},
             loads={"c": load} if (load := _load(op)) else {},
-            routed={} if "capacity" in op.attrs else {"c": Routed(count, k)},
+            routed={} if "capacity" in op.attrs else {"c": Routed(count, k, op.flag("spread"))},
         )
 
     def verify(self, op: Operation) -> Iterator[str]:

@@ -28,6 +28,7 @@ from stagec.ir_spec.strategy.pipeline import PipelineOp
 from stagec.ir_spec.strategy.recompute import RecomputeOp
 from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
+from stagec.ir_spec.strategy.routing import RoutingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
@@ -54,6 +55,7 @@ STATEMENTS: tuple[Statement, ...] = (
     FusionOp(),
     CapacityOp(),
     ExpertLoadOp(),
+    RoutingOp(),
     DtypesOp(),
     AutocastOp(),
     BucketOp(),
@@ -66,7 +68,11 @@ STATEMENTS: tuple[Statement, ...] = (
     HostsOp(),
     SustainedOp(),
     CollectivesOp(),
+<<<<<<< HEAD
     MoeOp(),
+=======
+    SustainedOp(),
+>>>>>>> engines
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

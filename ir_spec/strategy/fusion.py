@@ -73,7 +73,7 @@ class FusionOp(Statement):
     the sum over microbatches, as those of Megatron-LM do (`gradient_accumulation_fusion`); else it
     is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products`
     matrix products that follow each other and multiply the same operand, such as the inputs of
-    attention, are one product, as engines store their weights. With `caches` rows are rotated, cast
+    attention, are one product, as engines store their weights, and add their biases. With `caches` rows are rotated, cast
     and appended to caches in one kernel, queries rotated with them. Without the statement every
     computation is a kernel of its own, as PyTorch runs without a compiler.
     """

@@ -37,7 +37,7 @@ class FuseKernels(Pass):
     same rows, but with `pointwise` contains none; with `epilogue` it may start with a matrix
     product, and then contains none. With `gradients` a matrix product adds its result to the sum
     over microbatches. With `products` products that follow each other and differ in one operand and
-    the columns that it has are one. With `caches` ops that make rows of caches are one kernel with
+    the columns that it has are one, and a bias is added in the kernel of its product. With `caches` ops that make rows of caches are one kernel with
     the ops that append them, and with ops of the same kinds beside them. Without the statement
     nothing happens.
 
@@ -110,8 +110,8 @@ def _adds_to_sum(kernel: Sequence[Operation]) -> bool:
 
 
 def _is_one_product(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel is several products."""
-    return len(kernel) > 1 and all(map(_is_product, kernel))
+    """Whether a kernel is a product of several columns, or with a bias."""
+    return len(kernel) > 1 and _is_product(kernel[0]) and not _adds_to_sum(kernel)
 
 
 def _appends(kernel: Sequence[Operation]) -> bool:
@@ -169,6 +169,8 @@ class _Fuser:
         if _is_product(first) and _is_product(op):
             one = self._products and op.phase == first.phase and _is_wider(first, op)
             return one and self._is_ready(op)
+        if self._products and _is_product(first) and self._is_bias(op):
+            return op.phase == first.phase and self._is_ready(op)
         fusible = op.definition.trait(Fusible)
         if fusible is None or op.phase != first.phase:
             return False
@@ -179,6 +181,16 @@ class _Fuser:
         made = self._made(op)
         linked = bool(made) or (first.has(Fusible) and self._reads_the_same(op))
         return linked and all(self._is_at_hand(v, op) for v in made) and self._is_ready(op)
+
+    def _is_bias(self, op: Operation) -> bool:
+        """Whether an op works on what a product of the kernel makes and on an operand with fewer
+        elements, which is the same for many of them."""
+        if len(op.operands) != 2 or not op.has(Fusible) or _by_rows(op):
+            return False
+        made = [v for v in op.operands if viewed(v).producer in self._kernel]
+        rest = [v for v in op.operands if v not in made]
+        wide = len(made) == 1 and _is_product_of(made[0]) and _same_elements(made[0], op.results[0])
+        return wide and rest[0].tensor.rank < op.results[0].tensor.rank
 
     def _made(self, op: Operation) -> list[Value]:
         """The operands that the kernel makes."""
@@ -193,8 +205,8 @@ class _Fuser:
 
     def _joins_product(self, op: Operation) -> bool:
         """Whether an op of this kind runs in the kernel of the product before it."""
-        plain = len(self._kernel) == 1 or not _is_product(self._kernel[1])
-        return plain and (self._kind == "epilogue" or op.has(AddsToSum))
+        alone = sum(map(_is_product, self._kernel)) == 1
+        return alone and (self._kind == "epilogue" or op.has(AddsToSum))
 
     def _has_its_rows(self, op: Operation) -> bool:
         """Whether an op reduces the rows that the kernel reduces, if it does."""
@@ -235,6 +247,12 @@ def _is_product(op: Operation) -> bool:
     kernel, rule = work_of(op).kernel, op.definition.rule(op)
     plain = rule is not None and not own_gathers(op, rule)
     return plain and kernel is not None and kernel.kind == "matmul"
+
+
+def _is_product_of(value: Value) -> bool:
+    """Whether a value is what a product makes."""
+    op = viewed(value).producer
+    return op is not None and _is_product(op)
 
 
 def _is_wider(first: Operation, op: Operation) -> bool:

@@ -22,12 +22,16 @@ from stagec.api import (
 from stagec.ir.expr import UnboundError
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.strategy.routing import SPREAD, RoutingRule
 from stagec.sharding.strategy import ExpertLoadRule
 
 
 @dataclass(frozen=True)
 class SizeExperts(Pass):
     """Give the buffers of experts the sizes of `stg.capacity`, or the loads of `stg.expert_load`.
+
+    With `stg.routing[popularity = spread]` the ops that deal rows to experts have the flag
+    `spread`.
 
     A capacity factor becomes an attribute of the ops that fill these buffers. With loads, their
     attribute `load_from` is the number of their first layer with experts. Sizes are inferred again.
@@ -59,7 +63,8 @@ class SizeExperts(Pass):
 
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
-        return strategy.capacity is not None or bool(strategy.loads)
+        sized = strategy.capacity is not None or bool(strategy.loads)
+        return sized or strategy.one(RoutingRule).popularity == SPREAD
 
     def run(self, module: Module) -> None:
         size_experts(module, read_strategy(module))
@@ -76,6 +81,10 @@ def size_experts(module: Module, strategy: Strategy) -> None:
             op.attrs["capacity"] = strategy.capacity
     if strategy.loads:
         _set_loads(module, strategy)
+    if strategy.one(RoutingRule).popularity == SPREAD:
+        for op in module.walk():
+            if "spread" in op.definition.params_by_name:
+                op.attrs["spread"] = True
     _infer_again(module)
 
 

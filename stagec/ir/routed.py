@@ -3,7 +3,10 @@ it works.
 
 A router that loads E experts alike gives a token k of them, each as likely as any other, and each
 token by itself. An expert gets none of T tokens with probability (1 - k/E)^T, so of weights that
-are spread over experts a kernel reads the share 1 - (1 - k/E)^T in the mean. Where experts have
+are spread over experts a kernel reads the share 1 - (1 - k/E)^T in the mean. Where tokens choose
+some experts more often (`stg.routing[popularity = spread]`), the probability p of an expert is
+distributed by Beta(1, b) with b = E/k - 1, and E[(1 - p)^T] = b / (b + T): the share is
+T k / (E - k + T k). Where experts have
 loads of their own (`stg.expert_load`), the share follows from the rows that they get.
 """
 
@@ -50,7 +53,10 @@ class ExpertWeights:
     def _reached(self, whole: Expr, n: Sizes) -> Expr:
         if self.routed is None:
             return whole
-        tokens = product(n[f] for f in self.rows) * self.routed.of / self.routed.k
+        rows = product(n[f] for f in self.rows) * self.routed.of
+        if self.routed.spread:
+            return call("ceildiv", [whole * rows, self.routed.of - self.routed.k + rows])
+        tokens = rows / self.routed.k
         return call("reached", [whole, self.routed.of, self.routed.k, tokens])
 
 

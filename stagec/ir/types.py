@@ -100,10 +100,12 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Routed:
     """The rows of a dimension are those that a router gives to each part of another one: each token
-    goes to `k` of the `of` parts (experts). Few tokens do not reach all of them."""
+    goes to `k` of the `of` parts (experts). Few tokens do not reach all of them, and fewer where
+    tokens choose some parts more often (`spread`)."""
 
     of: Expr
     k: Expr
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,9 @@ class TensorType:
 
 
 def _substituted(d: Dim, env: Mapping[str, Expr]) -> Dim:
-    routed = d.routed and Routed(substitute(d.routed.of, env), substitute(d.routed.k, env))
+    routed = d.routed and replace(
+        d.routed, of=substitute(d.routed.of, env), k=substitute(d.routed.k, env)
+    )
     return replace(d, size=substitute(d.size, env), routed=routed)
 
 
@@ -343,7 +347,8 @@ def _load_clause(index: int, load: Load) -> str:
 
 
 def _routed_clause(index: int, routed: Routed) -> str:
-    return f"routed({routed.of}={index}, {routed.k})"
+    spread = ", spread" if routed.spread else ""
+    return f"routed({routed.of}={index}, {routed.k}{spread})"
 
 
 @dataclass(frozen=True, slots=True)

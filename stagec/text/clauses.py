@@ -37,7 +37,10 @@ def names_of(token: str, coords: _Sizes) -> _Names:
 
 def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]:
     """The dimensions with rows that a router deals: `routed(E=2, T)` is that of dimension 2 to E
-    parts, of which each token goes to T."""
+    parts, of which each token goes to T; with `spread` as a third word to some more often."""
+    last = coords[-1][0] if len(coords) == 3 and coords[-1][1] is None else None
+    spread = isinstance(last, Expr) and last.symbol_name == "spread"
+    coords = coords[:-1] if spread else coords
     sizes = [c for c, _ in coords if isinstance(c, Expr)]
     index = coords[0][1] if len(sizes) == len(coords) == 2 and coords[1][1] is None else None
     if index is None or index >= len(dims) or any(s == 0 for s in sizes):
@@ -46,7 +49,7 @@ def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]
             token,
             "write routed(E=2, T)",
         )
-    dealt = replace(dims[index], routed=Routed(*sizes))
+    dealt = replace(dims[index], routed=Routed(*sizes, spread=spread))
     return (*dims[:index], dealt, *dims[index + 1 :])
 
 

@@ -1,0 +1,46 @@
+"""How alike routers load experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+
+EVEN, SPREAD = "even", "spread"
+
+
+@dataclass(frozen=True)
+class RoutingRule(Record):
+    """How alike routers load experts."""
+
+    popularity: str = parameter(
+        "name",
+        "even: a token goes to each expert alike; spread: to some more often, as in models that "
+        "were trained",
+        default=EVEN,
+        choices=(EVEN, SPREAD),
+        flag=Flag(
+            "expert_popularity",
+            "Whether each expert is as likely as any other, or some are chosen more often (spread): "
+            "then few tokens reach fewer of them.",
+            needs=(EXPERTS,),
+            rare=True,
+        ),
+    )
+
+
+class RoutingOp(Statement):
+    """How alike routers load experts, as far as it says how many of them some tokens reach.
+
+    Of E experts, of which a token takes k, T tokens reach the share 1 - (1 - k/E)^T in the mean if
+    all are as likely (`even`). With `spread` the probability of an expert is itself distributed, by
+    Beta(1, E/k - 1), whose mean is k/E: the mean share is then T k / (E + (T - 1) k), which is k/E
+    for one token and 1 for many, rounded up to whole bytes and experts. Loads of ranks stay even. A
+    model without experts, buffers with a capacity and layers with `stg.expert_load` have no use for
+    it.
+    """
+
+    name, record = "stg.routing", RoutingRule
+    section = Section.EXPERTS
+    example = "stg.routing[popularity = spread]"
