@@ -150,6 +150,14 @@ class JobFlags(TypedDict, total=False):
     offload: str | Sequence[str] | None
     #: Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).
     memory_nodes: bool | None
+    #: The optimizer.
+    optimizer: Literal["adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none"] | None
+    #: AdamW is one kernel (fused), or several, each for all tensors (foreach) or for one after the
+    #: other (for-loop); in-backward: gradients are used and freed as soon as they are there,
+    #: without clipping.
+    optimizer_form: Literal["fused", "foreach", "for-loop", "in-backward"] | None
+    #: SGD has a momentum.
+    sgd_momentum: bool | None
     #: Gradients have buffers that persist from step to step, or are freed before forward.
     grads: Literal["persistent", "freed"] | None
     #: The cross entropy is one op (fused), or a log-softmax and the loss by it, with three copies
