@@ -8,6 +8,8 @@ from types import ModuleType
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops import (
     activation,
+    adafactor,
+    adam8bit,
     attention,
     attention_parts,
     causal_conv,
@@ -24,6 +26,7 @@ from stagec.ir_spec.ops import (
     losses,
     merge,
     moe,
+    muon,
     norm,
     optimizer,
     parts,
@@ -55,7 +58,7 @@ _ROOMS = (
     *(activation, gated, norm),
     *(attention, attention_parts, ring, ring_edge, rope, distance, indexer),
     *(moe, vocabulary, losses, recommend),
-    *(layout, comm, optimizer, pipeline, pods, trace),
+    *(layout, comm, optimizer, adam8bit, adafactor, muon, pipeline, pods, trace),
 )
 
 

@@ -1,16 +1,18 @@
-"""Optimizer ops: AdamW with an fp32 master copy, and the pieces of gradient-norm clipping."""
+"""Updates of parameters element by element, AdamW by one or by several kernels among them, and the
+pieces of gradient-norm clipping."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr
+from stagec.ir.expr import Expr, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import AddsToSum, Fusible, InPlace, Stays
@@ -56,8 +58,55 @@ class AccumulateGrad(Elementwise):
         return [args[0]]
 
 
-class AdamW(OpDef):
-    """One AdamW step (arXiv 1711.05101) in place; 16 FLOPs per element.
+class Update(OpDef):
+    """Base of updates of a parameter in place, element by element.
+
+    Operands: parameter, gradient, `states`, with the flag `master` the master copy, from which the
+    parameter is rounded, with the flag `clip` a factor for the gradient, a scalar.
+    """
+
+    states: ClassVar[tuple[str, ...]] = ()
+    operands: ClassVar[tuple[str, ...]] = ("param", "grad", "state, master or clip*")
+    results: ClassVar[tuple[str, ...]] = ("param", "state or master*")
+    traits = (InPlace(operands=(0, 2, 3, 4, 5, 6)),)
+    params: ClassVar[tuple[Param, ...]] = (
+        Param("master", "flag", "there is a master copy"),
+        Param("clip", "flag", "the gradient is scaled"),
+        *_HYPER,
+    )
+
+    def kept(self, op: Operation) -> int:
+        """How many operands keep state, the master copy among them."""
+        return len(self.states) + op.flag("master")
+
+    def rule(self, op: Operation) -> Rule:
+        t, kept = letters(op.operands[0].tensor.rank), self.kept(op)
+        tail = "," if op.flag("clip") else ""
+        return make_rule(",".join([t] * (2 + kept)) + tail + "->" + ",".join([t] * (1 + kept)))
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        expected = 2 + self.kept(op) + op.flag("clip")
+        if len(op.operands) != expected:
+            yield f"expects {expected} operands, found {len(op.operands)}"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[i].tensor.dtype for i in (0, *range(2, 2 + self.kept(op)))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        end = 2 + len(self.states)
+        grad = args[1] * args[-1] if op.flag("clip") else args[1]
+        new, *states = self.updated(op, args[end if op.flag("master") else 0], grad, args[2:end])
+        return [new, *states, new] if op.flag("master") else [new, *states]
+
+    def updated(
+        self, op: Operation, old: Array, grad: Array, states: Sequence[Array]
+    ) -> Sequence[Array]:
+        """The parameter and its states behind the first step, from `old` and a scaled gradient."""
+        raise NotImplementedError
+
+
+class AdamW(Update):
+    """One AdamW step (arXiv 1711.05101) in place, in one kernel; 16 FLOPs per element.
 
     Operands: parameter, gradient, first and second moment; with the flag `master` the master copy,
     with the flag `clip` a factor for the gradient, a scalar. The parameter is rounded from the
@@ -65,43 +114,202 @@ class AdamW(OpDef):
     """
 
     name = "stg.adamw"
-    operands = ("param", "grad", "m", "v", "master or clip*")
-    results = ("param", "m", "v", "master?")
-    traits = (InPlace(operands=(0, 2, 3, 4)),)
-    params = (
-        Param("master", "flag", "there is a master copy"),
-        Param("clip", "flag", "the gradient is scaled"),
-        *_HYPER,
-    )
+    states = ("m", "v")
+    operands = ("param", "grad", *states, "master or clip*")
+    results = ("param", *states, "master?")
     flops_per_point = 16
     example = "%w2, %m2, %v2 = stg.adamw[clip](%w, %g, %m, %v, %clip) : (f32[D], f32[D], f32[D])"
 
-    def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        same = 5 if op.flag("master") else 4
-        tail = "," if op.flag("clip") else ""
-        return make_rule(",".join([t] * same) + tail + "->" + ",".join([t] * (same - 1)))
+    def updated(
+        self, op: Operation, old: Array, grad: Array, states: Sequence[Array]
+    ) -> Sequence[Array]:
+        m, v = moments(op, grad, *states)
+        return [adam_step(op, old, m, v), m, v]
 
-    def verify(self, op: Operation) -> Iterator[str]:
-        expected = 4 + op.flag("master") + op.flag("clip")
-        if len(op.operands) != expected:
-            yield f"expects {expected} operands, found {len(op.operands)}"
 
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [
-            op.operands[i].tensor.dtype for i in ((0, 2, 3, 4) if op.flag("master") else (0, 2, 3))
-        ]
+def moments(op: Operation, grad: Array, m: Array, v: Array) -> tuple[Array, Array]:
+    """Both moments of Adam behind a gradient."""
+    b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
+    return b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * grad * grad
+
+
+def adam_step(op: Operation, old: Array, m: Array, v: Array) -> Array:
+    """The parameter behind the first step of AdamW."""
+    b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
+    step = (m / (1 - b1)) / (np.sqrt(np.abs(v) / (1 - b2)) + ratio(op, "eps", 1e-8))
+    return decayed(op, old) - ratio(op, "lr", 3e-4) * step
+
+
+def decayed(op: Operation, old: Array) -> Array:
+    """The parameter behind its decoupled weight decay."""
+    return old * (1 - ratio(op, "lr", 3e-4) * ratio(op, "decay", 0.1))
+
+
+class Sgd(Update):
+    """One step of stochastic gradient descent in place, as `torch.optim.SGD`: with the flag
+    `momentum` m is 9/10 m + g, which takes the place of the gradient. 4 FLOPs per element, 2
+    without."""
+
+    name = "stg.sgd"
+    operands = ("param", "grad", "momentum, master or clip*")
+    params = (*Update.params, Param("momentum", "flag", "there is a momentum"))
+    example = "%w2, %m2 = stg.sgd[momentum](%w, %g, %m) : (f32[D], f32[D])"
+
+    def kept(self, op: Operation) -> int:
+        return op.flag("momentum") + op.flag("master")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        each = 4 if op.flag("momentum") else 2
+        return product(n[f] for f in self.rule(op).factors) * each
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        param, grad, m, v = args[:4]
-        b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
-        g = grad * args[-1] if op.flag("clip") else grad
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g * g
-        step = (m / (1 - b1)) / (np.sqrt(np.abs(v) / (1 - b2)) + ratio(op, "eps", 1e-8))
-        old = args[4] if op.flag("master") else param
-        new = old - ratio(op, "lr", 3e-4) * (step + ratio(op, "decay", 0.1) * old)
-        return [new, m, v, new] if op.flag("master") else [new, m, v]
+        grad = args[1] * args[-1] if op.flag("clip") else args[1]
+        m = [ratio(op, "beta1", 0.9) * args[2] + grad] if op.flag("momentum") else []
+        old = args[2 + len(m)] if op.flag("master") else args[0]
+        new = old - ratio(op, "lr", 3e-4) * (m[0] if m else grad)
+        return [new, *m, *([new] if op.flag("master") else [])]
+
+
+class Lion(Update):
+    """One step of Lion (arXiv 2302.06675) in place: the sign of a mean of momentum and gradient; 9
+    FLOPs per element."""
+
+    name = "stg.lion"
+    states = ("m",)
+    operands = ("param", "grad", "m", "master or clip*")
+    results = ("param", "m", "master?")
+    flops_per_point = 9
+    example = "%w2, %m2 = stg.lion(%w, %g, %m) : (f32[D], f32[D])"
+
+    def updated(
+        self, op: Operation, old: Array, grad: Array, states: Sequence[Array]
+    ) -> Sequence[Array]:
+        (m,) = states
+        b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.99)
+        step = np.sign(b1 * m + (1 - b1) * grad)
+        return [decayed(op, old) - ratio(op, "lr", 3e-4) * step, b2 * m + (1 - b2) * grad]
+
+
+# -- AdamW by several kernels, as torch/optim/adam.py has it without `fused` -----------------------
+
+
+class AdamMoments(OpDef):
+    """The moments of Adam behind a gradient, in place, by three kernels (lerp, mul, addcmul): 7
+    FLOPs per element. The gradient is read twice, the second moment read and written twice."""
+
+    name = "stg.adam_moments"
+    operands = ("grad", "m", "v", "clip?")
+    results = ("m", "v")
+    traits = (InPlace(operands=(1, 2)),)
+    params = _HYPER
+    flops_per_point = 7
+    example = "%m2, %v2 = stg.adam_moments(%g, %m, %v) : (f32[D], f32[D])"
+
+    def rule(self, op: Operation) -> Rule:
+        t = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{t},{t},{t}{',' * (len(op.operands) - 3)}->{t},{t}")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands[1:3]]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        grad, _, v = (value.tensor.local_bytes for value in op.operands[:3])
+        return super().bytes_touched(op) + grad + v * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        grad, m, v, *clip = args
+        return moments(op, grad * clip[0] if clip else grad, m, v)
+
+
+class AdamRoot(Elementwise):
+    """The root of the second moment, a tensor of its own: 1 FLOP per element."""
+
+    name = "stg.adam_root"
+    operands = ("v",)
+    traits = ()
+    example = "%r = stg.adam_root(%v) : f32[D]"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.sqrt(np.abs(args[0]))]
+
+
+class AdamDenominator(Elementwise):
+    """What the first moment is divided by: the root of the second one over its bias correction, and
+    eps, by two kernels; 2 FLOPs per element. With the flag `in_place` it is where the root was."""
+
+    name = "stg.adam_denominator"
+    operands = ("root",)
+    traits = ()
+    flops_per_point = 2
+    params = (Param("in_place", "flag", "the result takes the buffer of the root"), *_HYPER)
+    example = "%d = stg.adam_denominator(%r) : f32[D]"
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 0 if op.flag("in_place") else None
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.result.tensor.local_bytes * 4
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0] / np.sqrt(1 - ratio(op, "beta2", 0.95)) + ratio(op, "eps", 1e-8)]
+
+
+class AdamApply(OpDef):
+    """The update of a parameter in place by moments and denominator, by two kernels (mul, addcdiv):
+    4 FLOPs per element. With a master copy it is that, and the parameter is rounded from it."""
+
+    name = "stg.adam_apply"
+    operands = ("param", "m", "denominator", "master?")
+    results = ("param", "master?")
+    traits = (InPlace(operands=(0, 3)),)
+    params = _HYPER
+    flops_per_point = 4
+    example = "%w2 = stg.adam_apply(%w, %m, %d) : f32[D]"
+
+    def rule(self, op: Operation) -> Rule:
+        t = letters(op.operands[0].tensor.rank)
+        count = len(op.operands)
+        return make_rule(",".join([t] * count) + "->" + ",".join([t] * (count - 2)))
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in (op.operands[0], *op.operands[3:])]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        param, m, denominator, *master = (v.tensor.local_bytes for v in op.operands)
+        return (master[0] if master else param) * 4 + m + denominator + (param if master else 0)
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        param, m, denominator, *master = args
+        step = m / (1 - ratio(op, "beta1", 0.9)) / denominator
+        new = decayed(op, master[0] if master else param) - ratio(op, "lr", 3e-4) * step
+        return [new] * (1 + len(master))
+
+
+class ApplyUpdate(OpDef):
+    """A parameter times (1 - lr * decay), less lr times an update, in place: 4 FLOPs per element. A
+    last operand is what it is computed from: with the flag `master` the master copy, which is
+    updated too, else a copy in another type."""
+
+    name = "stg.apply_update"
+    operands = ("param", "update", "source?")
+    results = ("param", "master?")
+    traits = (InPlace(operands=(0, 2)),)
+    params = (Param("master", "flag", "there is a master copy"), *_HYPER)
+    flops_per_point = 4
+    example = "%w2 = stg.apply_update(%w, %u) : f32[D]"
+
+    def rule(self, op: Operation) -> Rule:
+        t = letters(op.operands[0].tensor.rank)
+        results = ",".join([t] * (1 + op.flag("master")))
+        return make_rule(",".join([t] * len(op.operands)) + "->" + results)
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in (op.operands[0], *op.operands[2:])][: 1 + op.flag("master")]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        new = decayed(op, args[-1] if len(args) > 2 else args[0])
+        new = new - ratio(op, "lr", 3e-4) * args[1]
+        return [new] * (1 + op.flag("master"))
 
 
 class SquaredNorm(OpDef):

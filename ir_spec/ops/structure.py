@@ -190,7 +190,7 @@ class FuncOp(Declaration):
     is then the number of parameters of the whole model, `trainable` that of those that are trained
     if others are frozen. With `part` it is a part of the model; `peers` are the others that train
     parameters. The loss is that of the part `main`. Gradients that are `freed` are not there before
-    backward.
+    backward; those that are `consumed` end with the update that uses them.
     """
 
     name = "stg.func"
@@ -206,6 +206,7 @@ class FuncOp(Declaration):
         Param("part", "name", "the part of the model that it is"),
         Param("peers", "names", "the other parts that train parameters"),
         Param("freed", "flag", "gradients are freed between steps"),
+        Param("consumed", "flag", "gradients are freed by their updates"),
         Param("guest", "name", "the pod that runs here too; its values have its name in front"),
     )
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"

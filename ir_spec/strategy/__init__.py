@@ -68,11 +68,7 @@ STATEMENTS: tuple[Statement, ...] = (
     HostsOp(),
     SustainedOp(),
     CollectivesOp(),
-<<<<<<< HEAD
     MoeOp(),
-=======
-    SustainedOp(),
->>>>>>> engines
     CopiesOp(),
     WeightsOp(),
     LoraOp(),

@@ -1,4 +1,4 @@
-"""The optimizer, and the norm of gradients that it clips."""
+"""The optimizer, how its update runs, and the norm of gradients that it clips."""
 
 from __future__ import annotations
 
@@ -6,36 +6,99 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir.expr import Expr, const
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, const, fraction
 from stagec.ir_spec.strategy.statement import (
+    Flag,
     FlagValues,
     Record,
+    Section,
     Statement,
     parameter,
 )
 
+KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
+FORMS = ("fused", "foreach", "for_loop", "in_backward")
+#: The kinds whose update is by one kernel or by several, as the form says.
+BY_KERNELS = ("adamw",)
+#: Those that are one kernel for all of a stack, so that only loops over tensors differ.
+ELEMENTWISE = ("adamw", "sgd", "lion", "adam8bit")
+
 
 @dataclass(frozen=True)
 class OptimizerRule(Record):
-    """The optimizer, and the largest norm of the gradients."""
+    """The optimizer, the form of its update, and the largest norm of the gradients."""
 
     kind: str = parameter(
         "name",
-        "adamw or none",
+        "adamw, adam8bit, adafactor, muon, lion, sgd or none",
         default="adamw",
         required=True,
         positional=True,
-        choices=("adamw", "none"),
+        choices=KINDS,
+        flag=Flag("optimizer", "The optimizer.", numerics=True, tries=()),
     )
     clip: Expr = parameter("ratio", "the largest gradient norm", default=const(1), least=0)
+    form: str = parameter(
+        "name",
+        "fused: a kernel for each parameter; foreach: each kernel for all of them; for_loop: one "
+        "tensor after the other; in_backward: as soon as the gradient is there",
+        default="fused",
+        choices=FORMS,
+        flag=Flag(
+            "optimizer_form",
+            "AdamW is one kernel (fused), or several, each for all tensors (foreach) or for one "
+            "after the other (for-loop); in-backward: gradients are used and freed as soon as "
+            "they are there, without clipping.",
+            tries=(),
+            rare=True,
+        ),
+    )
+    momentum: bool = parameter(
+        "flag",
+        "sgd has a momentum",
+        flag=Flag("sgd_momentum", "SGD has a momentum.", numerics=True, tries=(), rare=True),
+    )
 
 
 class OptimizerOp(Statement):
-    """The optimizer: AdamW with clipping of the gradient norm to `clip` (0: no clipping)."""
+    """The optimizer, with clipping of the gradient norm to `clip` (0: no clipping).
+
+    | kind        | state of an element                                               |
+    |-------------|-------------------------------------------------------------------|
+    | `adamw`     | two moments                                                       |
+    | `adam8bit`  | two moments of 8 bits, 8 bytes for each block of 256; in tensors  |
+    |             | of less than 4,096 elements two of fp32 (bitsandbytes)            |
+    | `adafactor` | fp32 means of rows and columns, of vectors one moment             |
+    |             | (transformers, without a first moment)                            |
+    | `muon`      | a momentum in matrices of layers, two moments of AdamW elsewhere  |
+    | `lion`      | a momentum                                                        |
+    | `sgd`       | none, with the flag `momentum` one                                |
+
+    Beside it is the master copy of `stg.dtypes`. With `foreach` AdamW has the roots of all second
+    moments at once beside them, with `for_loop` two tensors of the size of one; Adafactor and Muon
+    go tensor by tensor. With `in_backward` each gradient is freed where it is made: there is no
+    norm of all gradients, and one microbatch.
+    """
 
     name, record = "stg.optimizer", OptimizerRule
+    section = Section.MEMORY
     training = "there is no optimizer"
     example = "stg.optimizer[adamw, clip = 1]"
 
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        kind, form = op.text("kind"), op.text("form", "fused")
+        clip = op.expr("clip") if "clip" in op.attrs else const(1)
+        if form == "foreach" and kind not in BY_KERNELS:
+            yield f"'foreach' is a form of {' and '.join(BY_KERNELS)}, found {kind}"
+        if form == "in_backward" and (clip.symbols or fraction(clip) != 0):
+            yield (
+                "with 'in_backward' no norm of all gradients is known: expects 'clip = 0' beside it"
+            )
+        if op.flag("momentum") and kind != "sgd":
+            yield f"'momentum' is about sgd, found {kind}"
+
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        yield {"kind": "adamw", "clip": 1}
+        clip = 0 if request["optimizer_form"] == "in-backward" else 1
+        yield {"kind": "adamw", "clip": clip, **self.flag_values(request)}

@@ -1,27 +1,32 @@
-"""add-optimizer: appends gradient norm, clipping and one AdamW update per parameter."""
+"""add-optimizer: appends gradient norm, clipping and the update of each parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagec.api import (
     Builder,
     Expr,
     Module,
+    Operation,
     Pass,
     Phase,
-    TensorType,
+    Region,
+    Strategy,
     Value,
+    const,
     error,
     made_by,
     read_strategy,
 )
-from stagec.ir.traits import Accumulates
+from stagec.ir.rewrite import carried, slice_into
+from stagec.ir.traits import Accumulates, Repeats, Terminates
 from stagec.ir_spec.ops.parts import arrive, depart
-from stagec.ir_spec.strategy.dtypes import of_parameter
 from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.passes.autodiff.updates import Optimizer, Tensor, matrix_of
+from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.zero import StatePlacement
 
 
@@ -72,13 +77,14 @@ def add_optimizer(module: Module) -> None:
     State arguments (`master` copy, moments `m` and `v`) are added, placed as the ZeRO stage says.
     """
     strategy = read_strategy(module)
-    if strategy.one(GradientsRule).lifetime == "freed":
+    if strategy.optimizer.form == "in_backward":
+        module.main.attrs["consumed"] = True
+    elif strategy.one(GradientsRule).lifetime == "freed":
         _free_gradients(module, strategy.one(GradientsRule))
-    if strategy.optimizer == "none":
+    if strategy.optimizer.kind == "none":
         return
     body = module.main.body
     end, params = body.terminator, module.trainable()
-    placement = StatePlacement(module, strategy, PASS)
     part = module.main.text("part", MAIN)
     losses = end.operands[: 1 if part == MAIN else 0]
     grads = end.operands[len(losses) :]
@@ -92,31 +98,161 @@ def add_optimizer(module: Module) -> None:
         module.registry, body, len(body.ops) - 1, loc=made_by(PASS, strategy.loc), phase="optimizer"
     )
     clip = None
-    if strategy.clip != 0 and grads:
-        clip = _clip_factor(b, grads, strategy.clip, part, module.main.names("peers"))
-    outputs: list[Value] = []
-    placed: list[TensorType] = []
-    for param, grad in zip(params, grads, strict=True):
-        b.loc = made_by(PASS, param.loc)
-        owned = replace(placement.gradient(param), role="state")
-        moment = of_parameter(strategy.dtypes.moment, param.tensor.dtype)
-        dtypes = {"master": strategy.dtypes.master, "m": moment, "v": moment}
-        if dtypes["master"] in ("none", param.tensor.dtype):
-            del dtypes["master"]
-        state = {
-            kind: body.add_arg(f"{param.name}_{kind}", replace(owned, dtype=dtype), param.loc)
-            for kind, dtype in dtypes.items()
-        }
-        updated = [param, *(state[kind] for kind in ("m", "v", "master") if kind in state)]
-        operands = [param, grad, *updated[1:], *([clip] if clip is not None else [])]
-        given = (("master", "master" in state), ("clip", clip is not None))
-        flags = {name: True for name, there in given if there}
-        names = [f"{v.name}_new" for v in updated]
-        outputs += b.op("stg.adamw", operands, flags, names=names).results
-        placed += [v.tensor.inner for v in updated]
-    end.set_operands([*losses, *outputs])
+    if strategy.optimizer.clip != 0 and grads:
+        peers = module.main.names("peers")
+        clip = _clip_factor(b, grads, strategy.optimizer.clip, part, peers)
+    updates = _Updates(module, strategy, b)
+    tensors = [updates.tensor(p, g, clip) for p, g in zip(params, grads, strict=True)]
+    updated = updates.run(tensors)
+    outputs = [(v, old) for t in tensors for v, old in zip(updated[t.param], t.olds, strict=True)]
+    end.set_operands([*losses, *(v for v, _ in outputs)])
     end.attrs["phase"] = "optimizer"
+    placed = (old.tensor.inner for _, old in outputs)
     body.returns = (*body.returns[: len(losses)], *placed)
+
+
+class _Updates:
+    """The updates of all parameters, in the form that the strategy says."""
+
+    def __init__(self, module: Module, strategy: Strategy, b: Builder) -> None:
+        self._body, self._b, self._mesh = module.main.body, b, module.mesh
+        self._placement = StatePlacement(module, strategy, PASS)
+        self._assumptions = Assumptions(module, PASS, strategy.loc)
+        self._optimizer = Optimizer(module, strategy, self._assumptions)
+        if self._optimizer.form == "in_backward":
+            _check_in_backward(module, strategy)
+
+    def tensor(self, param: Value, grad: Value, clip: Value | None) -> Tensor:
+        """A parameter with arguments for what is kept of it."""
+        owned = replace(self._placement.gradient(param), role="state")
+        kept = {
+            name: self._body.add_arg(f"{param.name}_{name}", type_, param.loc)
+            for name, type_ in self._optimizer.states(param, owned).items()
+        }
+        return Tensor(param, grad, kept, matrix_of(param), clip)
+
+    def run(self, tensors: Sequence[Tensor]) -> Mapping[Value, Sequence[Value]]:
+        """Build the updates; gives the updated values of each parameter."""
+        self._assumptions.check()
+        if self._optimizer.form == "in_backward":
+            return {t.param: self._where_made(t) for t in tensors}
+        if not self._optimizer.by_slices:
+            return self._together(self._b, tensors)
+        found: dict[Value, Sequence[Value]] = {}
+        stacks: dict[Operation | None, list[Tensor]] = {}
+        for t in tensors:
+            stacks.setdefault(_stack_of(t.param) if t.matrix.depth else None, []).append(t)
+        for repeat, members in stacks.items():
+            if repeat is None:
+                for t in members:
+                    found |= self._together(self._b, [t])
+            else:
+                found |= self._layer_by_layer(repeat, members)
+        return found
+
+    def _together(self, b: Builder, tensors: Sequence[Tensor]) -> Mapping[Value, Sequence[Value]]:
+        """Updates whose kernels run one kernel after the other, each for all tensors."""
+        found: dict[Value, Sequence[Value]] = {}
+        running = {t: self._optimizer.update(b, t) for t in tensors}
+        while running:
+            for t, update in list(running.items()):
+                b.loc = made_by(PASS, t.param.loc)
+                try:
+                    next(update)
+                except StopIteration as end:
+                    found[t.param] = end.value
+                    del running[t]
+        return found
+
+    def _layer_by_layer(
+        self, repeat: Operation, tensors: Sequence[Tensor]
+    ) -> Mapping[Value, Sequence[Value]]:
+        """A repeat that updates the layers of stacks one after the other."""
+        b = self._b
+        b.loc = made_by(PASS, repeat.loc)
+        attrs = {"count": repeat.expr("count"), "carry": const(0)}
+        loop = b.op("stg.repeat", (), attrs, types=())
+        region = loop.make_region()
+        end = Operation(b.registry["stg.yield"], (), loc=loop.loc)
+        region.append(end)
+        inner = Builder(b.registry, region, 0, loc=b.loc, phase="optimizer")
+        found: dict[Value, Sequence[Value]] = {}
+        for t in tensors:
+            sliced = self._sliced(loop, t, slice_into(loop, t.grad))
+            (updated,) = self._together(inner, [sliced]).values()
+            found[t.param] = _stacked(loop, updated, t)
+        return found
+
+    def _sliced(self, loop: Operation, t: Tensor, grad: Value) -> Tensor:
+        """A slice of a tensor in a loop."""
+        kept = {name: slice_into(loop, v) for name, v in t.kept.items()}
+        places = [i for i, v in enumerate(loop.operands) if v is t.param and i >= carried(loop)]
+        param = loop.body.args[places[0]] if places else slice_into(loop, t.param)
+        return Tensor(param, grad, kept, t.matrix.sliced(1), t.clip)
+
+    def _where_made(self, t: Tensor) -> Sequence[Value]:
+        """Update a parameter where backward has its gradient, behind its last use."""
+        made = t.grad.producer
+        if made is None:
+            raise AssertionError(f"%{t.grad.name} is made by backward")
+        inside = made.has(Repeats) and t.grad.index >= carried(made)
+        if not inside:
+            (found,) = self._together(self._behind(t), [t]).values()
+            return found
+        sliced = self._sliced(made, t, made.body.terminator.operands[t.grad.index])
+        (updated,) = self._together(self._behind(sliced), [sliced]).values()
+        return _stacked(made, updated, t)
+
+    def _behind(self, t: Tensor) -> Builder:
+        """A builder behind what makes a gradient, and all that uses its parameter there."""
+        region, mesh = t.grad.region, self._mesh
+        if mesh is not None and any(size != 1 for size in mesh.sizes.values()):
+            return Builder(  # reductions of a layer's gradients are one call, before all updates
+                self._b.registry, region, len(region.ops) - 1, loc=self._b.loc, phase="optimizer"
+            )
+        users = [_within(op, region) for op, _ in t.param.uses]
+        places = [op.position() for op in (*users, t.grad.producer) if op is not None]
+        return Builder(
+            self._b.registry, region, 1 + max(places), loc=self._b.loc, phase="optimizer"
+        )
+
+
+def _within(op: Operation | None, region: Region) -> Operation | None:
+    """The operation of a region that is this one, or has it inside; None if it ends the region."""
+    while op is not None and op.parent is not region:
+        op = op.parent_op
+    return None if op is None or op.has(Terminates) else op
+
+
+def _stacked(loop: Operation, updated: Sequence[Value], t: Tensor) -> list[Value]:
+    """The results of a loop that updates slices of a tensor."""
+    end = loop.body.terminator
+    found: list[Value] = []
+    for value, old in zip(updated, t.olds, strict=True):
+        end.add_operand(value)
+        type_ = value.tensor.stacked(loop.expr("count"))
+        found.append(loop.add_result(f"{old.name}_new", type_, old.loc))
+    return found
+
+
+def _stack_of(param: Value) -> Operation | None:
+    """The repeat of forward that slices a parameter."""
+    for op, index in param.uses:
+        if op.has(Accumulates):
+            return _stack_of(op.body.args[index])
+        if op.has(Repeats) and op.phase == "forward" and index >= carried(op):
+            return op
+    return None
+
+
+def _check_in_backward(module: Module, strategy: Strategy) -> None:
+    """Raises `DiagnosticError` where gradients are sums that are complete later."""
+    if any(op.has(Accumulates) for op in module.main.body.ops):
+        raise error(
+            "gradients are sums over microbatches: no update can run in backward",
+            strategy.optimizer.loc,
+            remedy="leave 'in_backward' out, or compile one microbatch",
+        )
 
 
 def _free_gradients(module: Module, rule: GradientsRule) -> None:

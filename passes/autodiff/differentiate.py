@@ -190,9 +190,9 @@ class _TrainingStep:
     # -- gradients of parameters -------------------------------------------------------------------
 
     def reduces_inside(self) -> bool:
-        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3) instead of once per
-        step."""
-        return self._strategy.zero >= 2
+        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3, and where they are
+        used in backward) instead of once per step."""
+        return self._strategy.zero >= 2 or self._strategy.optimizer.form == "in_backward"
 
     def local_gradient(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
         """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or added
@@ -228,6 +228,9 @@ class _TrainingStep:
             loc=made_by(PASS, param.loc),
             phase="gradient",
         )
+        if self._strategy.optimizer.form == "in_backward":
+            b = _where_made(b, [grad])
+            b.phase = "gradient"
         if param not in tape.reduced:
             grad = self.local_gradient(b, grad, param, sliced=False)
         if wrapped is not None:

@@ -26,6 +26,7 @@ from stagec.api import (
     total,
 )
 from stagec.ir.param import attr_text
+from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.strategy.bucket import BucketRule
 
@@ -142,8 +143,16 @@ def _merge_gathers(region: Region) -> None:
 def _merge_updates(region: Region) -> None:
     """Merge gathers of updated parameters at the end of the step (ZeRO-1 and 2), at the place of
     the last one."""
-    for group in _groups(region.ops, lambda op: op.phase == "optimizer" and "dim" in op.attrs):
+    for group in _groups(region.ops, lambda op: "dim" in op.attrs and _is_final(op)):
         _merge(group, group[-1].position())
+
+
+def _is_final(op: Operation) -> bool:
+    """Whether it moves what was updated, and no other computation takes it."""
+    users = {user for value in op.results for user, _ in value.uses}
+    return op.phase == "optimizer" and all(
+        user.has(Terminates) or (_is_movement(user) and _is_final(user)) for user in users
+    )
 
 
 def _merge_reductions(region: Region, bucket: int, *, whole: bool) -> None:

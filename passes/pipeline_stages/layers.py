@@ -85,6 +85,10 @@ def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:
 def _alike_in(op: Operation, place: int, dim: int) -> Iterator[tuple[Value, int]]:
     """The same by one straight op, of which `place` counts operands, then results."""
     values = [*op.operands, *op.results]
+    if op.has(Repeats) and not dim:
+        alike = (*op.operands[carried(op) :], *op.results[carried(op) :])
+        yield from ((value, 0) for value in alike)
+        return
     if isinstance(op.definition, Movement):
         count = len(op.operands)
         yield values[place - count if place >= count else place + count], dim

@@ -21,8 +21,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from stagec.api import Builder, Module, Operation, TensorType, Value, error, made_by
+from stagec.api import Builder, Module, Operation, Region, TensorType, Value, error, made_by
 from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import carried
+from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
 from stagec.ir_spec.ops.parts import Depart
@@ -154,13 +156,9 @@ class StageStep:
     # -- operations --------------------------------------------------------------------------------
 
     def _op(self, op: Operation) -> None:
-        if op.region is not None:
-            raise error(
-                f"'{op.name}' behind the microbatches cannot be cut into pipeline stages",
-                op.loc,
-                remedy="leave the pipeline out: --pp 1",
-            )
         self._builder.loc, self._builder.phase = op.loc, op.phase
+        if op.region is not None:
+            self._of_layers(op)
         tracked = [self._spread[v] for v in op.operands if v in self._spread]
         if isinstance(op.definition, Add) and _differ(tracked):
             self._add(op)
@@ -183,6 +181,19 @@ class StageStep:
                 spread = self._contracted(spread, result)
             self._spread[result] = spread
 
+    def _of_layers(self, op: Operation) -> None:
+        """What runs for each layer by itself needs what it takes from around whole. Raises
+        `DiagnosticError` for what hands values from layer to layer."""
+        if not op.has(Repeats) or carried(op):
+            raise error(
+                f"'{op.name}' behind the microbatches cannot be cut into pipeline stages",
+                op.loc,
+                remedy="leave the pipeline out: --pp 1",
+            )
+        for value in dict.fromkeys(op.reads()):
+            if value in self._spread and value not in op.operands:
+                self._complete(value, op)
+
     def _is_first(self) -> bool:
         return self._pipeline.placement.homes[0].rank in self._stages
 
@@ -200,10 +211,22 @@ class StageStep:
         held = self._holding(key)
         new = Operation(op.definition, operands, op.attrs, loc=op.loc)
         self._builder.insert(new)
+        if op.region is not None:
+            new.attrs["count"] = operands[0].tensor.dims[0].size
+            self._copy_region(op.region, new.make_region(), key)
         for result in op.results:
             name = result.name if key is None else chunk_name(result.name, key)
             new.add_result(name, self._values.cut_type(result, held), result.loc)
         return new.results
+
+    def _copy_region(self, old: Region, new: Region, key: int | None) -> None:
+        """Copy what runs for each layer; what it takes from around is that of the stage."""
+        inside = {arg: new.add_arg(arg.name, arg.type, arg.loc) for arg in old.args}
+        for op in old.ops:
+            operands = [inside[v] if v in inside else self._operand(v, key) for v in op.operands]
+            copy = new.append(Operation(op.definition, operands, op.attrs, loc=op.loc))
+            for result in op.results:
+                inside[result] = copy.add_result(result.name, result.type, result.loc)
 
     def _operand(self, value: Value, key: int | None) -> Value:
         spread = self._spread.get(value)

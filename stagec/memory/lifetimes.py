@@ -101,7 +101,7 @@ class _Runner:
         end = self._step(body.terminator, (), counts=False)
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
-        for buffer in self.found.buffers:
+        for buffer in () if body.owner.flag("consumed") else self.found.buffers:
             if buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end
 

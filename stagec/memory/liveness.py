@@ -143,6 +143,7 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
     root_of = roots or Roots()
     sets = Sets(static=set(body.args))
     made = sets.freed if body.owner.flag("freed") else sets.gradients
+    consumed = body.owner.flag("consumed")
     for region in step_regions(body):
         for op in region.ops:
             if op.has(Accumulates):
@@ -156,7 +157,7 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
                 later = users & _LATER
                 if op.phase == "forward" and later and not is_gathered(value):
                     sets.stash.add(root_of(value))
-                elif op.phase != "optimizer" and "optimizer" in users:
+                elif op.phase != "optimizer" and "optimizer" in users and not consumed:
                     made.add(root_of(value))
     for value in body.terminator.operands:  # updates end where what they replace is
         if value.producer is not None and value.producer.phase == "optimizer":

@@ -180,14 +180,9 @@ class Strategy:
         return self.one(BucketRule).bytes
 
     @property
-    def optimizer(self) -> str:
-        """The kind of the optimizer."""
-        return self.one(OptimizerRule).kind
-
-    @property
-    def clip(self) -> Expr:
-        """The largest norm of the gradients."""
-        return self.one(OptimizerRule).clip
+    def optimizer(self) -> OptimizerRule:
+        """The optimizer."""
+        return self.one(OptimizerRule)
 
     @property
     def capacity(self) -> Expr | None:

@@ -526,6 +526,31 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     },
     "stg.all_slice": {"x": "bf16[B@dp, S, D]"},
     "stg.adamw": {"w": "f32[D]", "g": "f32[D]", "m": "f32[D]", "v": "f32[D]"},
+    **{
+        f"stg.{name}": dict.fromkeys(("w", "g", "m", "v", "r", "d", "u"), "f32[D]")
+        for name in ("sgd", "lion", "adam_root", "adam_denominator", "adam_apply", "apply_update")
+    },
+    "stg.adam_moments": dict.fromkeys("gmv", "f32[D]"),
+    "stg.adam8bit": {
+        **dict.fromkeys("wg", "f32[D]"),
+        **dict.fromkeys("mv", "u8[D]"),
+        **dict.fromkeys("ab", "f32[D/256]"),
+    },
+    "stg.decayed_mean": dict.fromkeys("rs", "f32[D]"),
+    **{
+        f"stg.{name}": {
+            **dict.fromkeys("gum", "bf16[D, F]"),
+            "r": "f32[D]",
+            "c": "f32[F]",
+            "t": "f32[]",
+            "s": "f32[]",
+        }
+        for name in (
+            *("adafactor_square", "adafactor_update"),
+            *("muon_momentum", "muon_update", "newton_schulz"),
+        )
+    },
+    "stg.adafactor_clip": {"u": "f32[D, F]", "s": "f32[]"},
     "stg.max_ties": {"top": "bf16[B, D]"},
     "stg.max_grad": {"dtop": "bf16[B, D]", "top": "bf16[B, D]", "n": "i32[B, D]"},
     "stg.topk_grad": {"dv": "bf16[B, S, T]"},

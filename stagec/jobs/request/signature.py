@@ -88,6 +88,15 @@ class JobFlags(TypedDict, total=False):
     #: How many tokens the experts take: JSON, a list, or a list for each layer; or such a list
     #: itself.
     expert_load: str | Path | Sequence[int] | Sequence[Sequence[int]] | None
+    #: Whether each expert is as likely as any other, or some are chosen more often (spread): then
+    #: few tokens reach fewer of them.
+    expert_popularity: Literal["even", "spread"] | None
+    #: Of the share of products, what grouped products of experts keep, such as 1/2: all if it is
+    #: left out.
+    sustained_experts: float | str | None
+    #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
+    #: from there on (deepep).
+    moe_dispatch: Literal["all_to_all", "all-to-all", "deepep"] | None
     #: Of a step of serving: so many more experts than the model has, copies of those that many
     #: tokens choose.
     redundant_experts: int | None
@@ -107,12 +116,23 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO-1: gather updated parameters beside the forward of the first microbatch, block by block,
     #: in place of behind their update.
     overlap_param_gather: bool | None
+    #: ZeRO-3: parameters outside of blocks are one unit, gathered from forward to the end of
+    #: backward (root), or those before the blocks and those behind them are two (ends): the first
+    #: is dropped after forward and gathered again for its backward.
+    shard_units: Literal["root", "ends"] | None
+    #: ZeRO-3: the loss is computed inside the module that is sharded, so what the last block
+    #: gathered is there until the loss is, and backward begins with the gather of that block
+    #: (inside), or behind it (outside).
+    shard_loss: Literal["outside", "inside"] | None
     #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
     microbatches: int | None
     #: Gather the logits instead of a vocabulary-parallel loss.
     no_vocab_parallel: bool | None
     #: Gather inputs of split matmuls again in backward, or keep them.
     tp_inputs: Literal["regather", "save-gathered"] | None
+    #: Sums of split products run behind the product (whole), or part by part beside the rest of it
+    #: (in-steps).
+    tp_outputs: Literal["whole", "in-steps"] | None
     #: Let computations overlap collectives of tensor parallelism, but for data, or not.
     async_tp: bool | None
     #: Element-wise computations that follow each other run as one kernel: without norms and softmax
@@ -121,14 +141,23 @@ class JobFlags(TypedDict, total=False):
     fusion: Literal["none", "pointwise", "elementwise", "epilogue"] | None
     #: Matrix products add weight gradients to the sum over microbatches themselves.
     fuse_gradients: bool | None
+    #: Matrix products of one operand with several weights, as those of queries, keys and values,
+    #: are one product.
+    fuse_products: bool | None
+    #: Of serving: rotations of queries and keys, casts and the writing of rows into caches are one
+    #: kernel.
+    fuse_caches: bool | None
     #: Parameters and activations.
     param_dtype: Literal["f32", "bf16", "f16"] | None
     #: Gradients; param: in the type of their parameter.
     grad_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: Gradients on the wire.
-    reduce_dtype: Literal["f32", "bf16", "f16", "param"] | None
+    reduce_dtype: Literal["f32", "bf16", "f16", "param", "compute"] | None
     #: The optimizer's copy of the parameters; none: it has no copy.
     master_dtype: Literal["f32", "bf16", "f16", "none"] | None
+    #: What ZeRO-3 gathers, and computes with: parameters of another type are cast where they are
+    #: gathered (param: as they are).
+    compute_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: The optimizer's moments.
     moment_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: 8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with block,
@@ -137,9 +166,18 @@ class JobFlags(TypedDict, total=False):
     #: Scales of --fp8 are known before (delayed: casts run in the kernels around them) or come from
     #: the operand itself (current: casts are kernels).
     fp8_scaling: Literal["delayed", "current"] | None
+    #: Parameters in fp32; products and attention cast their operands to bf16 where they use them,
+    #: as torch.autocast.
+    autocast: bool | None
+    #: Of --autocast: attention casts its operands as products do, or is an operator of its own that
+    #: autocast does not list, and takes them as they are given.
+    autocast_attention: Literal["cast", "given"] | None
     #: ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are there (default 25
     #: MiB; 0: in one call after backward).
     ddp_bucket: int | None
+    #: ZeRO 0 and 1: gradients are copied into flat buffers that stay from step to step, and reduced
+    #: there, as DDP with gradient_as_bucket_view=False.
+    ddp_copies: bool | None
     #: Activations that backward computes again: by policy, or the results of these ops.
     recompute: str | None
     #: Recompute in the first N layers of each stage only (0: in all).
@@ -150,11 +188,49 @@ class JobFlags(TypedDict, total=False):
     offload: str | Sequence[str] | None
     #: Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).
     memory_nodes: bool | None
+    #: The optimizer.
+    optimizer: Literal["adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none"] | None
+    #: AdamW is one kernel (fused), or several, each for all tensors (foreach) or for one after the
+    #: other (for-loop); in-backward: gradients are used and freed as soon as they are there,
+    #: without clipping.
+    optimizer_form: Literal["fused", "foreach", "for-loop", "in-backward"] | None
+    #: SGD has a momentum.
+    sgd_momentum: bool | None
     #: Gradients have buffers that persist from step to step, or are freed before forward.
     grads: Literal["persistent", "freed"] | None
     #: The cross entropy is one op (fused), or a log-softmax and the loss by it, with three copies
     #: of the logits in backward, as PyTorch without a compiler (stock).
     loss: Literal["fused", "stock"] | None
+    #: The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its products and
+    #: softmax one by one (math), or the one that the machine was measured with (device).
+    attention: Literal["device", "math", "flash-1", "flash-2", "flash-3", "cudnn", "triton"] | None
+    #: Run these ops operation by operation, as PyTorch code that no compiler has seen and no fused
+    #: kernel replaces: swiglu, geglu, rmsnorm. Backward keeps what each operation saves.
+    eager: str | Sequence[str] | None
+    #: The time that a host takes from one computation to the next, such as '9 us', where devices
+    #: wait for it: of the machine if it is left out.
+    host_issue: str | None
+    #: Steps of training are captured as graphs, which hosts launch as a whole, as those of serving
+    #: are.
+    host_graphs: bool | None
+    #: Of decode: the gap between two kernels of a captured graph, such as '0.5 us' (default: the
+    #: launch gap of the machine).
+    graph_gap: str | None
+    #: Of serving: the time of the scheduler between two steps, in which devices wait, such as '1
+    #: ms' (default: none).
+    host_step: str | None
+    #: Of serving: the time of a request before its first step and behind it, such as '10 ms'
+    #: (default: none).
+    host_request: str | None
+    #: The share of their speed that products and attention keep in a step, such as 9/10: of the
+    #: machine if it is left out.
+    sustained: float | str | None
+    #: Who adds up over ranks of a node: the communication library, or kernels that read the memory
+    #: of other ranks (one-shot: all operands; two-shot: that, or each adds a part), where they are
+    #: faster.
+    all_reduce: Literal["library", "one-shot", "two-shot"] | None
+    #: Bytes up to which --all-reduce holds; the library adds what is larger.
+    all_reduce_below: int | None
     #: How the weights of the blocks are stored while serving.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,

@@ -1,0 +1,107 @@
+"""AdamW with moments of 8 bits in blocks, as bitsandbytes has it (arXiv 2110.02861)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, const
+from stagec.ir.opdef import Array
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir_spec.ops.optimizer import Update, adam_step, moments
+
+#: Elements of a block, and of the smallest tensor that has blocks: bitsandbytes/optim/optimizer.py,
+#: Optimizer2State.update_step and `min_8bit_size`.
+BLOCK, SMALLEST = 256, 4096
+_CODES = const(256)
+_STATES = ("m", "v", "m_scale", "v_scale")
+
+
+class Adam8bit(Update):
+    """One AdamW step in place, in one kernel, with moments of 8 bits: an element is the number of a
+    value in a table (`create_dynamic_map`), times the largest of its block, an f32. 20 FLOPs per
+    element.
+
+    Blocks lie along dimension `dim`, of which `block` elements have one scale; inside of a block
+    nothing is split. Operands behind the moments: their scales, then those of `stg.adamw`.
+    """
+
+    name = "stg.adam8bit"
+    states = _STATES
+    operands = ("param", "grad", *_STATES, "master or clip*")
+    results = ("param", *_STATES, "master?")
+    params = (
+        *Update.params,
+        Param("dim", "int", "the dimension along which blocks lie", required=True),
+        Param("block", "int", "elements of a block", required=True),
+    )
+    flops_per_point = 20
+    example = (
+        "%w2, %m2, %v2, %a2, %b2 = stg.adam8bit[dim = 0, block = 256](%w, %g, %m, %v, %a, %b) : "
+        "(f32[D], u8[D], u8[D], f32[D/256], f32[D/256])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        dim, rank = op.integer("dim"), op.operands[0].tensor.rank
+        t = [*letters(rank)]
+        blocks = "".join(t)
+        t[dim] = f"({t[dim]}z)"
+        full, master = "".join(t), op.flag("master")
+        operands = [*[full] * 4, blocks, blocks, *[full] * master, *[""] * op.flag("clip")]
+        results = [*[full] * 3, blocks, blocks, *[full] * master]
+        text = f"{','.join(operands)}->{','.join(results)}"
+        return make_rule(text, whole="z", sizes={"z": op.expr("block")})
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if not 0 <= op.integer("dim") < op.operands[0].tensor.rank:
+            yield f"expects 'dim' to be a dimension of %{op.operands[0].name}"
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return _CODES if operand in (2, 3) else None
+
+    def updated(
+        self, op: Operation, old: Array, grad: Array, states: Sequence[Array]
+    ) -> Sequence[Array]:
+        dim, block = op.integer("dim"), op.integer("block")
+        coded, scales = states[:2], states[2:]
+        tables = (dynamic_map(signed=True), dynamic_map(signed=False))
+        m, v = moments(
+            op,
+            grad,
+            *(
+                table[np.asarray(codes, int)] * np.repeat(scale, block, dim)
+                for table, codes, scale in zip(tables, coded, scales, strict=True)
+            ),
+        )
+        new, found = (
+            adam_step(op, old, m, v),
+            [quantized(x, dim, block, t) for x, t in zip((m, v), tables, strict=True)],
+        )
+        return [new, *(codes for codes, _ in found), *(scale for _, scale in found)]
+
+
+def quantized(x: Array, dim: int, block: int, table: Array) -> tuple[Array, Array]:
+    """The nearest codes of a table, and the largest of each block."""
+    shape = (*x.shape[:dim], x.shape[dim] // block, block, *x.shape[dim + 1 :])
+    scale = np.abs(x.reshape(shape)).max(dim + 1)
+    unit = x / np.maximum(np.repeat(scale, block, dim), 1e-38)
+    right = np.clip(np.searchsorted(table, unit), 1, len(table) - 1)
+    left = right - (unit - table[right - 1] <= table[right] - unit)
+    return left, scale
+
+
+@lru_cache(maxsize=2)
+def dynamic_map(*, signed: bool) -> Array:
+    """The 256 values of 8 bits with an exponent of unary digits, ascending:
+    bitsandbytes.functional.create_dynamic_map with its defaults."""
+    found = [0.0, 1.0]
+    for i in range(7):
+        bounds = np.linspace(0.1, 1, 2 ** (i if signed else i + 1) + 1)
+        means = 10.0 ** (i - 6) * (bounds[:-1] + bounds[1:]) / 2
+        found += [*means, *(-means if signed else ())]
+    return np.sort(np.array(found))

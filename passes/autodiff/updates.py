@@ -1,0 +1,352 @@
+"""What each optimizer keeps of a parameter, and the ops of its update.
+
+An update is a generator: between two of its kernels it gives way, so that those of all parameters
+may run one kernel after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+
+from stagec.api import (
+    Builder,
+    Dim,
+    Module,
+    Quoted,
+    Strategy,
+    TensorType,
+    Value,
+    const,
+    evaluate,
+    letters,
+    product,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import uses_inside
+from stagec.ir.rule import parse_rule
+from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.adam8bit import BLOCK, SMALLEST
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.strategy.dtypes import of_parameter
+from stagec.sharding.assumptions import Assumptions
+
+#: The updated parameter and state, in the order of `Tensor.olds`.
+Updated = Generator[None, None, list[Value]]
+MASTER = "master"
+_PACKED = (2, 3)  # gate and up; query, key and value: matrices of their own
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The dimensions of a parameter that are rows and columns of matrices, and how many repeats
+    slice it before them. Without columns it is a vector."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depth: int = 0
+
+    def sliced(self, times: int) -> Matrix:
+        """The same of a slice."""
+        rows, columns = (tuple(i - times for i in dims) for dims in (self.rows, self.columns))
+        return Matrix(rows, columns, self.depth - times)
+
+
+def matrix_of(param: Value) -> Matrix:
+    """The matrices of a parameter: contracted by kept dimensions of the product that uses it, else
+    the first dimension by the others."""
+    uses = uses_inside(param)
+    for op, index, depth in uses:
+        if not isinstance(op.definition, Einsum) or op.phase != "forward":
+            continue
+        shapes, (out,) = parse_rule(op.text("spec"))
+        weight, x = shapes[index], shapes[1 - index]
+        dims = list(enumerate(weight, depth))
+        sizes = param.tensor.shape
+        packed = {i for i, g in dims if g not in x and sizes[i].value in _PACKED}
+        rows = tuple(i for i, g in dims if g not in out)
+        columns = tuple(i for i, g in dims if g not in x and i not in packed)
+        if rows and columns:
+            return Matrix(rows, columns, depth)
+    depth = min((d for *_, d in uses), default=0)
+    first, *others = range(depth, param.tensor.rank) or (depth,)
+    return Matrix((first,), tuple(others), depth)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A parameter to be updated, or a slice of it: its gradient, what is kept of it by name, and
+    the factor that clips gradients."""
+
+    param: Value
+    grad: Value
+    kept: Mapping[str, Value]
+    matrix: Matrix
+    clip: Value | None = None
+
+    @property
+    def olds(self) -> list[Value]:
+        """The parameter and what is kept of it, in the order of what is updated."""
+        kept = [v for name, v in self.kept.items() if name != MASTER]
+        return [self.param, *kept, *([self.kept[MASTER]] if MASTER in self.kept else [])]
+
+    @property
+    def clips(self) -> list[Value]:
+        """The factor, if there is one."""
+        return [self.clip] if self.clip is not None else []
+
+    @property
+    def flags(self) -> dict[str, RawAttr]:
+        """What ops with all of these operands state."""
+        given = ((MASTER, MASTER in self.kept), ("clip", self.clip is not None))
+        return {name: True for name, there in given if there}
+
+
+class Optimizer:
+    """The state and the update of parameters, as a strategy says."""
+
+    def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
+        self._module, self._strategy, self._assumptions = module, strategy, assumptions
+        self.kind, self.form = strategy.optimizer.kind, strategy.optimizer.form
+        kinds: Mapping[str, Callable[[Builder, Tensor], Updated]] = {
+            "adamw": self._adamw if self.form in ("fused", "in_backward") else self._adam_kernels,
+            "adam8bit": self._adam8bit,
+            "adafactor": self._adafactor,
+            "muon": self._muon,
+            "lion": self._lion,
+            "sgd": self._sgd,
+        }
+        self._update = kinds[self.kind]
+
+    @property
+    def by_slices(self) -> bool:
+        """Whether stacks of layers are updated one layer after the other."""
+        return self.form == "for_loop" or self.kind in ("adafactor", "muon")
+
+    def update(self, b: Builder, tensor: Tensor) -> Updated:
+        """Build the update of a tensor."""
+        return self._update(b, tensor)
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def states(self, param: Value, owned: TensorType) -> dict[str, TensorType]:
+        """The types of what is kept of a parameter whose share on a rank is `owned`."""
+        dtypes, matrix = self._strategy.dtypes, matrix_of(param)
+        moment = replace(owned, dtype=of_parameter(dtypes.moment, param.tensor.dtype))
+        found: dict[str, TensorType] = {}
+        if dtypes.master not in ("none", param.tensor.dtype):
+            found[MASTER] = replace(owned, dtype=dtypes.master)
+        match self.kind:
+            case "adafactor":
+                return found | _means(replace(owned, dtype="f32"), matrix)
+            case "adam8bit":
+                return found | self._blocks(owned, matrix.depth)
+            case "muon" if _is_hidden(matrix):
+                return found | {"momentum": moment}
+            case "lion":
+                return found | {"m": moment}
+            case "sgd":
+                return found | ({"m": moment} if self._strategy.optimizer.momentum else {})
+            case _:
+                return found | {"m": moment, "v": moment}
+
+    def _blocks(self, owned: TensorType, depth: int) -> dict[str, TensorType]:
+        """Moments of 8 bits with their scales; of fp32 in small tensors."""
+        elements = product(owned.shape[depth:])
+        env = self._module.env
+        if elements.symbols <= env.keys() and evaluate(elements, env) < SMALLEST:
+            return dict.fromkeys(("m", "v"), replace(owned, dtype="f32"))
+        dim, block = self._block(owned, depth)
+        each = replace(owned.dims[dim], size=owned.dims[dim].size / const(block))
+        dims = (*owned.dims[:dim], each, *owned.dims[dim + 1 :])
+        self._assumptions.divides(
+            owned.dims[dim].size, const(block) * axis_size(each.axes), self._strategy.loc
+        )
+        codes, scales = replace(owned, dtype="u8"), replace(owned, dtype="f32", dims=dims)
+        return {"m": codes, "v": codes, "m_scale": scales, "v_scale": scales}
+
+    def _block(self, owned: TensorType, depth: int) -> tuple[int, int]:
+        """The dimension along which blocks lie, and their elements: whole blocks of 256 along the
+        last dimension that has them on each rank, else the largest that some dimension has."""
+        best = (depth, 1)
+        for i in range(depth, owned.rank):
+            size, parts = owned.dims[i].size, axis_size(owned.dims[i].axes)
+            if (size.symbols | parts.symbols) <= self._module.env.keys():
+                ranks, number = evaluate(parts, self._module.env), evaluate(size, self._module.env)
+                whole = gcd(number // ranks, BLOCK) if number % ranks == 0 else 1
+            else:
+                whole = BLOCK if size.symbols else gcd(size.value or 1, BLOCK)
+            if whole >= best[1]:
+                best = (i, whole)
+        return best
+
+    # -- updates of elements -----------------------------------------------------------------------
+
+    def _adamw(self, b: Builder, t: Tensor) -> Updated:
+        return _single(b, "stg.adamw", t, ("m", "v"), t.flags)
+
+    def _lion(self, b: Builder, t: Tensor) -> Updated:
+        return _single(b, "stg.lion", t, ("m",), t.flags)
+
+    def _sgd(self, b: Builder, t: Tensor) -> Updated:
+        momentum: dict[str, RawAttr] = {"momentum": True} if "m" in t.kept else {}
+        return _single(b, "stg.sgd", t, ("m",), t.flags | momentum)
+
+    def _adam8bit(self, b: Builder, t: Tensor) -> Updated:
+        if "m_scale" not in t.kept:
+            return self._adamw(b, t)
+        scale, codes = t.kept["m_scale"].tensor.dims, t.kept["m"].tensor.dims
+        dim = next((i for i, (s, c) in enumerate(zip(scale, codes, strict=True)) if s != c), 0)
+        block = codes[dim].size / scale[dim].size
+        blocks: dict[str, RawAttr] = {"dim": dim, "block": block}
+        return _single(b, "stg.adam8bit", t, ("m", "v", "m_scale", "v_scale"), t.flags | blocks)
+
+    def _adam_kernels(self, b: Builder, t: Tensor) -> Updated:
+        """torch/optim/adam.py: _multi_tensor_adam and _single_tensor_adam."""
+        m, v, name = t.kept["m"], t.kept["v"], t.param.name
+        op = b.op("stg.adam_moments", [t.grad, m, v, *t.clips], names=_names(m, v))
+        m, v = op.results
+        yield
+        root = b.value("stg.adam_root", [v], hint=f"{name}_root")
+        yield
+        place: dict[str, RawAttr] = {"in_place": True} if self.form == "foreach" else {}
+        below = b.value("stg.adam_denominator", [root], place, hint=f"{name}_denominator")
+        yield
+        master = [t.kept[MASTER]] if MASTER in t.kept else []
+        names = _names(t.param, *master)
+        new, *master = b.op("stg.adam_apply", [t.param, m, below, *master], names=names).results
+        return _in_order(t, {"m": m, "v": v}, new, master)
+
+    # -- updates of matrices -----------------------------------------------------------------------
+
+    def _adafactor(self, b: Builder, t: Tensor) -> Updated:
+        """transformers/optimization.py: Adafactor.step."""
+        yield from ()
+        name, type_ = t.param.name, t.param.tensor
+        grad = _as_f32(b, t.grad)
+        source = [t.kept[MASTER]] if MASTER in t.kept else [_as_f32(b, t.param)]
+        square = b.value("stg.adafactor_square", [t.grad, *t.clips], hint=f"{name}_square")
+        means, moments, attrs = (_vector if "v" in t.kept else _factors)(b, t, square)
+        if t.clip is not None:
+            attrs["clip"] = True
+        operands = [grad, *moments, *t.clips]
+        update = b.value("stg.adafactor_update", operands, attrs, hint=f"{name}_update")
+        norm = b.value("stg.squared_norm", [update], hint=f"{name}_update_sq")
+        every: dict[str, RawAttr] = {"count": product(type_.shape)}
+        update = b.value("stg.adafactor_clip", [update, norm], every, hint=f"{name}_clipped")
+        less = b.value("stg.scale", [update], {"by": const(-1)}, hint=f"{name}_less")
+        return _applied(b, t, less, means, source, {"lr": const(-1), "decay": const(0)})
+
+    def _muon(self, b: Builder, t: Tensor) -> Updated:
+        """torch/optim/_muon.py: _single_tensor_muon."""
+        if "momentum" not in t.kept:
+            return (yield from self._adamw(b, t))
+        name, momentum = t.param.name, t.kept["momentum"]
+        (momentum,) = b.op(
+            "stg.muon_momentum", [momentum, t.grad, *t.clips], names=_names(momentum)
+        ).results
+        update = b.value("stg.muon_update", [momentum, t.grad, *t.clips], hint=f"{name}_update")
+        if update.tensor.dtype != "bf16":
+            update = b.value("stg.cast", [update], {"to": "bf16"}, hint=f"{name}_update_bf16")
+        matrix: dict[str, RawAttr] = {"rows": t.matrix.rows, "columns": t.matrix.columns}
+        names = [f"{name}_orthogonal", f"{name}_scratch"]
+        update = b.op("stg.newton_schulz", [update], matrix, names=names).results[0]
+        source = [t.kept[MASTER]] if MASTER in t.kept else []
+        return _applied(b, t, update, {"momentum": momentum}, source, {})
+
+
+def _single(
+    b: Builder, op: str, t: Tensor, states: tuple[str, ...], attrs: Mapping[str, RawAttr]
+) -> Updated:
+    """An update by one op."""
+    yield from ()
+    kept = [t.kept[name] for name in (*states, MASTER) if name in t.kept]
+    operands = [t.param, t.grad, *kept, *t.clips]
+    results = b.op(op, operands, attrs, names=_names(t.param, *kept)).results
+    return [*results]
+
+
+def _applied(
+    b: Builder,
+    t: Tensor,
+    update: Value,
+    states: Mapping[str, Value],
+    source: list[Value],
+    attrs: Mapping[str, RawAttr],
+) -> list[Value]:
+    """Add an update to a parameter; what was updated, in order."""
+    master: dict[str, RawAttr] = {MASTER: True} if MASTER in t.kept else {}
+    names = _names(t.param, *(source if master else ()))
+    source = [] if source == [t.param] else source
+    op = b.op("stg.apply_update", [t.param, update, *source], {**master, **attrs}, names=names)
+    return _in_order(t, states, op.results[0], op.results[1:])
+
+
+def _in_order(
+    t: Tensor, states: Mapping[str, Value], param: Value, master: list[Value]
+) -> list[Value]:
+    return [param, *(states[name] for name in t.kept if name != MASTER), *master]
+
+
+def _names(*values: Value) -> list[str]:
+    return [f"{v.name}_new" for v in values]
+
+
+def _as_f32(b: Builder, value: Value) -> Value:
+    if value.tensor.dtype == "f32":
+        return value
+    return b.value("stg.cast", [value], {"to": "f32"}, hint=f"{value.name}_f32")
+
+
+def _is_hidden(matrix: Matrix) -> bool:
+    """Whether it is a matrix of a layer."""
+    return bool(matrix.columns) and matrix.depth > 0
+
+
+def _means(owned: TensorType, matrix: Matrix) -> dict[str, TensorType]:
+    """Means of the rows and columns of matrices; of vectors a moment of each element."""
+    if not matrix.columns:
+        return {"v": owned}
+
+    def without(dims: tuple[int, ...]) -> TensorType:
+        kept = (d for i, d in enumerate(owned.dims) if i not in dims)
+        return replace(owned, dims=tuple[Dim, ...](kept))
+
+    return {"row": without(matrix.columns), "column": without(matrix.rows)}
+
+
+#: Means behind a gradient by name, what the update takes of them, and its rule.
+_Moments = tuple[dict[str, Value], list[Value], dict[str, RawAttr]]
+
+
+def _vector(b: Builder, t: Tensor, square: Value) -> _Moments:
+    """A moment for each element."""
+    full, tail = _spelled(t)
+    v = b.value("stg.decayed_mean", [t.kept["v"], square], hint=f"{t.kept['v'].name}_new")
+    return {"v": v}, [v], {"spec": Quoted(f"{full},{full}{tail}->{full}")}
+
+
+def _factors(b: Builder, t: Tensor, square: Value) -> _Moments:
+    """Means of rows and columns, and the sum of the former."""
+    (full, tail), shape = _spelled(t), t.param.tensor.shape
+    means: dict[str, Value] = {}
+    keep: dict[str, str] = {}
+    for name, lost in (("row", t.matrix.columns), ("column", t.matrix.rows)):
+        mean, keep[name] = t.kept[name], "".join(f for i, f in enumerate(full) if i not in lost)
+        spec, count = Quoted(f"{full}->{keep[name]}"), product(shape[i] for i in lost)
+        added = b.value("stg.sum", [square], {"spec": spec}, hint=f"{mean.name}_sum")
+        means[name] = b.value(
+            "stg.decayed_mean", [mean, added], {"count": count}, hint=f"{mean.name}_new"
+        )
+    row, each = means["row"], "".join(f for f in keep["row"] if f in keep["column"])
+    spec = Quoted(f"{keep['row']}->{each}")
+    every = b.value("stg.sum", [row], {"spec": spec}, hint=f"{row.name}_sum")
+    rule = Quoted(f"{full},{keep['row']},{each},{keep['column']}{tail}->{full}")
+    number = product(shape[i] for i in t.matrix.rows)
+    return means, [row, every, means["column"]], {"spec": rule, "count": number}
+
+
+def _spelled(t: Tensor) -> tuple[str, str]:
+    """Letters of a tensor, and what stands for the factor that clips behind other operands."""
+    return letters(t.param.tensor.rank), "," if t.clip is not None else ""
