@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -44,13 +44,13 @@ def _slug(text: str, _: str) -> str:
 
 
 def _with_folders(nav: Any) -> Any:
+    entries: Any = nav
     if isinstance(nav, str):
         index = DOCS / nav
         if index.parent == DOCS or index.name not in ("index.md", "README.md"):
             return nav
         others = sorted(page for page in index.parent.glob("*.md") if page != index)
         return [nav, *(page.relative_to(DOCS).as_posix() for page in others)]
-    entries = cast("Any", nav)
     if isinstance(nav, dict):
         return {title: _with_folders(entry) for title, entry in entries.items()}
     return [_with_folders(entry) for entry in entries]
