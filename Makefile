@@ -66,7 +66,7 @@ docs: $(VENV)/.stamp-run
 
 # Strict: a link or an anchor that leads nowhere fails.
 site: $(VENV)/.stamp-site
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "build/site/index.html"
 
 pictures: $(VENV)/.stamp-run
@@ -131,6 +131,6 @@ $(VENV)/.stamp-site: pyproject.toml $(VENV)/.stamp-run
 	@touch $@
 
 $(VENV)/.stamp-dev: $(BUILT) | $(BIN)/python
-	$(PIP) install -e '.[test,dev]'
+	$(PIP) install -e '.[test,dev,site]'
 	$(PIP) install --no-deps $(CHAKRA)
-	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run
+	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run $(VENV)/.stamp-site

@@ -103,3 +103,15 @@ def test_there_is_a_man_page_for_each_command(tmp_path: Path) -> None:
     names = {page.stem for page in tmp_path.glob("*.1")}
     assert names == {"stagec", *(f"stagec-{name}" for name in COMMANDS)}
     assert "--advise" in (tmp_path / "stagec-memory.1").read_text("utf-8").replace("\\-", "-")
+
+
+def test_the_site_has_every_page() -> None:
+    """Pages that its navigation forgets would be warnings of `make site`; here they fail sooner."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = set(re.findall(r": ([\w/-]+\.md)$", text, re.M))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    added = {"changelog.md", "contributing.md", "language.md", "validation.md"}
+    folders = {"decisions/README.md"} | {
+        f"reference/{name}/index.md" for name in ("api", "commands", "ops", "passes")
+    }
+    assert named == pages | added | folders
