@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.tables import console, table
+from stagec.validation.bytes import BytesError, memory_errors, worst_errors
 from stagec.validation.errors import StepError, Summary, summaries
 from stagec.validation.figures import PublishedRow, published_rows
 from stagec.validation.steps import chosen, predictions
@@ -73,6 +74,42 @@ class StepsAnswer(Report):
         for summary in self.sources:
             by_source.add_row(*_cells(summary))
         out.print(by_source)
+
+
+@dataclass(frozen=True)
+class MemoryAnswer(Report):
+    """Bytes that frameworks hold beside ours, by category and moment."""
+
+    errors: Sequence[BytesError]
+
+    def as_json(self) -> dict[str, Any]:
+        worst = [
+            {"moment": moment, "category": category, "error": error}
+            for (moment, category), error in worst_errors(self.errors).items()
+        ]
+        return {"rows": self.rows(), "worst": worst}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each category, and for all, of each moment of each step."""
+        return [each.as_json() for each in self.errors]
+
+    def print(self, stream: TextIO) -> None:
+        categories = list(dict.fromkeys(each.category for each in self.errors))
+        shown = table(
+            "Bytes: ours over measured, less one", "step", "moment", *categories, text_columns=2
+        )
+        cells: dict[tuple[str, str], dict[str, str]] = {}
+        for each in self.errors:
+            text = "" if each.error is None else f"{each.error:+.3%}"
+            cells.setdefault((each.row, each.moment), {})[each.category] = text
+        for (row, moment), errors in cells.items():
+            shown.add_row(row, moment.replace("_", " "), *(errors[c] for c in categories))
+        console(stream, _WIDTH).print(shown)
+
+
+def validate_memory(source: str | None, session: Session) -> MemoryAnswer:
+    """Plan the steps whose bytes were measured, of a source or of all. Raises `DiagnosticError`."""
+    return MemoryAnswer(memory_errors(source, session))
 
 
 def validate_figures() -> FiguresAnswer:

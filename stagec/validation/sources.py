@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 GROUP, OWN = "stagec.validation", "stagec"
 LIST, ABOUT, ROWS = "sources.toml", "source.toml", "rows.csv"
-_TABLES = "sizes, flags, changes and notes are tables, and nothing else is"
+_TABLES = "sizes, flags, changes, notes and moments of memory are tables, and nothing else is"
+#: What rows may be: the tables of a `source.toml` with what they have in common.
+KINDS = ("figures", "steps", "memory")
 RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 
@@ -73,7 +75,20 @@ class SourceText:
     fitted_every: str = "0"
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     steps: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kind: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+    @property
+    def rows_are(self) -> str:
+        """What the rows are: figures, steps or memory."""
+        return next((kind for kind in KINDS if getattr(self, kind)), KINDS[0])
+
+    @property
+    def common(self) -> Mapping[str, Any]:
+        """What all rows have in common."""
+        found: Mapping[str, Any] = getattr(self, self.rows_are)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +117,12 @@ class ValidationSource:
                 remedy = did_you_mean(name, kinds) or f"write it in {ABOUT}"
                 raise error(f"there is no [kind.{name}]", place, remedy=remedy)
             own = [_nested(key, text) for key, text in cells.items() if text]
-            yield SourceRow(place, _merged(self.text.figures or self.text.steps, kinds[name], *own))
+            yield SourceRow(place, _merged(self.text.common, kinds[name], *own))
 
 
-def validation_sources(*, steps: bool) -> list[ValidationSource]:
-    """The sources of figures, or of steps. Raises `DiagnosticError` where no package brings any."""
+def validation_sources(name: str | None = None, *, kind: str) -> list[ValidationSource]:
+    """The sources whose rows are of a kind, or the one of that name. Raises `DiagnosticError` where
+    no package brings any, and for a name that none has."""
     folders = _folders()
     if not folders:
         raise error(
@@ -115,10 +131,14 @@ def validation_sources(*, steps: bool) -> list[ValidationSource]:
         )
     named = [folder / name for folder in folders for name in _listed(folder / LIST)]
     sources = [ValidationSource(path, _table(path / ABOUT).read(SourceText)) for path in named]
-    for name, count in Counter(source.name for source in sources).items():
+    for each, count in Counter(source.name for source in sources).items():
         if count > 1:
-            raise error(f"two sources are called '{name}'", remedy="rename the folder of one")
-    return [source for source in sources if bool(source.text.steps) == steps]
+            raise error(f"two sources are called '{each}'", remedy="rename the folder of one")
+    found = {source.name: source for source in sources if source.text.rows_are == kind}
+    if name is not None and name not in found:
+        remedy = did_you_mean(name, found) or f"choose among {', '.join(found)}"
+        raise error(f"--source {name}: no such source", remedy=remedy)
+    return list(found.values()) if name is None else [found[name]]
 
 
 def has_sources() -> bool:

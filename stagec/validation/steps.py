@@ -13,8 +13,7 @@ from stagec.jobs.request.option import Switch, values_of
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
-from stagec.support.diagnostics import DiagnosticError, error
-from stagec.support.suggest import did_you_mean
+from stagec.support.diagnostics import DiagnosticError
 from stagec.validation.formula import sizes_of
 from stagec.validation.sources import ValidationSource, at, filled, validation_sources
 
@@ -109,9 +108,10 @@ _UNITS: Final[Mapping[str, Callable[[StepRow, Mapping[str, int]], float]]] = {
 }
 
 
-def measured_steps() -> dict[str, list[MeasuredStep]]:
-    """All measured steps by their source. Raises `DiagnosticError`."""
-    return {source.name: list(_steps(source)) for source in validation_sources(steps=True)}
+def measured_steps(source: str | None = None) -> dict[str, list[MeasuredStep]]:
+    """The measured steps of a source, or all, by their source. Raises `DiagnosticError`."""
+    sources = validation_sources(source, kind="steps")
+    return {each.name: list(_steps(each)) for each in sources}
 
 
 def _steps(source: ValidationSource) -> Iterator[MeasuredStep]:
@@ -154,12 +154,8 @@ def _step(source: ValidationSource, row: StepRow, *, judged: bool, fitted: bool)
 def chosen(source: str | None, *, everything: bool) -> list[MeasuredStep]:
     """The steps to predict: of one source or of all, of long sources a sample at equal distances.
     Raises `DiagnosticError`."""
-    sources = measured_steps()
-    if source is not None and source not in sources:
-        remedy = did_you_mean(source, sources) or f"choose among {', '.join(sources)}"
-        raise error(f"--source {source}: no such source", remedy=remedy)
-    names = [source] if source is not None else list(sources)
-    return [s for n in names for s in (sources[n] if everything else sample(sources[n]))]
+    found = measured_steps(source).values()
+    return [s for steps in found for s in (steps if everything else sample(steps))]
 
 
 def sample(steps: list[MeasuredStep], most: int = _SAMPLE) -> list[MeasuredStep]:

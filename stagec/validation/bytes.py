@@ -1,0 +1,115 @@
+"""Bytes that a framework holds, as its own tracker counts them, beside ours: by category, after
+forward, at the peak and after the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stagec.analysis.footprint import footprint
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.option import values_of
+from stagec.jobs.request.options import JOB, JobOptions
+from stagec.jobs.session import Session
+from stagec.pipeline.instrument import PLAN
+from stagec.validation.formula import sizes_of
+from stagec.validation.sources import SourceRow, at, filled, validation_sources
+
+#: The moments of a step, as rows and answers call them.
+MOMENTS = ("after_forward", "peak", "after_update")
+#: Of a category with a smaller part of all bytes there is no error: tables of positions, counters.
+SMALLEST = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """A row of a source, as its files have it: the job, and the bytes of each category at each
+    moment. `row` is the title, with `$name` of sizes, flags and notes."""
+
+    row: str
+    model: str
+    kind: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    after_forward: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    peak: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    after_update: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class BytesError:
+    """Bytes of a category, or `total`, at a moment: measured and ours."""
+
+    source: str
+    row: str
+    moment: str
+    category: str
+    measured: int
+    ours: int
+    error: float | None  # None of what is too small to be judged
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of the answer."""
+        return {
+            "source": self.source,
+            "row": self.row,
+            "moment": self.moment,
+            "category": self.category,
+            "measured_bytes": self.measured,
+            "bytes": self.ours,
+            "error": self.error,
+        }
+
+
+def memory_errors(source: str | None, session: Session) -> list[BytesError]:
+    """All measured bytes of a source, or of all, beside ours. Raises `DiagnosticError`."""
+    sources = validation_sources(source, kind="memory")
+    rows = [(each.name, row) for each in sources for row in each.rows()]
+    found: list[BytesError] = []
+    with session.progress("planning", "steps") as counted:
+        for done, (name, row) in enumerate(rows, 1):
+            found += _compared(name, row)
+            counted(done, len(rows))
+    return found
+
+
+def _compared(source: str, given: SourceRow) -> Iterator[BytesError]:
+    with at(given.place):
+        row = given.read(MemoryRow)
+        values, _ = values_of(JOB, row.flags)
+        sizes = sizes_of(row.sizes)
+        flags = {name: values[name] for name in row.flags}
+        options = JobOptions(row.model, sizes=sizes, **flags, explicit=frozenset(flags))
+        module = JobBuilder(options).lower(until=PLAN)
+        worst = max(footprint(module, row.model)["classes"], key=lambda each: each["peak"])
+        title = filled(row.row, {**sizes, **row.flags, **row.notes})
+        for moment in MOMENTS:
+            measured = {name: int(text) for name, text in getattr(row, moment).items()}
+            yield from _of_moment(source, title, moment, measured, worst["moments"][moment])
+
+
+def _of_moment(
+    source: str, title: str, moment: str, measured: Mapping[str, int], ours: Mapping[str, Any]
+) -> Iterator[BytesError]:
+    every = sum(measured.values())
+    known = set(ours["by"])
+    for name in measured:
+        if name not in known:
+            raise ValueError(f"'{moment}.{name}' is no category: choose among {', '.join(known)}")
+    pairs = [(name, size, ours["by"][name]) for name, size in measured.items()]
+    for category, size, own in [*pairs, ("total", every, ours["total"])]:
+        small = max(size, own) < SMALLEST * every or not size
+        error = None if small else own / size - 1
+        yield BytesError(source, title, moment, category, size, own, error)
+
+
+def worst_errors(found: Sequence[BytesError]) -> dict[tuple[str, str], float]:
+    """The error of the largest size of each moment and category."""
+    worst: dict[tuple[str, str], float] = {}
+    for each in found:
+        key = each.moment, each.category
+        if each.error is not None and abs(each.error) >= abs(worst.get(key, 0.0)):
+            worst[key] = each.error
+    return worst
