@@ -160,9 +160,12 @@ class JobFlags(TypedDict, total=False):
     sgd_momentum: bool | None
     #: Gradients have buffers that persist from step to step, or are freed before forward.
     grads: Literal["persistent", "freed"] | None
-    #: The cross entropy is one op (fused), or a log-softmax and the loss by it, with three copies
-    #: of the logits in backward, as PyTorch without a compiler (stock).
-    loss: Literal["fused", "stock"] | None
+    #: The cross entropy is one op (fused), one whose gradient takes the buffer of the logits (in-
+    #: place), a log-softmax and the loss by it (stock, chunked: in parts of the tokens), or one op
+    #: with the head, of which no whole logits are there (linear).
+    loss: Literal["fused", "stock", "in-place", "chunked", "linear"] | None
+    #: Parts of the tokens of a chunked or linear loss (default: as the form has them).
+    loss_chunks: int | None
     #: How the weights of the blocks are stored while serving.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
