@@ -48,6 +48,7 @@ from stagec.passes.strategy.add_lora import AddLora
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
 from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
 from stagec.passes.strategy.expand_loss import ExpandLoss
+from stagec.passes.strategy.freeze_parameters import FreezeParameters
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
 from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
 from stagec.passes.strategy.normalize_strategy import NormalizeStrategy
@@ -73,6 +74,7 @@ PLUGIN = Plugin(
         GatherLogits,
         NormalizeStrategy,
         AddLora,
+        FreezeParameters,
         SetElementTypes,
         ExpandLoss,
         InsertFp8Casts,
@@ -117,8 +119,8 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
-        "expand-loss,"
+        "apply-strategy": "normalize-strategy,copy-experts,add-lora,freeze-parameters,"
+        "set-element-types,expand-loss,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

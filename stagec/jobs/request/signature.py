@@ -166,8 +166,8 @@ class JobFlags(TypedDict, total=False):
     loss: Literal["fused", "stock", "in-place", "chunked", "linear"] | None
     #: Parts of the tokens of a chunked or linear loss (default: as the form has them).
     loss_chunks: int | None
-    #: How the weights of the blocks are stored while serving.
-    weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
+    #: How the weights of the blocks are stored while serving, and frozen ones in training.
+    weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "nf4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
     #: else, or where the machine has no units for that, as they are).
     activation_dtype: Literal["auto", "bf16", "fp8", "fp4", "int8"] | None
@@ -177,6 +177,9 @@ class JobFlags(TypedDict, total=False):
     lora: str | Sequence[str] | None
     #: The rank of the adapters.
     lora_rank: int | None
+    #: Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or
+    #: '*,!projector'.
+    freeze: str | None
     #: A part of the model with a mesh and a strategy of its own, by the value that it computes:
     #: 'encoder=e: tp=2,dp=2'. May be given several times.
     part: str | Sequence[str] | None
