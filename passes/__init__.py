@@ -52,6 +52,7 @@ from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
 from stagec.passes.strategy.expand_attention import ExpandAttention
 from stagec.passes.strategy.expand_kernels import ExpandKernels
 from stagec.passes.strategy.expand_loss import ExpandLoss
+from stagec.passes.strategy.freeze_parameters import FreezeParameters
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
 from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
 from stagec.passes.strategy.normalize_strategy import NormalizeStrategy
@@ -77,6 +78,7 @@ PLUGIN = Plugin(
         GatherLogits,
         NormalizeStrategy,
         AddLora,
+        FreezeParameters,
         SetElementTypes,
         ExpandKernels,
         ExpandAttention,
@@ -125,8 +127,8 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
-        "expand-kernels,expand-attention,expand-loss,autocast,"
+        "apply-strategy": "normalize-strategy,copy-experts,add-lora,freeze-parameters,"
+        "set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

@@ -8,16 +8,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Quoted
+from stagec.ir.expr import ZERO, Expr, const, total
 from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.routed import expert_weights
-from stagec.ir.rule import Rule, Shape, make_rule, parse_rule
-from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.base import SPEC
+from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
+from stagec.ir.types import EIGHT_BITS, FLOATS
+from stagec.ir_spec.ops.base import SPEC, present
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class WeightFormat:
     A block has `rows` elements along a contracted dimension (None: all of them) and `columns` along
     another one. `scale` is the element type of its scale, `zero` that of its zero point, if it has
     one. Products take activations in `compute`, to which they are cast, on devices whose units
-    multiply `units`; empty: activations as they are, and the kernel turns weights into their type.
+    multiply `units`; empty: activations as they are, and the kernel turns weights into their type,
+    or, if weights are `decoded`, a kernel before it. With a `table` elements are numbers of its
+    values.
     """
 
     dtype: str
@@ -37,13 +40,16 @@ class WeightFormat:
     zero: str = ""
     compute: str = ""
     units: str = ""
+    decoded: bool = False
+    table: str = ""
 
 
 #: The formats by their names; docs/serving.md has the bytes of each. Sources: `fp8`, DeepGEMM and
 #: arXiv 2412.19437, section 3.3.2; `int8`, one scale for each output channel (arXiv 2208.07339);
 #: `int4`, AWQ with groups of 128 (arXiv 2306.00978); `mxfp4`, OCP Microscaling 1.0; `nvfp4`,
-#: groups of 16 with f8e4m3 scales. docs/decisions/low-precision.md#125 says
-#: what engines do with each.
+#: groups of 16 with f8e4m3 scales; `nf4`, groups of 64 with scales of 8 bits (arXiv 2305.14314),
+#: which bitsandbytes.functional.dequantize_4bit turns into the type of the activations.
+#: docs/decisions/low-precision.md#125 says what engines do with the others.
 FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {
         "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3s", units="f8e4m3"),
@@ -51,6 +57,7 @@ FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
         "int4": WeightFormat("i4", 128, 1, "bf16", zero="i4"),
         "mxfp4": WeightFormat("f4e2m1", 32, 1, "u8", compute="f8e4m3s", units="f4e2m1"),
         "nvfp4": WeightFormat("f4e2m1", 16, 1, "f8e4m3", compute="f4e2m1s", units="f4e2m1"),
+        "nf4": WeightFormat("i4", 64, 1, "u8", decoded=True, table="nf4"),
     }
 )
 
@@ -61,22 +68,39 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
+#: The values that elements are numbers of (arXiv 2305.14314, appendix E).
+TABLES: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {
+        "nf4": (
+            *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+            *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+            *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+            *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+        )
+    }
+)
+
+
 class ScaledEinsum(OpDef):
     """A contraction with a weight of few bits whose blocks have scales: x times (w - zero) * scale.
 
     The index rule states the blocks: in "bs(dw),(dw)f,df->bsf" w elements along d share a scale.
     What a block shares lies on the rank that has the block, so its inside is never split. The
-    kernel reads the weight as it is stored.
+    kernel reads the weight as it is stored; with the flag `decoded` one before it turns it into the
+    type of x, which is the second result. With a `table` its elements are numbers of values. The
+    weight has no gradient.
 
-    FLOPs are those of the product; turning the weight into the type of x inside the kernel is not
-    counted.
+    FLOPs are those of the product; turning the weight into the type of x is not counted.
     """
 
     name = "stg.scaled_einsum"
     operands = ("x", "w", "scales*")
+    results = ("result", "decoded?")
     params = (
         Param("spec", "str", SPEC.doc, required=True, positional=True),
         Param("to", "name", "the element type of the result, if not that of x"),
+        Param("decoded", "flag", "a kernel of its own turns the weight into the type of x"),
+        Param("table", "name", "the values that elements are numbers of", choices=tuple(TABLES)),
     )
     flops_per_point = 2
     example = '%y = stg.scaled_einsum["bs(dw),(dw)f,df->bsf"](%x, %w_int4, %scales) : bf16[B, S, F]'
@@ -86,7 +110,8 @@ class ScaledEinsum(OpDef):
         (_, weight, *scales), _ = parse_rule(op.text("spec"))
         outside = {f for shape in scales for group in shape for f in group}
         inside = {f for g in weight if len(g) > 1 for f in g if f not in outside}
-        return make_rule(op.text("spec"), whole="".join(sorted(inside)), each=[0])
+        second = f",{shape_text(weight)}" if op.flag("decoded") else ""
+        return make_rule(op.text("spec") + second, whole="".join(sorted(inside)), each=[0])
 
     def verify(self, op: Operation) -> Iterator[str]:
         shapes, results = parse_rule(op.text("spec"))
@@ -105,20 +130,52 @@ class ScaledEinsum(OpDef):
                 yield f"expects a floating-point type, found {dtype}"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.text("to", op.operands[0].tensor.dtype)]
+        x = op.operands[0].tensor.dtype
+        return [op.text("to", x), *([x] if op.flag("decoded") else [])]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        """What is decoded is written and read."""
+        return super().bytes_touched(op) + total(v.tensor.local_bytes for v in op.results[1:])
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return (
+            const(len(TABLES[op.text("table")])) if operand == 1 and "table" in op.attrs else None
+        )
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        (x, weight, *scales), (out,) = parse_rule(op.text("spec"))
+        operands, dtype = [present(grads[0]), *op.operands[1:]], op.operands[0].tensor.dtype
+        to = dtype if dtype not in EIGHT_BITS else operands[0].tensor.dtype
+        left = ",".join(shape_text(s) for s in (out, weight, *scales))
+        attrs: dict[str, RawAttr] = {
+            **op.attrs,
+            "spec": Quoted(f"{left}->{shape_text(x)}"),
+            "to": to,
+        }
+        attrs.pop("phase", None)
+        names = [op.operands[0].prefixed("d_"), op.operands[1].prefixed("decoded_")]
+        made = b.op("stg.scaled_einsum", operands, attrs, names=names)
+        return [made.results[0], *(None for _ in op.operands[1:])]
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return self.flops(op, n) if self.rule(op).contracted(0) else ZERO
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
         rule = self.rule(op)
-        product, weights = replace(rule, operands=rule.operands[:2]), expert_weights(op, rule)
+        product = replace(rule, operands=rule.operands[:2], results=rule.results[:1])
+        weights = expert_weights(op, rule)
         sizes = n if weights is None else weights.occupied(n)
         return matrix_product(product, sizes, op.operands[0].tensor.dtype)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         shapes, (out,) = parse_rule(op.text("spec"))
         sizes = _sizes(shapes, args)
+        if "table" in op.attrs:
+            args = (
+                args[0],
+                np.array(TABLES[op.text("table")])[np.asarray(args[1], int)],
+                *args[2:],
+            )
         x, w, *scales = (_apart(a, s, sizes) for a, s in zip(args, shapes, strict=True))
         scale, *zero = (_letters(shape) for shape in shapes[2:])
         left, right, result = _letters(shapes[0]), _letters(shapes[1]), _letters(out)
@@ -127,7 +184,8 @@ class ScaledEinsum(OpDef):
             w = w - np.einsum(f"{right},{zero[0]}->{right}", ones, scales[1])
         text = f"{left},{right},{scale}->{result}"
         found = np.einsum(text, x, w, scales[0], optimize=True)
-        return [found.reshape([int(np.prod([sizes[f] for f in g], dtype=int)) for g in out])]
+        found = found.reshape([int(np.prod([sizes[f] for f in g], dtype=int)) for g in out])
+        return [found, args[1]][: len(op.results)]
 
 
 def _letters(shape: Shape) -> str:

@@ -12,6 +12,7 @@ from stagec.ir_spec.strategy.defer import DeferOp
 from stagec.ir_spec.strategy.dtypes import DtypesOp
 from stagec.ir_spec.strategy.exchange import ExchangeOp
 from stagec.ir_spec.strategy.expert_load import ExpertLoadOp
+from stagec.ir_spec.strategy.freeze import FreezeOp
 from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
 from stagec.ir_spec.strategy.gradients import GradientsOp
@@ -72,5 +73,6 @@ STATEMENTS: tuple[Statement, ...] = (
     CopiesOp(),
     WeightsOp(),
     LoraOp(),
+    FreezeOp(),
     PartOp(),
 )

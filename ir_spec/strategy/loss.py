@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import (
     Flag,
     Record,
@@ -12,7 +14,9 @@ from stagec.ir_spec.strategy.statement import (
     parameter,
 )
 
-FORMS = ("fused", "stock")
+FORMS = ("fused", "stock", "in_place", "chunked", "linear")
+#: Those that go through the tokens in parts.
+IN_CHUNKS = ("chunked", "linear")
 
 
 @dataclass(frozen=True)
@@ -21,26 +25,58 @@ class LossRule(Record):
 
     form: str = parameter(
         "name",
-        "fused: one op; stock: a log-softmax and the loss by it, as PyTorch without a compiler",
+        "fused: one op; stock: a log-softmax and the loss by it, as PyTorch without a compiler; "
+        "in_place: the gradient takes the buffer of the logits; chunked: stock in parts of the "
+        "tokens; linear: the head and the loss in parts, with gradients in forward",
         default="fused",
         choices=FORMS,
         flag=Flag(
             "loss",
-            "The cross entropy is one op (fused), or a log-softmax and the loss by it, with three "
-            "copies of the logits in backward, as PyTorch without a compiler (stock).",
+            "The cross entropy is one op (fused), one whose gradient takes the buffer of the "
+            "logits (in-place), a log-softmax and the loss by it (stock, chunked: in parts of the "
+            "tokens), or one op with the head, of which no whole logits are there (linear).",
+            tries=(),
+            rare=True,
+        ),
+    )
+    chunks: int = parameter(
+        "int",
+        "parts of the tokens (0: 8 if chunked; linear: the vocabulary over the width)",
+        least=0,
+        flag=Flag(
+            "loss_chunks",
+            "Parts of the tokens of a chunked or linear loss (default: as the form has them).",
+            needs=("loss",),
+            metavar="N",
+            tries=(),
             rare=True,
         ),
     )
 
 
 class LossOp(Statement):
-    """How the cross entropy of logits is computed: by one op, whose backward takes the logits
-    (`fused`), or by those of PyTorch without a compiler (`stock`), whose backward takes the
-    log-softmax and makes its gradient before that of the logits, so that three tensors of the size
-    of the logits are there at once. Losses over a split vocabulary stay fused.
+    """How the cross entropy of logits is computed. Tensors of the size of the logits in backward:
+
+    | form       | tensors                                                        | as in     |
+    |------------|----------------------------------------------------------------|-----------|
+    | `fused`    | the logits and their gradient, in the type of the logits       | compilers |
+    | `stock`    | log-softmax, its gradient, that of the logits, in fp32; with a | PyTorch,  |
+    |            | split vocabulary one more, all over the ranks                  | DTensor   |
+    | `in_place` | one: the gradient takes the buffer of the logits               | Megatron  |
+    | `chunked`  | log-softmax in fp32, the gradient of the logits in their type, | torchtune |
+    |            | and two fp32 tensors of a part of the tokens                   |           |
+    | `linear`   | none but logits of a part of the tokens; gradients of head and | Liger     |
+    |            | input are made in forward                                      |           |
+
+    A form that a loss does not have, such as `linear` over a split vocabulary, changes nothing.
     """
 
     name, record = "stg.loss", LossRule
     section = Section.KERNELS
     training = "there is no loss"
     example = "stg.loss[form = stock]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if "chunks" in op.attrs and op.text("form", "fused") not in IN_CHUNKS:
+            yield f"'chunks' is about forms in parts: {', '.join(IN_CHUNKS)}"

@@ -1,4 +1,4 @@
-"""How the weights of the blocks are stored while serving."""
+"""How the weights of the blocks are stored while serving, and frozen ones while training."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class WeightsRule(Record):
 
     format: str = parameter(
         "name",
-        "bf16 (as they are), fp8, int8, int4, mxfp4 or nvfp4",
+        "bf16 (as they are), fp8, int8, int4, mxfp4, nvfp4 or nf4",
         default="bf16",
         positional=True,
         choices=("bf16", *FORMATS),
         flag=Flag(
             "weight_dtype",
-            "How the weights of the blocks are stored while serving.",
+            "How the weights of the blocks are stored while serving, and frozen ones in training.",
             numerics=True,
         ),
     )
@@ -77,12 +77,17 @@ class WeightsOp(Statement):
     | `int4`  | 4 bits   | 128 rows    | bf16 scale, 4-bit zero   | n/2 + 2.5n/128 |
     | `mxfp4` | f4e2m1   | 32 rows     | a scale of 8 bits        | n/2 + n/32     |
     | `nvfp4` | f4e2m1   | 16 rows     | an f8e4m3 scale          | n/2 + n/16     |
+    | `nf4`   | 4 bits   | 64 rows     | a scale of 8 bits        | n/2 + n/64     |
 
     Unless `activations` says otherwise, products take them in f8e4m3s with `fp8` and `mxfp4` (an
     f32 scale for each 128 elements, as DeepGEMM, or one of 8 bits for each 32: as many bytes), in
     f4e2m1s with `nvfp4` (a scale of 8 bits for each 16), else as they are: the kernel turns
-    weights into their type (W4A16, W8A16). The one f32 that nvfp4 has for a tensor is not counted,
-    nor those of rows in int8.
+    weights into their type (W4A16, W8A16), for `nf4` a kernel before it does. The one f32 that
+    nvfp4 has for a tensor is not counted, nor those of rows in int8, nor the one that nf4 has for
+    256 scales.
+
+    In training weights that are frozen, as beside `stg.lora`, are stored so (QLoRA, arXiv
+    2305.14314): products of forward and of backward turn them into the type of the activations.
     """
 
     name, record = "stg.weights", WeightsRule

@@ -414,7 +414,9 @@ def _where_made(b: Builder, values: Sequence[Value]) -> Builder:
     makers = [op for v in values if (op := v.producer) is not None]
     if not makers:
         return b
-    return Builder.after(b.registry, max(makers, key=Operation.position), loc=b.loc)
+    last = max(makers, key=Operation.position)
+    phase = b.phase if last.phase == "forward" else last.phase  # gradients that forward makes
+    return Builder.after(b.registry, last, loc=b.loc, phase=phase)
 
 
 def _cast(b: Builder, value: Value, dtype: str) -> Value:

@@ -27,7 +27,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import is_chosen_by, replace_op, slice_into, uses_inside
 from stagec.ir.rule import Group, Shape, parse_rule, shape_text
 from stagec.ir.traits import Recasts
-from stagec.ir.types import DTYPE_BYTES
+from stagec.ir.types import CACHED, DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, WeightFormat
 from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
@@ -79,7 +79,8 @@ class QuantizeWeights(Pass):
     needs = Phase.SHAPED
 
     format: str = field(
-        default="", metadata={"help": "fp8, int8, int4, mxfp4 or nvfp4 (default: of the strategy)"}
+        default="",
+        metadata={"help": "fp8, int8, int4, mxfp4, nvfp4 or nf4 (default: of the strategy)"},
     )
     block: int = field(default=0, metadata={"help": "elements of a block along a dimension"})
 
@@ -111,7 +112,11 @@ def quantize_weights(module: Module, format_: WeightFormat, block: int = 0) -> N
         rows = format_.rows and block
         format_ = replace(format_, rows=rows, columns=block if format_.columns > 1 else 1)
     place = {op: i for i, op in enumerate(module.main.body.walk())}
-    weights = [param for param in module.parameters() if _is_weight(param)]
+    serves = any(a.tensor.role in CACHED for a in module.main.body.args)
+    stored = module.parameters()
+    if not serves and len(module.trainable()) < len(stored):
+        stored = [param for param in stored if param.tensor.role == "frozen"]
+    weights = [param for param in stored if _is_weight(param)]
     found = [param for param in weights if _is_large(module, format_, param)]
     found.sort(key=lambda param: place[uses_inside(param)[0][0]])  # the first use casts activations
     if not found:
@@ -181,8 +186,13 @@ class _Weight:
         if self._format.compute and x.tensor.dtype != self._format.compute:
             x = self._cast(build, x)
         attrs: dict[str, RawAttr] = {"spec": Quoted(blocks.spec), "to": op.result.tensor.dtype}
-        found = build.value("stg.scaled_einsum", [x, weight, *shared], attrs, hint=op.result.name)
-        replace_op(op, [found])
+        if self._format.decoded:
+            attrs["decoded"] = True
+        if self._format.table:
+            attrs["table"] = self._format.table
+        names = [op.result.name, f"{weight.name}_decoded"]
+        made = build.op("stg.scaled_einsum", [x, weight, *shared], attrs, names=names)
+        replace_op(op, made.results[:1])
 
     def _cast(self, build: Builder, x: Value) -> Value:
         """The activations in the type that the product computes in; once for all products."""

@@ -1,20 +1,21 @@
-"""expand-loss: a cross entropy becomes a log-softmax and the loss by it."""
+"""expand-loss: a cross entropy becomes what software makes of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
-from stagec.ir.rewrite import replace_op
-from stagec.ir_spec.ops.vocabulary import CrossEntropy
+from stagec.ir.opdef import LossForm
+from stagec.ir.rewrite import erase_unused, replace_op
 from stagec.ir_spec.strategy.loss import LossRule
 
 
 @dataclass(frozen=True)
 class ExpandLoss(Pass):
-    """Replace each cross entropy by the ops of PyTorch without a compiler, as `stg.loss` says.
+    """Replace each loss of the next tokens by the ops of a form of `stg.loss`, as its op builds
+    them.
 
-    The log-softmax is what backward needs, not the logits. One whose vocabulary is split stays.
+    In `stock` the log-softmax is what backward needs, not the logits.
 
     Before:
         stg.strategy @s {
@@ -39,32 +40,40 @@ class ExpandLoss(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).one(LossRule).form == "stock"
+        return read_strategy(module).one(LossRule).form != "fused"
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        losses = [op for op in module.main.body.walk() if isinstance(op.definition, CrossEntropy)]
-        whole = [op for op in losses if not _is_split(module, strategy, op)]
-        for op in whole:
-            expand_loss(module, op)
-        if not whole:
-            why = "the vocabulary is split" if losses else "there is no cross entropy"
-            remark = f"'stg.loss[stock]' changes nothing: {why}"
-            module.diagnostics.remark(remark, strategy.one(LossRule).loc)
+        rule = strategy.one(LossRule)
+        every = list(module.main.body.walk())
+        losses = [op for op in every if op.definition.logits(op) is not None]
+        if not [op for op in losses if expand_loss(module, strategy, op)]:
+            split = any(_is_split(module, strategy, op) for op in losses)
+            why = "the vocabulary is split" if split else "no product makes the logits"
+            why = why if losses else "there is no cross entropy"
+            remark = f"'stg.loss[{rule.form}]' changes nothing: {why}"
+            module.diagnostics.remark(remark, rule.loc)
 
 
-def expand_loss(module: Module, op: Operation) -> None:
-    """Replace one cross entropy, in place."""
-    logits, labels = op.operands
+def expand_loss(module: Module, strategy: Strategy, op: Operation) -> bool:
+    """Build one loss in the form of the strategy, in place; whether it has that form."""
+    rule = strategy.one(LossRule)
+    form = LossForm(rule.form, rule.chunks, _is_split(module, strategy, op))
     b = Builder.before(module.registry, op, loc=made_by(ExpandLoss.name, op.loc))
-    logp = b.value("stg.log_softmax", [logits], hint=f"{logits.name}_logp")
-    loss = b.value("stg.nll_loss", [logp, labels], {"mean": op.expr("mean")}, hint=op.result.name)
-    replace_op(op, [loss])
+    loss = op.definition.expanded(b, op, form)
+    if loss is None:
+        return False
+    if loss is not op.result:
+        loss.name = op.result.name
+        replace_op(op, [loss])
+        erase_unused(module.main.body)  # the head, or a cast, that it has inside
+    return True
 
 
 def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:
     """Whether the strategy splits the vocabulary of a loss."""
-    names = op.operands[0].tensor.dims[-1].size.symbols
+    logits = op.definition.logits(op)
+    names = logits.tensor.dims[-1].size.symbols if logits is not None else frozenset[str]()
     mesh = module.mesh
     rules = (rule for rule in strategy.splits if names & {*rule.dims})
     return mesh is not None and any(mesh.sizes.get(a) != 1 for rule in rules for a in rule.over)

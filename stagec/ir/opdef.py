@@ -6,6 +6,7 @@ Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 from stagec.ir.core import PHASES, Operation, Value
@@ -42,6 +43,16 @@ _COMMON = (
     Param("cached", "flag", "serving caches this value, not what follows from it"),
     Param(STATICS, "name", "in a block: the stg.statics that it takes besides"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LossForm:
+    """How a loss of the next tokens is to be computed: the form of `stg.loss`, the parts of the
+    tokens (0: as the form has them), and whether the vocabulary is split."""
+
+    name: str
+    chunks: int = 0
+    split: bool = False
 
 
 class OpDef:
@@ -243,6 +254,11 @@ class OpDef:
     def logits(self, op: Operation) -> Value | None:
         """The logits that it judges, [B, S, V], if it is a loss of the next tokens: what a step of
         serving returns instead."""
+        return None
+
+    def expanded(self, b: Builder, op: Operation, form: LossForm) -> Value | None:
+        """If it is a loss of the next tokens: build it in another form, before it; `op.result` if
+        the op is changed and stays. None: it has no such form."""
         return None
 
     # -- numeric meaning ---------------------------------------------------------------------------

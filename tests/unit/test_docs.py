@@ -509,6 +509,9 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         f"stg.{name}": {"logits": "f32[B, S, V]", "logp": "f32[B, S, V]", "dlogp": "f32[B, S, V]"}
         for name in ("log_softmax", "log_softmax_grad", "nll_loss", "nll_loss_grad")
     },
+    "stg.saved_cross_entropy_grad": {"logp": "f32[B, S, V]"},
+    "stg.linear_cross_entropy": {"x": "bf16[B, S, D]", "w": "bf16[D, V]"},
+    "stg.log_probability": {"m": "f32[B, S]", "s": "f32[B, S]"},
     "stg.reshape": {"x": "bf16[B, S, H, K]"},
     "stg.pack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
     "stg.recall": {"n_again": "bf16[B, S, D]", "n_stashed": "bf16[B, S, D]"},

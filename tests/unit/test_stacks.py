@@ -56,6 +56,40 @@ def test_backward_has_three_copies_of_the_logits() -> None:
     assert 0 <= 4 * 8192 * 128_256 - (stock - fused) <= 4 * 8192 + 4
 
 
+#: The logits of 8,192 tokens in fp32.
+LOGITS = 4 * 8192 * 128_256
+
+
+@pytest.mark.distinct
+@pytest.mark.parametrize(
+    ("flags", "copies"),
+    [
+        (("--loss", "stock", "--tp", "4"), 1.0),  # four, each over the ranks
+        (("--loss", "fused"), 2.0),
+        (("--loss", "in-place"), 1.5),  # one, and the gradient in bf16 beside
+        (("--loss", "chunked"), 1.5 + 2 / 8),
+        (("--loss", "chunked", "--loss-chunks", "16"), 1.5 + 2 / 16),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+)
+def test_tensors_of_the_size_of_the_logits(flags: tuple[str, ...], copies: float) -> None:
+    """At the peak in fp32, beside what a layer's forward has left."""
+    found = moments("--grads", "freed", *flags)
+    forward, peak = (found[when]["total"] for when in ("after_forward", "peak"))
+    kept = LOGITS // 4 if "--tp" in flags else LOGITS
+    assert abs(peak - (forward - kept) - copies * LOGITS) <= 8 * 8192
+
+
+def test_a_linear_loss_has_logits_of_a_chunk() -> None:
+    """V / D = 32 parts, and the gradients of head and input in forward."""
+    one, many = (moments("--loss", "linear", "--loss-chunks", n)["after_forward"] for n in "12")
+    assert one["total"] == many["total"]
+    assert (
+        one["total"] - moments()["after_forward"]["total"]
+        == 2 * 4096 * (128_256 + 8192) - (LOGITS + 4 * 8192) - 2 * 8192 * 4096
+    )
+
+
 def test_freed_gradients_are_not_there_in_forward() -> None:
     before, after = moments(), moments("--grads", "freed")
     gradients = before["after_update"]["by"]["gradients"]

@@ -255,10 +255,11 @@ def _serving(request: FlagValues) -> Iterator[Diagnostic]:
                 "--redundant-experts is about a step of serving: copies would be trained apart",
                 "add --serve, or leave it out",
             )
-        if request["weight_dtype"] != "bf16":
+        if request["weight_dtype"] != "bf16" and not (request["lora"] or request["freeze"]):
             yield _error(
-                "--weight-dtype is about a step of serving: weights of few bits have no gradient",
-                "add --serve, or multiply in 8 bits: --fp8",
+                "--weight-dtype is about serving and frozen weights: those of few bits have no "
+                "gradient",
+                "add --serve, freeze them: --lora or --freeze, or multiply in 8 bits: --fp8",
             )
         return
     for statement in STATEMENTS:

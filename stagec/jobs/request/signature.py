@@ -198,9 +198,12 @@ class JobFlags(TypedDict, total=False):
     sgd_momentum: bool | None
     #: Gradients have buffers that persist from step to step, or are freed before forward.
     grads: Literal["persistent", "freed"] | None
-    #: The cross entropy is one op (fused), or a log-softmax and the loss by it, with three copies
-    #: of the logits in backward, as PyTorch without a compiler (stock).
-    loss: Literal["fused", "stock"] | None
+    #: The cross entropy is one op (fused), one whose gradient takes the buffer of the logits (in-
+    #: place), a log-softmax and the loss by it (stock, chunked: in parts of the tokens), or one op
+    #: with the head, of which no whole logits are there (linear).
+    loss: Literal["fused", "stock", "in-place", "chunked", "linear"] | None
+    #: Parts of the tokens of a chunked or linear loss (default: as the form has them).
+    loss_chunks: int | None
     #: The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its products and
     #: softmax one by one (math), or the one that the machine was measured with (device).
     attention: Literal["device", "math", "flash-1", "flash-2", "flash-3", "cudnn", "triton"] | None
@@ -231,8 +234,8 @@ class JobFlags(TypedDict, total=False):
     all_reduce: Literal["library", "one-shot", "two-shot"] | None
     #: Bytes up to which --all-reduce holds; the library adds what is larger.
     all_reduce_below: int | None
-    #: How the weights of the blocks are stored while serving.
-    weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
+    #: How the weights of the blocks are stored while serving, and frozen ones in training.
+    weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "nf4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
     #: else, or where the machine has no units for that, as they are).
     activation_dtype: Literal["auto", "bf16", "fp8", "fp4", "int8"] | None
@@ -242,6 +245,9 @@ class JobFlags(TypedDict, total=False):
     lora: str | Sequence[str] | None
     #: The rank of the adapters.
     lora_rank: int | None
+    #: Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or
+    #: '*,!projector'.
+    freeze: str | None
     #: A part of the model with a mesh and a strategy of its own, by the value that it computes:
     #: 'encoder=e: tp=2,dp=2'. May be given several times.
     part: str | Sequence[str] | None

@@ -1,0 +1,70 @@
+"""Parameters that are not trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class FreezeRule(Record):
+    """Which parameters are not trained."""
+
+    names: str = parameter(
+        "str",
+        "patterns of names, separated by commas, as in 'embed, vision'; ! before one: these are "
+        "trained after all",
+        required=True,
+        positional=True,
+        flag=Flag(
+            "freeze",
+            "Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or "
+            "'*,!projector'.",
+            metavar="NAME,...",
+            tries=(),
+            numerics=True,
+        ),
+    )
+
+    @property
+    def patterns(self) -> tuple[tuple[str, bool], ...]:
+        """Each pattern, and whether it freezes what it matches."""
+        found = (name.strip() for name in self.names.split(","))
+        return tuple((n.removeprefix("!"), not n.startswith("!")) for n in found if n)
+
+    def freezes(self, path: str) -> bool | None:
+        """Whether a parameter is frozen: what the last pattern that matches says; None if none
+        does."""
+        said = [frozen for pattern, frozen in self.patterns if matches(path, pattern)]
+        return said[-1] if said else None
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a pattern is the name of a parameter, of a scope around it, or of both from some
+    scope on: `wq`, `gqa`, `layers/gqa` and `layers/*/wq` match `layers/gqa/wq`."""
+    parts = path.split("/")
+    ends = ("/".join(parts[i:]) for i in range(len(parts)))
+    return any(fnmatchcase(end, p) for end in ends for p in (pattern, f"{pattern}/*"))
+
+
+class FreezeOp(Statement):
+    """Parameters that are not trained: they have no gradient and no state of the optimizer, no
+    product of backward is computed for them, and nothing below them where nothing is trained there.
+
+    A pattern is the name of a parameter or of a scope, with `*` for any letters; the last one that
+    matches counts. The layers of a stack are one parameter, so they are frozen together. Beside
+    `stg.lora`, which freezes all but its adapters, "!embed" trains the embedding too.
+    """
+
+    name, record = "stg.freeze", FreezeRule
+    section = Section.PARTS
+    training = "a server trains nothing"
+    example = 'stg.freeze["embed, vision"]'
