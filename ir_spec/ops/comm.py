@@ -214,8 +214,8 @@ class AllGather(Collective):
     that runs back over them (`kept`), which then do not gather it again. A repeat issues its
     gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
     gather before its microbatches. With `beside_loss` what the last iteration of forward gathers
-    stays until the loss is there, and backward gathers that of its first iteration before. With `to` each rank casts its part to that element type before
-    it sends it: the results have it.
+    stays until the loss is there, and backward gathers that of its first iteration before. With
+    `to` each rank casts its part to that element type before it sends it: the results have it.
     """
 
     name = "stg.all_gather"
@@ -227,7 +227,9 @@ class AllGather(Collective):
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
         Param("unit", "int", "tells calls apart that are not merged into one"),
-        Param("beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"),
+        Param(
+            "beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"
+        ),
         Param("to", "name", "the element type of the results", choices=tuple(sorted(FLOATS))),
     )
     example = "%y = stg.all_gather[dim = 1, over = tp](%x) : bf16[B@dp, S, D]"

@@ -107,6 +107,14 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO-1: gather updated parameters beside the forward of the first microbatch, block by block,
     #: in place of behind their update.
     overlap_param_gather: bool | None
+    #: ZeRO-3: parameters outside of blocks are one unit, gathered from forward to the end of
+    #: backward (root), or those before the blocks and those behind them are two (ends): the first
+    #: is dropped after forward and gathered again for its backward.
+    shard_units: Literal["root", "ends"] | None
+    #: ZeRO-3: the loss is computed inside the module that is sharded, so what the last block
+    #: gathered is there until the loss is, and backward begins with the gather of that block
+    #: (inside), or behind it (outside).
+    shard_loss: Literal["outside", "inside"] | None
     #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
     microbatches: int | None
     #: Gather the logits instead of a vocabulary-parallel loss.
@@ -121,14 +129,20 @@ class JobFlags(TypedDict, total=False):
     fusion: Literal["none", "pointwise", "elementwise", "epilogue"] | None
     #: Matrix products add weight gradients to the sum over microbatches themselves.
     fuse_gradients: bool | None
+    #: Run these ops operation by operation, as PyTorch code that no compiler has seen and no fused
+    #: kernel replaces: swiglu, geglu, rmsnorm. Backward keeps what each operation saves.
+    eager: str | Sequence[str] | None
     #: Parameters and activations.
     param_dtype: Literal["f32", "bf16", "f16"] | None
     #: Gradients; param: in the type of their parameter.
     grad_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: Gradients on the wire.
-    reduce_dtype: Literal["f32", "bf16", "f16", "param"] | None
+    reduce_dtype: Literal["f32", "bf16", "f16", "param", "compute"] | None
     #: The optimizer's copy of the parameters; none: it has no copy.
     master_dtype: Literal["f32", "bf16", "f16", "none"] | None
+    #: What ZeRO-3 gathers, and computes with: parameters of another type are cast where they are
+    #: gathered (param: as they are).
+    compute_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: The optimizer's moments.
     moment_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: 8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with block,
@@ -137,9 +151,18 @@ class JobFlags(TypedDict, total=False):
     #: Scales of --fp8 are known before (delayed: casts run in the kernels around them) or come from
     #: the operand itself (current: casts are kernels).
     fp8_scaling: Literal["delayed", "current"] | None
+    #: Parameters in fp32; products and attention cast their operands to bf16 where they use them,
+    #: as torch.autocast.
+    autocast: bool | None
+    #: Of --autocast: attention casts its operands as products do, or is an operator of its own that
+    #: autocast does not list, and takes them as they are given.
+    autocast_attention: Literal["cast", "given"] | None
     #: ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are there (default 25
     #: MiB; 0: in one call after backward).
     ddp_bucket: int | None
+    #: ZeRO 0 and 1: gradients are copied into flat buffers that stay from step to step, and reduced
+    #: there, as DDP with gradient_as_bucket_view=False.
+    ddp_copies: bool | None
     #: Activations that backward computes again: by policy, or the results of these ops.
     recompute: str | None
     #: Recompute in the first N layers of each stage only (0: in all).
