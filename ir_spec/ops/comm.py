@@ -214,8 +214,8 @@ class AllGather(Collective):
     that runs back over them (`kept`), which then do not gather it again. A repeat issues its
     gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
     gather before its microbatches. With `beside_loss` what the last iteration of forward gathers
-    stays until the loss is there, and backward gathers that of its first iteration before. With `to` each rank casts its part to that element type before
-    it sends it: the results have it.
+    stays until the loss is there, and backward gathers that of its first iteration before. With
+    `to` each rank casts its part to that element type before it sends it: the results have it.
     """
 
     name = "stg.all_gather"

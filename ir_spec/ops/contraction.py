@@ -350,7 +350,7 @@ class Cast(Elementwise):
     traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
     flops_per_point = 0
     linear = True
-    params = (
+    params: ClassVar[tuple[Param, ...]] = (
         Param("to", "name", "the element type", required=True, positional=True),
         Param("again", "flag", "backward casts the value again"),
     )

@@ -54,7 +54,8 @@ class AutocastOp(Statement):
     softmax, layer norms, powers and losses are f32, each other op has the widest type of its
     operands.
 
-    Without `on` nothing is cast, and the rest says how it would be.
+    Without `on` nothing is cast, and the rest says how it would be. Nor is it where the model
+    computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3.
 
     The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
     activation is cast by each product that takes it, and backward keeps each of these copies. A

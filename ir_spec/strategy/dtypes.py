@@ -108,7 +108,8 @@ class DtypesOp(Statement):
     copy, moments.
 
     Gradients, reductions and moments of type `param` are in that of their parameter, as those of
-    `torch.optim` are, reductions of type `compute` in that of `compute`; with `master = none` the optimizer updates the parameter itself.
+    `torch.optim` are, reductions of type `compute` in that of `compute`; with `master = none` the
+    optimizer updates the parameter itself.
 
     With `compute` what ZeRO-3 shards is of type `param` at rest and in the optimizer, and gathered
     and computed with in that of `compute`, as by `MixedPrecisionPolicy(param_dtype)` of PyTorch's

@@ -23,7 +23,7 @@ RECOMPUTE = ("none", "selective", "full", "full_replay")
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
-def _some_blocks(name: str, doc: str, help: str) -> Any:
+def _number(name: str, doc: str, help: str) -> Any:
     flag = Flag(f"recompute_{name}", help, metavar="N", needs=("recompute",), rare=True)
     return parameter("int", doc, least=1, flag=flag)
 
@@ -50,12 +50,31 @@ class RecomputeRule(Record):
     ops: tuple[str, ...] = parameter(
         "names", "ops whose results are computed again, as in (attention, swiglu)"
     )
-    layers: int = _some_blocks(
+    keep: tuple[str, ...] = parameter(
+        "names",
+        "of full: ops whose results are kept all the same, as in (einsum, attention)",
+        flag=Flag(
+            "recompute_keep",
+            "Of --recompute full: keep the results of these ops, whether backward takes them or "
+            "not; of einsum those that are matrix products.",
+            "names",
+            "",
+            metavar="OP,...",
+            needs=("recompute",),
+            rare=True,
+        ),
+    )
+    products: int = _number(
+        "products",
+        "of keep: every n-th matrix product of a block is computed again",
+        "Of --recompute-keep: compute every N-th matrix product of a block again (0: none).",
+    )
+    layers: int = _number(
         "layers",
         "only in this many first blocks",
         "Recompute in the first N layers of each stage only (0: in all).",
     )
-    every: int = _some_blocks(
+    every: int = _number(
         "every", "only in every n-th block", "Recompute in every N-th layer only (0: in all)."
     )
 
@@ -66,7 +85,10 @@ class RecomputeOp(Statement):
     `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
     the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
     the block, as the published formulas count. `ops` instead names the ops whose results are not
-    stashed. `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
+    stashed. With `keep` beside `full` the results of these ops are kept, also those that backward
+    does not take, and every `products`-th matrix product is computed again: `einsum, attention` and
+    2 are the list of torchtitan's selective checkpoints of ops (`_save_list`, `_apply_op_sac`).
+    `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
     `block`), `every` in every n-th block (as torchtitan does); the others stash all.
     """
 
@@ -79,6 +101,10 @@ class RecomputeOp(Statement):
         yield from super().verify(op)
         if ("policy" in op.attrs) == ("ops" in op.attrs):
             yield "expects a policy or a list of ops, and not both"
+        if "keep" in op.attrs and op.text("policy") != "full":
+            yield "'keep' names what 'full' does not compute again"
+        if "products" in op.attrs and "keep" not in op.attrs:
+            yield "'products' says which of those that are kept are computed again: name 'keep'"
         if "layers" in op.attrs and "every" in op.attrs:
             yield "'layers' and 'every' both say in which blocks"
         for name in ("layers", "every"):
@@ -97,6 +123,12 @@ class RecomputeOp(Statement):
         return {"recompute": policy or ",".join(op.names("ops")), **super().flags_of(op)}
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        if request["recompute_keep"] and request["recompute"] != "full":
+            message = f"--recompute-keep is about --recompute full, found {request['recompute']}"
+            yield message, "choose --recompute full"
+        if request["recompute_products"] and not request["recompute_keep"]:
+            message = "--recompute-products is about what --recompute-keep names"
+            yield message, "add --recompute-keep einsum,attention"
         unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
         if unnamed:
             message = (

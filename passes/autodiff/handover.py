@@ -23,9 +23,12 @@ from collections.abc import Sequence
 
 from stagec.api import Builder, Operation, Region, Registry, Value, const, made_by
 from stagec.ir.expr import is_quadratic
+from stagec.ir.opdef import factor_sizes
 from stagec.ir.replay import EVERY, FIRST
 from stagec.ir.traits import Recasts
+from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.recompute import take_recompute
+from stagec.sharding.strategy import RecomputeRule
 
 PASS = "recompute"
 
@@ -69,6 +72,7 @@ class _HandOver:
         self._carry = forward.integer("carry", 1)
         self._inside: dict[Value, Value] = {}
         self._place = back.body.terminator  # recomputed operations go before this one
+        self._listed = _listed(forward.body, self._what)
 
     def run(self) -> None:
         for op in list(self._back.body.walk()):
@@ -78,6 +82,8 @@ class _HandOver:
                     op.set_operand(index, self._use(value))
         if self._what.policy == "full_replay":
             self._replay_rest()
+        if self._what.keep:
+            self._keep_rest()
         for name, number in ((FIRST, self._what.layers), (EVERY, self._what.every)):
             if number and any(op.phase == "recompute" for op in self._back.body.ops):
                 self._back.attrs[name] = const(number)
@@ -125,6 +131,8 @@ class _HandOver:
             if op.has(Recasts) and op.operands[0].region is self._forward.body:
                 op = op.operands[0].producer or op
             return op.name.partition(".")[2] not in what.ops
+        if op in self._listed:
+            return True
         if what.policy == "selective":
             return not is_quadratic(value.tensor.elements)
         return what.policy == "none"
@@ -150,6 +158,15 @@ class _HandOver:
         self._inside |= zip(op.results, copy.results, strict=True)
         self._back.body.insert(self._place.position(), copy)
 
+    def _keep_rest(self) -> None:
+        """Keep what the list names and backward does not take, as a checkpoint by a list does."""
+        kept = [v for op in self._forward.body.ops if op in self._listed for v in op.results]
+        stashed = [self._bind(v, self._stash(v)) for v in kept if v not in self._inside]
+        if stashed:
+            end = self._back.body.terminator
+            discard = Operation(self._registry["stg.discard"], stashed, loc=self._back.loc)
+            self._back.body.insert(end.position(), discard)
+
     def _replay_rest(self) -> None:
         """Compute the whole block again, with the ops that backward does not need."""
         self._place = self._back.body.terminator
@@ -159,3 +176,22 @@ class _HandOver:
         outputs = [self._get(v) for v in self._forward.body.terminator.operands[: self._carry]]
         discard = Operation(self._registry["stg.discard"], outputs, loc=self._back.loc)
         self._back.body.insert(self._back.body.terminator.position(), discard)
+
+
+def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
+    """The ops of a region whose results a list keeps: those that it names, of an op that may be a
+    matrix product those that are, without every so many-th product."""
+    names = (op for op in region.ops if op.name.partition(".")[2] in what.keep)
+    products = [op for op in region.ops if _is_product(op)]
+    again = set(products[what.products - 1 :: what.products]) if what.products else set()
+    plain = (op for op in names if _is_product(op) or not isinstance(op.definition, Einsum))
+    return frozenset(op for op in plain if op not in again)
+
+
+def _is_product(op: Operation) -> bool:
+    """Whether an op is one matrix product."""
+    rule = op.definition.rule(op)
+    if rule is None:
+        return False
+    kernel = op.definition.kernel(op, factor_sizes(op, rule))
+    return kernel is not None and kernel.kind == "matmul"

@@ -41,7 +41,7 @@ class ShardUnits(Pass):
         }
         stg.func @f(%x: bf16[B@dp, D], %W: bf16[L, D@dp, D | param]) {
           %y = stg.repeat[count = L, carry = 1] (%h: bf16[B@dp, D] = %x, %w: bf16[D@dp, D] = %W) {
-            %w_g = stg.all_gather[dim = 0, over = dp, beside_loss](%w) : bf16[D, D | rep]
+            %w_g = stg.all_gather[beside_loss, dim = 0, over = dp](%w) : bf16[D, D | rep]
             %a = stg.einsum["bd,de->be"](%h, %w_g) : bf16[B@dp, D]
             stg.yield(%a)
           } : bf16[B@dp, D]

@@ -25,6 +25,7 @@ from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Repeats, Wide
 from stagec.ir.types import FLOATS, TensorType
 from stagec.ir_spec.strategy.autocast import AutocastRule
+from stagec.ir_spec.strategy.dtypes import computed_in
 
 #: What is kept in 32 bits.
 WIDE = "f32"
@@ -36,7 +37,8 @@ class Autocast(Pass):
     they differ.
 
     A parameter is cast once in a region, an activation for each product that takes it. Where a
-    product takes a packed parameter, the activation is cast for each of those that it packs.
+    product takes a packed parameter, the activation is cast for each of those that it packs. Of a
+    model that computes in 16 bits nothing is cast.
 
     Before:
         stg.strategy @s {
@@ -65,8 +67,9 @@ class Autocast(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        rules = read_strategy(module).all(AutocastRule)
-        return any(rule.on for rule in rules)
+        strategy = read_strategy(module)
+        wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
+        return wide and any(rule.on for rule in strategy.all(AutocastRule))
 
     def run(self, module: Module) -> None:
         autocast(module, read_strategy(module).one(AutocastRule))

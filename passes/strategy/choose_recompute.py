@@ -67,10 +67,10 @@ def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:
     """Refuse names of ops that no repeat has."""
     inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
     known = sorted({op.name.partition(".")[2] for op in inside})
-    for name in what.ops:
+    for name in (*what.ops, *what.keep):
         if name not in known:
             raise error(
-                f"no block of the model has an op '{name}' to compute again",
+                f"no block of the model has an op '{name}' to compute again or to keep",
                 what.loc,
                 remedy=did_you_mean(name, known) or f"its ops are: {', '.join(known)}",
             )

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from stagec.api import Builder, Module, Pass, Phase, error, made_by, read_strategy
 from stagec.ir.opdef import OpDef
 from stagec.ir.rewrite import replace_op
+from stagec.ir_spec.ops.layout import Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
+from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
 
 
@@ -15,7 +17,9 @@ from stagec.support.suggest import did_you_mean
 class ExpandKernels(Pass):
     """Replace the ops that `stg.kernels` names by those that PyTorch runs without a compiler.
 
-    Each op says what these are. A remark names those that the model does not have.
+    Each op says what these are. Where gate and up come out of one product, they get products, and
+    parameters, of their own, as modules have them. A remark says so if the model has none of these
+    ops.
 
     Before:
         stg.strategy @s {
@@ -67,9 +71,13 @@ def expand_kernels(module: Module, rule: KernelsRule) -> None:
             continue
         left.discard(name)
         b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
-        made = op.definition.eager(b, op)
-        if made is not None:
-            replace_op(op, made)
+        made, operands = op.definition.eager(b, op), list(op.operands)
+        if made is None:
+            continue
+        replace_op(op, made)
+        for user in [user for value in operands for user, _ in value.uses]:
+            if isinstance(user.definition, Unbind):
+                unpack_product(module, user)
     if left == set(rule.eager):
         remark = "'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)

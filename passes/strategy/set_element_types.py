@@ -20,6 +20,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.dtypes import computed_in
 
@@ -102,7 +103,8 @@ def _cast_users(module: Module, region: Region, param: Value, compute: str, loc:
         return
     first = min((_outermost(user, region) for user, _ in users), key=Operation.position)
     b = Builder.before(module.registry, first, loc=made_by(SetElementTypes.name, loc))
-    attrs = {"to": compute, **({"again": True} if region.owner.has(Repeats) else {})}
+    attrs: dict[str, RawAttr] = {"to": compute}
+    attrs |= {"again": True} if region.owner.has(Repeats) else {}
     type_ = replace(param.tensor.inner, dtype=compute, role="")
     cast = b.value("stg.cast", [param], attrs, type=type_, hint=f"{param.name}_{compute}")
     for user, index in users:

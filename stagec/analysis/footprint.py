@@ -111,13 +111,16 @@ _KINDS = {
 
 
 def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
-    """The bytes after forward, at the peak and after the update, in all and by kind. A gradient that
-    the operation at the peak makes is its result, no gradient yet."""
+    """The bytes after forward, at the peak and after the update, in all and by kind. A gradient
+    that the operation at the peak makes is its result, no gradient yet."""
     at = timeline.moments()
     if not at:
         return {}
     held, made = dict(peak.bytes), timeline.made(peak).get(GRADIENTS, 0)
-    held |= {GRADIENTS: held.get(GRADIENTS, 0) - made, "activations": held.get("activations", 0) + made}
+    held |= {
+        GRADIENTS: held.get(GRADIENTS, 0) - made,
+        "activations": held.get("activations", 0) + made,
+    }
     each = {"after_forward": at["after_forward"], "peak": held, "after_update": at["after_update"]}
     return {"moments": {name: _by_kind(held) for name, held in each.items()}}
 

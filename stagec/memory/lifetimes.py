@@ -84,7 +84,9 @@ class _Runner:
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         self._sums: dict[Value, Buffer] = {}
-        self._begun: dict[Operation, dict[Value, Ref]] = {}  # of stacks, for their first layer
+        self._begun: dict[
+            Operation, list[dict[Value, Ref]]
+        ] = {}  # of stacks, for their first layer
         self._last_gathered: Sequence[Ref] = ()  # for the layer that ran last
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
@@ -130,7 +132,7 @@ class _Runner:
             for arg in gather.operands:
                 outer = self._refs[op.operands[arg.index]]
                 self._refs[arg] = _taken(outer, 0, len(orders[m]))
-        self._begun[stack.members[0]] = self._gather(gathers, 0, 0)
+        self._begun[stack.members[0]] = [self._gather(gathers, 0, 0)]
 
     def _fixed(self, value: Value) -> Buffer:
         return self._static.setdefault(value, Buffer(value, static=True))
@@ -287,11 +289,8 @@ class _Runner:
         gathers = [[o for o in op.body.ops if _is_ahead(o)] for op in members]
         ahead = max(map(_ahead, gathers))
         made: list[dict[int, list[Ref]]] = [{} for _ in members]
-        ready: list[dict[Value, Ref]] = []
-        begun = [0] * len(members)
-        if members[0] in self._begun:
-            ready.append(self._begun.pop(members[0]))
-            begun[turns[0][0]] = 1
+        ready = self._begun.pop(members[0], [])
+        begun = [int(bool(ready) and m == turns[0][0]) for m in range(len(members))]
         pending: list[_Turn] = []
         for op, refs, order in zip(members, inputs, orders, strict=True):
             for arg, ref in zip(op.body.args[carry:], refs, strict=True):
@@ -320,7 +319,7 @@ class _Runner:
                 pending = []
         if pending:
             self._others(members[-1], pending)
-        self._last_gathered = [*ready[-1].values()] if ready else ()
+        self._last_gathered = [ref for last in ready[-1:] for ref in last.values()]
         for op, found in zip(members, made, strict=True):
             stacks = (tuple(found[p][k] for p in sorted(found)) for k in _stacked(op))
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))

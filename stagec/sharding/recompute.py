@@ -14,6 +14,8 @@ def recompute_attrs(what: RecomputeRule) -> dict[str, Attr]:
     attrs: dict[str, Attr] = {
         "recompute": "" if what.ops else what.policy,
         "recompute_ops": what.ops,
+        "recompute_keep": what.keep,
+        "recompute_products": const(what.products),
         "recompute_first": const(what.layers),
         "recompute_every": const(what.every),
     }
@@ -26,6 +28,8 @@ def take_recompute(op: Operation) -> RecomputeRule:
     found = RecomputeRule(
         policy=op.text("recompute", "none"),
         ops=op.names("recompute_ops"),
+        keep=op.names("recompute_keep"),
+        products=op.integer("recompute_products", 0),
         layers=op.integer("recompute_first", 0),
         every=op.integer("recompute_every", 0),
         loc=op.loc,

@@ -78,7 +78,6 @@ class SourceText:
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kind: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-
     @property
     def rows_are(self) -> str:
         """What the rows are: figures, steps or memory."""

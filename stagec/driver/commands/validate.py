@@ -12,7 +12,9 @@ from stagec.support.diagnostics import error
 
 
 @click.command("validate")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list; of the others one object.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON list; of the others one object."
+)
 @click.option("--time", "steps", is_flag=True, help="Compare measured seconds of steps.")
 @click.option("--memory", is_flag=True, help="Compare measured bytes, by category and moment.")
 @click.option("--source", metavar="NAME", help="Of --time and --memory: the rows of one source.")

@@ -1,0 +1,81 @@
+"""Products with a packed parameter, whose parts run apart, become products with parameters of their
+own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stagec.api import Builder, Module, Operation, Quoted, Region, Value, is_parameter
+from stagec.ir.rewrite import drop_unused_bindings, replace_op, slice_into
+from stagec.ir.rule import parse_rule, shape_text
+from stagec.ir_spec.ops.contraction import Einsum
+
+
+def unpack_product(module: Module, unbind: Operation) -> None:
+    """Give the parts that an op unbinds products of their own, in place, if it unbinds what a
+    product has of its parameter alone and nothing else takes that."""
+    product = unbind.operands[0].producer
+    if product is None or not isinstance(product.definition, Einsum) or "to" in product.attrs:
+        return
+    params = [i for i, v in enumerate(product.operands) if is_parameter(v)]
+    if len(params) != 1 or len(product.result.uses) != 1:
+        return
+    sides, (out,) = parse_rule(product.text("spec"))
+    mine, packed = sides[params[0]], out[unbind.integer("dim")]
+    chain = _chain(product.operands[params[0]])
+    experts = {*sides[0]} & {*sides[1]} & {*out}  # their products are grouped, and packed
+    if packed in sides[1 - params[0]] or packed not in mine or experts or not chain:
+        return
+    names = _names(chain[-1].name, len(unbind.results))
+    texts = [shape_text(tuple(g for g in s if g != packed)) for s in (*sides, out)]
+    spec = Quoted(f"{','.join(texts[:-1])}->{texts[-1]}")
+    b = Builder.before(module.registry, product, loc=product.loc)
+    made: list[Value] = []
+    for name, part in zip(names, unbind.results, strict=True):
+        operands = list(product.operands)
+        operands[params[0]] = _part(module, chain, name, mine.index(packed))
+        made.append(
+            b.value(product.name, operands, {**product.attrs, "spec": spec}, hint=part.name)
+        )
+    replace_op(unbind, made)
+    product.erase()
+    for arg in chain[:-1]:
+        drop_unused_bindings(arg.region.owner)
+    _drop(module.main.body, chain[-1])
+
+
+def _chain(param: Value) -> list[Value]:
+    """A parameter as the product takes it, as the repeats around take it, and as the function does;
+    none if another op takes it too."""
+    chain = [param]
+    while len(param.uses) == 1 and param.index < len(param.region.owner.operands):
+        param = param.region.owner.operands[param.index]
+        chain.append(param)
+    return chain if len(param.uses) == 1 else []
+
+
+def _part(module: Module, chain: list[Value], name: str, dim: int) -> Value:
+    """A parameter of the function that is a part of the packed one, as the product takes it."""
+    whole = chain[-1].tensor
+    at = whole.rank - chain[0].tensor.rank + dim
+    type_ = replace(whole, dims=(*whole.dims[:at], *whole.dims[at + 1 :]))
+    value = module.main.body.add_arg(name, type_, chain[-1].loc)
+    for arg in reversed(chain[:-1]):
+        value = slice_into(arg.region.owner, value)
+    return value
+
+
+def _names(packed: str, count: int) -> list[str]:
+    """`w_gate` and `w_up` of `w_gate_up`; numbers of others."""
+    path, _, last = packed.rpartition("/")
+    lead, parts = last.partition("_")[0], last.split("_")[1:]
+    own = [f"{lead}_{p}" for p in parts] if len(parts) == count else []
+    own = own or [f"{last}_{i}" for i in range(count)]
+    return [f"{path}/{name}" if path else name for name in own]
+
+
+def _drop(body: Region, arg: Value) -> None:
+    """Remove an argument that nothing uses."""
+    del body.args[arg.index]
+    for index, each in enumerate(body.args):
+        each.index = index
