@@ -296,6 +296,7 @@ def _job(
     from stagec.traces.emit import make_job
 
     annotate = None if events.found is None else events.found.annotate
+    durations = durations.of(module) if durations is not None else None
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None

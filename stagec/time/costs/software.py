@@ -3,7 +3,7 @@ step, and how fast hosts issue (`stg.sustained`, `stg.hosts`), on whatever machi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagec.ir.expr import fraction
 from stagec.ir.module import Module
@@ -18,16 +18,16 @@ from stagec.sharding.strategy import read_strategy
 class Software:
     """What statements of a strategy say of seconds, and nodes of a trace do not."""
 
-    kernels: KernelsRule = KernelsRule()
-    hosts: HostsRule = HostsRule()
-    sustained: SustainedRule = SustainedRule()
+    kernels: KernelsRule = field(default_factory=KernelsRule)
+    hosts: HostsRule = field(default_factory=HostsRule)
+    sustained: SustainedRule = field(default_factory=SustainedRule)
 
     @classmethod
     def of(cls, module: Module) -> Software:
         """That of a module's strategy."""
         strategy = read_strategy(module)
-        rules = (strategy.one(rule) for rule in (KernelsRule, HostsRule, SustainedRule))
-        return cls(*rules)
+        one = strategy.one
+        return cls(one(KernelsRule), one(HostsRule), one(SustainedRule))
 
     def on(self, machine: Machine) -> Machine:
         """The machine as this software runs on it: with what it sustains there, and its hosts."""
