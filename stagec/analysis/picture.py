@@ -138,7 +138,7 @@ def _duration(module: Module, machine: Machine) -> Callable[[Operation], int]:
     sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
     last = {f"{axis}_index": (size or 1) - 1 for axis, size in sizes.items()}
     env = {**last, **planned_env(module)}
-    seconds = Durations(machine)
+    seconds = Durations(machine).of(module)
 
     def picoseconds(op: Operation) -> int:
         if not is_computation(op):

@@ -131,6 +131,7 @@ def _job(
     mesh = modules.builder.module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
     machine = durations.machine if durations is not None else None
+    durations = durations.of(modules.builder.module) if durations is not None else None
     how = durations, given["names"], given["granularity"]
     return EmittedJob(name, classes, sizes, *how, machine=machine)
 

@@ -151,11 +151,19 @@ class Issued:
     """What the ranks of a job issue, whatever the machine: classes, their runs and their ranks.
 
     `samples` are nodes in the sizes of the job, one for each that does something else; nodes of
-    runs and plans may be those of the same programs in other sizes.
+    runs and plans may be those of the same programs in other sizes. `software` is what the
+    strategy says of seconds.
     """
 
-    def __init__(self, programs: _Programs, mesh: Mapping[str, int], samples: list[Node]) -> None:
+    def __init__(
+        self,
+        programs: _Programs,
+        mesh: Mapping[str, int],
+        samples: list[Node],
+        software: Software | None = None,
+    ) -> None:
         self._programs, self.mesh, self.samples = programs, mesh, samples
+        self.software = software or programs.software
 
     @classmethod
     def of(cls, module: Module) -> Issued:
@@ -173,6 +181,10 @@ class Issued:
         mesh = {a: values[a] for a in self.mesh}
         return Issued(programs, mesh, programs.samples_at(values))
 
+    def run_by(self, software: Software) -> Issued:
+        """The same, run by other software."""
+        return Issued(self._programs, self.mesh, self.samples, software)
+
     def forget(self) -> None:
         """Keep what evaluations need; what else is asked for is found again."""
         self._programs.forget()
@@ -186,11 +198,6 @@ class Issued:
     def serves(self) -> bool:
         """Whether it is a step of serving."""
         return self._programs.serves
-
-    @property
-    def software(self) -> Software:
-        """What its software says of seconds."""
-        return self._programs.software
 
     @property
     def classes(self) -> Sequence[RankClass]:

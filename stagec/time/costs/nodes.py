@@ -115,12 +115,13 @@ class CostTable:
         communicates: bool = True,
         measured: Measurements | None = None,
         pods: Mapping[str, Level] = MappingProxyType({}),
-        software: Software = Software(),
+        software: Software | None = None,
     ) -> None:
         self._pods = pods
         self._communicates, self._measured = communicates, measured or Measurements()
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
+        software = software or Software()
         self._machine = software.on(machine).for_mesh(mesh)
         self._mesh, self._overlap = mesh, overlap
         self._direct = software.collectives

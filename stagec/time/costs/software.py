@@ -4,7 +4,7 @@ of schedulers (`stg.hosts`), and which kernels compute (`stg.kernels`, `stg.coll
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagec.ir.expr import fraction
 from stagec.ir.module import Module
@@ -22,19 +22,20 @@ class Software:
     """What statements of a strategy say of seconds, and nodes of a trace do not. `serving` is the
     kind of a step of serving."""
 
-    kernels: KernelsRule = KernelsRule()
-    hosts: HostsRule = HostsRule()
-    sustained: SustainedRule = SustainedRule()
-    collectives: CollectivesRule = CollectivesRule()
+    kernels: KernelsRule = field(default_factory=KernelsRule)
+    hosts: HostsRule = field(default_factory=HostsRule)
+    sustained: SustainedRule = field(default_factory=SustainedRule)
+    collectives: CollectivesRule = field(default_factory=CollectivesRule)
     serving: str = ""
 
     @classmethod
     def of(cls, module: Module) -> Software:
         """That of a module's strategy."""
         strategy = read_strategy(module)
+        one = strategy.one
         return cls(
-            *(strategy.one(KernelsRule), strategy.one(HostsRule), strategy.one(SustainedRule)),
-            *(strategy.one(CollectivesRule), module.serving),
+            *(one(KernelsRule), one(HostsRule), one(SustainedRule), one(CollectivesRule)),
+            module.serving,
         )
 
     def on(self, machine: Machine) -> Machine:

@@ -1,0 +1,149 @@
+"""Fit what stacks sustain on measured steps: `python -m tools.fit_stacks nemo.hopper`.
+
+A stack says which share of their speed products keep, by family of devices (`stg.sustained`), and
+what grouped products of experts keep of that. Each constant is fitted on all sources whose rows run
+that stack on such a device, each source with the same weight; then once more without each source,
+which judges. Of a single source every second row is fitted, the others judge. Prints the record of
+docs/accuracy.md; the stack's text is written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Final, TypeAlias
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.ir.expr import Expr, const
+from stagec.ir_spec.strategy.sustained import SustainedRule
+from stagec.time.costs.software import Software
+from stagec.time.step import Issued, step_time
+from stagec.validation.steps import MeasuredStep, measured_steps, sample
+from tools.fit_steps import told
+
+Floats: TypeAlias = NDArray[np.float64]
+#: By stack and family: whether what experts keep is fitted too.
+FITS: Final[Mapping[str, bool]] = {
+    "llm-foundry.ampere": False,
+    "llm-foundry.hopper": False,
+    "nemo.hopper": False,
+    "nemo.blackwell": True,
+    "nanotron.hopper": False,
+}
+_MOST: Final = 40
+_GRID: Final = [n / 100 for n in range(30, 101)]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step, compiled."""
+
+    step: MeasuredStep
+    issued: Issued
+
+    def error(self, share: float, experts: float) -> float:
+        """Logarithm of predicted over measured seconds where products keep a share."""
+        rule = SustainedRule(products=_ratio(share), experts=_ratio(experts))
+        software: Software = replace(self.issued.software, sustained=rule)
+        found = step_time(self.issued.run_by(software), self.step.on_machine())
+        return float(np.log(found.seconds / self.step.seconds))
+
+
+def _ratio(value: float) -> Expr:
+    return const(round(value * 100)) / const(100)
+
+
+_PREPARED: list[Prepared] = []
+
+
+def _error(task: tuple[int, float, float]) -> float:
+    number, share, experts = task
+    return _PREPARED[number].error(share, experts)
+
+
+class Fit:
+    """Errors of prepared rows, by two processes; each found once."""
+
+    def __init__(self, rows: Sequence[MeasuredStep]) -> None:
+        _PREPARED[:] = [Prepared(row, row.issued()) for row in rows]
+        self._pool = get_context("fork").Pool(2)
+        self.rows = rows
+        self._known: dict[tuple[int, float, float], float] = {}
+
+    def errors(self, chosen: Sequence[int], share: float, experts: float = 1.0) -> Floats:
+        """The errors of some rows."""
+        tasks = [(i, share, experts) for i in chosen]
+        new = [task for task in tasks if task not in self._known]
+        self._known.update(zip(new, self._pool.map(_error, new, chunksize=4), strict=True))
+        return np.array([self._known[task] for task in tasks])
+
+    def loss(self, chosen: Sequence[int], share: float, experts: float) -> float:
+        """The mean size of errors, each source with the same weight."""
+        error = np.abs(self.errors(chosen, share, experts))
+        sources = np.array([self.rows[i].source for i in chosen])
+        return float(np.mean([error[sources == s].mean() for s in dict.fromkeys(sources)]))
+
+
+def _least(of: Callable[[float], float]) -> float:
+    """The least of a function with one minimum on the grid, by thirds."""
+    low, high = 0, len(_GRID) - 1
+    while high - low > 2:
+        third = (high - low) // 3
+        left, right = low + third, high - third
+        if of(_GRID[left]) <= of(_GRID[right]):
+            high = right
+        else:
+            low = left
+    return min(_GRID[low : high + 1], key=of)
+
+
+def fitted(fit: Fit, chosen: Sequence[int], *, experts: bool) -> tuple[float, float]:
+    """The share of products, by rows without experts if there are some; then that of experts."""
+    dense = [i for i in chosen if not _routes(fit.rows[i])] or list(chosen)
+    share = _least(lambda x: fit.loss(dense, x, 1.0))
+    routed = [i for i in chosen if _routes(fit.rows[i])]
+    if not experts or not routed:
+        return share, 1.0
+    return share, _least(lambda x: fit.loss(routed, share, x))
+
+
+def _routes(step: MeasuredStep) -> bool:
+    return "ep" in step.flags
+
+
+def rows_of(name: str) -> list[MeasuredStep]:
+    """The judged steps of a stack on a family of devices; of long sources a sample."""
+    stack, family = name.split(".")
+    every = ([s for s in steps if s.judged] for steps in measured_steps().values())
+    own = [[s for s in steps if s.flags.get("stack") == stack] for steps in every]
+    mine = [[s for s in steps if s.on_machine().family == family] for steps in own]
+    return [s for steps in mine for s in sample(steps, _MOST)]
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(FITS)))
+def main(names: Sequence[str]) -> None:
+    """Fit the constants of stacks."""
+    for name in names or FITS:
+        fit, experts = Fit(rows := rows_of(name)), FITS[name]
+        sources = list(dict.fromkeys(row.source for row in rows))
+        every = range(len(rows))
+        constants = fitted(fit, every, experts=experts)
+        print(f"{name}: products {constants[0]:g}, experts {constants[1]:g}", flush=True)
+        half = list(every[1::2])
+        halves = {f"{sources[0]}, every second row": half} if len(sources) == 1 else {}
+        parts = halves or {s: [i for i in every if rows[i].source == s] for s in sources}
+        for title, left_out in parts.items():
+            rest = [i for i in every if i not in left_out]
+            without = fitted(fit, rest, experts=experts)
+            print(f"  {title}: {told(fit.errors(left_out, *constants))}")
+            judged = told(fit.errors(left_out, *without))
+            print(f"    left out ({without[0]:g}, {without[1]:g}): {judged}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
