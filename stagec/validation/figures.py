@@ -64,7 +64,7 @@ class PublishedRow:
 def published_rows() -> list[PublishedRow]:
     """All figures of all sources beside ours. Raises `DiagnosticError`."""
     counts = LibraryCounts()
-    rows = [row for source in validation_sources(steps=False) for row in source.rows()]
+    rows = [row for source in validation_sources("figures") for row in source.rows()]
     return [_compared(row, counts) for row in rows]
 
 

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import stagec
 from stagec.jobs.request.option import text_of
@@ -30,6 +30,8 @@ from stagec.support.texts import read_text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+#: What the rows of a source are: published figures, measured steps, measured servers.
+Stated: TypeAlias = Literal["figures", "steps", "serve"]
 GROUP, OWN = "stagec.validation", "stagec"
 LIST, ABOUT, ROWS = "sources.toml", "source.toml", "rows.csv"
 _TABLES = "sizes, flags, changes and notes are tables, and nothing else is"
@@ -65,7 +67,8 @@ class SourceRow:
 class SourceText:
     """What a `source.toml` says: what was published, where, and of which quantity; of steps, each
     so many-th of those that are judged is one that constants were fitted on; what all rows have in
-    common, and what those of a kind have."""
+    common, which is in the table of what they are (`figures`, `steps`, `serve`), and what those of
+    a kind have."""
 
     title: str
     url: str
@@ -73,6 +76,7 @@ class SourceText:
     fitted_every: str = "0"
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     steps: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    serve: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kind: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -82,6 +86,11 @@ class ValidationSource:
 
     folder: Path
     text: SourceText
+
+    @property
+    def states(self) -> Stated:
+        """What its rows are."""
+        return "serve" if self.text.serve else "steps" if self.text.steps else "figures"
 
     @property
     def name(self) -> str:
@@ -102,11 +111,12 @@ class ValidationSource:
                 remedy = did_you_mean(name, kinds) or f"write it in {ABOUT}"
                 raise error(f"there is no [kind.{name}]", place, remedy=remedy)
             own = [_nested(key, text) for key, text in cells.items() if text]
-            yield SourceRow(place, _merged(self.text.figures or self.text.steps, kinds[name], *own))
+            yield SourceRow(place, _merged(getattr(self.text, self.states), kinds[name], *own))
 
 
-def validation_sources(*, steps: bool) -> list[ValidationSource]:
-    """The sources of figures, or of steps. Raises `DiagnosticError` where no package brings any."""
+def validation_sources(states: Stated) -> list[ValidationSource]:
+    """The sources of figures, of steps or of servers. Raises `DiagnosticError` where no package
+    brings any."""
     folders = _folders()
     if not folders:
         raise error(
@@ -118,7 +128,7 @@ def validation_sources(*, steps: bool) -> list[ValidationSource]:
     for name, count in Counter(source.name for source in sources).items():
         if count > 1:
             raise error(f"two sources are called '{name}'", remedy="rename the folder of one")
-    return [source for source in sources if bool(source.text.steps) == steps]
+    return [source for source in sources if source.states == states]
 
 
 def _folders() -> list[Path]:

@@ -26,7 +26,7 @@ from tests.support import run_passes, stagec
 
 STEPS = measured_steps()
 #: The cells of each source, beside which its steps stand.
-CELLS = {s.name: [row.given for row in s.rows()] for s in validation_sources(steps=True)}
+CELLS = {s.name: [row.given for row in s.rows()] for s in validation_sources("steps")}
 AXES = ("dp", "tp", "pp", "cp")
 TITAN = {"async_tp", "overlap_param_gather", "reshard_after_forward"}
 #: Of each source how many rows it has, and how many of them are judged.

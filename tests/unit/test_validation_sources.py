@@ -17,7 +17,7 @@ from stagec.support.source import file_loc
 from stagec.validation import sources
 from stagec.validation.figures import published_rows
 from stagec.validation.formula import sizes_of, value_of
-from stagec.validation.sources import validation_sources
+from stagec.validation.sources import Stated, validation_sources
 from stagec.validation.steps import measured_steps
 from tests.checked_sources import ROOT, listed, written
 from tests.support import stagec
@@ -42,14 +42,17 @@ flags = {{ zero = 1 }}
 """
 
 
+STATES: tuple[Stated, ...] = ("figures", "steps", "serve")
+
+
 def test_every_folder_is_listed() -> None:
-    both = [*validation_sources(steps=False), *validation_sources(steps=True)]
+    both = [each for states in STATES for each in validation_sources(states)]
     on_disk = {path.parent.name for path in (ROOT / "validation").glob("*/source.toml")}
     assert sorted(source.name for source in both) == sorted(on_disk)
 
 
 def test_every_source_says_where_it_is_from() -> None:
-    for source in [*validation_sources(steps=False), *validation_sources(steps=True)]:
+    for source in [each for states in STATES for each in validation_sources(states)]:
         assert source.text.title
         assert source.text.states
         assert source.text.url.startswith("https://")

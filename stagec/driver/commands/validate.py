@@ -12,23 +12,34 @@ from stagec.support.diagnostics import error
 
 
 @click.command("validate")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list; of --time one object.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON list; of --time and --serve one object."
+)
 @click.option("--time", "steps", is_flag=True, help="Compare measured seconds of steps.")
-@click.option("--source", metavar="NAME", help="Of --time: the steps of one source.")
-@click.option("--all", "all_rows", is_flag=True, help="Of --time: all steps of the long sources.")
+@click.option("--serve", "servers", is_flag=True, help="Compare measured seconds of servers.")
+@click.option("--source", metavar="NAME", help="Of --time, --serve: the rows of one source.")
+@click.option("--all", "all_rows", is_flag=True, help="Of --time, --serve: all rows, no sample.")
 def command(**given: Any) -> int:
     """Compile the models of the library and compare with what has been published; exit code 1 if a
     row is off.
 
-    With --time steps that were measured are predicted, whatever the errors. What is published is a
+    With --time steps that were measured are predicted, with --serve times to the first token and
+    between tokens of servers, whatever the errors. What is published is a
     distribution of its own: pip install 'stagec[validation]'; a checkout has it.
     """
-    from stagec.validation.answer import validate_figures, validate_steps
+    from stagec.validation.answer import validate_figures, validate_servers, validate_steps
 
-    wrong = next((n for n in ("source", "all_rows") if given[n] and not given["steps"]), None)
+    rows = given["steps"] or given["servers"]
+    wrong = next((n for n in ("source", "all_rows") if given[n] and not rows), None)
     if wrong is not None:
-        raise error(f"--{wrong.removesuffix('_rows')} is about steps", remedy="add --time")
+        name = wrong.removesuffix("_rows")
+        raise error(f"--{name} is about measured rows", remedy="add --time or --serve")
+    if given["steps"] and given["servers"]:
+        raise error("--time and --serve ask for different rows", remedy="give one of them")
     given["output"] = None
+    if given["servers"]:
+        show(validate_servers(given["source"], the_session(), everything=given["all_rows"]), given)
+        return 0
     if given["steps"]:
         show(validate_steps(given["source"], the_session(), everything=given["all_rows"]), given)
         return 0
