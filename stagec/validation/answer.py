@@ -13,7 +13,14 @@ from stagec.output.tables import console, table
 from stagec.validation.bytes import BytesError, memory_errors, worst_errors
 from stagec.validation.errors import StepError, Summary, summaries
 from stagec.validation.figures import PublishedRow, published_rows
-from stagec.validation.steps import chosen, predictions
+from stagec.validation.serving import (
+    ServerError,
+    ServerSummary,
+    measured_servers,
+    server_predictions,
+    server_summaries,
+)
+from stagec.validation.steps import chosen, predictions, sample
 
 _WIDTH = 160
 
@@ -112,6 +119,62 @@ def validate_memory(source: str | None, session: Session) -> MemoryAnswer:
     return MemoryAnswer(memory_errors(source, session))
 
 
+@dataclass(frozen=True)
+class ServersAnswer(Report):
+    """Measured times of servers beside ours, and errors by engine and machine."""
+
+    servers: Sequence[ServerError]
+    engines: Sequence[ServerSummary]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"rows": self.rows(), "engines": [asdict(each) for each in self.engines]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each server."""
+        return [_server_row(each) for each in self.servers]
+
+    def print(self, stream: TextIO) -> None:
+        columns = ("engine", "machine", "row", "TTFT", "ours", "error", "TPOT", "ours", "error", "")
+        shown = table("Measured and predicted milliseconds", *columns, text_columns=3)
+        for each in self.servers:
+            server = each.server
+            remark = "fitted" if server.fitted else "" if server.judged else "not judged"
+            cells = [server.stack, server.machine, server.row]
+            if isinstance(each.result, str) or each.errors is None:
+                first, between = ([f"{s * 1e3:.2f}", "", ""] for s in (server.ttft, server.tpot))
+                remark = each.problem
+            else:
+                measured = zip((server.ttft, server.tpot), each.result, each.errors, strict=True)
+                first, between = (
+                    [f"{s * 1e3:.2f}", f"{p * 1e3:.2f}", f"{e:+.1%}"] for s, p, e in measured
+                )
+            shown.add_row(*cells, *first, *between, remark)
+        out = console(stream, _WIDTH)
+        out.print(shown)
+        errors = ("rows", "TPOT median", "p90", "left out", "bias", "TTFT median")
+        by_engine = table(
+            "Errors by engine and machine", "engine", "machine", *errors, text_columns=2
+        )
+        for one in self.engines:
+            by_engine.add_row(
+                *(one.engine, one.machine, str(one.rows), f"{one.median:.1%}", f"{one.p90:.1%}"),
+                "" if one.left_out is None else f"{one.left_out:.1%}",
+                f"{one.bias:+.1%}",
+                "" if one.ttft is None else f"{one.ttft:.1%}",
+            )
+        out.print(by_engine)
+
+
+def validate_servers(source: str | None, session: Session, *, everything: bool) -> ServersAnswer:
+    """Predict the measured servers of a source or of all, a sample unless all are asked for. Raises
+    `DiagnosticError` for a source that is not there."""
+    servers = measured_servers(source)
+    if not everything:
+        servers = sample(servers)
+    errors = list(map(ServerError, servers, server_predictions(servers, session)))
+    return ServersAnswer(errors, server_summaries(errors))
+
+
 def validate_figures() -> FiguresAnswer:
     """Compile the models of all published figures. Raises `DiagnosticError`."""
     return FiguresAnswer(published_rows())
@@ -158,3 +221,23 @@ def _row(each: StepError) -> dict[str, Any]:
     if each.predicted is None:
         return {**row, "problem": each.problem}
     return {**row, "predicted_seconds": each.predicted, "error": each.error}
+
+
+def _server_row(each: ServerError) -> dict[str, Any]:
+    server = each.server
+    row: dict[str, Any] = {
+        "source": server.source,
+        "row": server.row,
+        "engine": server.stack,
+        "machine": server.machine,
+        "model": server.model,
+        "batch": server.batch,
+        "fitted": server.fitted,
+        "judged": server.judged,
+        "measured": {"ttft": server.ttft, "tpot": server.tpot},
+    }
+    if isinstance(each.result, str) or each.errors is None:
+        return {**row, "problem": each.problem}
+    named = ("ttft", "tpot")
+    predicted, errors = (dict(zip(named, v, strict=True)) for v in (each.result, each.errors))
+    return {**row, "predicted": predicted, "errors": errors}

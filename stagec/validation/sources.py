@@ -34,7 +34,7 @@ GROUP, OWN = "stagec.validation", "stagec"
 LIST, ABOUT, ROWS = "sources.toml", "source.toml", "rows.csv"
 _TABLES = "sizes, flags, changes, notes and moments of memory are tables, and nothing else is"
 #: What rows may be: the tables of a `source.toml` with what they have in common.
-KINDS = ("figures", "steps", "memory")
+KINDS = ("figures", "steps", "memory", "serve")
 RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 
@@ -67,7 +67,8 @@ class SourceRow:
 class SourceText:
     """What a `source.toml` says: what was published, where, and of which quantity; of steps, each
     so many-th of those that are judged is one that constants were fitted on; what all rows have in
-    common, and what those of a kind have."""
+    common, which is in the table of what they are (`figures`, `steps`, `serve`), and what those of
+    a kind have."""
 
     title: str
     url: str
@@ -76,11 +77,12 @@ class SourceText:
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     steps: Mapping[str, Any] = field(default_factory=dict[str, Any])
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    serve: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kind: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def rows_are(self) -> str:
-        """What the rows are: figures, steps or memory."""
+        """What the rows are: figures, steps, memory or servers."""
         return next((kind for kind in KINDS if getattr(self, kind)), KINDS[0])
 
     @property

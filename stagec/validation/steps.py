@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.emission import workers
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from stagec.time.step import Issued
 
 SUFFIX = ".stg"
+
+
+class _Judged(Protocol):
+    """A row that counts for the errors of its source, or does not."""
+
+    @property
+    def judged(self) -> bool: ...
+
+
+RowT = TypeVar("RowT", bound=_Judged)
 #: Of sources with more rows so many are predicted, unless all are asked for.
 _SAMPLE = 60
 
@@ -158,8 +168,8 @@ def chosen(source: str | None, *, everything: bool) -> list[MeasuredStep]:
     return [s for steps in found for s in (steps if everything else sample(steps))]
 
 
-def sample(steps: list[MeasuredStep], most: int = _SAMPLE) -> list[MeasuredStep]:
-    """All steps of a source, or of more than `most` those at equal distances that are judged. An
+def sample(steps: list[RowT], most: int = _SAMPLE) -> list[RowT]:
+    """All rows of a source, or of more than `most` those at equal distances that are judged. An
     odd distance: fitted rows are every second one."""
     if len(steps) <= most:
         return steps

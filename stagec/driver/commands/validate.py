@@ -10,6 +10,9 @@ from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
 from stagec.support.diagnostics import error
 
+#: The options that ask for measured rows, and what they are called here.
+_ROWS = {"time": "steps", "memory": "memory", "serve": "servers"}
+
 
 @click.command("validate")
 @click.option(
@@ -17,27 +20,38 @@ from stagec.support.diagnostics import error
 )
 @click.option("--time", "steps", is_flag=True, help="Compare measured seconds of steps.")
 @click.option("--memory", is_flag=True, help="Compare measured bytes, by category and moment.")
-@click.option("--source", metavar="NAME", help="Of --time and --memory: the rows of one source.")
-@click.option("--all", "all_rows", is_flag=True, help="Of --time: all steps of the long sources.")
+@click.option("--serve", "servers", is_flag=True, help="Compare measured seconds of servers.")
+@click.option("--source", metavar="NAME", help="Of measured rows: those of one source.")
+@click.option("--all", "all_rows", is_flag=True, help="Of --time and --serve: all, no sample.")
 def command(**given: Any) -> int:
     """Compile the models of the library and compare with what has been published; exit code 1 if a
     row is off.
 
-    With --time steps that were measured are predicted, with --memory what frameworks hold,
-    whatever the errors. What is published is a distribution of its own: pip install
-    'stagec[validation]'; a checkout has it.
+    With --time steps that were measured are predicted, with --memory what frameworks hold, with
+    --serve times to the first token and between tokens, whatever the errors. What is published is a
+    distribution of its own: pip install 'stagec[validation]'; a checkout has it.
     """
-    from stagec.validation.answer import validate_figures, validate_memory, validate_steps
+    from stagec.validation.answer import (
+        validate_figures,
+        validate_memory,
+        validate_servers,
+        validate_steps,
+    )
 
-    if given["steps"] and given["memory"]:
-        raise error("--time and --memory are two questions", remedy="ask one of them")
-    if given["all_rows"] and not given["steps"]:
-        raise error("--all is about steps", remedy="add --time")
-    if given["source"] and not (given["steps"] or given["memory"]):
-        raise error("--source is about measured rows", remedy="add --time or --memory")
+    asked = [name for name in _ROWS.values() if given[name]]
+    names = ", ".join(f"--{option}" for option in _ROWS)
+    if len(asked) > 1:
+        raise error(f"{names} ask for different rows", remedy="give one of them")
+    if given["all_rows"] and not (given["steps"] or given["servers"]):
+        raise error("--all is about long sources", remedy="add --time or --serve")
+    if given["source"] and not asked:
+        raise error("--source is about measured rows", remedy=f"add one of {names}")
     given["output"] = None
     if given["memory"]:
         show(validate_memory(given["source"], the_session()), given)
+        return 0
+    if given["servers"]:
+        show(validate_servers(given["source"], the_session(), everything=given["all_rows"]), given)
         return 0
     if given["steps"]:
         show(validate_steps(given["source"], the_session(), everything=given["all_rows"]), given)

@@ -1,0 +1,219 @@
+"""Servers that were measured: times to the first token and between tokens, each with the job that
+was served. docs/accuracy.md shows how far predictions are off."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from stagec.jobs.request.emission import workers
+from stagec.jobs.request.option import Switch, values_of
+from stagec.jobs.request.options import JOB, JobOptions
+from stagec.jobs.session import Session
+from stagec.machines import load_machine
+from stagec.support.diagnostics import DiagnosticError
+from stagec.validation.formula import sizes_of
+from stagec.validation.sources import ValidationSource, at, filled, validation_sources
+
+#: Times to the first token are judged up to this batch: beyond it requests wait for each other.
+SMALL: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRow:
+    """A row of a source, as its files have it.
+
+    `ttft` and `tpot` are in milliseconds; `batch` is the number of sequences at once. Prompts and
+    outputs have `lengths` times so many tokens in the mean. Each of the sequences is followed by
+    others, `rounds` in all, the first of which come at once (0: that is not known).
+    """
+
+    row: str
+    model: str
+    machine: str
+    ttft: str
+    tpot: str
+    prompt: str
+    output: str
+    batch: str
+    lengths: str = "1"
+    rounds: str = "0"
+    judged: str = "on"
+    kind: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredServer:
+    """A measured server: `ttft` and `tpot` in seconds, and the job as `stagec serve` takes it.
+    Constants of its stack were fitted on rows that are `fitted`."""
+
+    source: str
+    row: str
+    ttft: float
+    tpot: float
+    machine: str
+    model: str
+    batch: int
+    output: int
+    rounds: int
+    sizes: Mapping[str, int]
+    flags: Mapping[str, Any]
+    judged: bool = True
+    fitted: bool = False
+
+    @property
+    def stack(self) -> str:
+        """The engine."""
+        return str(self.flags.get("stack", "ideal"))
+
+    def predicted(self) -> tuple[float, float]:
+        """The seconds to the first token and between tokens that we predict. Raises
+        `DiagnosticError`.
+
+        Of the first round of requests, which come at once, the i-th waits for the prompts of i - 1
+        others: (batch - 1) / 2 in the mean of one round.
+        """
+        from stagec.answers.serve import QUESTION, serve
+
+        options = JobOptions(self.model, sizes=self.sizes, **self.flags)
+        how = {"output_tokens": self.output, "batches": str(self.batch)}
+        given, _ = values_of(QUESTION.options, how)
+        point = serve(options, load_machine(self.machine), given, Session()).points[0]
+        waiting = (self.batch - 1) / (2 * self.rounds) if self.rounds else 0.0
+        return point.rates.ttft * (1 + waiting), point.rates.tpot
+
+
+@dataclass(frozen=True, slots=True)
+class ServerError:
+    """A measured server, and the seconds that we predict or why there are none."""
+
+    server: MeasuredServer
+    result: tuple[float, float] | str
+
+    @property
+    def problem(self) -> str:
+        """Why there are no seconds."""
+        return self.result if isinstance(self.result, str) else ""
+
+    @property
+    def errors(self) -> tuple[float, float] | None:
+        """Predicted over measured seconds, less 1: to the first token, and between tokens."""
+        if isinstance(self.result, str):
+            return None
+        return self.result[0] / self.server.ttft - 1, self.result[1] / self.server.tpot - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSummary:
+    """The errors of the judged rows of an engine on a machine: of TPOT `median`, `p90`, `left_out`
+    (the median of rows that nothing was fitted on) and `bias`, the median of signed errors; of TTFT
+    the median `ttft` up to batches of `SMALL`, None without such rows."""
+
+    engine: str
+    machine: str
+    rows: int
+    median: float
+    p90: float
+    left_out: float | None
+    bias: float
+    ttft: float | None
+
+
+def measured_servers(source: str | None = None) -> list[MeasuredServer]:
+    """The measured servers of a source, or of all. Raises `DiagnosticError` for a source that is
+    not there."""
+    found = validation_sources(source, kind="serve")
+    return [server for each in found for server in _servers(each)]
+
+
+def _servers(source: ValidationSource) -> Iterator[MeasuredServer]:
+    every, judged = int(source.text.fitted_every), 0
+    for given in source.rows():
+        with at(given.place):
+            row = given.read(ServeRow)
+            counts = Switch().of(row.judged)
+            fitted = bool(counts and every and judged % every == 0)
+            yield _server(source, row, judged=counts, fitted=fitted)
+        judged += counts
+
+
+def _server(
+    source: ValidationSource, row: ServeRow, *, judged: bool, fitted: bool
+) -> MeasuredServer:
+    share = float(row.lengths)
+    flags = {**row.flags, "prompt": max(1, round(int(row.prompt) * share))}
+    values, _ = values_of(JOB, flags)
+    ttft, tpot = float(row.ttft) * 1e-3, float(row.tpot) * 1e-3
+    if not (ttft > 0 and tpot > 0):
+        raise ValueError(f"times of {row.ttft} and {row.tpot} ms")
+    return MeasuredServer(
+        source=source.name,
+        row=filled(row.row, {**row.sizes, **row.flags, **row.notes}),
+        ttft=ttft,
+        tpot=tpot,
+        machine=row.machine,
+        model=row.model,
+        batch=int(row.batch),
+        output=max(2, round(int(row.output) * share)),
+        rounds=int(row.rounds),
+        sizes=sizes_of(row.sizes),
+        flags={name: values[name] for name in flags},
+        judged=judged,
+        fitted=fitted,
+    )
+
+
+def server_predictions(
+    servers: Sequence[MeasuredServer], session: Session
+) -> list[tuple[float, float] | str]:
+    """Seconds of each server, or why there are none, by as many processes as there are cores."""
+    results: dict[int, tuple[float, float] | str] = {}
+    with (
+        workers({"scheduler": None, "jobs": None}) as run,
+        session.progress("predicting", "servers") as counted,
+    ):
+        for done, (number, result) in enumerate(run(seconds_of_server, servers), 1):
+            results[number] = result
+            counted(done, len(servers))
+    return [results[i] for i in range(len(servers))]
+
+
+def seconds_of_server(server: MeasuredServer) -> tuple[float, float] | str:
+    """What we predict for a server, or why we do not."""
+    try:
+        return server.predicted()
+    except DiagnosticError as problem:
+        return problem.diagnostics[0].message
+
+
+def server_summaries(found: Iterable[ServerError]) -> list[ServerSummary]:
+    """The errors by engine and machine, of rows that are judged and have a prediction."""
+    groups: defaultdict[tuple[str, str], list[ServerError]] = defaultdict(list)
+    for each in found:
+        if each.server.judged and each.errors is not None:
+            groups[each.server.stack, each.server.machine].append(each)
+    return [_summary(*key, groups[key]) for key in sorted(groups)]
+
+
+def _summary(engine: str, machine: str, rows: Sequence[ServerError]) -> ServerSummary:
+    first, between = np.array([each.errors for each in rows]).T
+    small = np.array([each.server.batch <= SMALL for each in rows])
+    others = np.array([not each.server.fitted for each in rows])
+    sizes = np.abs(between)
+    return ServerSummary(
+        engine,
+        machine,
+        len(rows),
+        float(np.median(sizes)),
+        float(np.quantile(sizes, 0.9)),
+        float(np.median(sizes[others])) if others.any() else None,
+        float(np.median(between)),
+        float(np.median(np.abs(first[small]))) if small.any() else None,
+    )
