@@ -167,11 +167,13 @@ class Replica:
         budget = self.limits.tokens - self._decoding
         if (partial := self._partial) is not None:
             budget -= self._take(partial, min(partial.left, budget), chunks)
-        if self.tally.preempted == before and self.waiting:
+        gave_up = self.tally.preempted > before
+        if self.waiting and not gave_up:
             delay += self._admit(budget, chunks)
         if not self._decoding and not chunks:
             return None
-        self.way = self._under_way(now, delay, chunks)
+        most = 1 if gave_up or delay else 1 << 62
+        self.way = self._under_way(now, delay, chunks, most)
         return self.way
 
     def _coming(self) -> int:
@@ -313,14 +315,17 @@ class Replica:
 
     # -- how long, and what then -------------------------------------------------------------------
 
-    def _under_way(self, now: int, delay: int, chunks: list[tuple[Job, int]]) -> StepsUnderWay:
+    def _under_way(
+        self, now: int, delay: int, chunks: list[tuple[Job, int]], most: int
+    ) -> StepsUnderWay:
+        """The steps, at most so many, of which the first one is held up by a delay."""
         count, total = self._decoding, self._total
         if chunks:
             pieces = [(tokens, job.cached) for job, tokens in chunks]
             end = now + delay + self.costs.mixed(count, total, pieces)
             return StepsUnderWay(now, end, 1, total, None, chunks)
         line = self.costs.decode(count, total)
-        steps = min(self._until_end(), 1 + (line.last - total) // count) if not delay else 1
+        steps = min(most, self._until_end(), 1 + (line.last - total) // count)
         if self.limits.blocks is not None:
             steps = self._until_full(steps)
         end = now + delay + line.times(total, count, steps)
