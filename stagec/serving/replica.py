@@ -21,6 +21,8 @@ from stagec.serving.requests import Request
 #: Units of time in a second: times are whole femtoseconds, so that slopes of a step's time a token
 #: are whole numbers as well, and steps that are added up at once give what they give one by one.
 SECOND = 10**15
+#: More than the replicas of a server.
+_STAMPS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Replica:
         self._order: list[tuple[int, Job]] = []  # those that run, in order of admission
         self._phases = [0] * limits.block
         self._partial: Job | None = None
-        self._stamp = 0
+        self._stamp = number
 
     @property
     def load(self) -> int:
@@ -275,7 +277,7 @@ class Replica:
             self.tally.hits += job.cached
             job.hit = job.hit or job.cached
         self._give(self.limits.blocks_for(job.cached) - pages)
-        self._stamp += 1
+        self._stamp += _STAMPS  # those of replicas differ
         job.stamp, job.replica = self._stamp, self.number
         self._order.append((self._stamp, job))
         if len(self._order) > 2 * self.running + 64:

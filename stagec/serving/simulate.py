@@ -68,7 +68,8 @@ class Simulation:
         self._series = {id(r): TimeSeries(len(FIGURES)) for r in self._each}
         self._since = {id(r): 0 for r in self._each}
         self._links = {id(r): 0 for r in self.prefills}
-        self._parked: list[Job] = []
+        self._parked: list[tuple[Job, Sequence[Replica]]] = []
+        self._down = 0
         self._here = self._changed = 0
 
     def _jobs(self) -> Iterator[Job]:
@@ -136,9 +137,9 @@ class Simulation:
 
     def _send(self, job: Job, replicas: Sequence[Replica], now: int) -> None:
         """Route a job; it waits where no replica is up."""
-        up = [r for r in replicas if r.up]
+        up = replicas if self._down == 0 else [r for r in replicas if r.up]
         if not up:
-            self._parked.append(job)
+            self._parked.append((job, replicas))
             return
         replica = self.route(job, up)
         self._watch(replica, now)
@@ -194,7 +195,8 @@ class Simulation:
             return
         self._watch(replica, now)
         replica.hand_over(job)
-        job.first = now
+        if not job.preempted:
+            job.first = now
         if replica.way is None:
             self._wake(replica, now)
         self._send(job, self.replicas, now)
@@ -203,22 +205,23 @@ class Simulation:
         assert isinstance(what, Failure)
         replica = self._each[what.replica]
         self._watch(replica, now)
+        if not replica.up:
+            return  # it is down already
+        self._down += 1
         replica.version += 1
         replica.stamp += 1
         jobs = replica.fail(now)
         self._push(now + what.seconds, _RETURN, replica)
-        pool = self.prefills or self.replicas
-        for job in jobs:
-            self._send(job, pool if replica.prefills else self.replicas, now)
+        for job in jobs:  # of two pods, prompts are computed where prompts are
+            self._send(job, self.prefills or self.replicas, now)
 
     def _return(self, now: int, what: object) -> None:
         assert isinstance(what, Replica)
         self._watch(what, now)
-        what.up = True
+        what.up, self._down = True, self._down - 1
         parked, self._parked = self._parked, []
-        for job in parked:
-            first = self.prefills if self.prefills and not job.generated else self.replicas
-            self._send(job, first, now)
+        for job, replicas in parked:
+            self._send(job, replicas, now)
 
     # -- what is counted ---------------------------------------------------------------------------
 
