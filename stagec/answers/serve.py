@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.answers.questions import JobQuestion, needed
+from stagec.answers.requests.answer import RequestsAnswer
+from stagec.answers.requests.options import OVER_TIME, is_over_time
+from stagec.answers.requests.run import Handover, serve_requests
 from stagec.answers.time.table import seconds_text
 from stagec.answers.time.timed import time_job
 from stagec.ir.drafts import DRAFT
@@ -159,17 +162,25 @@ class Batches(Kind[tuple[int, ...]]):
 
 def serve(
     options: JobOptions, machine: Machine | None, given: Mapping[str, Any], session: Session
-) -> ServeAnswer:
+) -> ServeAnswer | RequestsAnswer:
     """Tell what a server gives: time to the first token (TTFT), time for each further one (TPOT),
-    and tokens a second, over batches.
+    and tokens a second, over batches, or of requests over time.
 
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
     decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others
     decode, with that of --decode. Engines capture steps as graphs, so hosts do not hold devices up.
 
         stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
+
+    With --rate, --concurrency, --batch-of or --requests, requests arrive over time, wait, share
+    steps and memory, and leave: percentiles of what users meet, and what replicas do meanwhile.
+
+        stagec serve llama3-8b --rate 8 --lengths prompt=~1000,output=~200 --machine h100-sxm
     """
     asked = on_machine(options, needed(machine))
+    if is_over_time(given):
+        caches = partial(_handover, needed(machine), session.aside())
+        return serve_requests(asked, needed(machine), given, session, caches)
     answer = _served(asked, needed(machine), session, given, take_accepted(asked, given))
     session.remark(*answer.cautions)
     return answer
@@ -196,6 +207,7 @@ QUESTION = JobQuestion(
         *ACCEPTED,
         CommandOption("ttft", TimeType(), "A limit of the time to the first token: 500ms."),
         CommandOption("tpot", TimeType(), "A limit of the time for each further token: 30ms."),
+        *OVER_TIME,
     ),
 )
 
@@ -311,6 +323,29 @@ def _sending(
     meshes = [job.mesh for job in timed.each.values()]
     level = level_between_pods(machine, [*meshes, _mesh(target)])
     return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
+
+
+def _handover(machine: Machine, session: Session, options: JobOptions) -> Handover:
+    """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
+    that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
+    decodes = options_of_pod(DECODE, options.changed(batch=None))
+    target = _at_least(decodes, partial(one_group, session=session))
+
+    @cache
+    def of(prompt: int) -> tuple[float, float]:
+        def look(each: JobOptions) -> tuple[float, float]:
+            _, sent = _sending(each, machine, session, target)
+            return sent.alone_seconds / (each.batch or 1), sent.exposed_seconds
+
+        return _at_least(options.changed(prompt=prompt), look)
+
+    def between(tokens: int) -> tuple[float, float]:
+        low = 1 << max(6, tokens.bit_length() - 1)
+        share = (tokens - low) / low
+        (busy, rest), (later, more) = of(low), of(2 * low)
+        return max(0.0, busy + share * (later - busy)), max(0.0, rest + share * (more - rest))
+
+    return between
 
 
 def _mesh(module: Module) -> Mapping[str, int]:

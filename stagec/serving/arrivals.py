@@ -5,7 +5,8 @@
 
 `rate` is in requests per second, so gaps are exponential with mean 1/rate, each rounded to a
 nanosecond. A length is a number, `A..B` (whole numbers from A to B, all equally likely) or `~M`
-(geometric with mean M: P(n) = (1 - 1/M)^(n-1) / M). `lengths` names a file of requests, of which
+(geometric with mean M: P(n) = (1 - 1/M)^(n-1) / M) or `lognormal:M:S` (lognormal with mean M, whose
+logarithm has the deviation S, rounded up). `lengths` names a file of requests, of which
 one is drawn each time, prompt and output together.
 """
 
@@ -32,6 +33,7 @@ from stagec.support.suggest import did_you_mean
 PREFIX = "poisson:"
 _EXAMPLE = "poisson:rate=4,count=100,prompt=512,output=64..256,seed=7"
 _NAMES = ("rate", "count", "prompt", "output", "lengths", "seed")
+_LOGNORMAL = "lognormal:"
 _LONGEST = 20
 _MAX_RATE = 10**9
 
@@ -62,6 +64,49 @@ def poisson(text: str) -> list[Request]:
             raise error(f"request {len(found) + 1} arrives in more than a century", remedy=_EXAMPLE)
         found.append(Request(at, *lengths()))
     return found
+
+
+def renewal(
+    rate: float, shape: float, count: int, lengths: str, seed: int, prompt: int | None, output: int
+) -> list[Request]:
+    """So many requests whose gaps are drawn from a gamma distribution of mean 1/rate and of this
+    `shape`: 1 is a Poisson process, less than 1 has bursts, more is more even. `lengths` is
+    `prompt=...,output=...` or a file; of what it leaves out, `prompt` and `output` are the tokens.
+    A rate of 0: all of them arrive at once. Raises `DiagnosticError`, `OSError`."""
+    source = random.Random(seed)
+    draw = lengths_of(lengths, source, prompt, output)
+    found: list[Request] = []
+    at = 0
+    for _ in range(count):
+        if rate:
+            at += round(source.gammavariate(shape, 1 / (rate * shape)) * SECOND)
+        found.append(Request(at, *draw()))
+    return found
+
+
+def lengths_of(
+    text: str, source: random.Random, prompt: int | None, output: int
+) -> Callable[[], tuple[int, int]]:
+    """Draws a prompt and an output: `prompt=100..2000,output=~200` or a file of requests; without a
+    text all are alike. Raises `DiagnosticError`, `OSError`."""
+    given: dict[str, str] = {"output": str(output)}
+    if prompt is not None:
+        given["prompt"] = str(prompt)
+    if text and "=" not in text:
+        given = {"lengths": text}
+    for part in text.split(",") if "=" in text else ():
+        name, _, value = (p.strip() for p in part.partition("="))
+        if name not in ("prompt", "output"):
+            raise error(
+                f"--lengths: '{part:.60}' says neither prompt=... nor output=...",
+                remedy="for example prompt=lognormal:1024:0.8,output=~200, or a file of requests",
+            )
+        given[name] = value
+    if "prompt" not in given and "lengths" not in given:
+        raise error(
+            "expected the tokens of each prompt", remedy="give --prompt 2048, or prompt= in --lengths"
+        )
+    return _lengths(given, source)
 
 
 def _options(text: str) -> dict[str, str]:
@@ -115,14 +160,28 @@ def _lengths(given: Mapping[str, str], source: random.Random) -> Callable[[], tu
 
 def _length(name: str, text: str, source: random.Random) -> _Draw:
     low, dots, high = text.partition("..")
+    if text.startswith(_LOGNORMAL):
+        return _lognormal(name, text, source)
     mean = _integer(text.removeprefix("~")) if text.startswith("~") else None
     if mean is not None and 1 <= mean <= MAX_LENGTH:
         return lambda: _geometric(mean, source)
     ends = _integer(low), _integer(high if dots else low)
     if ends[0] is None or ends[1] is None or not 1 <= ends[0] <= ends[1] <= MAX_LENGTH:
-        raise _wrong(name, text, "tokens: 512, or 64..256, or ~128 for a mean")
+        raise _wrong(name, text, "tokens: 512, 64..256, ~128 or lognormal:128:1.0")
     first, last = ends[0], ends[1]
     return lambda: source.randint(first, last)
+
+
+def _lognormal(name: str, text: str, source: random.Random) -> _Draw:
+    mean, _, spread = text.removeprefix(_LOGNORMAL).partition(":")
+    try:
+        mu, sigma = float(Fraction(mean)), float(Fraction(spread or "1"))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        mu = sigma = 0.0
+    if not (1 <= mu <= MAX_LENGTH and 0 < sigma <= 10):
+        raise _wrong(name, text, "lognormal:MEAN:DEVIATION, such as lognormal:512:0.8")
+    centre = math.log(mu) - sigma * sigma / 2
+    return lambda: min(MAX_LENGTH, max(1, math.ceil(source.lognormvariate(centre, sigma))))
 
 
 def _geometric(mean: int, source: random.Random) -> int:

@@ -233,6 +233,8 @@ class Engine:
         if not (decode and self._policy.steady and self._depth == 1):
             return 1
         live = [each for each, _ in plan.work]
+        if any(each.first is None for each in live):  # the last token of a prompt
+            return 1
         longest = min(each.request.output - each.generated for each in live)
         longest = min(longest, most - self._steps)
         if group.free is None:

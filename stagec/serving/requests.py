@@ -1,21 +1,29 @@
 """Requests to a server: when each arrives, how long its prompt is, how many tokens it gets.
 
-Three forms of files are read, told apart by the names of their columns or members:
+Forms of files are told apart by the names of their columns or members:
 
+    arrival,prompt,output                                        CSV or JSONL, seconds
     arrived_at,num_prefill_tokens,num_decode_tokens              CSV of Vidur, seconds
+    arrival_timestamp,prompt_size,token_size                     CSV of Splitwise, seconds
+    TIMESTAMP,ContextTokens,GeneratedTokens                      CSV of Azure, times of day
     {"arrival_time_ns": 0, "input_toks": 512, "output_toks": 9}  JSONL of LLMServingSim, nanoseconds
-    arrival,prompt,output                                        either form, seconds
+    {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
+                                                                 JSONL of Mooncake, milliseconds
 
 Vidur: microsoft/vidur, `data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim,
-`dataset`. Other columns and members are not looked at.
+`dataset`; Splitwise: Mutinifni/splitwise-sim, `traces`; Azure: Azure/AzurePublicDataset,
+`AzureLLMInferenceTrace_*.csv`; Mooncake: kvcache-ai/Mooncake, `FAST25-release/traces`. Other columns
+and members are not looked at. The times of Azure count from the first one of the file.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -32,21 +40,40 @@ MAX_TIME = 1 << 62
 SECOND = 10**9
 
 #: Names of a column: those of time with nanoseconds in one of their units.
-_ARRIVAL: Mapping[str, int] = {"arrival": SECOND, "arrived_at": SECOND, "arrival_time_ns": 1}
-_PROMPT = ("prompt", "num_prefill_tokens", "input_toks")
-_OUTPUT = ("output", "num_decode_tokens", "output_toks")
+_DATED = "TIMESTAMP"
+_ARRIVAL: Mapping[str, int] = {
+    "arrival": SECOND,
+    "arrived_at": SECOND,
+    "arrival_timestamp": SECOND,
+    "arrival_time_ns": 1,
+    "timestamp": SECOND // 1000,
+    _DATED: SECOND,
+}
+_PROMPT = ("prompt", "num_prefill_tokens", "prompt_size", "ContextTokens", "input_toks")
+_PROMPT += ("input_length",)
+_OUTPUT = ("output", "num_decode_tokens", "token_size", "GeneratedTokens", "output_toks")
+_OUTPUT += ("output_length",)
+_PREFIX = "hash_ids"
+#: Tokens of a block that `hash_ids` number (Mooncake's README).
+HASH_BLOCK = 512
+_DATE = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,12}))?"
+    r"(?:Z|\+00:?(?:00)?)?"
+)
 _REMEDY = "give each request arrival (seconds), prompt and output (tokens), in order of arrival"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request: `arrival` in nanoseconds from the start, tokens of the prompt, tokens of the
-    answer; `loc` is where it stands."""
+    answer; `loc` is where it stands. `prefix` numbers the blocks of `HASH_BLOCK` tokens of its
+    text: equal numbers stand for equal texts up to there."""
 
     arrival: int
     prompt: int
     output: int
     loc: Loc = UNKNOWN
+    prefix: tuple[int, ...] = ()
 
 
 def read_requests(path: Path) -> list[Request]:
@@ -108,9 +135,14 @@ def _rows(path: Path, *, timed: bool) -> Iterator[Request]:
             remedy="name the file after what it holds, or write poisson:rate=4,count=100,"
             "prompt=512,output=128",
         )
+    first: int | None = None  # days and times count from the first one
     with path.open("rb") as file:
         for loc, row in reader(_lines(file, str(path))):
-            yield _request(loc, row, timed=timed)
+            request = _request(loc, row, timed=timed)
+            if timed and _DATED in row:
+                first = request.arrival if first is None else first
+                request = replace(request, arrival=request.arrival - first)
+            yield request
 
 
 _Row = tuple[Loc, Mapping[str, object]]
@@ -165,7 +197,24 @@ def _request(loc: Loc, row: Mapping[str, object], *, timed: bool) -> Request:
         raise _missing(loc, "when it arrives", _ARRIVAL)
     arrival = _time(loc, times[0], row[times[0]]) if timed else 0
     prompt, output = _length(loc, row, "prompt", _PROMPT), _length(loc, row, "output", _OUTPUT)
-    return Request(arrival, prompt, output, loc)
+    return Request(arrival, prompt, output, loc, _prefix(loc, row))
+
+
+def _prefix(loc: Loc, row: Mapping[str, object]) -> tuple[int, ...]:
+    """The numbers of the blocks of a text; none where it does not say."""
+    given = row.get(_PREFIX)
+    if given is None:
+        return ()
+    items = cast("list[object]", given) if isinstance(given, list) else [None]
+    found = [_decimal(item) for item in items]
+    if any(n is None or n != n.to_integral_value() for n in found):
+        raise error(
+            f"the blocks of the prompt ({_PREFIX}) are {_shown(given)}, expected a list of whole "
+            "numbers",
+            loc,
+            remedy=f"number each block of {HASH_BLOCK} tokens, or leave {_PREFIX} out",
+        )
+    return tuple(int(n) for n in found if n is not None)
 
 
 def _length(loc: Loc, row: Mapping[str, object], what: str, names: Sequence[str]) -> int:
@@ -185,6 +234,8 @@ def _length(loc: Loc, row: Mapping[str, object], what: str, names: Sequence[str]
 
 def _time(loc: Loc, name: str, value: object) -> int:
     """Nanoseconds, rounded to the nearest where a file says it finer."""
+    if name == _DATED and (day := _DATE.fullmatch(str(value))):
+        return _day_time(loc, day, str(value))
     found = _decimal(value)
     if found is None or not 0 <= found * _ARRIVAL[name] <= MAX_TIME:
         raise error(
@@ -193,6 +244,19 @@ def _time(loc: Loc, name: str, value: object) -> int:
             remedy=_REMEDY,
         )
     return round(found * _ARRIVAL[name])
+
+
+def _day_time(loc: Loc, day: re.Match[str], text: str) -> int:
+    """Nanoseconds of a day and time, since the first of January of the year 1."""
+    try:
+        since = datetime.fromisoformat(day[1]) - datetime.min
+    except ValueError as problem:
+        raise error(
+            f"the arrival ({_DATED}) is '{text:.40}': {problem}",
+            loc,
+            remedy="write 2023-11-16 18:15:46.6805900",
+        ) from None
+    return (since.days * 86400 + since.seconds) * SECOND + int((day[2] or "").ljust(9, "0")[:9])
 
 
 def _decimal(value: object) -> Decimal | None:

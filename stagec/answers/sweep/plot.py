@@ -48,11 +48,13 @@ class PlotPoint:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """An axis: its title, how its values are written, and by which factor its units grow."""
+    """An axis: its title, how its values are written, by which factor its units grow, and whether
+    it is linear, however far values are apart."""
 
     title: str
     text: Callable[[Any], str]
     units: int = 1000
+    linear: bool = False
 
 
 def plot(
@@ -61,9 +63,11 @@ def plot(
     y: PlotAxis,
     *,
     joined: bool,
+    dots: bool = True,
     front: Sequence[tuple[Any, float]] = (),
 ) -> str:
-    """The SVG. With `joined` the points of a series are; `front` are points to join by a line."""
+    """The SVG. With `joined` the points of a series are; without `dots` nothing else shows them.
+    `front` are points to join by a line."""
     across, up = _Scale([p.x for p in points], x, given=joined), _Scale([p.y for p in points], y)
     series = list(dict.fromkeys(p.series for p in points))
     about = f"{escape(y.title)} over {escape(x.title)}"
@@ -87,7 +91,7 @@ def plot(
             ordered = sorted(mine, key=lambda p: across(p.x))
             line = " ".join(place(p.x, p.y) for p in ordered)
             parts.append(f'<polyline class="join" stroke="{color}" points="{line}"/>')
-        parts += [_dot(p, place(p.x, p.y), color) for p in mine]
+        parts += [_dot(p, place(p.x, p.y), color) for p in mine if dots]
         if name and number < _MOST_SERIES:
             at = _TOP + 14 + 18 * number
             parts.append(f'<circle cx="{WIDTH - _RIGHT + 18}" cy="{at - 4}" r="4" fill="{color}"/>')
@@ -124,7 +128,7 @@ class _Scale:
             return
         self._given = sorted(set(values)) if given else []
         low, high = min(values), max(values)
-        self._log = low > 0 and high / low >= _WIDE
+        self._log = low > 0 and high / low >= _WIDE and not axis.linear
         if self._log:
             self._low, self._high = log10(low) - 0.05, log10(high) + 0.05
             return

@@ -43,7 +43,11 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
             "tpot",
         ),
     ),
-    Section.REQUESTS: ("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
+    Section.REQUESTS: (
+        *("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
+        *("rate", "burst", "concurrency", "batch_of", "until", "lengths", "count", "replicas"),
+        *("prefill_replicas", "route", "max_batch", "max_tokens", "preempt", "fail", "step_grid"),
+    ),
     Section.PASSES: (
         *(
             "pipeline",

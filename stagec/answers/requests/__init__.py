@@ -1,0 +1,1 @@
+"""Requests to a server over time: what users meet, and what its ranks do meanwhile."""

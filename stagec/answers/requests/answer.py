@@ -1,0 +1,341 @@
+"""What users of a server meet over time, and what its ranks give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.answers.time.table import seconds_text
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.output.report import Report
+from stagec.output.tables import console, table
+from stagec.serving.latency import PERCENTILES
+from stagec.serving.replica import SECOND, Job
+from stagec.serving.simulate import Simulation
+from stagec.support.words import counted
+
+if TYPE_CHECKING:
+    from stagec.answers.requests.run import Pool
+    from stagec.jobs.request.options import JobOptions
+    from stagec.jobs.step_surface import SurfaceCheck
+    from stagec.machines import Machine
+    from stagec.serving.requests import Request
+
+SCHEMA = 1
+_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Seconds of requests, least first; at least one."""
+
+    values: Sequence[float]
+
+    def percentile(self, percent: int) -> float:
+        """The least value that so many percent of the requests do not exceed (nearest rank)."""
+        return self.values[max(0, ceil(len(self.values) * percent / 100) - 1)]
+
+    def as_json(self) -> dict[str, float]:
+        """`mean`, `p50`, `p90` and `p99`."""
+        mean = sum(self.values) / len(self.values)
+        return {"mean": mean, **{f"p{n}": self.percentile(n) for n in PERCENTILES}}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """Replicas that are alike, and what they did: shares of the time in which they had a step
+    (`busy`), of the cache that was used in the mean (`cache`, None where it has no bound) and the
+    most, sequences in the mean, and counts of `stagec.serving.replica.Tally`. `blocks` and
+    `max_batch` are those of a replica."""
+
+    replicas: int
+    ranks: int
+    max_batch: int
+    max_tokens: int
+    blocks: int | None
+    block: int
+    busy: float
+    running: float
+    waiting: float
+    cache: float | None
+    steps: int
+    computed: int
+    decoded: int
+    hits: int
+    lost: int
+    preempted: int
+    swapped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A stretch of time that ends at `seconds`: the mean of what all replicas of a pool do in it,
+    `busy` and `cache` as shares, `running` and `waiting` as requests."""
+
+    seconds: float
+    busy: float
+    running: float
+    waiting: float
+    cache: float | None
+
+
+@dataclass(frozen=True)
+class RequestsAnswer(Report):
+    """A server over time. `spreads` are seconds of the requests that were served: `ttft` from
+    arrival to the first token, `tpot` between tokens, the mean of each request, and `latency` to
+    the last token. `goodput` are those within the limits, `pools` the replicas by what they do."""
+
+    model: str
+    machine: str
+    load: str
+    route: str
+    requests: int
+    served: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    kept_tokens: int
+    ranks: int
+    spreads: Mapping[str, Spread]
+    limits: Mapping[str, float]
+    good: int | None
+    pools: Mapping[str, PoolFigures]
+    moments: Mapping[str, Sequence[Moment]]
+    ends: Sequence[float]
+    steps: SurfaceCheck
+    evaluations: int
+    points: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.machine}"
+
+    @property
+    def per_rank(self) -> float:
+        """Tokens of answers a second and rank."""
+        return self.output_tokens / self.seconds / self.ranks
+
+    def as_json(self) -> dict[str, Any]:
+        goodput = None
+        if self.good is not None:
+            rate = self.good / self.seconds
+            goodput = {
+                "limits": dict(self.limits),
+                "share": self.good / max(1, self.served),
+                "requests_per_second": rate,
+                "per_rank": rate / self.ranks,
+            }
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "machine": self.machine,
+            "load": self.load,
+            "route": self.route,
+            "ranks": self.ranks,
+            "requests": self.requests,
+            "served": self.served,
+            "seconds": self.seconds,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "kept_tokens": self.kept_tokens,
+            "requests_per_second": self.served / self.seconds,
+            "tokens_per_second": self.output_tokens / self.seconds,
+            "per_rank": self.per_rank,
+            "times": {name: spread.as_json() for name, spread in self.spreads.items()},
+            "goodput": goodput,
+            "pools": {name: asdict(pool) for name, pool in self.pools.items()},
+            "ends": {f"p{n}": Spread(self.ends).percentile(n) for n in (*PERCENTILES, 100)},
+            "steps": {
+                "grid": self.points or None,
+                "evaluated": self.evaluations,
+                "checked": self.steps.steps,
+                "median_error": self.steps.median,
+                "largest_error": self.steps.largest,
+            },
+            "over_time": {n: [asdict(m) for m in each] for n, each in self.moments.items()},
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of all figures but those over time."""
+        return [{name: v for name, v in self.as_json().items() if name != "over_time"}]
+
+    def page(self) -> str:
+        """What replicas do over time, the spreads of times, and all figures."""
+        from stagec.answers.requests.page import requests_page
+
+        return requests_page(self)
+
+    def plot(self) -> str:
+        from stagec.answers.requests.page import load_plot
+
+        return load_plot(self)
+
+    def print(self, stream: TextIO) -> None:
+        out = console(stream)
+        out.print(
+            f"{self.model} on {self.machine}, {counted(self.ranks, 'rank')}: {self.load}",
+            markup=False,
+        )
+        names = ("mean", *(f"p{n}" for n in PERCENTILES))
+        shown = table("Requests that were served", "", *names)
+        for name, spread in self.spreads.items():
+            found = spread.as_json()
+            shown.add_row(_TITLES[name], *(seconds_text(found[n]) for n in names))
+        out.print(shown)
+        for line in self.lines():
+            out.print(line, markup=False)
+        out.print(self.pool_table())
+
+    def lines(self) -> list[str]:
+        """What there is to say beside tables."""
+        every = f"{self.served:,} of {self.requests:,} requests"
+        if self.served == self.requests:
+            every = f"{self.requests:,} requests"
+        found = [
+            f"{every} and {self.output_tokens:,} tokens of theirs in "
+            f"{seconds_text(self.seconds)}: {self.served / self.seconds:,.4g} requests/s, "
+            f"{self.output_tokens / self.seconds:,.1f} tokens/s, {self.per_rank:,.1f} per rank"
+        ]
+        if self.kept_tokens:
+            found.append(f"Requests that are not done have {self.kept_tokens:,} tokens")
+        if self.good is not None:
+            limits = ", ".join(f"{_TITLES[n]} {seconds_text(v)}" for n, v in self.limits.items())
+            found.append(
+                f"Within {limits}: {self.good:,} of them ({self.good / max(1, self.served):.1%}), "
+                f"{self.good / self.seconds:,.4g} requests/s, "
+                f"{self.good / self.seconds / self.ranks:,.4g} per rank"
+            )
+        half, most, last = (Spread(self.ends).percentile(n) for n in (50, 90, 100))
+        if self.load.startswith("rollout"):
+            found.append(
+                f"Half of them are done after {seconds_text(half)}, 90% after "
+                f"{seconds_text(most)}; the last ones take {1 - most / last:.1%} of the time"
+            )
+        if self.steps.steps:
+            found.append(
+                f"Seconds of steps are interpolated between {self.evaluations:,} exact ones; of "
+                f"{self.steps.steps} steps of the run they are off by {self.steps.median:.2%} in "
+                f"the median and by {self.steps.largest:.2%} at most"
+            )
+        else:
+            found.append(f"Seconds of {self.evaluations:,} distinct steps are exact")
+        return found
+
+    def pool_table(self) -> Any:
+        """A row for each kind of replicas."""
+        shown = table(
+            "Replicas",
+            *("", "number", "ranks each", "busy", "running", "waiting", "cache", "steps"),
+            *("preempted", "prefix hits"),
+        )
+        for name, p in self.pools.items():
+            shown.add_row(
+                name,
+                *(f"{p.replicas:,}", f"{p.ranks:,}", f"{p.busy:.1%}"),
+                *(f"{p.running:,.1f}", f"{p.waiting:,.1f}"),
+                "no bound" if p.cache is None else f"{p.cache:.1%} of {(p.blocks or 0):,} blocks",
+                *(f"{p.steps:,}", f"{p.preempted:,}", f"{p.hits:,}"),
+            )
+        return shown
+
+
+def answer_of(
+    options: JobOptions,
+    machine: Machine,
+    given: Mapping[str, Any],
+    requests: Sequence[Request],
+    run: Simulation,
+    pools: Mapping[str, Pool],
+) -> RequestsAnswer:
+    """The answer of a simulation that ran."""
+    done, end = run.done, max(1, run.end)
+    limits = {n: given[n] for n in ("ttft", "tpot") if given[n] is not None}
+    several = [j for j in done if j.request.output > 1]
+    times = {
+        "ttft": [(j.first - j.arrival) / SECOND for j in done],
+        "tpot": [(j.last - j.first) / SECOND / (j.request.output - 1) for j in several],
+        "latency": [(j.last - j.arrival) / SECOND for j in done],
+    }
+    names = {PREFILL: "prefill", DECODE: "decode" if len(pools) > 1 else "server"}
+    costs = {id(p.costs): p.costs for p in pools.values()}.values()
+    checks = [each.check() for each in costs]
+    worst = max(checks, key=lambda c: c.largest)
+    return RequestsAnswer(
+        model=next(iter(pools.values())).modules.builder.model_name,
+        machine=machine.name,
+        load=_load(given, requests),
+        route=given["route"],
+        requests=len(requests),
+        served=len(done),
+        seconds=end / SECOND,
+        prompt_tokens=sum(j.request.prompt for j in done),
+        output_tokens=sum(j.request.output for j in done),
+        kept_tokens=run.kept_tokens(),
+        ranks=sum(p.ranks * len(p.replicas) for p in pools.values()),
+        spreads={n: Spread(sorted(values)) for n, values in times.items() if values},
+        limits=limits,
+        good=sum(_is_good(j, limits) for j in done) if limits else None,
+        pools={names[n]: _figures(p, run) for n, p in pools.items()},
+        moments={names[n]: _moments(p, run) for n, p in pools.items()},
+        ends=[j.last / SECOND for j in done],
+        steps=worst,
+        evaluations=sum(each.evaluations for each in costs),
+        points=given["step_grid"],
+    )
+
+
+def _is_good(job: Job, limits: Mapping[str, float]) -> bool:
+    """Whether a request is within the limits."""
+    first = (job.first - job.arrival) / SECOND
+    each = (job.last - job.first) / SECOND / max(1, job.request.output - 1)
+    return first <= limits.get("ttft", first) and each <= limits.get("tpot", each)
+
+
+def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
+    """What comes, in words."""
+    number = f"{len(requests):,} requests"
+    if given["requests"] is not None:
+        return f"{number} of {given['requests'].name}"
+    prompt = sum(r.prompt for r in requests) / len(requests)
+    output = sum(r.output for r in requests) / len(requests)
+    sizes = f"of {prompt:,.1f} and {output:,.1f} tokens in the mean"
+    if given["concurrency"] is not None:
+        return f"{number}, {given['concurrency']:,} at any time, {sizes}"
+    if given["batch_of"] is not None:
+        return f"rollout of {number} {sizes}"
+    burst = f" (burst {given['burst']:g})" if given["burst"] != 1 else ""
+    return f"{number}, {given['rate']:g} a second{burst}, {sizes}"
+
+
+def _figures(pool: Pool, run: Simulation) -> PoolFigures:
+    replicas, limits = pool.replicas, pool.limits
+    busy, running, waiting, pages = run.means(replicas)
+    tallies = [r.tally for r in replicas]
+    blocks = limits.blocks
+    counts = ("steps", "computed", "decoded", "hits", "lost", "preempted", "swapped")
+    return PoolFigures(
+        replicas=len(replicas),
+        ranks=pool.ranks,
+        max_batch=limits.sequences,
+        max_tokens=limits.tokens,
+        blocks=blocks,
+        block=limits.block,
+        busy=busy / len(replicas),
+        running=running,
+        waiting=waiting,
+        cache=None if blocks is None else pages / len(replicas) / blocks,
+        **{name: sum(getattr(t, name) for t in tallies) for name in counts},
+    )
+
+
+def _moments(pool: Pool, run: Simulation) -> list[Moment]:
+    width, rows = run.over_time(pool.replicas)
+    number, blocks = len(pool.replicas), pool.limits.blocks
+    found: list[Moment] = []
+    for place, (busy, running, waiting, pages) in enumerate(zip(*rows, strict=True), 1):
+        cache = None if blocks is None else pages / number / blocks
+        at = min(place * width, run.end) / SECOND
+        found.append(Moment(at, busy / number, running, waiting, cache))
+    return found

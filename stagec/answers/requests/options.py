@@ -1,0 +1,248 @@
+"""The options of a server over time, and what they ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagec.jobs.request.option import AnyText, CommandOption, File, Kind, Number, OneOf, Whole
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.steps import BLOCK, BUDGET, SEQUENCES, Blocks
+from stagec.serving.arrivals import renewal
+from stagec.serving.replica import SECOND
+from stagec.serving.requests import MAX_REQUESTS, Request, read_requests
+from stagec.serving.routing import ROUTERS
+from stagec.serving.simulate import Failure
+from stagec.support.diagnostics import error
+
+#: Requests that are drawn where nothing says how many.
+_COUNT = 1000
+_MOST_REPLICAS = 4096
+#: Options that say where requests come from, of which one is given.
+_SOURCES = ("requests", "rate", "concurrency", "batch_of")
+_UNITS = {"ms": SECOND // 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
+_FAIL = re.compile(r"(?:(prefill):)?([0-9]{1,4})@([0-9.]{1,12})(ms|s|min|h)\+([0-9.]{1,12})(ms|s|min|h)")
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A replica, of those that prefill or of the others, which is down for a while: femtoseconds."""
+
+    prefills: bool
+    replica: int
+    at: int
+    seconds: int
+
+
+class OutageType(Kind[Outage]):
+    """`1@60s+30s`: replica 1 is down from 60 s on, for 30 s."""
+
+    name = "REPLICA@TIME+TIME"
+
+    def read(self, text: str) -> Outage:
+        """The outage."""
+        found = _FAIL.fullmatch(text.strip())
+        try:
+            at, seconds = (
+                (round(float(found[i]) * _UNITS[found[i + 1]]) for i in (3, 5)) if found else (0, 0)
+            )
+        except ValueError:
+            at = seconds = 0
+        if found is None or not seconds:
+            raise ValueError(f"expects a replica and times, 1@60s+30s, found '{text:.40}'")
+        return Outage(found[1] is not None, int(found[2]), at, seconds)
+
+
+class StepGrid(Kind[int]):
+    """Points in each doubling of a grid, or `exact`: 0."""
+
+    name = "N|exact"
+    annotated = "int | str"
+
+    def read(self, text: str) -> int:
+        """The points."""
+        return 0 if text == "exact" else Whole(1, 64).read(text)
+
+
+OVER_TIME = (
+    CommandOption(
+        "requests",
+        File(),
+        "Requests over time: a CSV or JSONL file of arrivals, prompts and outputs, in the forms "
+        "of Azure, Mooncake, Splitwise, Vidur or LLMServingSim.",
+        metavar="FILE",
+    ),
+    CommandOption(
+        "rate", Number(0, above=True), "So many requests arrive a second, at random.", metavar="R"
+    ),
+    CommandOption(
+        "burst",
+        Number(0, 1e6, above=True),
+        "Of --rate: the shape of the gamma distribution of gaps; 1 is a Poisson process (default), "
+        "less has bursts.",
+        1.0,
+        metavar="SHAPE",
+        rare=True,
+    ),
+    CommandOption(
+        "concurrency",
+        Whole(1, MAX_REQUESTS),
+        "So many requests are there at any time: each that ends is followed by another, as in "
+        "benchmarks.",
+        metavar="C",
+    ),
+    CommandOption(
+        "batch_of",
+        Whole(1, MAX_REQUESTS),
+        "So many requests are there at first, and no others come: a rollout.",
+        metavar="N",
+    ),
+    CommandOption(
+        "until",
+        Number(0, 1, above=True),
+        "Of --batch-of: stop when this share of the requests is done; the others keep the tokens "
+        "that they have.",
+        metavar="SHARE",
+        rare=True,
+    ),
+    CommandOption(
+        "lengths",
+        AnyText(),
+        "Tokens of requests: prompt=lognormal:1024:0.8,output=~200 (also 512 or 64..256), or a "
+        "file of requests to draw from (default: --prompt and --output-tokens).",
+        "",
+        metavar="TEXT|FILE",
+    ),
+    CommandOption(
+        "count",
+        Whole(1, MAX_REQUESTS),
+        f"Requests that are drawn (default: {_COUNT:,}), or the first ones of the file.",
+        metavar="N",
+    ),
+    CommandOption("seed", Whole(0), "What is drawn at random (default: 0).", 0, metavar="N"),
+    CommandOption(
+        "replicas",
+        Whole(1, _MOST_REPLICAS),
+        "So many copies of the server, or of the pod that decodes.",
+        1,
+        metavar="N",
+    ),
+    CommandOption(
+        "prefill_replicas",
+        Whole(1, _MOST_REPLICAS),
+        "Of --serve disaggregated: so many pods prefill (default: 1).",
+        metavar="N",
+    ),
+    CommandOption(
+        "route",
+        OneOf(tuple(ROUTERS)),
+        "Which replica gets a request (default: least-loaded).",
+        "least-loaded",
+    ),
+    CommandOption(
+        "max_batch",
+        Whole(1),
+        f"Sequences that a group of ranks runs at once (default: {SEQUENCES}).",
+        SEQUENCES,
+        metavar="N",
+    ),
+    CommandOption(
+        "max_tokens",
+        Whole(1),
+        f"Tokens of a step of a group, those of chunks of prompts included (default: {BUDGET:,}).",
+        BUDGET,
+        metavar="N",
+    ),
+    CommandOption(
+        "cache_blocks",
+        Blocks(),
+        f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all that "
+        "are needed (default: as many as the machine has room for).",
+        metavar="N|all",
+        rare=True,
+    ),
+    CommandOption(
+        "preempt",
+        OneOf(("recompute", "swap")),
+        "Where blocks run out, the sequence that came last is computed again (default), or its "
+        "cache goes to the host and comes back.",
+        "recompute",
+        rare=True,
+    ),
+    CommandOption(
+        "fail",
+        OutageType(),
+        "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; what it has is routed "
+        "anew.",
+        metavar="REPLICA@TIME+TIME",
+        multiple=True,
+        rare=True,
+    ),
+    CommandOption(
+        "step_grid",
+        StepGrid(),
+        "Points in each doubling of the grid of steps between which seconds are interpolated "
+        "(default: 2), or exact: every step is evaluated.",
+        2,
+        metavar="N|exact",
+        rare=True,
+    ),
+)
+
+
+def is_over_time(given: Mapping[str, Any]) -> bool:
+    """Whether requests over time are asked for. Raises `DiagnosticError` for options that need
+    them."""
+    sources = [name for name in _SOURCES if given[name] is not None]
+    if len(sources) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in sources[:2])
+        raise error(f"{first} and {second} both say when requests come", remedy="give one of them")
+    for option in () if sources else OVER_TIME:
+        if given[option.name] != option.usual:
+            words = option.words[0]
+            raise error(
+                f"{words} is about requests over time",
+                remedy="say when they come: --rate 4, --concurrency 64, --batch-of 512 or "
+                "--requests FILE",
+            )
+    if sources and given["batches"] is not None:
+        raise error(
+            "--batches is about steady batches, and requests over time make their own",
+            remedy="leave it out; --max-batch bounds the sequences of a step",
+        )
+    if given["until"] is not None and given["batch_of"] is None:
+        raise error("--until is about a rollout", remedy="give --batch-of N")
+    if given["burst"] != 1.0 and given["rate"] is None:
+        raise error("--burst is about arrivals at random", remedy="give --rate R")
+    return bool(sources)
+
+
+def asked_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Request]:
+    """The requests that are asked for. Raises `DiagnosticError`, `OSError`."""
+    file: Path | None = given["requests"]
+    count = given["batch_of"] or given["count"]
+    if file is not None:
+        if given["lengths"]:
+            raise error("--requests and --lengths both say how long they are", remedy="give one")
+        return read_requests(file)[:count]
+    drawn = given["rate"] or 0.0, given["burst"], count or _COUNT, given["lengths"], given["seed"]
+    return renewal(*drawn, options.prompt, given["output_tokens"])
+
+
+def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Failure]:
+    """The replicas that fail, as the simulation numbers them. Raises `DiagnosticError`."""
+    found: list[Failure] = []
+    for outage in given["fail"]:
+        of = prefills if outage.prefills else replicas
+        if outage.replica >= of:
+            what = "prefill replicas" if outage.prefills else "replicas"
+            raise error(
+                f"--fail: there is no replica {outage.replica} of {of} {what}",
+                remedy=f"they are numbered from 0 to {of - 1}" if of else "leave prefill: out",
+            )
+        place = outage.replica + (0 if outage.prefills else prefills)
+        found.append(Failure(place, outage.at, outage.seconds))
+    return found

@@ -1,0 +1,250 @@
+"""From the options of a server to its simulation, and to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any
+
+from stagec.answers.requests.answer import RequestsAnswer, answer_of
+from stagec.answers.requests.options import asked_requests, failures
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.jobs.admission import Room, cache_room, largest_step
+from stagec.jobs.pod_options import options_of_pod
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.steps import BLOCK
+from stagec.jobs.session import Session
+from stagec.jobs.step_modules import StepModules
+from stagec.jobs.step_surface import ExactSteps, StepSurface
+from stagec.serving.policy import ServerLimits
+from stagec.serving.replica import SECOND, Replica
+from stagec.serving.requests import HASH_BLOCK, Request
+from stagec.serving.routing import ROUTERS
+from stagec.serving.simulate import Simulation
+from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+#: Seconds for which the link of a pod is busy with the caches of a prompt of so many tokens, and
+#: those that are left behind the step.
+Handover = Callable[[int], tuple[float, float]]
+
+
+@dataclass
+class Pool:
+    """Replicas that are alike: what compiles their steps, how long these take, what each holds and
+    how many ranks each has."""
+
+    modules: StepModules
+    costs: StepSurface | ExactSteps
+    limits: ServerLimits
+    room: Room | None
+    ranks: int
+    replicas: list[Replica]
+
+
+def serve_requests(
+    options: JobOptions,
+    machine: Machine,
+    given: Mapping[str, Any],
+    session: Session,
+    handover: Callable[[JobOptions], Handover],
+) -> RequestsAnswer:
+    """Serve requests over time; `handover` is asked for that of two pods. Raises
+    `DiagnosticError`, `OSError`."""
+    apart = options.serve == DISAGGREGATED
+    _refuse(options, given, apart=apart)
+    requests = asked_requests(options, given)
+    with session.once() as aside:
+        pools = _pools(options, machine, given, requests, aside, apart=apart)
+        decode = pools[DECODE]
+        prefills = pools[PREFILL].replicas if apart else []
+        sent = _femtoseconds(handover(_prompted(options, requests))) if apart else None
+        done = ceil(given["until"] * len(requests)) if given["until"] is not None else None
+        _check(requests, list(pools.values()))
+        with session.progress("serving", "requests") as progress:
+            run = Simulation(
+                requests,
+                decode.replicas,
+                ROUTERS[given["route"]],
+                prefills,
+                sent,
+                given["concurrency"],
+                failures(given, len(prefills), len(decode.replicas)),
+                done,
+                progress,
+            )
+            try:
+                run.run()
+            except KeyboardInterrupt:
+                session.log(
+                    f"interrupted with {len(run.done):,} of {len(requests):,} requests served"
+                )
+                raise
+        return answer_of(options, machine, given, requests, run, pools)
+
+
+def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> None:
+    """Raise `DiagnosticError` for options that this server does not take."""
+    if options.serve is not None and not apart:
+        raise error(
+            f"--serve {options.serve} is one step, and requests over time take many",
+            remedy="leave it out, or give --serve disaggregated",
+        )
+    named = {
+        "batch": ("--batch is about one step", "give --max-batch N"),
+        "chunk": ("--chunk is about the steps of one prompt", "give --max-tokens N"),
+        "context": ("--context is about one step", "leave it out"),
+        "step": ("--step is one step", "leave it out"),
+        "speculative": ("requests over time have no drafts", "leave --speculative out"),
+        "draft": ("requests over time have no drafts", "leave --draft out"),
+    }
+    for name, (what, remedy) in named.items():
+        if getattr(options, name) is not None:
+            raise error(what, remedy=remedy)
+    if options.part or options.preset:
+        what = "--part" if options.part else "--preset"
+        raise error(f"requests over time take no {what}", remedy="leave it out")
+    if given["prefill_replicas"] is not None and not apart:
+        raise error(
+            "--prefill-replicas is about pods that prefill",
+            remedy="add --serve disaggregated --prefill 'tp=4' --decode 'tp=4'",
+        )
+    if given["max_batch"] > given["max_tokens"]:
+        raise error(
+            f"--max-batch {given['max_batch']} sequences decode a token each, and --max-tokens "
+            f"{given['max_tokens']} is less",
+            remedy="give a step at least as many tokens as sequences",
+        )
+
+
+def _prompted(options: JobOptions, requests: Sequence[Request]) -> JobOptions:
+    """Options of pods, with a prompt."""
+    return options.changed(prompt=options.prompt or max(r.prompt for r in requests))
+
+
+# -- pools -----------------------------------------------------------------------------------------
+
+
+def _pools(
+    options: JobOptions,
+    machine: Machine,
+    given: Mapping[str, Any],
+    requests: Sequence[Request],
+    session: Session,
+    *,
+    apart: bool,
+) -> dict[str, Pool]:
+    """The replicas that decode, and of two pods those that prefill. Raises `DiagnosticError`."""
+    each = {DECODE: options}
+    if apart:
+        asked = _prompted(options, requests)
+        each = {pod: options_of_pod(pod, asked) for pod in (PREFILL, DECODE)}
+    first = 0
+    pools: dict[str, Pool] = {}
+    for pod, own in each.items():
+        prefills = pod == PREFILL
+        copies = (given["prefill_replicas"] or 1) if prefills else given["replicas"]
+        pool = _pool(own, machine, given, requests, session)
+        alone = len(pool.modules.replicas)
+        swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
+        prefix = any(r.prefix for r in requests) and (prefills or not apart)
+        pool.replicas += (
+            Replica(
+                first + number,
+                pool.limits,
+                pool.costs,
+                prefix_block=HASH_BLOCK if prefix else 0,
+                swap=swap,
+                prefills=prefills,
+            )
+            for number in range(copies * alone)
+        )
+        first += len(pool.replicas)
+        pools[pod] = pool
+    return pools
+
+
+def _pool(
+    options: JobOptions,
+    machine: Machine,
+    given: Mapping[str, Any],
+    requests: Sequence[Request],
+    session: Session,
+) -> Pool:
+    modules = StepModules(options.changed(serve=None, prompt=None, context=None), session)
+    mesh = modules.builder.module.mesh
+    if options.pp > 1:
+        raise error(
+            "requests over time have no pipeline stages yet",
+            remedy="leave --pp out; 'stagec compile --serve mixed --requests' steps through them",
+        )
+    ranks = prod(n or 1 for n in mesh.sizes.values()) if mesh else 1
+    alone = len(modules.replicas)
+    groups = modules.groups // alone
+    block = options.page if options.page > 1 else BLOCK
+    tokens, sequences = given["max_tokens"], given["max_batch"]
+    room, blocks = None, given["cache_blocks"]
+    if blocks is None:
+        room = cache_room(modules, machine, largest_step(requests, tokens, sequences), block)
+        blocks = room.blocks
+    if any(r.prefix for r in requests) and HASH_BLOCK % block:
+        raise error(
+            f"pages of {block} tokens do not divide the blocks of {HASH_BLOCK} tokens whose "
+            "hash_ids requests have",
+            remedy="give --page 16, for example",
+        )
+    limits = ServerLimits(tokens * groups, sequences * groups, blocks * groups or None, block)
+
+    def exact(step: Step) -> int:
+        seconds = modules.compiled(step).time(machine).step_seconds
+        return max(1, round(seconds * SECOND))
+
+    points = given["step_grid"]
+    costs = (
+        StepSurface(exact, points, groups, given["seed"]) if points else ExactSteps(exact, groups)
+    )
+    return Pool(modules, costs, limits, room, ranks // alone, [])
+
+
+def _swap(pool: Pool, machine: Machine) -> int:
+    """Femtoseconds in which a token's keys and values of a rank go to its host. Raises
+    `DiagnosticError` where they have none."""
+    from stagec.memory.timeline import CACHES
+
+    many = 1 << 16
+    one = step_of([SequenceClass(1, many - 1, 1, 1)])
+    held = pool.modules.compiled(one).figures().by_stage
+    bytes_ = max(each.get(CACHES, 0) for each in held) / many
+    return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
+
+
+def _check(requests: Sequence[Request], pools: Sequence[Pool]) -> None:
+    """Refuse requests that no replica ever has room for."""
+    for pool in pools:
+        limits = pool.limits
+        if limits.blocks is None:
+            continue
+        longest = max(requests, key=lambda r: r.prompt + r.output)
+        needed = limits.blocks_for(longest.prompt + longest.output - 1)
+        if needed > limits.blocks:
+            raise error(
+                f"a request of {longest.prompt:,} and {longest.output:,} tokens takes {needed:,} "
+                f"blocks of {limits.block} tokens at its end, and the cache of a replica has "
+                f"{limits.blocks:,}",
+                longest.loc,
+                remedy="split the model over more ranks, store caches in few bits (--kv-dtype "
+                "fp8), or leave the request out",
+            )
+
+
+def _femtoseconds(handover: Handover) -> Callable[[int], tuple[int, int]]:
+    def sent(tokens: int) -> tuple[int, int]:
+        busy, rest = handover(tokens)
+        return round(busy * SECOND), round(rest * SECOND)
+
+    return sent

@@ -1,0 +1,501 @@
+"""A replica of a server over time: which requests run, and when its next step ends.
+
+Batching is that of the policy `fcfs` (`stagec.serving.policy`), in time that does not depend on how
+many sequences run: sequences that decode all grow by a token a step, so only their number, the sum
+of their contexts and the step at which each ends are kept, and of their pages how many sequences
+have how many tokens in their last one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Protocol
+
+from stagec.serving.policy import ServerLimits
+from stagec.serving.prefixes import PrefixCache
+from stagec.serving.requests import Request
+
+#: Units of time in a second: times are whole femtoseconds, so that slopes of a step's time a token
+#: are whole numbers as well, and steps that are added up at once give what they give one by one.
+SECOND = 10**15
+#: More than the replicas of a server.
+_STAMPS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """The time of a step in which `count` sequences decode, over the sum of their contexts:
+    `at + slope * (total - first)`, for totals from `first` to `last`."""
+
+    at: int
+    slope: int
+    first: int
+    last: int
+
+    def time(self, total: int) -> int:
+        """Of a step, in femtoseconds."""
+        return self.at + self.slope * (total - self.first)
+
+    def times(self, total: int, grows: int, steps: int) -> int:
+        """Of so many steps together, of which each has `grows` more tokens than the one before."""
+        return steps * self.time(total) + self.slope * grows * (steps * (steps - 1) // 2)
+
+
+class StepCosts(Protocol):
+    """How long steps take, in femtoseconds, each at least one."""
+
+    def decode(self, count: int, total: int) -> StepLine:
+        """Of `count` sequences that decode, with `total` tokens cached together."""
+        ...
+
+    def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
+        """Of chunks of prompts, (new tokens, cached tokens) each, beside sequences that decode."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request while it is served: `generated` tokens are there, of which `cached` and those of
+    the prompt are in a cache (`cached` counts both) when it does not decode. Times are in
+    femtoseconds; `hit` are tokens of the prompt that a prefix cache had."""
+
+    request: Request
+    number: int
+    arrival: int
+    cached: int = 0
+    generated: int = 0
+    first: int = -1
+    last: int = -1
+    ends: int = -1  # the count of decode steps at which it ends, while it decodes
+    stamp: int = 0  # of its last admission
+    preempted: int = 0
+    hit: int = 0
+    replica: int = -1
+    swapped: bool = False
+    shared: list[int] = field(default_factory=list[int])
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before it decodes again; 1 where only the next token is missing."""
+        return self.request.prompt + self.generated - self.cached
+
+
+@dataclass(slots=True)
+class StepsUnderWay:
+    """Steps that are alike, from `start` on: `line` and `total` say how long each takes; chunks of
+    prompts are of one step alone."""
+
+    start: int
+    end: int
+    count: int
+    total: int
+    line: StepLine | None
+    chunks: list[tuple[Job, int]]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a replica did: steps, the time that they took, tokens `computed` in chunks, `decoded`
+    one by one, those of prompts that a prefix cache had (`hits`), and cached ones that were `lost`
+    to preemptions and failures, which are computed again."""
+
+    steps: int = 0
+    busy: int = 0
+    computed: int = 0
+    decoded: int = 0
+    hits: int = 0
+    lost: int = 0
+    preempted: int = 0
+    swapped: int = 0
+
+
+class Replica:
+    """One replica. `swap` is the time to move a token's keys and values to or from the host; 0: a
+    sequence that is preempted is computed again. A replica that only `prefills` hands each request
+    over when its prompt is there."""
+
+    def __init__(
+        self,
+        number: int,
+        limits: ServerLimits,
+        costs: StepCosts,
+        *,
+        prefix_block: int = 0,
+        swap: int = 0,
+        prefills: bool = False,
+    ) -> None:
+        self.number, self.limits, self.costs = number, limits, costs
+        self.swap, self.prefills = swap, prefills
+        self.free = limits.blocks if limits.blocks is not None else 1 << 62
+        self.room = self.free
+        self.waiting: deque[Job] = deque()
+        self.running = 0
+        self.prefixes = PrefixCache(prefix_block // limits.block) if prefix_block else None
+        self.prefix_block = prefix_block
+        self.tally = Tally()
+        self.version = 0  # of its steps under way, for whoever waits for their end
+        self.stamp = 0  # how often it failed
+        self.up = True
+        self.way: StepsUnderWay | None = None
+        self._steps = 0  # decode steps so far
+        self._decoding = 0
+        self._total = 0  # tokens cached of those that decode
+        self._ends: list[tuple[int, int, Job]] = []
+        self._order: list[tuple[int, Job]] = []  # those that run, in order of admission
+        self._phases = [0] * limits.block
+        self._partial: Job | None = None
+        self._stamp = number
+
+    @property
+    def load(self) -> int:
+        """Requests that run or wait."""
+        return self.running + len(self.waiting)
+
+    @property
+    def used(self) -> int:
+        """Pages of the cache that requests use."""
+        return self.room - self.free
+
+    # -- the next steps ----------------------------------------------------------------------------
+
+    def plan(self, now: int) -> StepsUnderWay | None:
+        """The steps that come next; None if there is nothing to do."""
+        chunks: list[tuple[Job, int]] = []
+        before = self.tally.preempted
+        delay = self._make_room()
+        budget = self.limits.tokens - self._decoding
+        if (partial := self._partial) is not None:
+            budget -= self._take(partial, min(partial.left, budget), chunks)
+        gave_up = self.tally.preempted > before
+        if self.waiting and not gave_up:
+            delay += self._admit(budget, chunks)
+        if not self._decoding and not chunks:
+            return None
+        most = 1 if gave_up or delay else 1 << 62
+        self.way = self._under_way(now, delay, chunks, most)
+        return self.way
+
+    def _coming(self) -> int:
+        """The pages that the sequences that decode begin in the next step."""
+        return self._phases[-self._steps % self.limits.block]
+
+    def _make_room(self) -> int:
+        """Preempt sequences, those first that came last, until the next step has its pages; the
+        time to swap them."""
+        took = 0
+        while True:
+            needed, partial = self._coming(), self._partial
+            if partial is not None:
+                tokens = min(partial.left, self.limits.tokens - self._decoding)
+                needed += self._grown(partial, tokens)
+            if needed <= self.free:
+                return took
+            took += self._preempt(self._last_admitted())
+
+    def _last_admitted(self) -> Job:
+        order = self._order
+        while True:
+            stamp, job = order.pop()
+            if job.stamp == stamp:
+                return job
+
+    def _preempt(self, job: Job) -> int:
+        self._stop(job)
+        job.preempted += 1
+        self.tally.preempted += 1
+        self.waiting.appendleft(job)
+        if self.swap and job.left == 1 and not job.shared:
+            job.swapped = True
+            self.tally.swapped += 1
+            return self.swap * job.cached
+        self.tally.lost += job.cached
+        job.cached = 0
+        return 0
+
+    def _stop(self, job: Job) -> None:
+        """Take a running job out of the batch; its pages are free."""
+        if job.ends < 0:
+            self._partial = None
+        else:
+            self._decoding -= 1
+            job.generated = job.request.output - (job.ends - self._steps)
+            job.cached = job.request.prompt + job.generated - 1
+            self._total -= job.cached
+            self._phases[(job.cached - self._steps) % self.limits.block] -= 1
+            job.ends = -1
+        job.stamp = 0
+        self.running -= 1
+        self._release(job)
+
+    def _release(self, job: Job) -> None:
+        """Free the pages of a job, but those of prefixes that others use."""
+        self.free += self.limits.blocks_for(job.cached)
+        if self.prefixes is not None and job.shared:
+            idle = self.prefixes.leave(job.shared)
+            self.free -= (len(job.shared) - idle) * self.prefixes.pages
+            job.shared = []
+
+    def _admit(self, budget: int, chunks: list[tuple[Job, int]]) -> int:
+        """Let in those that wait while tokens, sequences and pages last; the time to swap them
+        in."""
+        took, limits, waiting = 0, self.limits, self.waiting
+        while waiting and budget > 0 and self.running < limits.sequences:
+            job = waiting[0]
+            matched = self._matched(job)
+            cached = job.cached or len(matched) * self.prefix_block
+            tokens = min(job.request.prompt + job.generated - cached, budget)
+            needed = limits.blocks_for(cached + tokens)
+            if self.prefixes is not None and matched:
+                needed -= (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
+            if needed > self.free - self._coming():
+                break
+            waiting.popleft()
+            took += self.swap * job.cached if job.swapped else 0
+            job.swapped = False
+            self._begin(job, matched)
+            budget -= self._take(job, tokens, chunks)
+        return took
+
+    def _matched(self, job: Job) -> Sequence[int]:
+        """The blocks of a prefix that are cached, of a job that begins."""
+        if self.prefixes is None or job.cached or not job.request.prefix:
+            return ()
+        most = (job.request.prompt - 1) // self.prefix_block  # a token is computed at least
+        return job.request.prefix[: self.prefixes.match(job.request.prefix, most)]
+
+    def _begin(self, job: Job, matched: Sequence[int]) -> None:
+        """Let a job run, with pages for what it has cached."""
+        pages = 0
+        if matched and self.prefixes is not None:
+            pages = (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
+            self.prefixes.use(matched)
+            job.shared = list(matched)
+            job.cached = len(matched) * self.prefix_block
+            self.tally.hits += job.cached
+            job.hit = job.hit or job.cached
+        self._give(self.limits.blocks_for(job.cached) - pages)
+        self._stamp += _STAMPS  # those of replicas differ
+        job.stamp, job.replica = self._stamp, self.number
+        self._order.append((self._stamp, job))
+        if len(self._order) > 2 * self.running + 64:
+            self._order = [each for each in self._order if each[1].stamp == each[0]]
+        self.running += 1
+        self._partial = job
+
+    def _take(self, job: Job, tokens: int, chunks: list[tuple[Job, int]]) -> int:
+        """A job adds tokens in the next step, so many; one that only decodes joins those that
+        do."""
+        if job.left == 1 and job.generated:
+            self._decode(job)
+        elif tokens:
+            self._give(self._grown(job, tokens))
+            chunks.append((job, tokens))
+        return tokens
+
+    def _decode(self, job: Job) -> None:
+        """A job decodes from the next step on."""
+        if job is self._partial:
+            self._partial = None
+        self._decoding += 1
+        self._total += job.cached
+        self._phases[(job.cached - self._steps) % self.limits.block] += 1
+        job.ends = self._steps + job.request.output - job.generated
+        heappush(self._ends, (job.ends, job.stamp, job))
+
+    def _grown(self, job: Job, tokens: int) -> int:
+        blocks = self.limits.blocks_for
+        return blocks(job.cached + tokens) - blocks(job.cached)
+
+    def _give(self, pages: int) -> None:
+        """Take pages from the free ones; unused blocks of prefixes give way."""
+        self.free -= pages
+        if self.prefixes is not None:
+            self.prefixes.shrink(self.free)
+
+    # -- how long, and what then -------------------------------------------------------------------
+
+    def _under_way(
+        self, now: int, delay: int, chunks: list[tuple[Job, int]], most: int
+    ) -> StepsUnderWay:
+        """The steps, at most so many, of which the first one is held up by a delay."""
+        count, total = self._decoding, self._total
+        if chunks:
+            pieces = [(tokens, job.cached) for job, tokens in chunks]
+            end = now + delay + self.costs.mixed(count, total, pieces)
+            return StepsUnderWay(now, end, 1, total, None, chunks)
+        line = self.costs.decode(count, total)
+        steps = min(most, self._until_end(), 1 + (line.last - total) // count)
+        if self.limits.blocks is not None:
+            steps = self._until_full(steps)
+        end = now + delay + line.times(total, count, steps)
+        return StepsUnderWay(now, end, steps, total, line if not delay else None, chunks)
+
+    def _until_end(self) -> int:
+        """Steps until the first sequence that decodes ends."""
+        ends = self._ends
+        while ends[0][2].ends != ends[0][0] or ends[0][2].stamp != ends[0][1]:
+            heappop(ends)
+        return ends[0][0] - self._steps
+
+    def _until_full(self, steps: int) -> int:
+        """Steps for which there are pages, of so many: at least one."""
+        block = self.limits.block
+        whole = -(-steps // block) * self._decoding
+        if whole <= self.free:
+            return steps
+        free, phases = self.free, self._phases
+        rounds = max(0, free // self._decoding - 1) if self._decoding else 0
+        free -= rounds * self._decoding
+        done = rounds * block
+        while done < steps:
+            free -= phases[-(self._steps + done) % block]
+            if free < 0:
+                break
+            done += 1
+        return max(1, min(done, steps))
+
+    def cut(self, now: int) -> bool:
+        """End the steps under way at the first end of a step that is not before `now`; whether
+        they end sooner than before."""
+        way = self.way
+        if way is None or way.line is None or way.count == 1:
+            return False
+        low, high = 1, way.count
+        while low < high:
+            middle = (low + high) // 2
+            if way.start + self._took(way, middle) >= now:
+                high = middle
+            else:
+                low = middle + 1
+        if low == way.count:
+            return False
+        way.count = low
+        way.end = way.start + self._took(way, low)
+        return True
+
+    def finish(self, now: int) -> tuple[list[Job], list[Job]]:
+        """The steps under way are done: the jobs that end, and those whose prompts are there."""
+        way, tally = self.way, self.tally
+        if way is None:
+            raise ValueError("no steps are under way")
+        self.way = None
+        tally.steps += way.count
+        tally.busy += way.end - way.start
+        if self._decoding:
+            self._advance(way.count)
+        prompts = [job for job, tokens in way.chunks if self._chunk(job, tokens, now)]
+        return self._ended(now), prompts
+
+    def _advance(self, count: int) -> None:
+        block, phases = self.limits.block, self._phases
+        rounds, rest = divmod(count, block)
+        pages = rounds * self._decoding
+        pages += sum(phases[-(self._steps + i) % block] for i in range(rest))
+        self._give(pages)
+        self._steps += count
+        self._total += count * self._decoding
+        self.tally.decoded += count * self._decoding
+
+    def _chunk(self, job: Job, tokens: int, now: int) -> bool:
+        """A chunk is there; whether it was the last one of its prompt."""
+        self.tally.computed += tokens
+        job.cached += tokens
+        if job.left:
+            return False
+        if job is self._partial:
+            self._partial = None
+        job.generated += 1
+        if job.first < 0:
+            job.first = now
+        if self.prefixes is not None:
+            self._keep(job, job.request.prompt)
+        if self.prefills and job.generated < job.request.output:
+            return True
+        self._decode(job)  # one that has all its tokens ends at once
+        return True
+
+    def _keep(self, job: Job, tokens: int) -> None:
+        """Keep the whole blocks of the first tokens of a job for requests that begin alike."""
+        prefix, cache = job.request.prefix, self.prefixes
+        if cache is None or not prefix:
+            return
+        for block in prefix[len(job.shared) : tokens // self.prefix_block]:
+            if not cache.add(block):
+                break  # another request has made it meanwhile
+            job.shared.append(block)
+
+    def _ended(self, now: int) -> list[Job]:
+        done: list[Job] = []
+        ends = self._ends
+        while ends and ends[0][0] <= self._steps:
+            _, stamp, job = heappop(ends)
+            if job.stamp != stamp or job.ends < 0:
+                continue
+            job.last = now
+            done.append(job)
+        for job in done:
+            request = job.request
+            if self.prefixes is not None and job.request.prefix:
+                self._keep(job, request.prompt + request.output - 1)
+            self._stop(job)
+            job.generated = request.output
+        return done
+
+    def hand_over(self, job: Job) -> None:
+        """A job whose prompt is there leaves; its pages are free."""
+        job.stamp = 0
+        self.running -= 1
+        self._release(job)
+
+    def fail(self, now: int) -> list[Job]:
+        """Lose all that is cached and under way: the jobs that were there, in order; tokens that
+        are there are not lost."""
+        self._advance(self._steps_done(now))
+        running = self._live()
+        for job in running:
+            job.preempted += 1
+        jobs = [*running, *self.waiting]
+        for job in jobs:
+            self.tally.lost += job.cached
+            job.cached, job.ends, job.stamp, job.swapped, job.shared = 0, -1, 0, False, []
+        self.waiting.clear()
+        self._order.clear()
+        self._ends.clear()
+        self._phases = [0] * self.limits.block
+        self._decoding = self._total = self.running = 0
+        self._partial, self.free = None, self.room
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        self.way, self.up = None, False
+        return jobs
+
+    def kept_tokens(self, now: int) -> int:
+        """Tokens of the requests that are there."""
+        steps = self._steps_done(now) * self._decoding
+        return steps + sum(job.generated for job in (*self._live(), *self.waiting))
+
+    def _live(self) -> list[Job]:
+        """The jobs that run, in order of admission, with what each has."""
+        running = [job for stamp, job in self._order if job.stamp == stamp]
+        for job in running:
+            if job.ends >= 0:
+                job.generated = job.request.output - (job.ends - self._steps)
+                job.cached = job.request.prompt + job.generated - 1
+        return running
+
+    def _steps_done(self, now: int) -> int:
+        """Of the steps under way, which only decode, those that are done."""
+        way = self.way
+        done = 0
+        if way is not None and way.line is not None:
+            while done < way.count and way.start + self._took(way, done + 1) <= now:
+                done += 1
+        return done
+
+    def _took(self, way: StepsUnderWay, steps: int) -> int:
+        """The time of the first so many steps under way, which only decode."""
+        line = way.line
+        return line.times(way.total, self._decoding, steps) if line is not None else 0

@@ -1,0 +1,238 @@
+"""Requests to a server over time: arrivals, routing, steps of replicas, what is handed over between
+them, failures - the events of a heap, in order of time.
+
+Steps in which sequences only decode are one event until a sequence ends, pages run out or a
+request arrives that can be let in; adding their times up gives exactly what single steps give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+from stagec.serving.replica import Job, Replica
+from stagec.serving.requests import Request
+from stagec.serving.routing import Router
+from stagec.serving.series import TimeSeries, joined
+
+#: Femtoseconds of a nanosecond.
+_NANOSECOND = 10**6
+#: Jobs that end between two calls of `progress`.
+_OFTEN = 1000
+#: Kinds of events, in the order in which those of one time come.
+_RETURN, _FAIL, _ARRIVE, _HANDED, _END, _PLAN = range(6)
+
+#: The figures of `Simulation.series`.
+FIGURES = ("busy", "running", "waiting", "pages")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replica, by its number, that is down from `at` on for so long, in femtoseconds."""
+
+    replica: int
+    at: int
+    seconds: int
+
+
+@dataclass
+class Simulation:
+    """A server: replicas that prefill and decode, or that only prefill (`prefills`) and hand over
+    to `replicas`, which takes `handover(tokens)`: the time for which a link is busy, and what of it
+    is left behind the prompt's last step.
+
+    Requests arrive at their times, or with `concurrency` so many are there at any time: each that
+    ends is followed by the next one. Times are in femtoseconds.
+    """
+
+    requests: Sequence[Request]
+    replicas: Sequence[Replica]
+    route: Router
+    prefills: Sequence[Replica] = ()
+    handover: Callable[[int], tuple[int, int]] | None = None
+    concurrency: int | None = None
+    failures: Sequence[Failure] = ()
+    until: int | None = None  # stop when so many requests are done
+    progress: Callable[[int, int], None] = lambda done, total: None
+    done: list[Job] = field(default_factory=list[Job])
+    end: int = 0
+    area: int = 0  # the integral over time of the requests that are there
+
+    def __post_init__(self) -> None:
+        self._events: list[tuple[int, int, int, int, object]] = []
+        self._number = count()
+        self._coming = self._jobs()
+        self._each = [*self.prefills, *self.replicas]
+        self._series = {id(r): TimeSeries(len(FIGURES)) for r in self._each}
+        self._since = {id(r): 0 for r in self._each}
+        self._links = {id(r): 0 for r in self.prefills}
+        self._parked: list[tuple[Job, Sequence[Replica]]] = []
+        self._down = 0
+        self._here = self._changed = 0
+
+    def _jobs(self) -> Iterator[Job]:
+        for number, request in enumerate(self.requests, 1):
+            yield Job(request, number, request.arrival * _NANOSECOND)
+
+    def run(self) -> None:
+        """Serve all requests, or `until` so many are done."""
+        for failure in self.failures:
+            self._push(failure.at, _FAIL, failure)
+        for _ in range(self.concurrency or 1):
+            self._next(0)
+        most = self.until or len(self.requests)
+        events = self._events
+        handlers = {
+            _RETURN: self._return,
+            _FAIL: self._fail,
+            _ARRIVE: self._arrive,
+            _HANDED: self._handed,
+            _END: self._finish,
+            _PLAN: self._plan,
+        }
+        while events and len(self.done) < most:
+            now, kind, _, version, what = heappop(events)
+            if isinstance(what, Replica) and kind >= _END and what.version != version:
+                continue
+            self.end = now if kind != _FAIL else self.end
+            handlers[kind](now, what)
+        for replica in self._each:
+            self._watch(replica, self.end)
+
+    def means(self, replicas: Sequence[Replica]) -> list[float]:
+        """The means over time of `FIGURES`, of replicas together."""
+        totals = [self._series[id(r)].totals for r in replicas]
+        return [sum(each) / max(1, self.end) for each in zip(*totals, strict=True)]
+
+    def over_time(self, replicas: Sequence[Replica]) -> tuple[int, list[list[float]]]:
+        """The width of bins in femtoseconds, and the mean of each of `FIGURES` in each bin."""
+        return joined([self._series[id(r)] for r in replicas], max(1, self.end))
+
+    def kept_tokens(self) -> int:
+        """Tokens of requests that are not done."""
+        return sum(replica.kept_tokens(self.end) for replica in self._each)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _push(self, at: int, kind: int, what: object) -> None:
+        version = what.version if isinstance(what, Replica) else 0
+        heappush(self._events, (at, kind, next(self._number), version, what))
+
+    def _next(self, now: int) -> None:
+        """The next request of the list comes."""
+        job = next(self._coming, None)
+        if job is not None:
+            if self.concurrency is not None:
+                job.arrival = now
+            self._push(job.arrival, _ARRIVE, job)
+
+    def _arrive(self, now: int, what: object) -> None:
+        assert isinstance(what, Job)
+        self._count(now, 1)
+        if self.concurrency is None:
+            self._next(now)
+        self._send(what, self.prefills or self.replicas, now)
+
+    def _send(self, job: Job, replicas: Sequence[Replica], now: int) -> None:
+        """Route a job; it waits where no replica is up."""
+        up = replicas if self._down == 0 else [r for r in replicas if r.up]
+        if not up:
+            self._parked.append((job, replicas))
+            return
+        replica = self.route(job, up)
+        self._watch(replica, now)
+        alone = not replica.waiting
+        replica.waiting.append(job)
+        if replica.way is None:
+            self._wake(replica, now)
+        elif alone and replica.running < replica.limits.sequences and replica.cut(now):
+            replica.version += 1
+            self._push(replica.way.end, _END, replica)
+
+    def _wake(self, replica: Replica, now: int) -> None:
+        """A replica that is idle plans when all that comes now is there."""
+        replica.version += 1
+        self._push(now, _PLAN, replica)
+
+    def _plan(self, now: int, what: object) -> None:
+        assert isinstance(what, Replica)
+        self._watch(what, now)
+        way = what.plan(now)
+        if way is not None:
+            what.version += 1
+            self._push(way.end, _END, what)
+
+    def _finish(self, now: int, what: object) -> None:
+        assert isinstance(what, Replica)
+        self._watch(what, now)
+        ended, prompts = what.finish(now)
+        for job in ended:
+            self.done.append(job)
+            self._count(now, -1)
+            if self.concurrency is not None:
+                self._next(now)
+        if ended and len(self.done) // _OFTEN != (len(self.done) - len(ended)) // _OFTEN:
+            self.progress(len(self.done), len(self.requests))
+        if what.prefills:
+            for job in prompts:
+                if job.last < 0:
+                    self._hand_over(what, job, now)
+        self._wake(what, now)
+
+    def _hand_over(self, replica: Replica, job: Job, now: int) -> None:
+        """The caches of a prompt go to where it is decoded, one prompt after the other."""
+        busy, rest = self.handover(job.cached) if self.handover is not None else (0, 0)
+        link = max(self._links[id(replica)] + busy, now + rest)
+        self._links[id(replica)] = link
+        self._push(link, _HANDED, (replica, job, replica.stamp))
+
+    def _handed(self, now: int, what: object) -> None:
+        assert isinstance(what, tuple)
+        replica, job, stamp = what
+        if replica.stamp != stamp:  # it failed meanwhile
+            return
+        self._watch(replica, now)
+        replica.hand_over(job)
+        if not job.preempted:
+            job.first = now
+        if replica.way is None:
+            self._wake(replica, now)
+        self._send(job, self.replicas, now)
+
+    def _fail(self, now: int, what: object) -> None:
+        assert isinstance(what, Failure)
+        replica = self._each[what.replica]
+        self._watch(replica, now)
+        if not replica.up:
+            return  # it is down already
+        self._down += 1
+        replica.version += 1
+        replica.stamp += 1
+        jobs = replica.fail(now)
+        self._push(now + what.seconds, _RETURN, replica)
+        for job in jobs:  # of two pods, prompts are computed where prompts are
+            self._send(job, self.prefills or self.replicas, now)
+
+    def _return(self, now: int, what: object) -> None:
+        assert isinstance(what, Replica)
+        self._watch(what, now)
+        what.up, self._down = True, self._down - 1
+        parked, self._parked = self._parked, []
+        for job, replicas in parked:
+            self._send(job, replicas, now)
+
+    # -- what is counted ---------------------------------------------------------------------------
+
+    def _watch(self, replica: Replica, now: int) -> None:
+        """Count what a replica was busy with until now."""
+        since = self._since[id(replica)]
+        if now > since:
+            values = replica.way is not None, replica.running, len(replica.waiting), replica.used
+            self._series[id(replica)].add(since, now, values)
+            self._since[id(replica)] = now
+
+    def _count(self, now: int, more: int) -> None:
+        self.area += self._here * (now - self._changed)
+        self._here, self._changed = self._here + more, now

@@ -1,0 +1,340 @@
+"""Requests over time: the event loop beside the engine that goes step by step, and what holds of
+every server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.serving.arrivals import renewal
+from stagec.serving.engine import Engine
+from stagec.serving.policy import FirstComeFirstServed, ServerLimits
+from stagec.serving.replica import Replica, StepLine
+from stagec.serving.requests import HASH_BLOCK, Request
+from stagec.serving.routing import ROUTERS
+from stagec.serving.simulate import Failure, Simulation
+from stagec.serving.step import Step
+from tests.support import examples
+
+NANOSECOND = 10**6
+SECOND = 10**15
+#: Tokens after which the slope of a step's time changes.
+CELL = 64
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Steps of a fixed time, and so many nanoseconds for each sequence, new token and cached token;
+    with `cells` the slope over cached tokens differs from cell to cell."""
+
+    fixed: int = 1000
+    sequence: int = 10
+    new: int = 20
+    cells: bool = False
+
+    def decode(self, count: int, total: int) -> StepLine:
+        at = self.fixed + (self.sequence + self.new) * count
+        if not self.cells:
+            return StepLine(at * NANOSECOND, NANOSECOND, 0, 1 << 40)
+        cell = total // CELL
+        at += self.cached(cell * CELL)
+        return StepLine(at * NANOSECOND, self.slope(cell) * NANOSECOND, cell * CELL, cell * CELL + CELL)
+
+    def slope(self, cell: int) -> int:
+        return cell % 3 + 1 if self.cells else 1
+
+    def cached(self, total: int) -> int:
+        cell, rest = divmod(total, CELL)
+        return sum(self.slope(i) * CELL for i in range(cell)) + rest * self.slope(cell)
+
+    def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
+        tokens = self.sequence * (count + len(chunks)) + self.new * (count + sum(n for n, _ in chunks))
+        return NANOSECOND * (self.fixed + tokens + self.cached(total + sum(q for _, q in chunks)))
+
+    def of(self, step: Step) -> int:
+        """Nanoseconds of a step of the engine."""
+        pieces = [(c.new, c.cached) for c in step.classes for _ in range(c.count)]
+        return self.mixed(0, 0, pieces) // NANOSECOND
+
+
+def requests_of(gaps: Sequence[int], prompts: Sequence[int], outputs: Sequence[int]) -> list[Request]:
+    at, found = 0, []
+    for gap, prompt, output in zip(gaps, prompts, outputs, strict=True):
+        at += gap
+        found.append(Request(at, prompt, output))
+    return found
+
+
+@st.composite
+def loads(draw: st.DrawFn, most: int = 25) -> list[Request]:
+    number = draw(st.integers(1, most))
+    lists = (
+        draw(st.lists(st.integers(*bounds), min_size=number, max_size=number))
+        for bounds in ((0, 20_000), (2, 60), (1, 40))
+    )
+    return requests_of(*lists)
+
+
+def served(
+    requests: Sequence[Request], limits: ServerLimits, costs: Any = None, **how: Any
+) -> Simulation:
+    count = how.pop("count", 1)
+    costs = costs or Linear()
+    each = [Replica(i, limits, costs, **how.pop(f"replica{i}", {})) for i in range(count)]
+    run = Simulation(requests, each, ROUTERS[how.pop("route", "least-loaded")], **how)
+    run.run()
+    return run
+
+
+LIMITS = st.builds(
+    ServerLimits,
+    tokens=st.integers(8, 64),
+    sequences=st.integers(1, 8),
+    blocks=st.one_of(st.none(), st.integers(25, 60)),
+    block=st.just(4),
+)
+
+
+@examples(200)
+@given(loads(), LIMITS, st.booleans())
+def test_every_event_is_that_of_the_engine_that_steps(
+    requests: list[Request], limits: ServerLimits, cells: bool
+) -> None:
+    costs = Linear(cells=cells)
+    engine = Engine(requests, FirstComeFirstServed(), limits, costs.of)
+    steps = sum(s.count for s in engine.stretches(1 << 20))
+    run = served(requests, limits, costs)
+    found = sorted((j.number, j.first, j.last, j.preempted) for j in run.done)
+    expected = sorted(
+        (s.number, s.first * NANOSECOND, s.last * NANOSECOND, s.preempted) for s in engine.served
+    )
+    assert found == expected
+    assert sum(r.tally.steps for r in run.replicas) == steps
+
+
+# -- what holds of every server --------------------------------------------------------------------
+
+ROUTES = st.sampled_from(sorted(ROUTERS))
+
+
+def cached_tokens(run: Simulation) -> int:
+    return sum(j.request.prompt + j.request.output - 1 for j in run.done)
+
+
+@examples(100)
+@given(loads(), LIMITS, st.integers(1, 3), ROUTES)
+def test_requests_and_tokens_are_conserved(
+    requests: list[Request], limits: ServerLimits, count: int, route: str
+) -> None:
+    run = served(requests, limits, count=count, route=route)
+    assert sorted(j.number for j in run.done) == list(range(1, len(requests) + 1))
+    tallies = [r.tally for r in run.replicas]
+    computed = sum(t.computed + t.decoded + t.hits for t in tallies)
+    assert computed == cached_tokens(run) + sum(t.lost for t in tallies)
+    assert all(r.free == r.room and not r.load for r in run.replicas)
+    assert all(j.arrival < j.first <= j.last <= run.end for j in run.done)
+
+
+@examples(100)
+@given(loads(), LIMITS, st.integers(1, 3))
+def test_littles_law(requests: list[Request], limits: ServerLimits, count: int) -> None:
+    run = served(requests, limits, count=count)
+    assert run.area == sum(j.last - j.arrival for j in run.done)
+    running, waiting = run.means(run.replicas)[1:3]
+    assert (running + waiting) * run.end == pytest.approx(run.area, rel=1e-9)
+
+
+@examples(100)
+@given(loads(), st.integers(1, 6))
+def test_an_open_loop_with_the_arrivals_of_a_closed_one_is_the_same(
+    requests: list[Request], concurrency: int
+) -> None:
+    limits = ServerLimits(64, 8, 60, 4)
+    closed = served(requests, limits, concurrency=concurrency)
+    jobs = sorted(closed.done, key=lambda j: j.number)
+    arrivals = [replace(j.request, arrival=j.arrival // NANOSECOND) for j in jobs]
+    opened = served(arrivals, limits)
+    found, expected = (
+        sorted((j.number, j.arrival, j.first, j.last) for j in run.done) for run in (opened, closed)
+    )
+    assert found == expected
+
+
+def mean_latency(run: Simulation) -> float:
+    return sum(j.last - j.arrival for j in run.done) / len(run.done)
+
+
+def test_more_load_waits_longer_and_more_replicas_shorter() -> None:
+    limits = ServerLimits(256, 16, 800, 16)
+    lengths = "prompt=lognormal:100:1.0,output=~30"
+
+    def latency(rate: float, count: int) -> float:
+        requests = renewal(rate, 1.0, 2000, lengths, 1, None, 1)
+        return mean_latency(served(requests, limits, count=count))
+
+    by_rate = [latency(rate, 2) for rate in (5e3, 2e4, 4e4, 8e4, 16e4)]
+    assert by_rate == sorted(by_rate)
+    by_count = [latency(8e4, count) for count in (1, 2, 4, 8)]
+    assert by_count == sorted(by_count, reverse=True)
+
+
+def test_bursts_wait_longer() -> None:
+    limits, lengths = ServerLimits(256, 16, 800, 16), "prompt=100,output=30"
+    shapes = (4.0, 1.0, 0.25)
+    found = [
+        mean_latency(served(renewal(3e4, s, 2000, lengths, 1, None, 1), limits)) for s in shapes
+    ]
+    assert found == sorted(found)
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    limits = ServerLimits(64, 8, 200, 4)
+    lengths = "prompt=5..50,output=~20"
+    runs = [served(renewal(1e4, 0.5, 200, lengths, s, None, 1), limits, count=2) for s in (3, 3, 4)]
+    ends = [[(j.number, j.last) for j in run.done] for run in runs]
+    assert ends[0] == ends[1] != ends[2]
+
+
+# -- prefixes, swaps, pods, failures ---------------------------------------------------------------
+
+
+def alike(number: int, gap: int, shared: int, own: int, output: int = 4) -> list[Request]:
+    """Requests whose first blocks are the same ones."""
+    size = HASH_BLOCK * (shared + own) + 10
+    return [
+        Request(i * gap, size, output, prefix=(*range(shared), *(1000 * (i + 1) + n for n in range(own))))
+        for i in range(number)
+    ]
+
+
+def test_a_prefix_is_computed_once() -> None:
+    limits = ServerLimits(8192, 8, 4096, 16)
+    requests = alike(5, 10**9, shared=3, own=2)
+    run = served(requests, limits, replica0={"prefix_block": HASH_BLOCK})
+    tally = run.replicas[0].tally
+    assert tally.hits == 4 * 3 * HASH_BLOCK
+    assert tally.computed + tally.hits == sum(r.prompt for r in requests)
+    firsts = [j.first - j.arrival for j in run.done]
+    assert firsts[1] < firsts[0] and len(set(firsts[1:])) == 1
+    cold = served(requests, limits)
+    assert cold.done[1].first - cold.done[1].arrival == firsts[0]
+
+
+def test_prefixes_give_way_to_requests() -> None:
+    pages = (5 * HASH_BLOCK + 16) // 16
+    limits = ServerLimits(8192, 8, pages, 16)  # room for one request, none for two prefixes
+    one, other = alike(1, 0, 3, 2)[0], Request(10**9, 5 * HASH_BLOCK, 4)
+    again = replace(one, arrival=2 * 10**9)
+    run = served([one, other, again], limits, replica0={"prefix_block": HASH_BLOCK})
+    assert run.replicas[0].tally.hits == 0
+    run = served([one, again], limits, replica0={"prefix_block": HASH_BLOCK})
+    assert run.replicas[0].tally.hits == 5 * HASH_BLOCK
+
+
+@examples(50)
+@given(st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1))
+def test_pages_of_prefixes_are_conserved(each: list[tuple[int, int, int]]) -> None:
+    at, requests = 0, list[Request]()
+    for number, (gap, shared, own) in enumerate(each):
+        at += gap
+        request = alike(1, 0, shared, own)[0]
+        blocks = (*range(shared), *(100 * (number + 1) + n for n in range(own)))
+        requests.append(replace(request, arrival=at, prefix=blocks))
+    limits = ServerLimits(700, 4, 300, 16)
+    run = served(requests, limits, replica0={"prefix_block": HASH_BLOCK})
+    replica = run.replicas[0]
+    tally = replica.tally
+    assert replica.free == replica.room
+    assert tally.computed + tally.decoded + tally.hits == cached_tokens(run) + tally.lost
+
+
+def test_prefix_aware_routing_goes_where_the_prefix_is() -> None:
+    limits, cache = ServerLimits(8192, 8, 4096, 16), {"prefix_block": HASH_BLOCK}
+    first, second = alike(1, 0, 3, 0)[0], replace(alike(1, 0, 3, 0)[0], prefix=(7, 8, 9))
+    requests = [replace((first, second)[i in (1, 2)], arrival=i * 10**9) for i in range(4)]
+    how: dict[str, Any] = {"count": 2, "replica0": cache, "replica1": cache}
+    hits = {
+        route: sum(r.tally.hits for r in served(requests, limits, route=route, **how).replicas)
+        for route in ("round-robin", "prefix-aware")
+    }
+    assert hits == {"round-robin": 0, "prefix-aware": 2 * 3 * HASH_BLOCK}
+
+
+def test_swapping_computes_nothing_again() -> None:
+    limits = ServerLimits(64, 8, 30, 4)
+    requests = [Request(0, 30, 40) for _ in range(4)]
+    again, swapped = (served(requests, limits, replica0={"swap": s}) for s in (0, NANOSECOND))
+    assert again.replicas[0].tally.lost and again.replicas[0].tally.preempted
+    assert not swapped.replicas[0].tally.lost and swapped.replicas[0].tally.swapped
+    slow = served(requests, limits, replica0={"swap": 1000 * NANOSECOND})
+    assert slow.end > swapped.end
+
+
+def apart(requests: Sequence[Request], busy: int, rest: int, **how: Any) -> Simulation:
+    limits, costs = ServerLimits(64, 8, 200, 4), Linear()
+    first, second = Replica(0, limits, costs, prefills=True), Replica(1, limits, costs)
+    route = ROUTERS["least-loaded"]
+    run = Simulation(
+        requests, [second], route, [first], lambda tokens: (busy * tokens, rest), **how
+    )
+    run.run()
+    return run
+
+
+def test_caches_are_handed_over_before_a_request_decodes() -> None:
+    requests = [Request(0, 30, 5), Request(10**7, 20, 1)]
+    run = apart(requests, 0, 500 * NANOSECOND)
+    costs = Linear()
+    first = costs.mixed(0, 0, [(30, 0)]) + 500 * NANOSECOND
+    (one, two) = sorted(run.done, key=lambda j: j.number)
+    assert one.first == first
+    assert one.last == first + sum(costs.decode(1, c).time(c) for c in range(30, 34))
+    assert two.last == two.first == 10**7 * NANOSECOND + costs.mixed(0, 0, [(20, 0)])
+    assert [r.tally.computed for r in (*run.prefills, *run.replicas)] == [50, 0]
+
+
+def test_a_link_sends_one_prompt_after_the_other() -> None:
+    requests = [Request(0, 30, 2), Request(0, 30, 2)]
+    run = apart(requests, 10**4 * NANOSECOND, 0)
+    firsts = sorted(j.first for j in run.done)
+    assert firsts[1] - firsts[0] == 30 * 10**4 * NANOSECOND
+
+
+@examples(50)
+@given(loads(12), st.integers(0, 30_000), st.integers(1, 50_000), st.integers(0, 1))
+def test_a_failure_loses_caches_and_no_requests(
+    requests: list[Request], at: int, seconds: int, replica: int
+) -> None:
+    limits = ServerLimits(64, 8, 60, 4)
+    failure = Failure(replica, at * NANOSECOND, seconds * NANOSECOND)
+    run = served(requests, limits, count=2, failures=[failure])
+    assert len(run.done) == len(requests)
+    tallies = [r.tally for r in run.replicas]
+    assert all(r.free == r.room for r in run.replicas)
+    lost_chunks = sum(t.computed + t.decoded for t in tallies) - cached_tokens(run)
+    assert lost_chunks == sum(t.lost for t in tallies)
+    assert run.area == sum(j.last - j.arrival for j in run.done)
+
+
+@examples(50)
+@given(loads(12), st.integers(0, 60_000), st.integers(1, 50_000), st.integers(0, 1))
+def test_failures_of_pods_lose_no_requests(
+    requests: list[Request], at: int, seconds: int, replica: int
+) -> None:
+    failure = Failure(replica, at * NANOSECOND, seconds * NANOSECOND)
+    run = apart(requests, 100 * NANOSECOND, 0, failures=[failure])
+    assert sorted(j.number for j in run.done) == list(range(1, len(requests) + 1))
+    assert all(r.free == r.room and not r.load for r in (*run.prefills, *run.replicas))
+
+
+def test_a_rollout_stops_with_what_is_done() -> None:
+    requests = [Request(0, 10, n) for n in (5, 10, 200)]
+    whole = served(requests, ServerLimits(64, 8))
+    part = served(requests, ServerLimits(64, 8), until=2)
+    assert len(part.done) == 2 and part.end == max(j.last for j in part.done) < whole.end
+    assert part.kept_tokens() == 10 and not whole.kept_tokens()
