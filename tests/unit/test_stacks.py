@@ -161,8 +161,7 @@ def test_flags_say_what_a_stack_says(name: str) -> None:
     session = Session()
     lines = read_stack(name, session, load_plugins(()).registry)
     flags = stack_flags(lines, ())
-    said = {n for line in lines for n in line.definition.flags_of(line.op)}
-    assert said == flags.keys()
+    assert flags.keys() == {n for line in lines for n in line.definition.flags_of(line.op)}
     assert all(FLAGS[n].kind != "names" or isinstance(v, str) for n, v in flags.items())
     casts = any(line.op.name == "stg.autocast" for line in lines)
     for line in lines:

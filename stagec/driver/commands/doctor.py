@@ -139,11 +139,11 @@ def _package(name: str, install: str, use: str) -> Package:
 def _validation_rows() -> dict[str, int] | None:
     """Rows by source, None where no package brings any. Raises `DiagnosticError` for a source that
     cannot be read."""
-    from stagec.validation.sources import has_sources, validation_sources
+    from stagec.validation.sources import KINDS, has_sources, validation_sources
 
     if not has_sources():
         return None
-    sources = [source for steps in (False, True) for source in validation_sources(steps=steps)]
+    sources = [source for kind in KINDS for source in validation_sources(kind=kind)]
     return {source.name: len(list(source.rows())) for source in sources}
 
 
