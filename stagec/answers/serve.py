@@ -159,7 +159,7 @@ class Batches(Kind[tuple[int, ...]]):
 def serve(
     options: JobOptions, machine: Machine | None, given: Mapping[str, Any], session: Session
 ) -> ServeAnswer:
-    """Tell what a server gives: time to the first token (TTFT), time for each further one (TPOT),
+    """Compute rates of a server: time to the first token (TTFT), time for each further one (TPOT),
     and tokens a second, over batches.
 
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
