@@ -51,6 +51,8 @@ check: $(VENV)/.stamp-dev
 	$(BIN)/lint-imports
 	$(BIN)/python tools/lint_checks.py
 	$(BIN)/python -m tools.size --check
+	$(BIN)/codespell *.md docs ir_spec passes stagec tools validation
+	$(BIN)/python -m tools.words
 
 demo: $(VENV)/.stamp-run
 	$(BIN)/stagec compile $(DEMO_ARGS)

@@ -17,7 +17,7 @@ from tools.markup import page
 
 _INTRO = (
     "The families whose configurations `stagec import` reads: the values of `model_type`, what "
-    "tells a family from Llama, and the keys that it reads besides those of Llama. A key in a "
+    "distinguishes a family from Llama, and its keys besides those of Llama. A key in a "
     "section is not listed. The name of a family leads to its reader. [models.md](models.md) says "
     "how an import works."
 )

@@ -163,7 +163,7 @@ class Batches(Kind[tuple[int, ...]]):
 def serve(
     options: JobOptions, machine: Machine | None, given: Mapping[str, Any], session: Session
 ) -> ServeAnswer | RequestsAnswer:
-    """Tell what a server gives: time to the first token (TTFT), time for each further one (TPOT),
+    """Compute rates of a server: time to the first token (TTFT), time for each further one (TPOT),
     and tokens a second, over batches, or of requests over time.
 
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and

@@ -26,7 +26,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
         "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
         "memory": (".commands.memory", "Plan what every rank holds, when, and whether it fits."),
-        "time": (".commands.time", "Tell how long a step takes on a machine, and why."),
+        "time": (".commands.time", "Compute how long a step takes on a machine, and why."),
         **QUESTIONS,
         "search": (".commands.search", "Search the strategies that fit and are fastest."),
     },
@@ -41,7 +41,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Traces": {
         "check": (".commands.check", "Prove a folder of traces well-formed and free of deadlock."),
         "show": (".commands.show", "Print an execution trace."),
-        "diff": (".commands.diff", "Tell what differs between two traces or jobs."),
+        "diff": (".commands.diff", "Show what differs between two traces or jobs."),
         "convert": (".commands.convert", "Convert traces, also of other tools, between formats."),
         "scale": (".commands.scale", "Extend traces to more replicas."),
         "materialize": (".commands.materialize", "Write traces of ranks from an archive."),

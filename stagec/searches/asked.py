@@ -75,7 +75,7 @@ SEARCH = (
     switch("neighbours", "Evaluate all that differ from the best in one flag."),
     switch(
         "sensitivity",
-        "Tell which figure of the machine, halved or doubled, changes which of them is best.",
+        "Show which figure of the machine, halved or doubled, changes which of them is best.",
     ),
     switch(
         "overlap",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_a_broken_plug_in_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[stagec.plugins]\nbroken = no_such_module:PLUGIN\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     shown = stagec("doctor")
     assert shown.code == 1
     assert "broken (no_such_module:PLUGIN)" in shown.out

@@ -55,7 +55,7 @@ from stagec.support.diagnostics import DiagnosticError, error
     OUTPUT,
 )
 def command(**given: Any) -> int:
-    """Tell how long one training step takes on a machine, where the time goes, and what would help.
+    """Compute how long a training step takes on a machine, where time goes, and what would help.
 
     MODEL is a model of the library, a .stg file, or a config.json (or its folder); STRATEGY is a
     .stg file with a stg.strategy, in place of flags.
