@@ -165,6 +165,11 @@ class JobFlags(TypedDict, total=False):
     ddp_copies: bool | None
     #: Activations that backward computes again: by policy, or the results of these ops.
     recompute: str | None
+    #: Of --recompute full: keep the results of these ops, whether backward takes them or not; of
+    #: einsum those that are matrix products.
+    recompute_keep: str | Sequence[str] | None
+    #: Of --recompute-keep: compute every N-th matrix product of a block again (0: none).
+    recompute_products: int | None
     #: Recompute in the first N layers of each stage only (0: in all).
     recompute_layers: int | None
     #: Recompute in every N-th layer only (0: in all).
