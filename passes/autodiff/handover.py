@@ -21,9 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.api import Builder, Operation, Region, Registry, Value, const, made_by
+from stagec.api import Builder, Operation, Region, Registry, Value, const, factor_sizes, made_by
 from stagec.ir.expr import is_quadratic
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.replay import EVERY, FIRST
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
@@ -183,7 +182,7 @@ def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
     matrix product those that are, without every so many-th product."""
     names = (op for op in region.ops if op.name.partition(".")[2] in what.keep)
     products = [op for op in region.ops if _is_product(op)]
-    again = set(products[what.products - 1 :: what.products]) if what.products else set()
+    again = products[what.products - 1 :: what.products] if what.products else []
     plain = (op for op in names if _is_product(op) or not isinstance(op.definition, Einsum))
     return frozenset(op for op in plain if op not in again)
 

@@ -13,17 +13,18 @@ from stagec.api import (
     Phase,
     Quoted,
     Region,
+    TensorType,
     Value,
+    factor_sizes,
     is_parameter,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Repeats, Wide
-from stagec.ir.types import FLOATS, TensorType
+from stagec.ir.types import FLOATS
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Pass, Phase, error, made_by, read_strategy
-from stagec.ir.opdef import OpDef
+from stagec.api import Builder, Module, OpDef, Pass, Phase, error, made_by, read_strategy
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.layout import Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
