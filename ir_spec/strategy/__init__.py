@@ -19,6 +19,7 @@ from stagec.ir_spec.strategy.loss import LossOp
 from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
 from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.optimizer import OptimizerOp
+from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyOp
 from stagec.ir_spec.strategy.part import PartOp
 from stagec.ir_spec.strategy.pipeline import PipelineOp
 from stagec.ir_spec.strategy.recompute import RecomputeOp
@@ -56,5 +57,6 @@ STATEMENTS: tuple[Statement, ...] = (
     WeightsOp(),
     LoraOp(),
     FreezeOp(),
+    PadVocabularyOp(),
     PartOp(),
 )
