@@ -502,9 +502,9 @@ class LinearCrossEntropy(OpDef):
         logp = logits - _logsumexp(logits)[..., None]
         mean = ctx.size(op.expr("mean"))
         loss = -np.take_along_axis(logp, labels[..., None], -1).sum() / mean
-        d = (np.exp(logp) - (labels[..., None] == np.arange(weight.shape[1]))) / mean
+        d: Array = (np.exp(logp) - (labels[..., None] == np.arange(weight.shape[1]))) / mean
         flat, rows = d.reshape(-1, d.shape[-1]), x.reshape(-1, x.shape[-1])
-        dhead = flat.T @ rows if op.flag("rows") else rows.T @ flat
+        dhead: Array = flat.T @ rows if op.flag("rows") else rows.T @ flat
         if len(op.results) == 1:
             return [loss]
         scratch = np.zeros([ctx.size(v.local) for v in op.results[2].tensor.dims])

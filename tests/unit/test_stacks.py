@@ -65,7 +65,7 @@ LOGITS = 4 * 8192 * 128_256
         (("--loss", "chunked"), 1.5 + 2 / 8),
         (("--loss", "chunked", "--loss-chunks", "16"), 1.5 + 2 / 16),
     ],
-    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+    ids=str,
 )
 def test_tensors_of_the_size_of_the_logits(flags: tuple[str, ...], copies: float) -> None:
     """At the peak in fp32, beside what a layer's forward has left."""
