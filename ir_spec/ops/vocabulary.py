@@ -502,9 +502,12 @@ class LinearCrossEntropy(OpDef):
         logp = logits - _logsumexp(logits)[..., None]
         mean = ctx.size(op.expr("mean"))
         loss = -np.take_along_axis(logp, labels[..., None], -1).sum() / mean
-        d: Array = (np.exp(logp) - (labels[..., None] == np.arange(weight.shape[1]))) / mean
-        flat, rows = d.reshape(-1, d.shape[-1]), x.reshape(-1, x.shape[-1])
-        dhead: Array = flat.T @ rows if op.flag("rows") else rows.T @ flat
+        words: int = weight.shape[1]
+        onehot = labels[..., None] == np.arange(words)
+        d = (np.exp(logp) - onehot) / mean
+        tokens = list(range(labels.ndim))
+        pair = (d, x) if op.flag("rows") else (x, d)
+        dhead = np.tensordot(*pair, (tokens, tokens))
         if len(op.results) == 1:
             return [loss]
         scratch = np.zeros([ctx.size(v.local) for v in op.results[2].tensor.dims])
