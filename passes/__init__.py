@@ -56,6 +56,7 @@ from stagec.passes.strategy.freeze_parameters import FreezeParameters
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
 from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
 from stagec.passes.strategy.normalize_strategy import NormalizeStrategy
+from stagec.passes.strategy.pad_vocabulary import PadVocabulary
 from stagec.passes.strategy.place_values import PlaceValues
 from stagec.passes.strategy.ring_attention import RingAttention
 from stagec.passes.strategy.set_element_types import SetElementTypes
@@ -76,6 +77,7 @@ PLUGIN = Plugin(
         DraftAhead,
         SampleTokens,
         GatherLogits,
+        PadVocabulary,
         NormalizeStrategy,
         AddLora,
         FreezeParameters,
@@ -127,8 +129,8 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "normalize-strategy,copy-experts,add-lora,freeze-parameters,"
-        "set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
+        "apply-strategy": "pad-vocabulary,normalize-strategy,copy-experts,add-lora,"
+        "freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

@@ -90,9 +90,8 @@ def quantized(x: Array, dim: int, block: int, table: Array) -> tuple[Array, Arra
     shape = (*x.shape[:dim], x.shape[dim] // block, block, *x.shape[dim + 1 :])
     scale = np.abs(x.reshape(shape)).max(dim + 1)
     unit = x / np.maximum(np.repeat(scale, block, dim), 1e-38)
-    right = np.clip(np.searchsorted(table, unit), 1, len(table) - 1)
-    left = right - (unit - table[right - 1] <= table[right] - unit)
-    return left, scale
+    between = (table[1:] + table[:-1]) / 2
+    return np.digitize(unit, between), scale
 
 
 @lru_cache(maxsize=2)

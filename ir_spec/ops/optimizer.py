@@ -307,8 +307,8 @@ class ApplyUpdate(OpDef):
         return [v.tensor.dtype for v in (op.operands[0], *op.operands[2:])][: 1 + op.flag("master")]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        new = decayed(op, args[-1] if len(args) > 2 else args[0])
-        new = new - ratio(op, "lr", 3e-4) * args[1]
+        param, update, *source = args
+        new = decayed(op, source[0] if source else param) - ratio(op, "lr", 3e-4) * update
         return [new] * (1 + op.flag("master"))
 
 

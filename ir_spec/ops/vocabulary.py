@@ -286,8 +286,8 @@ def _with_head(b: Builder, op: Operation, head: Operation, form: LossForm) -> Va
     x, weight = head.operands
     chunks = const(form.chunks) if form.chunks else _linear_chunks(weight, right.index(vocabulary))
     attrs: dict[str, RawAttr] = {"mean": op.expr("mean"), "chunks": chunks}
-    if right[0] == vocabulary:
-        attrs["rows"] = True
+    flags = (("rows", right[0] == vocabulary), ("frozen", weight.tensor.role == "frozen"))
+    attrs |= {name: True for name, there in flags if there}
     return b.value(
         "stg.linear_cross_entropy",
         [x, weight, op.operands[1]],
@@ -429,32 +429,39 @@ class LinearCrossEntropy(OpDef):
     """The product of the head and the mean cross entropy of its logits, in `chunks` parts of the
     tokens, of which each makes its gradients at once, in place of the logits (Liger's
     LigerFusedLinearCrossEntropy): 6 FLOPs per token, word and element of the width, and 9 per
-    logit. With the flag `rows` the words are the rows of the head. `scratch` are the logits of a
-    chunk. Neither vocabulary nor width may be split.
+    logit. With the flag `rows` the words are the rows of the head; one that is `frozen` has no
+    gradient, which saves a third of the products. `scratch` are the logits of a chunk. Neither
+    vocabulary nor width may be split.
     """
 
     name = "stg.linear_cross_entropy"
     operands = ("x", "head", "labels")
-    results = ("loss", "dx?", "dhead?", "scratch?")
-    params = (_MEAN, _CHUNKS, Param("rows", "flag", "the words are the rows of the head"))
+    results = ("loss", "dx?", "scratch?", "dhead?")
+    params = (
+        _MEAN,
+        _CHUNKS,
+        Param("rows", "flag", "the words are the rows of the head"),
+        Param("frozen", "flag", "the head has no gradient"),
+    )
     example = "%loss = stg.linear_cross_entropy[mean = B*S, chunks = 8](%x, %w, %labels) : f32[]"
 
     def rule(self, op: Operation) -> Rule:
         t = letters(op.operands[0].tensor.rank - 1)
         head = "vx" if op.flag("rows") else "xv"
-        return make_rule(f"{t}x,{head},{t}->,{t}x,{head},{t}v", whole="xv")
+        last = "" if op.flag("frozen") else f",{head}"
+        return make_rule(f"{t}x,{head},{t}->,{t}x,{t}v{last}", whole="xv")
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         x, head = (v.tensor.dtype for v in op.operands[:2])
-        return ["f32", x, head, x]
+        return ["f32", x, x, head][: 3 if op.flag("frozen") else 4]
 
     def infer(self, op: Operation) -> list[Type]:
-        *found, scratch = super().infer(op)
-        if not isinstance(scratch, TensorType):
-            return [*found, scratch]
-        *lead, tokens, words = scratch.dims
-        part = replace(tokens, size=call("ceildiv", [tokens.size, op.expr("chunks")]))
-        return [*found, replace(scratch, dims=(*lead, part, words))]
+        loss, dx, scratch, *dhead = super().infer(op)
+        if isinstance(scratch, TensorType):
+            *lead, tokens, words = scratch.dims
+            part = replace(tokens, size=call("ceildiv", [tokens.size, op.expr("chunks")]))
+            scratch = replace(scratch, dims=(*lead, part, words))
+        return [loss, dx, scratch, *dhead]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if "chunks" not in op.attrs:
@@ -465,24 +472,27 @@ class LinearCrossEntropy(OpDef):
         return self.matmul_flops(op, n) + logits * 9
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in self.rule(op).factors) * 6
+        products = 2 if op.flag("frozen") else 3
+        return product(n[f] for f in self.rule(op).factors) * 2 * products
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        """Timed as one product with the FLOPs of all three."""
+        """Timed as one product with the FLOPs of all."""
+        products = 2 if op.flag("frozen") else 3
         tokens = product(size for f, size in n.items() if f not in "xv")
         dtype = op.operands[0].tensor.dtype
-        return KernelShape("matmul", dtype, (const(1), tokens, n["v"], n["x"] * 3))
+        return KernelShape("matmul", dtype, (const(1), tokens, n["v"], n["x"] * products))
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         """Made in forward; scaled where the loss is."""
         if grads[0] is None:
             return [None, None, None]
-        made = [need_result(op, i, name) for i, name in ((1, "dx"), (2, "dhead"))]
-        need_result(op, 3, "scratch")
+        names = ("dx", "scratch", "dhead")[: 2 if op.flag("frozen") else 3]
+        results = {name: need_result(op, i, name) for i, name in enumerate(names, 1)}
+        made = [v for name in ("dx", "dhead") if (v := results.get(name)) is not None]
         one = grads[0].producer
-        if one is not None and one.name == "stg.constant" and one.expr("value") == const(1):
-            return [*made, None]
-        return [_scaled(b, value, grads[0]) for value in made] + [None]
+        if one is None or one.name != "stg.constant" or one.expr("value") != const(1):
+            made = [_scaled(b, value, grads[0]) for value in made]
+        return [*made, *[None] * (3 - len(made))]
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         shape = op.operands[1].tensor.shape
@@ -495,11 +505,16 @@ class LinearCrossEntropy(OpDef):
         logp = logits - _logsumexp(logits)[..., None]
         mean = ctx.size(op.expr("mean"))
         loss = -np.take_along_axis(logp, labels[..., None], -1).sum() / mean
-        d = (np.exp(logp) - (labels[..., None] == np.arange(weight.shape[1]))) / mean
-        flat, rows = d.reshape(-1, d.shape[-1]), x.reshape(-1, x.shape[-1])
-        dhead = flat.T @ rows if op.flag("rows") else rows.T @ flat
-        scratch = [ctx.size(v.local) for v in op.results[-1].tensor.dims]
-        return [loss, d @ weight.T, dhead, np.zeros(scratch)][: len(op.results)]
+        words: int = weight.shape[1]
+        onehot = labels[..., None] == np.arange(words)
+        d = (np.exp(logp) - onehot) / mean
+        tokens = list(range(labels.ndim))
+        pair = (d, x) if op.flag("rows") else (x, d)
+        dhead = np.tensordot(*pair, (tokens, tokens))
+        if len(op.results) == 1:
+            return [loss]
+        scratch = np.zeros([ctx.size(v.local) for v in op.results[2].tensor.dims])
+        return [loss, d @ weight.T, scratch, dhead][: len(op.results)]
 
 
 def _scaled(b: Builder, value: Value, by: Value) -> Value:

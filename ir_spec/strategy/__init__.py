@@ -24,6 +24,7 @@ from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
 from stagec.ir_spec.strategy.moe import MoeOp
 from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.optimizer import OptimizerOp
+from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyOp
 from stagec.ir_spec.strategy.part import PartOp
 from stagec.ir_spec.strategy.pipeline import PipelineOp
 from stagec.ir_spec.strategy.recompute import RecomputeOp
@@ -74,5 +75,6 @@ STATEMENTS: tuple[Statement, ...] = (
     WeightsOp(),
     LoraOp(),
     FreezeOp(),
+    PadVocabularyOp(),
     PartOp(),
 )

@@ -25,7 +25,7 @@ from stagec.ir.traits import Accumulates, Repeats, Terminates
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.passes.autodiff.updates import Optimizer, Tensor, matrix_of
+from stagec.passes.autodiff.updates import Optimizer, TrainedTensor, matrix_of
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.zero import StatePlacement
 
@@ -122,16 +122,16 @@ class _Updates:
         if self._optimizer.form == "in_backward":
             _check_in_backward(module, strategy)
 
-    def tensor(self, param: Value, grad: Value, clip: Value | None) -> Tensor:
+    def tensor(self, param: Value, grad: Value, clip: Value | None) -> TrainedTensor:
         """A parameter with arguments for what is kept of it."""
         owned = replace(self._placement.gradient(param), role="state")
         kept = {
             name: self._body.add_arg(f"{param.name}_{name}", type_, param.loc)
             for name, type_ in self._optimizer.states(param, owned).items()
         }
-        return Tensor(param, grad, kept, matrix_of(param), clip)
+        return TrainedTensor(param, grad, kept, matrix_of(param), clip)
 
-    def run(self, tensors: Sequence[Tensor]) -> Mapping[Value, Sequence[Value]]:
+    def run(self, tensors: Sequence[TrainedTensor]) -> Mapping[Value, Sequence[Value]]:
         """Build the updates; gives the updated values of each parameter."""
         self._assumptions.check()
         if self._optimizer.form == "in_backward":
@@ -139,7 +139,7 @@ class _Updates:
         if not self._optimizer.by_slices:
             return self._together(self._b, tensors)
         found: dict[Value, Sequence[Value]] = {}
-        stacks: dict[Operation | None, list[Tensor]] = {}
+        stacks: dict[Operation | None, list[TrainedTensor]] = {}
         for t in tensors:
             stacks.setdefault(_stack_of(t.param) if t.matrix.depth else None, []).append(t)
         for repeat, members in stacks.items():
@@ -150,7 +150,9 @@ class _Updates:
                 found |= self._layer_by_layer(repeat, members)
         return found
 
-    def _together(self, b: Builder, tensors: Sequence[Tensor]) -> Mapping[Value, Sequence[Value]]:
+    def _together(
+        self, b: Builder, tensors: Sequence[TrainedTensor]
+    ) -> Mapping[Value, Sequence[Value]]:
         """Updates whose kernels run one kernel after the other, each for all tensors."""
         found: dict[Value, Sequence[Value]] = {}
         running = {t: self._optimizer.update(b, t) for t in tensors}
@@ -165,7 +167,7 @@ class _Updates:
         return found
 
     def _layer_by_layer(
-        self, repeat: Operation, tensors: Sequence[Tensor]
+        self, repeat: Operation, tensors: Sequence[TrainedTensor]
     ) -> Mapping[Value, Sequence[Value]]:
         """A repeat that updates the layers of stacks one after the other."""
         b = self._b
@@ -183,14 +185,14 @@ class _Updates:
             found[t.param] = _stacked(loop, updated, t)
         return found
 
-    def _sliced(self, loop: Operation, t: Tensor, grad: Value) -> Tensor:
+    def _sliced(self, loop: Operation, t: TrainedTensor, grad: Value) -> TrainedTensor:
         """A slice of a tensor in a loop."""
         kept = {name: slice_into(loop, v) for name, v in t.kept.items()}
         places = [i for i, v in enumerate(loop.operands) if v is t.param and i >= carried(loop)]
         param = loop.body.args[places[0]] if places else slice_into(loop, t.param)
-        return Tensor(param, grad, kept, t.matrix.sliced(1), t.clip)
+        return TrainedTensor(param, grad, kept, t.matrix.sliced(1), t.clip)
 
-    def _where_made(self, t: Tensor) -> Sequence[Value]:
+    def _where_made(self, t: TrainedTensor) -> Sequence[Value]:
         """Update a parameter where backward has its gradient, behind its last use."""
         made = t.grad.producer
         if made is None:
@@ -203,7 +205,7 @@ class _Updates:
         (updated,) = self._together(self._behind(sliced), [sliced]).values()
         return _stacked(made, updated, t)
 
-    def _behind(self, t: Tensor) -> Builder:
+    def _behind(self, t: TrainedTensor) -> Builder:
         """A builder behind what makes a gradient, and all that uses its parameter there."""
         region, mesh = t.grad.region, self._mesh
         if mesh is not None and any(size != 1 for size in mesh.sizes.values()):
@@ -224,7 +226,7 @@ def _within(op: Operation | None, region: Region) -> Operation | None:
     return None if op is None or op.has(Terminates) else op
 
 
-def _stacked(loop: Operation, updated: Sequence[Value], t: Tensor) -> list[Value]:
+def _stacked(loop: Operation, updated: Sequence[Value], t: TrainedTensor) -> list[Value]:
     """The results of a loop that updates slices of a tensor."""
     end = loop.body.terminator
     found: list[Value] = []

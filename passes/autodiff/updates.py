@@ -18,6 +18,7 @@ from stagec.api import (
     Strategy,
     TensorType,
     Value,
+    axis_size,
     const,
     evaluate,
     letters,
@@ -26,13 +27,12 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import parse_rule
-from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.adam8bit import BLOCK, SMALLEST
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.dtypes import of_parameter
 from stagec.sharding.assumptions import Assumptions
 
-#: The updated parameter and state, in the order of `Tensor.olds`.
+#: The updated parameter and state, in the order of `TrainedTensor.olds`.
 Updated = Generator[None, None, list[Value]]
 MASTER = "master"
 _PACKED = (2, 3)  # gate and up; query, key and value: matrices of their own
@@ -75,7 +75,7 @@ def matrix_of(param: Value) -> Matrix:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class TrainedTensor:
     """A parameter to be updated, or a slice of it: its gradient, what is kept of it by name, and
     the factor that clips gradients."""
 
@@ -109,7 +109,7 @@ class Optimizer:
     def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
         self._module, self._strategy, self._assumptions = module, strategy, assumptions
         self.kind, self.form = strategy.optimizer.kind, strategy.optimizer.form
-        kinds: Mapping[str, Callable[[Builder, Tensor], Updated]] = {
+        kinds: Mapping[str, Callable[[Builder, TrainedTensor], Updated]] = {
             "adamw": self._adamw if self.form in ("fused", "in_backward") else self._adam_kernels,
             "adam8bit": self._adam8bit,
             "adafactor": self._adafactor,
@@ -124,7 +124,7 @@ class Optimizer:
         """Whether stacks of layers are updated one layer after the other."""
         return self.form == "for_loop" or self.kind in ("adafactor", "muon")
 
-    def update(self, b: Builder, tensor: Tensor) -> Updated:
+    def update(self, b: Builder, tensor: TrainedTensor) -> Updated:
         """Build the update of a tensor."""
         return self._update(b, tensor)
 
@@ -183,17 +183,17 @@ class Optimizer:
 
     # -- updates of elements -----------------------------------------------------------------------
 
-    def _adamw(self, b: Builder, t: Tensor) -> Updated:
+    def _adamw(self, b: Builder, t: TrainedTensor) -> Updated:
         return _single(b, "stg.adamw", t, ("m", "v"), t.flags)
 
-    def _lion(self, b: Builder, t: Tensor) -> Updated:
+    def _lion(self, b: Builder, t: TrainedTensor) -> Updated:
         return _single(b, "stg.lion", t, ("m",), t.flags)
 
-    def _sgd(self, b: Builder, t: Tensor) -> Updated:
+    def _sgd(self, b: Builder, t: TrainedTensor) -> Updated:
         momentum: dict[str, RawAttr] = {"momentum": True} if "m" in t.kept else {}
         return _single(b, "stg.sgd", t, ("m",), t.flags | momentum)
 
-    def _adam8bit(self, b: Builder, t: Tensor) -> Updated:
+    def _adam8bit(self, b: Builder, t: TrainedTensor) -> Updated:
         if "m_scale" not in t.kept:
             return self._adamw(b, t)
         scale, codes = t.kept["m_scale"].tensor.dims, t.kept["m"].tensor.dims
@@ -202,7 +202,7 @@ class Optimizer:
         blocks: dict[str, RawAttr] = {"dim": dim, "block": block}
         return _single(b, "stg.adam8bit", t, ("m", "v", "m_scale", "v_scale"), t.flags | blocks)
 
-    def _adam_kernels(self, b: Builder, t: Tensor) -> Updated:
+    def _adam_kernels(self, b: Builder, t: TrainedTensor) -> Updated:
         """torch/optim/adam.py: _multi_tensor_adam and _single_tensor_adam."""
         m, v, name = t.kept["m"], t.kept["v"], t.param.name
         op = b.op("stg.adam_moments", [t.grad, m, v, *t.clips], names=_names(m, v))
@@ -220,7 +220,7 @@ class Optimizer:
 
     # -- updates of matrices -----------------------------------------------------------------------
 
-    def _adafactor(self, b: Builder, t: Tensor) -> Updated:
+    def _adafactor(self, b: Builder, t: TrainedTensor) -> Updated:
         """transformers/optimization.py: Adafactor.step."""
         yield from ()
         name, type_ = t.param.name, t.param.tensor
@@ -238,7 +238,7 @@ class Optimizer:
         less = b.value("stg.scale", [update], {"by": const(-1)}, hint=f"{name}_less")
         return _applied(b, t, less, means, source, {"lr": const(-1), "decay": const(0)})
 
-    def _muon(self, b: Builder, t: Tensor) -> Updated:
+    def _muon(self, b: Builder, t: TrainedTensor) -> Updated:
         """torch/optim/_muon.py: _single_tensor_muon."""
         if "momentum" not in t.kept:
             return (yield from self._adamw(b, t))
@@ -257,7 +257,7 @@ class Optimizer:
 
 
 def _single(
-    b: Builder, op: str, t: Tensor, states: tuple[str, ...], attrs: Mapping[str, RawAttr]
+    b: Builder, op: str, t: TrainedTensor, states: tuple[str, ...], attrs: Mapping[str, RawAttr]
 ) -> Updated:
     """An update by one op."""
     yield from ()
@@ -269,7 +269,7 @@ def _single(
 
 def _applied(
     b: Builder,
-    t: Tensor,
+    t: TrainedTensor,
     update: Value,
     states: Mapping[str, Value],
     source: list[Value],
@@ -284,7 +284,7 @@ def _applied(
 
 
 def _in_order(
-    t: Tensor, states: Mapping[str, Value], param: Value, master: list[Value]
+    t: TrainedTensor, states: Mapping[str, Value], param: Value, master: list[Value]
 ) -> list[Value]:
     return [param, *(states[name] for name in t.kept if name != MASTER), *master]
 
@@ -320,14 +320,14 @@ def _means(owned: TensorType, matrix: Matrix) -> dict[str, TensorType]:
 _Moments = tuple[dict[str, Value], list[Value], dict[str, RawAttr]]
 
 
-def _vector(b: Builder, t: Tensor, square: Value) -> _Moments:
+def _vector(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
     """A moment for each element."""
     full, tail = _spelled(t)
     v = b.value("stg.decayed_mean", [t.kept["v"], square], hint=f"{t.kept['v'].name}_new")
     return {"v": v}, [v], {"spec": Quoted(f"{full},{full}{tail}->{full}")}
 
 
-def _factors(b: Builder, t: Tensor, square: Value) -> _Moments:
+def _factors(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
     """Means of rows and columns, and the sum of the former."""
     (full, tail), shape = _spelled(t), t.param.tensor.shape
     means: dict[str, Value] = {}
@@ -347,6 +347,6 @@ def _factors(b: Builder, t: Tensor, square: Value) -> _Moments:
     return means, [row, every, means["column"]], {"spec": rule, "count": number}
 
 
-def _spelled(t: Tensor) -> tuple[str, str]:
+def _spelled(t: TrainedTensor) -> tuple[str, str]:
     """Letters of a tensor, and what stands for the factor that clips behind other operands."""
     return letters(t.param.tensor.rank), "," if t.clip is not None else ""

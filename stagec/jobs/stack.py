@@ -65,12 +65,17 @@ def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
     return session.remember(Source(LIBRARY + path, library_text(path)))
 
 
+def stack_name(op: Operation) -> str:
+    """The name of a stack, as --stack takes it: @megatron_core is megatron-core."""
+    return (op.symbol or "").replace("_", "-")
+
+
 def read_stack(name: str, session: Session, registry: Registry) -> Sequence[StackLine]:
     """The lines of a stack, those of the stacks that it extends first. Raises `DiagnosticError` for
     a ring of these, and for what is no default of a statement; `OSError`."""
     lines: dict[str, StackLine] = {}
     for op in reversed(_chain(name, session, registry)):
-        title = " ".join(filter(None, (op.symbol, op.text("version"))))
+        title = " ".join(filter(None, (stack_name(op), op.text("version"))))
         for each in op.body.ops:
             if (base := lines.get(each.name)) is not None:
                 for name, value in base.op.attrs.items():
@@ -129,7 +134,7 @@ def _check_version(op: Operation, name: str, loc: Loc) -> None:
     version = op.text("version")
     if at and not name.endswith(SUFFIX) and wanted != version:
         raise error(
-            f"no version '{wanted}' of the stack '{op.symbol}'",
+            f"no version '{wanted}' of the stack '{stack_name(op)}'",
             loc,
             remedy=f"its version is {version}" if version else "it has no versions",
         )

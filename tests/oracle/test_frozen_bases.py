@@ -63,16 +63,18 @@ def test_each_product_decodes_for_itself() -> None:
 
 
 @pytest.mark.distinct
-@pytest.mark.parametrize("names", ["embed", "layers", "*,!head", "swiglu,!w_down"])
-def test_gradients_of_what_is_left_stay(names: str) -> None:
-    whole, few = tiny_module(LLAMA, GRADIENTS), tiny_module(LLAMA, GRADIENTS, freeze=names)
+@pytest.mark.parametrize("loss", ["fused", "linear"])
+@pytest.mark.parametrize("names", ["embed", "layers", "head", "*,!head", "swiglu,!w_down"])
+def test_gradients_of_what_is_left_stay(names: str, loss: str) -> None:
+    whole = tiny_module(LLAMA, GRADIENTS)
+    few = tiny_module(LLAMA, GRADIENTS, freeze=names, loss=loss)
     inputs = inputs_of(whole, 2)
     expected = run_named(whole, whole.env, inputs)
-    loss, *gradients = run_named(few, few.env, inputs).values()
+    value, *gradients = run_named(few, few.env, inputs).values()
     first, *every = expected.values()
-    assert loss == first
+    np.testing.assert_allclose(value, first, rtol=1e-12)
     by_name = dict(zip((p.name for p in whole.trainable()), every, strict=True))
     trained = [p.name for p in few.trainable()]
     assert 0 < len(trained) < len(every)
     for name, gradient in zip(trained, gradients, strict=True):
-        np.testing.assert_allclose(gradient, by_name[name], rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(gradient, by_name[name], rtol=1e-9, atol=1e-12, err_msg=name)

@@ -117,7 +117,7 @@ def muon(p: Array, g: Array, s: dict[str, Array]) -> tuple[Array, dict[str, Arra
         return adamw(p, g, s)
     m = 0.95 * s["momentum"] + 0.05 * g
     x = 0.95 * m + 0.05 * g
-    found = []
+    found = list[Array]()
     for matrix in x:
         a = matrix / np.linalg.norm(matrix)
         for _ in range(5):

@@ -41,7 +41,7 @@ def optimizer(*flags: str) -> int:
         (("adam8bit",), 2 * PARAMETERS + 2 * 4 * PARAMETERS // 256),
         (("muon",), 2 * 2 * LAYER + 4 * (TABLES + VECTORS)),
     ],
-    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+    ids=str,
 )
 def test_bytes_of_state(flags: tuple[str, ...], expected: int) -> None:
     assert optimizer("--optimizer", *flags) == expected

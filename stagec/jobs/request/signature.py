@@ -253,6 +253,9 @@ class JobFlags(TypedDict, total=False):
     #: Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or
     #: '*,!projector'.
     freeze: str | None
+    #: Fill the vocabulary up to a multiple of this and the ranks that split it, as Megatron's
+    #: --make-vocab-size-divisible-by.
+    pad_vocab: int | None
     #: A part of the model with a mesh and a strategy of its own, by the value that it computes:
     #: 'encoder=e: tp=2,dp=2'. May be given several times.
     part: str | Sequence[str] | None

@@ -1,0 +1,49 @@
+"""Words that a vocabulary is filled up with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class PadVocabularyRule(Record):
+    """What the size of a vocabulary is a multiple of."""
+
+    multiple: int = parameter(
+        "int",
+        "the vocabulary of a rank is a multiple of this",
+        required=True,
+        least=1,
+        flag=Flag(
+            "pad_vocab",
+            "Fill the vocabulary up to a multiple of this and the ranks that split it, as "
+            "Megatron's --make-vocab-size-divisible-by.",
+            default=0,
+            least=0,
+            metavar="N",
+            tries=(),
+            numerics=True,
+            rare=True,
+        ),
+    )
+
+
+class PadVocabularyOp(Statement):
+    """The vocabulary is filled up to a multiple of `multiple` and the ranks that split it, as in
+    Megatron-LM (`--make-vocab-size-divisible-by`, times the ranks of tensor parallelism), so that
+    128,256 words over tp = 12 are 129,024 with 128. The words that are added have rows of the
+    embedding, columns of the head and logits like others.
+    """
+
+    name, record = "stg.pad_vocabulary", PadVocabularyRule
+    section = Section.PARTS
+    training = "the vocabulary of a server is that of its weights"
+    example = "stg.pad_vocabulary[multiple = 128]"

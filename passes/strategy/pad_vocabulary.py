@@ -1,0 +1,67 @@
+"""pad-vocabulary: the size of the vocabulary becomes a multiple of what a strategy says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from stagec.api import Module, Pass, Phase, Strategy, const, read_strategy
+from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
+
+
+@dataclass(frozen=True)
+class PadVocabulary(Pass):
+    """Give the symbol of the vocabulary, the last dimension of the logits of a loss, the next
+    multiple of `stg.pad_vocabulary` times the ranks that split it.
+
+    Before:
+        stg.symbols[B, S, V = 1000]
+        stg.strategy @s {
+          stg.pad_vocabulary[multiple = 128]
+        }
+        stg.func @f(%z: f32[B, S, V], %y: i32[B, S]) -> f32[] {
+          %l = stg.cross_entropy[mean = B*S](%z, %y) : f32[]
+          stg.return(%l)
+        }
+    After:
+        stg.symbols[B, S, V = 1024]
+        stg.strategy @s {
+          stg.pad_vocabulary[multiple = 128]
+        }
+        stg.func @f(%z: f32[B, S, V], %y: i32[B, S]) -> f32[] {
+          %l = stg.cross_entropy[mean = B*S](%z, %y) : f32[]
+          stg.return(%l)
+        }
+    """
+
+    name = "pad-vocabulary"
+    needs = Phase.SHAPED
+
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).all(PadVocabularyRule))
+
+    def run(self, module: Module) -> None:
+        pad_vocabulary(module, read_strategy(module))
+
+
+def pad_vocabulary(module: Module, strategy: Strategy) -> None:
+    """Change the value of the symbol, in place; a remark says so where there is none."""
+    rule = strategy.one(PadVocabularyRule)
+    judged = [op.definition.logits(op) for op in module.main.body.walk()]
+    names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged if v is not None} - {""}
+    names &= {name for name, value in module.symbols.items() if value is not None}
+    if not names:
+        why = "no loss has a vocabulary that is a symbol with a value"
+        module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
+    for name in names:
+        multiple = rule.multiple * _ranks(module, strategy, name)
+        for op in module.ops("stg.symbols"):
+            if name in op.attrs:
+                op.attrs[name] = const(-(-op.integer(name) // multiple) * multiple)
+
+
+def _ranks(module: Module, strategy: Strategy, name: str) -> int:
+    """The ranks that split a dimension, as far as their number is known."""
+    mesh = module.mesh
+    axes = {a for rule in strategy.splits if name in rule.dims for a in rule.over}
+    return prod(mesh.sizes.get(a) or 1 for a in axes) if mesh is not None else 1
