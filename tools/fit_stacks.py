@@ -2,7 +2,7 @@
 
 A stack says which share of their speed products keep, by family of devices (`stg.sustained`), and
 what grouped products of experts keep of that. Each constant is fitted on all sources whose rows run
-that stack on such a device, each source with the same weight; then once more without each source,
+that stack on such a device, each model of a source with the same weight; then once more without each source,
 which judges. Of a single source every second row is fitted, the others judge. Prints the record of
 docs/accuracy.md; the stack's text is written by hand.
 """
@@ -82,10 +82,10 @@ class Fit:
         return np.array([self._known[task] for task in tasks])
 
     def loss(self, chosen: Sequence[int], share: float, experts: float) -> float:
-        """The mean size of errors, each source with the same weight."""
+        """The mean size of errors, each model of a source with the same weight."""
         error = np.abs(self.errors(chosen, share, experts))
-        sources = np.array([self.rows[i].source for i in chosen])
-        return float(np.mean([error[sources == s].mean() for s in dict.fromkeys(sources)]))
+        models = np.array([f"{self.rows[i].source} {self.rows[i].model}" for i in chosen])
+        return float(np.mean([error[models == m].mean() for m in dict.fromkeys(models)]))
 
 
 def _least(of: Callable[[float], float]) -> float:

@@ -88,6 +88,12 @@ class JobFlags(TypedDict, total=False):
     #: How many tokens the experts take: JSON, a list, or a list for each layer; or such a list
     #: itself.
     expert_load: str | Path | Sequence[int] | Sequence[Sequence[int]] | None
+    #: Of the share of products, what grouped products of experts keep, such as 1/2: all if it is
+    #: left out.
+    sustained_experts: float | str | None
+    #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
+    #: from there on (deepep).
+    moe_dispatch: Literal["all_to_all", "all-to-all", "deepep"] | None
     #: Of a step of serving: so many more experts than the model has, copies of those that many
     #: tokens choose.
     redundant_experts: int | None
@@ -113,6 +119,9 @@ class JobFlags(TypedDict, total=False):
     no_vocab_parallel: bool | None
     #: Gather inputs of split matmuls again in backward, or keep them.
     tp_inputs: Literal["regather", "save-gathered"] | None
+    #: Sums of split products run behind the product (whole), or part by part beside the rest of it
+    #: (in-steps).
+    tp_outputs: Literal["whole", "in-steps"] | None
     #: Let computations overlap collectives of tensor parallelism, but for data, or not.
     async_tp: bool | None
     #: Element-wise computations that follow each other run as one kernel: without norms and softmax
@@ -155,6 +164,18 @@ class JobFlags(TypedDict, total=False):
     #: The cross entropy is one op (fused), or a log-softmax and the loss by it, with three copies
     #: of the logits in backward, as PyTorch without a compiler (stock).
     loss: Literal["fused", "stock"] | None
+    #: The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its products and
+    #: softmax one by one (math), or the one that the machine was measured with (device).
+    attention: Literal["device", "math", "flash-1", "flash-2", "flash-3", "cudnn", "triton"] | None
+    #: The time that a host takes from one computation to the next, such as '9 us', where devices
+    #: wait for it: of the machine if it is left out.
+    host_issue: str | None
+    #: Steps of training are captured as graphs, which hosts launch as a whole, as those of serving
+    #: are.
+    host_graphs: bool | None
+    #: The share of their speed that products and attention keep in a step, such as 9/10: of the
+    #: machine if it is left out.
+    sustained: float | str | None
     #: How the weights of the blocks are stored while serving.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
