@@ -210,7 +210,11 @@ class CompOp(NodeOp):
             default=MEMORY,
         ),
         Param("causal", "flag", "of attention: a mask leaves half of the queries and keys"),
-        Param("form", "name", "of attention: its kernel of a library (stg.kernels); of experts: experts"),
+        Param(
+            "form",
+            "name",
+            "of attention: its kernel of a library (stg.kernels); of experts: experts",
+        ),
         Param("dtype", "name", "element type of the operands of products"),
         Param("fuses", "names", "the ops that run as one kernel"),
         *(Param(name, "size", doc) for name, doc in _EXTENTS.items()),

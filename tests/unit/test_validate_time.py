@@ -55,7 +55,7 @@ ROWS = {
 }
 #: Sources of which other than every second row is fitted: all, where several sources judge each
 #: other, or none.
-EVERY = {name: 1 for name in (*list(ROWS)[8:13], "maxtext")} | {"torchtitan-tp": 0}
+EVERY = dict.fromkeys((*list(ROWS)[8:13], "maxtext"), 1) | {"torchtitan-tp": 0}
 #: Sources of several devices, or with what else their releases differ in.
 DEVICES = {"bridge-dense": 3, "bridge-moe": 2}
 
