@@ -2,9 +2,9 @@
 
 A stack says which share of their speed products keep, by family of devices (`stg.sustained`), and
 what grouped products of experts keep of that. Each constant is fitted on all sources whose rows run
-that stack on such a device, each source with the same weight; then once more without each source,
-which judges. Of a single source every second row is fitted, the others judge. Prints the record of
-docs/accuracy.md; the stack's text is written by hand.
+that stack on such a device, each model of a source with the same weight; then once more without
+each source on each machine, which judges. Of a single one every second row is fitted, the others
+judge. Prints the record of docs/accuracy.md; the stack's text is written by hand.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Fit:
         return np.array([self._known[task] for task in tasks])
 
     def loss(self, chosen: Sequence[int], share: float, experts: float) -> float:
-        """The mean size of errors, each source with the same weight."""
+        """The mean size of errors, each model of a source with the same weight."""
         error = np.abs(self.errors(chosen, share, experts))
-        sources = np.array([self.rows[i].source for i in chosen])
-        return float(np.mean([error[sources == s].mean() for s in dict.fromkeys(sources)]))
+        models = np.array([f"{self.rows[i].source} {self.rows[i].model}" for i in chosen])
+        return float(np.mean([error[models == m].mean() for m in dict.fromkeys(models)]))
 
 
 def _least(of: Callable[[float], float]) -> float:
@@ -130,13 +130,14 @@ def main(names: Sequence[str]) -> None:
     """Fit the constants of stacks."""
     for name in names or FITS:
         fit, experts = Fit(rows := rows_of(name)), FITS[name]
-        sources = list(dict.fromkeys(row.source for row in rows))
+        titles = [f"{row.source} on {row.machine}" for row in rows]
+        sources = list(dict.fromkeys(titles))
         every = range(len(rows))
         constants = fitted(fit, every, experts=experts)
         print(f"{name}: products {constants[0]:g}, experts {constants[1]:g}", flush=True)
         half = list(every[1::2])
         halves = {f"{sources[0]}, every second row": half} if len(sources) == 1 else {}
-        parts = halves or {s: [i for i in every if rows[i].source == s] for s in sources}
+        parts = halves or {s: [i for i in every if titles[i] == s] for s in sources}
         for title, left_out in parts.items():
             rest = [i for i in every if i not in left_out]
             without = fitted(fit, rest, experts=experts)

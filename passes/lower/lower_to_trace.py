@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from stagec.api import (
     Builder,
@@ -265,9 +264,9 @@ class _Lowering:
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
             return self._in_steps(op, rule, gathers, attrs, b)
-        if rule is not None and self._sums_in_steps and (sums := _sum_of(op)) is not None:
-            if self._runs_beside(sums):
-                return self._before_sum(op, rule, sums, attrs, b)
+        sums = _sum_of(op) if self._sums_in_steps else None
+        if rule is not None and sums is not None and self._runs_beside(sums):
+            return self._before_sum(op, rule, sums, attrs, b)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
@@ -451,8 +450,10 @@ def _dealt(op: Operation) -> dict[str, RawAttr]:
     while root.parent_op is not None and root.parent_op.parent is not None:
         root = root.parent_op
     routes = root.parent.walk() if root.parent is not None else ()
-    groups = (each.expr("top_groups") for each in routes if "top_groups" in each.attrs)
-    return {"copies": routed.k, **{"groups": found for found in islice(groups, 1)}}
+    limits = (each.expr("top_groups") for each in routes if "top_groups" in each.attrs)
+    groups = next(limits, None)
+    copies: dict[str, RawAttr] = {"copies": routed.k}
+    return copies if groups is None else {**copies, "groups": groups}
 
 
 def _reduces(op: Operation) -> bool:

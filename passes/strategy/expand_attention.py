@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Strategy,
+    made_by,
+    read_strategy,
+)
 from stagec.ir.builder import RawAttr
-from stagec.ir.core import Quoted
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.strategy.kernels import KernelsRule
@@ -56,11 +65,8 @@ class ExpandAttention(Pass):
         for op in plain:
             expand_attention(module, op)
         if not plain:
-            why = (
-                "it has masks, or its sequence or heads that share keys are split"
-                if fused
-                else "there is no attention"
-            )
+            split = "it has masks, or its sequence or heads that share keys are split"
+            why = split if fused else "there is no attention"
             remark = f"'stg.kernels[attention = math]' changes nothing: {why}"
             module.diagnostics.remark(remark, strategy.one(KernelsRule).loc)
 

@@ -104,7 +104,8 @@ def lengths_of(
         given[name] = value
     if "prompt" not in given and "lengths" not in given:
         raise error(
-            "expected the tokens of each prompt", remedy="give --prompt 2048, or prompt= in --lengths"
+            "expected the tokens of each prompt",
+            remedy="give --prompt 2048, or prompt= in --lengths",
         )
     return _lengths(given, source)
 

@@ -220,7 +220,7 @@ def test_traces_have_the_durations_of_the_software(tmp_path: Path) -> None:
     """A product takes twice as long where it keeps half of its speed."""
     each: dict[str, int] = {}
     for name, share in (("all", "1"), ("half", "1/2")):
-        job = ("compile", "llama3-8b", str(tmp_path / name), "--set", "L=1,B=1", "--quiet")
+        job = ("compile", "llama3-8b", "-o", str(tmp_path / name), "--set", "L=1,B=1", "--quiet")
         assert stagec(*job, "--machine", "h100-sxm", "--sustained", share).code == 0
         (trace,) = (tmp_path / name).glob("*.et")
         each[name] = max(node.duration_micros for node in read_trace(trace))

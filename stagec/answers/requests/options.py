@@ -24,7 +24,9 @@ _MOST_REPLICAS = 4096
 #: Options that say where requests come from, of which one is given.
 _SOURCES = ("requests", "rate", "concurrency", "batch_of")
 _UNITS = {"ms": SECOND // 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
-_FAIL = re.compile(r"(?:(prefill):)?([0-9]{1,4})@([0-9.]{1,12})(ms|s|min|h)\+([0-9.]{1,12})(ms|s|min|h)")
+_FAIL = re.compile(
+    r"(?:(prefill):)?([0-9]{1,4})@([0-9.]{1,12})(ms|s|min|h)\+([0-9.]{1,12})(ms|s|min|h)"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
