@@ -18,11 +18,6 @@ from stagec.ir_spec.strategy.statement import (
 FAMILIES = ("ampere", "hopper", "blackwell", "tpu")
 
 
-def _family(name: str) -> Expr | None:
-    share: Expr | None = parameter("ratio", f"the share on devices of the family {name}")
-    return share
-
-
 @dataclass(frozen=True)
 class SustainedRule(Record):
     """Which share of their speed products and attention keep in a step."""
@@ -38,10 +33,10 @@ class SustainedRule(Record):
             rare=True,
         ),
     )
-    ampere: Expr | None = _family("ampere")
-    hopper: Expr | None = _family("hopper")
-    blackwell: Expr | None = _family("blackwell")
-    tpu: Expr | None = _family("tpu")
+    ampere: Expr | None = parameter("ratio", "the share on devices of the family ampere")
+    hopper: Expr | None = parameter("ratio", "the share on devices of the family hopper")
+    blackwell: Expr | None = parameter("ratio", "the share on devices of the family blackwell")
+    tpu: Expr | None = parameter("ratio", "the share on devices of the family tpu")
 
     def on(self, family: str) -> float | None:
         """The share on a device of a family; None if it is not said."""

@@ -296,10 +296,7 @@ def _job(
     from stagec.traces.emit import make_job
 
     annotate = None if events.found is None else events.found.annotate
-    if durations is not None:
-        from stagec.time.costs.software import Software
-
-        durations = replace(durations, software=Software.of(module))
+    durations = None if durations is None else durations.of(module)
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stagec.time.step import Issued
 
 SUFFIX = ".stg"
+
+
 class _Judged(Protocol):
     """A row that counts for the errors of its source, or does not."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import fsum
 
+from stagec.ir.module import Module
 from stagec.machines import Machine
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
@@ -25,8 +26,12 @@ class Durations:
 
     machine: Machine
     measured: Measurements | None = None
-    software: Software = Software()
+    software: Software = field(default_factory=Software)
     _known: dict[Kernel, float] = field(default_factory=dict[Kernel, float], repr=False)
+
+    def of(self, module: Module) -> Durations:
+        """The same, of a job with this module's strategy."""
+        return Durations(self.machine, self.measured, Software.of(module))
 
     def __call__(self, node: Node) -> float:
         return fsum(self.of_kernel(kernel) for kernel in node.kernels)

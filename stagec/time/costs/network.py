@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.machines import Level, Machine
-from stagec.machines.efficiency import Protocol
+from stagec.machines.efficiency import Direct, Protocol
 from stagec.support.diagnostics import error
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -313,9 +313,7 @@ def broadcast(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -
     return _least(map(one, _lanes(machine, over)))
 
 
-def direct_seconds(
-    machine: Machine, size: float, over: Sequence[Span], *, two_shot: bool
-) -> float:
+def direct_seconds(machine: Machine, size: float, over: Sequence[Span], *, two_shot: bool) -> float:
     """Seconds of an all_reduce of `size` bytes by a kernel that reads the memory of other ranks;
     infinity where they are not joined each to each within one level, or the level has no constants
     of such kernels.
@@ -333,7 +331,7 @@ def direct_seconds(
         return inf
     n, lanes = over[0].size, machine.efficiency.network[level.name].direct
     own = replace(over[0], level=_own(machine, level))
-    moved = {"one_shot": n - 1, "two_shot": 2 * (n - 1) / n}
+    moved: Mapping[Direct, float] = {"one_shot": n - 1, "two_shot": 2 * (n - 1) / n}
     taken = [name for name in lanes if two_shot or name == "one_shot"]
     each = (
         lanes[t].start + (n - 1) * _hop(own, lanes[t]) + moved[t] * size / _rate([own], [lanes[t]])

@@ -36,6 +36,7 @@ from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
 from stagec.time.streams import PICOSECONDS, Cost
 
+_NONE = Software()
 #: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
 ClassCosts = tuple[int, Callable[[Node], Cost]]
 
@@ -114,7 +115,7 @@ class CostTable:
         communicates: bool = True,
         measured: Measurements | None = None,
         pods: Mapping[str, Level] = MappingProxyType({}),
-        software: Software = Software(),
+        software: Software = _NONE,
     ) -> None:
         self._pods = pods
         self._communicates, self._measured = communicates, measured or Measurements()

@@ -4,7 +4,7 @@ products keep in a step (`stg.sustained`), on whatever machine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagec.ir.module import Module
 from stagec.ir.serving import DECODE
@@ -20,17 +20,21 @@ class Software:
     """What statements of a strategy say of seconds, and nodes of a trace do not. `serving` is the
     kind of a step of serving."""
 
-    hosts: HostsRule = HostsRule()
-    collectives: CollectivesRule = CollectivesRule()
-    sustained: SustainedRule = SustainedRule()
+    hosts: HostsRule = field(default_factory=HostsRule)
+    collectives: CollectivesRule = field(default_factory=CollectivesRule)
+    sustained: SustainedRule = field(default_factory=SustainedRule)
     serving: str = ""
 
     @classmethod
     def of(cls, module: Module) -> Software:
         """That of a module's strategy."""
         strategy = read_strategy(module)
-        rules = (strategy.one(rule) for rule in (HostsRule, CollectivesRule, SustainedRule))
-        return cls(*rules, serving=module.serving)
+        return cls(
+            strategy.one(HostsRule),
+            strategy.one(CollectivesRule),
+            strategy.one(SustainedRule),
+            module.serving,
+        )
 
     def on(self, machine: Machine) -> Machine:
         """The machine as this software runs on it: with what it sustains there, and with its gaps
