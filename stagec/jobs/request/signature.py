@@ -88,6 +88,9 @@ class JobFlags(TypedDict, total=False):
     #: How many tokens the experts take: JSON, a list, or a list for each layer; or such a list
     #: itself.
     expert_load: str | Path | Sequence[int] | Sequence[Sequence[int]] | None
+    #: Whether each expert is as likely as any other, or some are chosen more often (spread): then
+    #: few tokens reach fewer of them.
+    expert_popularity: Literal["even", "spread"] | None
     #: Of a step of serving: so many more experts than the model has, copies of those that many
     #: tokens choose.
     redundant_experts: int | None
@@ -121,6 +124,12 @@ class JobFlags(TypedDict, total=False):
     fusion: Literal["none", "pointwise", "elementwise", "epilogue"] | None
     #: Matrix products add weight gradients to the sum over microbatches themselves.
     fuse_gradients: bool | None
+    #: Matrix products of one operand with several weights, as those of queries, keys and values,
+    #: are one product.
+    fuse_products: bool | None
+    #: Of serving: rotations of queries and keys, casts and the writing of rows into caches are one
+    #: kernel.
+    fuse_caches: bool | None
     #: Parameters and activations.
     param_dtype: Literal["f32", "bf16", "f16"] | None
     #: Gradients; param: in the type of their parameter.
@@ -155,6 +164,24 @@ class JobFlags(TypedDict, total=False):
     #: The cross entropy is one op (fused), or a log-softmax and the loss by it, with three copies
     #: of the logits in backward, as PyTorch without a compiler (stock).
     loss: Literal["fused", "stock"] | None
+    #: Of decode: the gap between two kernels of a captured graph, such as '0.5 us' (default: the
+    #: launch gap of the machine).
+    graph_gap: str | None
+    #: Of serving: the time of the scheduler between two steps, in which devices wait, such as '1
+    #: ms' (default: none).
+    host_step: str | None
+    #: Of serving: the time of a request before its first step and behind it, such as '10 ms'
+    #: (default: none).
+    host_request: str | None
+    #: Who adds up over ranks of a node: the communication library, or kernels that read the memory
+    #: of other ranks (one-shot: all operands; two-shot: that, or each adds a part), where they are
+    #: faster.
+    all_reduce: Literal["library", "one-shot", "two-shot"] | None
+    #: Bytes up to which --all-reduce holds; the library adds what is larger.
+    all_reduce_below: int | None
+    #: The share of their speed that products and attention keep in a step, such as 9/10: of the
+    #: machine if it is left out.
+    sustained: float | str | None
     #: How the weights of the blocks are stored while serving.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
