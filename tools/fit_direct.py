@@ -73,7 +73,8 @@ def errors(machine: Machine, measured: dict[Place, float]) -> Floats:
     """Logarithms of modelled over measured seconds."""
     over = {n: spans(machine, np.arange(n)) for n, _ in measured}
     times = (direct_seconds(machine, size, over[n], two_shot=True) for n, size in measured)
-    return np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))
+    found: Floats = np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))
+    return found
 
 
 def described(e: Floats) -> str:

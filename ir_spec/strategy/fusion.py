@@ -71,11 +71,11 @@ class FusionOp(Statement):
     `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to
     the matrix product before them as well. With `gradients` the products of weight gradients add to
     the sum over microbatches, as those of Megatron-LM do (`gradient_accumulation_fusion`); else it
-    is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products`
-    matrix products that follow each other and multiply the same operand, such as the inputs of
-    attention, are one product, as engines store their weights, and add their biases. With `caches` rows are rotated, cast
-    and appended to caches in one kernel, queries rotated with them. Without the statement every
-    computation is a kernel of its own, as PyTorch runs without a compiler.
+    is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products` matrix
+    products that follow each other and multiply the same operand, such as the inputs of attention,
+    are one product, as engines store their weights, and add their biases. With `caches` rows are
+    rotated, cast and appended to caches in one kernel, queries rotated with them. Without the
+    statement every computation is a kernel of its own, as PyTorch runs without a compiler.
     """
 
     name, record = "stg.fusion", FusionRule

@@ -37,9 +37,9 @@ class FuseKernels(Pass):
     same rows, but with `pointwise` contains none; with `epilogue` it may start with a matrix
     product, and then contains none. With `gradients` a matrix product adds its result to the sum
     over microbatches. With `products` products that follow each other and differ in one operand and
-    the columns that it has are one, and a bias is added in the kernel of its product. With `caches` ops that make rows of caches are one kernel with
-    the ops that append them, and with ops of the same kinds beside them. Without the statement
-    nothing happens.
+    the columns that it has are one, and a bias is added in the kernel of its product. With `caches`
+    ops that make rows of caches are one kernel with the ops that append them, and rotations of
+    queries beside them. Without the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.

@@ -293,9 +293,9 @@ def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport
 
 
 def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int, float]:
-    """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft model prefills beside the one that
-    verifies, and what takes longer is the step; on the same ranks it prefills behind it. Raises
-    `DiagnosticError`."""
+    """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft
+    model prefills beside the one that verifies, and what takes longer is the step; on the same
+    ranks it prefills behind it. Raises `DiagnosticError`."""
     models = [options]
     if options.draft is not None:
         models = [options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT)]

@@ -17,6 +17,8 @@ from stagec.machines.kernel_efficiency import (
     MemoryEfficiency,
 )
 
+#: Kernels of all_reduces that read the memory of other ranks.
+Direct = Literal["one_shot", "two_shot"]
 Algorithm = Literal["ring", "tree", "multicast", "hierarchical"]
 
 
@@ -56,9 +58,7 @@ class NetworkEfficiency(Text):
     pairs: dict[str, Protocol] = Field(min_length=1)
     multicast: Protocol
     check: Seconds = 0.0
-    direct: dict[Literal["one_shot", "two_shot"], Protocol] = Field(
-        default_factory=dict[Literal["one_shot", "two_shot"], Protocol]
-    )
+    direct: dict[Direct, Protocol] = Field(default_factory=dict[Direct, Protocol])
     direct_fitted: str = ""
     fitted: str = ""
 

@@ -49,7 +49,7 @@ def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]
             token,
             "write routed(E=2, T)",
         )
-    dealt = replace(dims[index], routed=Routed(*sizes, spread=spread))
+    dealt = replace(dims[index], routed=Routed(sizes[0], sizes[1], spread))
     return (*dims[:index], dealt, *dims[index + 1 :])
 
 

@@ -285,8 +285,8 @@ class StepTime:
     """The time of a step: `picoseconds`, the times of all classes, and how many kernels and
     collectives were matched, interpolated and modelled (`stagec.time.measured.tables`). Where
     hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices.
-    Behind the devices the scheduler of a server takes `scheduler` picoseconds of the step; a request
-    takes `request` picoseconds outside of its steps."""
+    Behind the devices the scheduler of a server takes `scheduler` picoseconds of the step, and
+    outside of its steps a request takes `request` picoseconds."""
 
     picoseconds: int
     classes: ClockedStep

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stagec.ir_spec.ops import comm, ops_of
 from stagec.machines import Machine, machines, read_machine
+from stagec.machines.efficiency import Direct
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs import network
 from stagec.time.costs.network import collective_seconds, level_between, message_seconds, spans
@@ -20,6 +21,7 @@ MIB = 1 << 20
 SIZE = 512 * MIB
 RING = ("all_reduce", "all_gather", "reduce_scatter")
 KINDS = (*RING, *network.SINGLE)
+DIRECT: tuple[Direct, ...] = ("one_shot", "two_shot")
 IDEAL = """
 base = "h100-sxm"
 [efficiency]
@@ -341,3 +343,42 @@ def test_small_collectives_as_measured() -> None:
 def test_a_large_job_has_its_spans_without_a_loop_over_ranks() -> None:
     (inside, outside) = spans(machines()["h100-sxm"], np.arange(1 << 17))
     assert (inside.parts, outside.units) == (1 << 17, 1 << 14)
+
+
+# -- kernels of engines ----------------------------------------------------------------------------
+
+
+def direct(size: float, n: int, name: str = "h200", *, two_shot: bool = True) -> float:
+    machine = machines()[name]
+    return network.direct_seconds(machine, size, spans(machine, np.arange(n)), two_shot=two_shot)
+
+
+def test_one_shot_reads_all_operands_and_two_shots_a_part_of_each() -> None:
+    level = machines()["h200"].network[0]
+    one, two = (machines()["h200"].efficiency.network[level.name].direct[k] for k in DIRECT)
+    small = one.start + 7 * one.hops * level.latency.value
+    rate = level.bandwidth.value * one.share
+    assert direct(65536, 8) == pytest.approx(small + 7 * 65536 / rate)
+    start = two.start + 7 * two.hops * level.latency.value
+    rate = level.bandwidth.value * two.share
+    assert direct(MIB, 8) == pytest.approx(start + 2 * 7 / 8 * MIB / rate)
+    assert direct(MIB, 8, two_shot=False) > direct(MIB, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "measured"),
+    [("h200", 8192, 3.71e-6), ("h200", 65536, 6.70e-6), ("b200", 8192, 5.93e-6)],
+)
+def test_small_sums_are_those_of_engines(name: str, elements: int, measured: float) -> None:
+    """Medians of engines on 8 ranks in graphs, aiconfigurator-core 0.12.0; the library takes 3 to 5
+    times as long."""
+    assert direct(2 * elements, 8, name) == pytest.approx(measured, rel=0.1)
+    library = collective_seconds(
+        machines()[name], "all_reduce", 2 * elements, spans(machines()[name], np.arange(8))
+    )
+    assert library > 2.5 * direct(2 * elements, 8, name)
+
+
+def test_there_are_none_between_nodes_and_without_constants() -> None:
+    assert direct(1024, 16) == np.inf
+    assert direct(1024, 8, "mi300x") == np.inf

@@ -1,0 +1,223 @@
+"""Stacks of engines: what they make of steps of serving, and measured servers beside ours."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import stagec as library
+from stagec.analysis.time_report import TimeReport
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.options import JobOptions
+from stagec.machines import load_machine
+from stagec.support.diagnostics import DiagnosticError
+from stagec.time.costs.durations import Durations
+from stagec.time.costs.software import Software
+from stagec.validation.serving import (
+    MeasuredServer,
+    ServerError,
+    measured_servers,
+    server_summaries,
+)
+from tests.support import stagec
+
+ENGINES = ("vllm", "sglang", "trtllm")
+MODELS_KEPT_ASIDE = ("minimax", "kimi", "glm-5", "glm5", "glm_5")
+
+
+def job(model: str = "llama3-8b", **flags: object) -> CompiledJob:
+    how = {"tp": 2, "serve": "decode", "batch": 16, "context": 1023, "sizes": {"L": 4}, **flags}
+    return CompiledJob.of(library.job(model, **how)._options)  # pyright: ignore[reportPrivateUsage]
+
+
+def timed(**flags: object) -> TimeReport:
+    return job(**flags).time(load_machine("h200"))
+
+
+def launches(report: TimeReport) -> int:
+    return sum(part.nodes for part in report.critical_path if "all_reduce" not in part.op)
+
+
+# -- statements ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("serve", ["decode", "prefill"])
+def test_a_scheduler_adds_its_time_to_each_step(serve: str) -> None:
+    how = {"serve": serve, "prompt": 256, "context": None} if serve == "prefill" else {}
+    before, after = (timed(host_step=step, **how) for step in ("", "1 ms"))
+    assert after.step_seconds - before.step_seconds == pytest.approx(1e-3, rel=1e-9)
+    assert after.breakdown["scheduler"] == pytest.approx(1e-3)
+    assert sum(after.breakdown.values()) == pytest.approx(after.step_seconds)
+
+
+def test_a_scheduler_has_nothing_to_do_in_training() -> None:
+    how = {"serve": None, "context": None, "batch": None}
+    sizes = {"L": 2, "B": 2}
+    before, after = (timed(host_step=s, sizes=sizes, **how) for s in ("", "1 ms"))
+    assert before.step_seconds == after.step_seconds
+
+
+def test_gaps_of_graphs_are_those_of_decode() -> None:
+    gap = load_machine("h200").compute.launch.value
+    before, after = timed(), timed(graph_gap="0.5 us")
+    assert "launch gaps" in before.breakdown
+    ratio = after.breakdown["launch gaps"] / before.breakdown["launch gaps"]
+    assert ratio == pytest.approx(0.5e-6 / gap)
+    prefill = {"serve": "prefill", "prompt": 256, "context": None}
+    assert timed(**prefill).step_seconds == timed(graph_gap="0.5 us", **prefill).step_seconds
+
+
+def test_durations_in_traces_have_the_same_gaps() -> None:
+    compiled = job(graph_gap="0.5 us")
+    module = compiled.compiled._module  # pyright: ignore[reportPrivateUsage]
+    machine = load_machine("h200")
+    plain, engine = Durations(machine), Durations(machine).of(module)
+    node = next(n for n in compiled.compiled.issued(compiled.values).samples if n.is_computation)
+    assert plain(node) - engine(node) == pytest.approx(1.5e-6)
+
+
+def test_all_reduces_of_engines_are_taken_up_to_a_size_and_where_they_are_faster() -> None:
+    part = "exposed tp all_reduce"
+    library_, one, two, few = (
+        timed(**how).breakdown[part]
+        for how in (
+            {},
+            {"all_reduce": "one-shot"},
+            {"all_reduce": "two-shot"},
+            {"all_reduce": "two-shot", "all_reduce_below": 1024},
+        )
+    )
+    assert two <= one < library_ / 2
+    assert few == library_
+
+
+def test_software_of_a_strategy_is_read_once() -> None:
+    module = job(host_request="40 ms").compiled._module  # pyright: ignore[reportPrivateUsage]
+    assert Software.of(module).request_seconds == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--host-step", "1 parsec"), "--host-step expects a unit among"),
+        (("--graph-gap", "fast"), "--graph-gap expects a text such as"),
+    ],
+)
+def test_bad_flags_are_errors(flags: tuple[str, ...], message: str) -> None:
+    given = ("llama3-8b", "--serve", "decode", "--batch", "8", "--context", "8", *flags)
+    found = stagec("analyze", *given)
+    assert found.code == 1
+    assert message in found.err
+
+
+def test_experts_that_some_tokens_choose_more_often() -> None:
+    """The share of the closed form is the mean over Beta-distributed probabilities."""
+    random = np.random.default_rng(1)
+    experts, k = 128, 4
+    probability = random.beta(1, experts / k - 1, size=2_000_000)
+    for tokens in (1, 4, 64):
+        share = 1 - ((1 - probability) ** tokens).mean()
+        closed = Fraction(tokens * k, experts - k + tokens * k)
+        assert float(closed) == pytest.approx(share, rel=5e-3)
+
+
+def test_few_tokens_reach_fewer_popular_experts_and_one_reaches_as_many() -> None:
+    def weights(batch: int, popularity: str) -> int:
+        flags = {"expert_popularity": popularity, "tp": 1, "sizes": {"L": 2}}
+        how = {"serve": "decode", "batch": batch, "context": 100, **flags}
+        answer = library.job("qwen3-30b-a3b", **how).analyze()  # type: ignore[arg-type]
+        ops = answer.as_json()["serving"]["ops"]
+        return sum(op["bytes"] for op in ops if "experts/gate_up" in op["op"])
+
+    assert weights(1, "even") == weights(1, "spread")
+    assert weights(16, "spread") < 0.9 * weights(16, "even")
+    assert weights(4096, "spread") > 0.99 * weights(4096, "even")
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer_has_as_many_kernels_as_engines_launch(engine: str) -> None:
+    """vLLM: norm, qkv, rotation and cache, attention, quantization, o, norm, gate and up, silu,
+    down and the sum that the next norm would take with it."""
+    plain, stack = timed(weight_dtype="fp8"), timed(weight_dtype="fp8", stack=engine)
+    per_layer = (launches(stack) - 7) / 4
+    assert per_layer <= 11
+    assert launches(plain) / launches(stack) > 1.5
+    assert stack.step_seconds - stack.breakdown["scheduler"] < plain.step_seconds
+
+
+def test_ttft_has_the_time_of_a_request() -> None:
+    how = {"tp": 2, "prompt": 256, "sizes": {"L": 4}}
+    before, after = (
+        library.job("llama3-8b", host_request=r, **how).serve("h200", batches="4")  # type: ignore[arg-type]
+        for r in ("", "40 ms")
+    )
+    pairs = zip(before.points, after.points, strict=True)
+    assert all(b.rates.ttft + 0.04 == pytest.approx(a.rates.ttft) for b, a in pairs)
+    assert [p.rates.tpot for p in before.points] == [p.rates.tpot for p in after.points]
+
+
+# -- measured servers ------------------------------------------------------------------------------
+
+
+def test_measured_servers_are_complete_and_none_is_kept_aside() -> None:
+    servers = measured_servers()
+    assert len(servers) > 300
+    assert {server.stack for server in servers} == {*ENGINES}
+    for server in servers:
+        assert "b300" not in server.machine
+        assert not any(name in server.row.lower() for name in MODELS_KEPT_ASIDE)
+    fitted = Counter(server.fitted for server in servers if server.judged)
+    assert abs(fitted[True] - fitted[False]) <= 1
+
+
+def test_dense_servers_are_predicted() -> None:
+    """Llama 3.1 70B on H200 and B200 by three rows of each engine: aims of the median and p90."""
+    of_llama = [
+        server
+        for server in measured_servers()
+        if server.model == "llama3-70b" and server.judged and server.stack != "sglang"
+    ]
+    errors = [ServerError(server, server.predicted()) for server in of_llama[::9]]
+    between = [abs(each.errors[1]) for each in errors if each.errors is not None]
+    assert len(between) >= 6
+    assert np.median(between) < 0.08
+    assert max(between) < 0.30
+
+
+def test_errors_are_by_engine_and_machine() -> None:
+    def server(stack: str, ttft: float, *, judged: bool = True, batch: int = 4) -> ServerError:
+        flags = {"stack": stack}
+        row = MeasuredServer(
+            *("s", "r", ttft, 1.0, "h200", "llama3-8b", batch, 128, 10, {}, flags, judged)
+        )
+        return ServerError(row, (1.1, 0.9))
+
+    rows = [server("vllm", 1.0), server("vllm", 2.2, batch=64), server("vllm", 9, judged=False)]
+    (found,) = server_summaries([*rows, ServerError(server("sglang", 1).server, "no")])
+    assert (found.engine, found.machine, found.rows) == ("vllm", "h200", 2)
+    assert found.median == pytest.approx(0.1)
+    assert found.bias == pytest.approx(-0.1)
+    assert found.ttft == pytest.approx(0.1)
+
+
+def test_validate_refuses_what_does_not_go_together() -> None:
+    found = stagec("validate", "--serve", "--time")
+    assert found.code == 1
+    assert "--time and --serve ask for different rows" in found.err
+    with pytest.raises(DiagnosticError, match="no such source"):
+        measured_servers("nothing")
+    shown = json.loads(stagec("validate", "--serve", "--source", "engines", "--json").out)
+    assert {"rows", "engines"} == shown.keys()
+    assert all({"ttft", "tpot"} == row["measured"].keys() for row in shown["rows"])
+
+
+def test_options_of_a_server_are_those_of_a_command() -> None:
+    server = measured_servers()[0]
+    assert isinstance(JobOptions(server.model, sizes=server.sizes, **server.flags), JobOptions)
