@@ -21,9 +21,7 @@ class TimeSeries:
         while end > self.width * _BINS:
             self.width *= 2
             half = [0] * (_BINS // 2)
-            self._bins = [
-                [b[i] + b[i + 1] for i in range(0, _BINS, 2)] + half for b in self._bins
-            ]
+            self._bins = [[b[i] + b[i + 1] for i in range(0, _BINS, 2)] + half for b in self._bins]
         width = self.width
         first, last = start // width, (end - 1) // width
         for bins, value in zip(self._bins, values, strict=True):

@@ -43,7 +43,9 @@ class Linear:
             return StepLine(at * NANOSECOND, NANOSECOND, 0, 1 << 40)
         cell = total // CELL
         at += self.cached(cell * CELL)
-        return StepLine(at * NANOSECOND, self.slope(cell) * NANOSECOND, cell * CELL, cell * CELL + CELL)
+        return StepLine(
+            at * NANOSECOND, self.slope(cell) * NANOSECOND, cell * CELL, cell * CELL + CELL
+        )
 
     def slope(self, cell: int) -> int:
         return cell % 3 + 1 if self.cells else 1
@@ -53,7 +55,9 @@ class Linear:
         return sum(self.slope(i) * CELL for i in range(cell)) + rest * self.slope(cell)
 
     def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        tokens = self.sequence * (count + len(chunks)) + self.new * (count + sum(n for n, _ in chunks))
+        tokens = self.sequence * (count + len(chunks)) + self.new * (
+            count + sum(n for n, _ in chunks)
+        )
         return NANOSECOND * (self.fixed + tokens + self.cached(total + sum(q for _, q in chunks)))
 
     def of(self, step: Step) -> int:
@@ -62,7 +66,9 @@ class Linear:
         return self.mixed(0, 0, pieces) // NANOSECOND
 
 
-def requests_of(gaps: Sequence[int], prompts: Sequence[int], outputs: Sequence[int]) -> list[Request]:
+def requests_of(
+    gaps: Sequence[int], prompts: Sequence[int], outputs: Sequence[int]
+) -> list[Request]:
     at, found = 0, []
     for gap, prompt, output in zip(gaps, prompts, outputs, strict=True):
         at += gap
@@ -207,7 +213,12 @@ def alike(number: int, gap: int, shared: int, own: int, output: int = 4) -> list
     """Requests whose first blocks are the same ones."""
     size = HASH_BLOCK * (shared + own) + 10
     return [
-        Request(i * gap, size, output, prefix=(*range(shared), *(1000 * (i + 1) + n for n in range(own))))
+        Request(
+            i * gap,
+            size,
+            output,
+            prefix=(*range(shared), *(1000 * (i + 1) + n for n in range(own))),
+        )
         for i in range(number)
     ]
 
@@ -220,7 +231,8 @@ def test_a_prefix_is_computed_once() -> None:
     assert tally.hits == 4 * 3 * HASH_BLOCK
     assert tally.computed + tally.hits == sum(r.prompt for r in requests)
     firsts = [j.first - j.arrival for j in run.done]
-    assert firsts[1] < firsts[0] and len(set(firsts[1:])) == 1
+    assert firsts[1] < firsts[0]
+    assert len(set(firsts[1:])) == 1
     cold = served(requests, limits)
     assert cold.done[1].first - cold.done[1].arrival == firsts[0]
 
@@ -237,7 +249,9 @@ def test_prefixes_give_way_to_requests() -> None:
 
 
 @examples(50)
-@given(st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1))
+@given(
+    st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1)
+)
 def test_pages_of_prefixes_are_conserved(each: list[tuple[int, int, int]]) -> None:
     at, requests = 0, list[Request]()
     for number, (gap, shared, own) in enumerate(each):
@@ -269,8 +283,10 @@ def test_swapping_computes_nothing_again() -> None:
     limits = ServerLimits(64, 8, 30, 4)
     requests = [Request(0, 30, 40) for _ in range(4)]
     again, swapped = (served(requests, limits, replica0={"swap": s}) for s in (0, NANOSECOND))
-    assert again.replicas[0].tally.lost and again.replicas[0].tally.preempted
-    assert not swapped.replicas[0].tally.lost and swapped.replicas[0].tally.swapped
+    assert again.replicas[0].tally.lost
+    assert again.replicas[0].tally.preempted
+    assert not swapped.replicas[0].tally.lost
+    assert swapped.replicas[0].tally.swapped
     slow = served(requests, limits, replica0={"swap": 1000 * NANOSECOND})
     assert slow.end > swapped.end
 
@@ -336,5 +352,7 @@ def test_a_rollout_stops_with_what_is_done() -> None:
     requests = [Request(0, 10, n) for n in (5, 10, 200)]
     whole = served(requests, ServerLimits(64, 8))
     part = served(requests, ServerLimits(64, 8), until=2)
-    assert len(part.done) == 2 and part.end == max(j.last for j in part.done) < whole.end
-    assert part.kept_tokens() == 10 and not whole.kept_tokens()
+    assert len(part.done) == 2
+    assert part.end == max(j.last for j in part.done) < whole.end
+    assert part.kept_tokens() == 10
+    assert not whole.kept_tokens()

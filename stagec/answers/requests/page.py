@@ -76,8 +76,12 @@ def _named(answer: RequestsAnswer, pool: str, name: str) -> str:
 
 def _spreads(answer: RequestsAnswer) -> str:
     points = [
-        PlotPoint(spread.values[max(0, len(spread.values) * n // _POINTS - 1)], n / _POINTS,
-                  _TITLES[name], "")
+        PlotPoint(
+            spread.values[max(0, len(spread.values) * n // _POINTS - 1)],
+            n / _POINTS,
+            _TITLES[name],
+            "",
+        )
         for name, spread in answer.spreads.items()
         for n in range(1, _POINTS + 1)
     ]
