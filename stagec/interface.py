@@ -39,6 +39,7 @@ from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
 
 if TYPE_CHECKING:
+    from stagec.answers.requests.answer import RequestsAnswer
     from stagec.answers.serve import ServeAnswer
     from stagec.answers.sweep.run import SweepAnswer
     from stagec.jobs.request.signature import JobFlags
@@ -164,6 +165,36 @@ class Job:
         tokens = {"accepted": accepted, "acceptance": acceptance}
         how = {"output_tokens": output_tokens, "batches": batches, **tokens, **limits}
         return cast("ServeAnswer", self._ask("serve", machine, how))
+
+    def serve_requests(
+        self,
+        machine: str | Machine,
+        *,
+        requests: str | Path | None = None,
+        rate: float | None = None,
+        concurrency: int | None = None,
+        batch_of: int | None = None,
+        lengths: str | None = None,
+        count: int | None = None,
+        seed: int = 0,
+        replicas: int = 1,
+        output_tokens: int = 128,
+        ttft: float | None = None,
+        tpot: float | None = None,
+        **how: Any,
+    ) -> RequestsAnswer:
+        """A server over time: of a file of `requests`, of `rate` requests a second, with
+        `concurrency` of them at any time, or with a rollout `batch_of` so many. `spreads` are the
+        seconds of `ttft`, `tpot` and `latency`, `pools` what replicas do, `good` the requests
+        within `ttft` and `tpot` seconds. `how` has the other options of `stagec serve`, such as
+        `route` and `max_batch`. Raises `DiagnosticError`, `OSError`."""
+        load = {"requests": requests, "rate": rate, "concurrency": concurrency}
+        if all(value is None for value in (*load.values(), batch_of)):
+            raise error("nothing says when requests come", remedy="give rate=4, for example")
+        drawn = {"batch_of": batch_of, "lengths": lengths, "count": count, "seed": seed}
+        server = {"replicas": replicas, "output_tokens": output_tokens, "ttft": ttft, "tpot": tpot}
+        asked_for = {**load, **drawn, **server, **how}
+        return cast("RequestsAnswer", self._ask("serve", machine, asked_for))
 
     def ask(self, question: str, machine: str | Machine | None = None, **how: Any) -> Report:
         """The answer to a question of this name, as the command of this name gives it; `how` are

@@ -29,6 +29,8 @@ from stagec.serving.step import SequenceClass, Step, step_of
 #: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
 _LARGEST = 1 << 40
 _CONTEXTS, _CHUNKS = 16, 16
+#: Sizes of chunks of a step that is evaluated exactly, at most: each is a class with ops of its own.
+_CLASSES = 8
 #: Steps of each kind that are kept to be checked.
 _CHECKED = 6
 
@@ -83,8 +85,11 @@ class StepSurface:
         return len(self._known)
 
     def decode(self, count: int, total: int) -> StepLine:
-        cell = bisect_right(self._contexts, max(1, total // count)) - 1
         self._decodes.offer((count, total))
+        return self._line(count, total)
+
+    def _line(self, count: int, total: int) -> StepLine:
+        cell = bisect_right(self._contexts, max(1, total // count)) - 1
         line = self._lines.get((count, cell))
         if line is None:
             low, high = self._contexts[cell], self._contexts[cell + 1]
@@ -152,7 +157,7 @@ class StepSurface:
         errors: list[float] = []
         for count, total in self._decodes.kept:
             step = _step(count, total, (), self.groups)
-            errors.append(self.decode(count, total).time(total) / self.exact(step) - 1)
+            errors.append(self._line(count, total).time(total) / self.exact(step) - 1)
         for count, total, chunks in self._mixes.kept:
             step = _step(count, total, chunks, self.groups)
             errors.append(self._mixed(count, total, chunks) / self.exact(step) - 1)
@@ -217,11 +222,17 @@ def exact_times(
 
 
 def _step(count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int) -> Step:
-    """The step of the group that has most, whose chunks end prompts."""
+    """The step of the group that has most, whose chunks end prompts. Where their sizes are more
+    than `_CLASSES`, neighbours have their mean."""
     share = -(-count // groups)
     classes = [SequenceClass(1, -(-total // count), 1, share)] if count else []
     largest = sorted(chunks, reverse=True)[::groups]
-    return step_of([*classes, *(SequenceClass(n, q, 1) for n, q in largest)]).together()
+    each = -(-len(largest) // _CLASSES) if len({n for n, _ in largest}) > _CLASSES else 1
+    for first in range(0, len(largest), each):
+        near = largest[first : first + each]
+        new, past = (-(-sum(piece[i] for piece in near) // len(near)) for i in (0, 1))
+        classes.append(SequenceClass(new, past, 1, len(near)))
+    return step_of(classes).together()
 
 
 def _between(points: Sequence[int], value: float) -> Sequence[tuple[int, float]]:

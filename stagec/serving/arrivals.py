@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -35,6 +36,8 @@ _EXAMPLE = "poisson:rate=4,count=100,prompt=512,output=64..256,seed=7"
 _NAMES = ("rate", "count", "prompt", "output", "lengths", "seed")
 _LOGNORMAL = "lognormal:"
 _LONGEST = 20
+#: Blocks of a conversation, at most.
+_BLOCKS = 1 << 32
 _MAX_RATE = 10**9
 
 _Draw = Callable[[], int]
@@ -66,22 +69,63 @@ def poisson(text: str) -> list[Request]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Requests of several turns: how many (a text as of lengths), the nanoseconds from the end of
+    one to the next, and the tokens of the blocks by which their prompts are kept."""
+
+    turns: str
+    pause: int
+    block: int
+
+
 def renewal(
-    rate: float, shape: float, count: int, lengths: str, seed: int, prompt: int | None, output: int
+    rate: float,
+    shape: float,
+    count: int,
+    lengths: str,
+    seed: int,
+    prompt: int | None,
+    output: int,
+    conversations: Conversations | None = None,
 ) -> list[Request]:
     """So many requests whose gaps are drawn from a gamma distribution of mean 1/rate and of this
     `shape`: 1 is a Poisson process, less than 1 has bursts, more is more even. `lengths` is
     `prompt=...,output=...` or a file; of what it leaves out, `prompt` and `output` are the tokens.
-    A rate of 0: all of them arrive at once. Raises `DiagnosticError`, `OSError`."""
+    A rate of 0: all of them arrive at once. With `conversations` each is the first of several
+    turns, and prompts hold all that was said before. Raises `DiagnosticError`, `OSError`."""
     source = random.Random(seed)
     draw = lengths_of(lengths, source, prompt, output)
+    spoken = _length("turns", conversations.turns, source) if conversations else None
     found: list[Request] = []
     at = 0
-    for _ in range(count):
+    for number in range(count):
         if rate:
             at += round(source.gammavariate(shape, 1 / (rate * shape)) * SECOND)
-        found.append(Request(at, *draw()))
+            if at > MAX_TIME:
+                raise error(f"request {number + 1} arrives in more than a century", remedy=_EXAMPLE)
+        if conversations is None or spoken is None:
+            found.append(Request(at, *draw()))
+        else:
+            said = [draw() for _ in range(spoken())]
+            found.append(_conversation(at, said, conversations, number * _BLOCKS))
     return found
+
+
+def _conversation(
+    at: int, said: Sequence[tuple[int, int]], how: Conversations, first: int
+) -> Request:
+    """The first turn of a conversation, whose blocks are numbered from `first` on."""
+    held = sum(prompt + output for prompt, output in said)
+    after: tuple[int, Request] | None = None
+    for prompt, output in reversed(said):
+        held -= output
+        if held > MAX_LENGTH:
+            raise error("a conversation is too long", remedy="give fewer --turns")
+        blocks = range(first, first + (held + output) // how.block)
+        after = how.pause, Request(at, held, output, prefix=blocks, then=after)
+        held -= prompt
+    return after[1] if after is not None else Request(at, 1, 1)
 
 
 def lengths_of(

@@ -408,12 +408,12 @@ class Replica:
         if job is self._partial:
             self._partial = None
         job.generated += 1
-        if job.first < 0:
-            job.first = now
         if self.prefixes is not None:
             self._keep(job, job.request.prompt)
         if self.prefills and job.generated < job.request.output:
-            return True
+            return True  # its token is there when its caches are where it decodes
+        if job.first < 0:
+            job.first = now
         self._decode(job)  # one that has all its tokens ends at once
         return True
 

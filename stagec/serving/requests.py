@@ -12,8 +12,8 @@ Forms of files are told apart by the names of their columns or members:
 
 Vidur: microsoft/vidur, `data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim,
 `dataset`; Splitwise: Mutinifni/splitwise-sim, `traces`; Azure: Azure/AzurePublicDataset,
-`AzureLLMInferenceTrace_*.csv`; Mooncake: kvcache-ai/Mooncake, `FAST25-release/traces`. Other columns
-and members are not looked at. The times of Azure count from the first one of the file.
+`AzureLLMInferenceTrace_*.csv`; Mooncake: kvcache-ai/Mooncake, `FAST25-release/traces`. Other
+columns and members are not looked at. The times of Azure count from the first one of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
@@ -49,10 +49,14 @@ _ARRIVAL: Mapping[str, int] = {
     "timestamp": SECOND // 1000,
     _DATED: SECOND,
 }
-_PROMPT = ("prompt", "num_prefill_tokens", "prompt_size", "ContextTokens", "input_toks")
-_PROMPT += ("input_length",)
-_OUTPUT = ("output", "num_decode_tokens", "token_size", "GeneratedTokens", "output_toks")
-_OUTPUT += ("output_length",)
+_PROMPT = (
+    *("prompt", "num_prefill_tokens", "prompt_size", "ContextTokens", "input_toks"),
+    "input_length",
+)
+_OUTPUT = (
+    *("output", "num_decode_tokens", "token_size", "GeneratedTokens", "output_toks"),
+    "output_length",
+)
 _PREFIX = "hash_ids"
 #: Tokens of a block that `hash_ids` number (Mooncake's README).
 HASH_BLOCK = 512
@@ -66,14 +70,25 @@ _REMEDY = "give each request arrival (seconds), prompt and output (tokens), in o
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request: `arrival` in nanoseconds from the start, tokens of the prompt, tokens of the
-    answer; `loc` is where it stands. `prefix` numbers the blocks of `HASH_BLOCK` tokens of its
-    text: equal numbers stand for equal texts up to there."""
+    answer; `loc` is where it stands. `prefix` numbers the blocks of its text, of `HASH_BLOCK`
+    tokens in files: equal numbers stand for equal texts up to there. `then` is the next turn of a
+    conversation, with the nanoseconds from the end of this one until it comes."""
 
     arrival: int
     prompt: int
     output: int
     loc: Loc = UNKNOWN
-    prefix: tuple[int, ...] = ()
+    prefix: Sequence[int] = ()
+    then: tuple[int, Request] | None = None
+
+
+def turns(requests: Iterable[Request]) -> Iterator[Request]:
+    """All requests, with the later turns of conversations."""
+    for request in requests:
+        last: Request | None = request
+        while last is not None:
+            yield last
+            last = last.then[1] if last.then is not None else None
 
 
 def read_requests(path: Path) -> list[Request]:

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from stagec.serving.replica import Job, Replica
-from stagec.serving.requests import Request
+from stagec.serving.requests import Request, turns
 from stagec.serving.routing import Router
 from stagec.serving.series import TimeSeries, joined
 
@@ -22,7 +22,7 @@ _NANOSECOND = 10**6
 #: Jobs that end between two calls of `progress`.
 _OFTEN = 1000
 #: Kinds of events, in the order in which those of one time come.
-_RETURN, _FAIL, _ARRIVE, _HANDED, _END, _PLAN = range(6)
+_RETURN, _FAIL, _ARRIVE, _COME, _HANDED, _END, _PLAN = range(7)
 
 #: The figures of `Simulation.series`.
 FIGURES = ("busy", "running", "waiting", "pages")
@@ -44,7 +44,8 @@ class Simulation:
     is left behind the prompt's last step.
 
     Requests arrive at their times, or with `concurrency` so many are there at any time: each that
-    ends is followed by the next one. Times are in femtoseconds.
+    ends is followed by the next one. The turns of a conversation follow each other
+    (`Request.then`), and count as one request of these. Times are in femtoseconds.
     """
 
     requests: Sequence[Request]
@@ -62,7 +63,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self._events: list[tuple[int, int, int, int, object]] = []
-        self._number = count()
+        self._number, self._numbers = count(), count(1)
+        self._all = sum(1 for _ in turns(self.requests))
         self._coming = self._jobs()
         self._each = [*self.prefills, *self.replicas]
         self._series = {id(r): TimeSeries(len(FIGURES)) for r in self._each}
@@ -73,8 +75,11 @@ class Simulation:
         self._here = self._changed = 0
 
     def _jobs(self) -> Iterator[Job]:
-        for number, request in enumerate(self.requests, 1):
-            yield Job(request, number, request.arrival * _NANOSECOND)
+        for request in self.requests:
+            yield self._job(request, request.arrival * _NANOSECOND)
+
+    def _job(self, request: Request, at: int) -> Job:
+        return Job(request, next(self._numbers), at)
 
     def run(self) -> None:
         """Serve all requests, or `until` so many are done."""
@@ -82,12 +87,13 @@ class Simulation:
             self._push(failure.at, _FAIL, failure)
         for _ in range(self.concurrency or 1):
             self._next(0)
-        most = self.until or len(self.requests)
+        most = self.until or self._all
         events = self._events
         handlers = {
             _RETURN: self._return,
             _FAIL: self._fail,
             _ARRIVE: self._arrive,
+            _COME: self._come,
             _HANDED: self._handed,
             _END: self._finish,
             _PLAN: self._plan,
@@ -129,10 +135,13 @@ class Simulation:
             self._push(job.arrival, _ARRIVE, job)
 
     def _arrive(self, now: int, what: object) -> None:
-        assert isinstance(what, Job)
-        self._count(now, 1)
         if self.concurrency is None:
             self._next(now)
+        self._come(now, what)
+
+    def _come(self, now: int, what: object) -> None:
+        assert isinstance(what, Job)
+        self._count(now, 1)
         self._send(what, self.prefills or self.replicas, now)
 
     def _send(self, job: Job, replicas: Sequence[Replica], now: int) -> None:
@@ -171,10 +180,14 @@ class Simulation:
         for job in ended:
             self.done.append(job)
             self._count(now, -1)
-            if self.concurrency is not None:
+            if job.request.then is not None:
+                gap, request = job.request.then
+                at = now + gap * _NANOSECOND
+                self._push(at, _COME, self._job(request, at))
+            elif self.concurrency is not None:
                 self._next(now)
         if ended and len(self.done) // _OFTEN != (len(self.done) - len(ended)) // _OFTEN:
-            self.progress(len(self.done), len(self.requests))
+            self.progress(len(self.done), self._all)
         if what.prefills:
             for job in prompts:
                 if job.last < 0:
@@ -195,7 +208,7 @@ class Simulation:
             return
         self._watch(replica, now)
         replica.hand_over(job)
-        if not job.preempted:
+        if job.first < 0:
             job.first = now
         if replica.way is None:
             self._wake(replica, now)

@@ -231,7 +231,8 @@ def test_a_prefix_is_computed_once() -> None:
     assert tally.hits == 4 * 3 * HASH_BLOCK
     assert tally.computed + tally.hits == sum(r.prompt for r in requests)
     firsts = [j.first - j.arrival for j in run.done]
-    assert firsts[1] < firsts[0] and len(set(firsts[1:])) == 1
+    assert firsts[1] < firsts[0]
+    assert len(set(firsts[1:])) == 1
     cold = served(requests, limits)
     assert cold.done[1].first - cold.done[1].arrival == firsts[0]
 
@@ -282,8 +283,10 @@ def test_swapping_computes_nothing_again() -> None:
     limits = ServerLimits(64, 8, 30, 4)
     requests = [Request(0, 30, 40) for _ in range(4)]
     again, swapped = (served(requests, limits, replica0={"swap": s}) for s in (0, NANOSECOND))
-    assert again.replicas[0].tally.lost and again.replicas[0].tally.preempted
-    assert not swapped.replicas[0].tally.lost and swapped.replicas[0].tally.swapped
+    assert again.replicas[0].tally.lost
+    assert again.replicas[0].tally.preempted
+    assert not swapped.replicas[0].tally.lost
+    assert swapped.replicas[0].tally.swapped
     slow = served(requests, limits, replica0={"swap": 1000 * NANOSECOND})
     assert slow.end > swapped.end
 
@@ -349,5 +352,7 @@ def test_a_rollout_stops_with_what_is_done() -> None:
     requests = [Request(0, 10, n) for n in (5, 10, 200)]
     whole = served(requests, ServerLimits(64, 8))
     part = served(requests, ServerLimits(64, 8), until=2)
-    assert len(part.done) == 2 and part.end == max(j.last for j in part.done) < whole.end
-    assert part.kept_tokens() == 10 and not whole.kept_tokens()
+    assert len(part.done) == 2
+    assert part.end == max(j.last for j in part.done) < whole.end
+    assert part.kept_tokens() == 10
+    assert not whole.kept_tokens()

@@ -21,6 +21,7 @@ PODS = ("--serve", "disaggregated", "--prompt", "32", "--prefill", "tp=2", "--de
 SPACE = ("--ranks", "2", "--pp", "1", "--cp", "1", "--zero", "1", "--jobs", "1", "--no-cache")
 WHISPER, PART = ("whisper-large-v3", "--set", "B=4,L=1,L_dec=1"), ("--part", "encoder=e: dp=2")
 _LIMITED = ("--prompt", "64", "--batches", "1", "--tpot", "1us")
+_LENGTHS = ("--lengths", "prompt=~40,output=9")
 _PRICED = ("--price", "2,1", "--objective", "cost")
 _DRAFT = ("--speculative", "2", "--draft", "llama3-8b[L=1,D=64,F=64,V=1024,H=4,G=4,K=32]: on=model")
 _STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
@@ -34,6 +35,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "serve": ("serve", *SERVER, "--prompt", "64", "--batches", "1,2", *H100),
     "serve of pods": ("serve", *SERVER, *PODS, "--batches", "1,2", *H100),
+    "requests over time": ("serve", *SERVER, "--rate", "9", "--count", "5", *_LENGTHS, *H100),
+    "requests to pods": (
+        *("serve", *SERVER, *PODS, "--concurrency", "2", "--count", "4", "--tpot", "1us", *H100),
+    ),
     "serve within limits": ("serve", *SERVER, *_LIMITED, "--machine", "mi300x"),
     "search": ("search", *JOB, *SPACE, *H100),
     "search, all of it": ("search", *JOB, *SPACE, *H100, "--sensitivity", "--neighbours"),
@@ -55,7 +60,8 @@ def validator(name: str) -> Any:
 
 def test_every_schema_is_one_and_says_what_its_fields_are() -> None:
     names = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.schema.json"))
-    assert names == ["analyze", "check", "diff", "memory", "search", "serve", "sweep", "time"]
+    assert names[:5] == ["analyze", "check", "diff", "memory", "requests"]
+    assert names[5:] == ["search", "serve", "sweep", "time"]
     for name in names:
         jsonschema.Draft202012Validator.check_schema(schema(name))
 
@@ -65,7 +71,7 @@ def test_outputs_have_it(name: str) -> None:
     words = COMMANDS[name]
     ran = stagec(*words, "--json")
     found = json.loads(ran.out)
-    problems = [e.message for e in validator(words[0]).iter_errors(found)]
+    problems = [e.message for e in validator("requests" if name.startswith("requests") else words[0]).iter_errors(found)]
     assert not problems, problems[:3]
 
 

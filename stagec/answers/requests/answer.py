@@ -18,7 +18,6 @@ from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.answers.requests.run import Pool
-    from stagec.jobs.request.options import JobOptions
     from stagec.jobs.step_surface import SurfaceCheck
     from stagec.machines import Machine
     from stagec.serving.requests import Request
@@ -194,9 +193,11 @@ class RequestsAnswer(Report):
         if self.served == self.requests:
             every = f"{self.requests:,} requests"
         found = [
-            f"{every} and {self.output_tokens:,} tokens of theirs in "
-            f"{seconds_text(self.seconds)}: {self.served / self.seconds:,.4g} requests/s, "
-            f"{self.output_tokens / self.seconds:,.1f} tokens/s, {self.per_rank:,.1f} per rank"
+            (
+                f"{every} and {self.output_tokens:,} tokens of theirs in "
+                f"{seconds_text(self.seconds)}: {self.served / self.seconds:,.4g} requests/s, "
+                f"{self.output_tokens / self.seconds:,.1f} tokens/s, {self.per_rank:,.1f} per rank"
+            )
         ]
         if self.kept_tokens:
             found.append(f"Requests that are not done have {self.kept_tokens:,} tokens")
@@ -242,7 +243,6 @@ class RequestsAnswer(Report):
 
 
 def answer_of(
-    options: JobOptions,
     machine: Machine,
     given: Mapping[str, Any],
     requests: Sequence[Request],
@@ -300,6 +300,7 @@ def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
         return f"{number} of {given['requests'].name}"
     prompt = sum(r.prompt for r in requests) / len(requests)
     output = sum(r.output for r in requests) / len(requests)
+    number += " in conversations" if given["turns"] is not None else ""
     sizes = f"of {prompt:,.1f} and {output:,.1f} tokens in the mean"
     if given["concurrency"] is not None:
         return f"{number}, {given['concurrency']:,} at any time, {sizes}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 from stagec.jobs.request.option import AnyText, CommandOption, File, Kind, Number, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK, BUDGET, SEQUENCES, Blocks
-from stagec.serving.arrivals import renewal
+from stagec.jobs.request.times import TimeType
+from stagec.serving.arrivals import Conversations, renewal
 from stagec.serving.replica import SECOND
-from stagec.serving.requests import MAX_REQUESTS, Request, read_requests
+from stagec.serving.requests import HASH_BLOCK, MAX_REQUESTS, Request, read_requests
+from stagec.serving.requests import SECOND as NANOSECONDS
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Failure
 from stagec.support.diagnostics import error
@@ -31,7 +33,7 @@ _FAIL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A replica, of those that prefill or of the others, which is down for a while: femtoseconds."""
+    """A replica, of those that prefill or of the others, which is down: times in femtoseconds."""
 
     prefills: bool
     replica: int
@@ -117,6 +119,20 @@ OVER_TIME = (
         "file of requests to draw from (default: --prompt and --output-tokens).",
         "",
         metavar="TEXT|FILE",
+    ),
+    CommandOption(
+        "turns",
+        AnyText(),
+        "Of requests that are drawn: turns of a conversation, 4, 2..8 or ~5; each prompt has all "
+        "before it, which a prefix cache may hold.",
+        metavar="N",
+    ),
+    CommandOption(
+        "pause",
+        TimeType(),
+        "Of --turns: the time from an answer to the next turn, of a person or a tool (default: "
+        "none).",
+        metavar="TIME",
     ),
     CommandOption(
         "count",
@@ -219,6 +235,8 @@ def is_over_time(given: Mapping[str, Any]) -> bool:
         raise error("--until is about a rollout", remedy="give --batch-of N")
     if given["burst"] != 1.0 and given["rate"] is None:
         raise error("--burst is about arrivals at random", remedy="give --rate R")
+    if given["pause"] is not None and given["turns"] is None:
+        raise error("--pause is about the turns of a conversation", remedy="give --turns 4")
     return bool(sources)
 
 
@@ -229,9 +247,37 @@ def asked_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Reques
     if file is not None:
         if given["lengths"]:
             raise error("--requests and --lengths both say how long they are", remedy="give one")
+        if given["turns"] is not None:
+            raise error("the requests of a file have no --turns", remedy="leave it out")
         return read_requests(file)[:count]
     drawn = given["rate"] or 0.0, given["burst"], count or _COUNT, given["lengths"], given["seed"]
-    return renewal(*drawn, options.prompt, given["output_tokens"])
+    several = None
+    if given["turns"] is not None:
+        pause = round((given["pause"] or 0.0) * NANOSECONDS)
+        several = Conversations(given["turns"], pause, page_of(options))
+    return renewal(*drawn, options.prompt, given["output_tokens"], several)
+
+
+def page_of(options: JobOptions) -> int:
+    """The tokens of a block of the cache."""
+    return options.page if options.page > 1 else BLOCK
+
+
+def prefix_block(options: JobOptions, given: Mapping[str, Any], requests: Sequence[Request]) -> int:
+    """The tokens of the blocks by which prompts are kept; 0 where none says what it begins with.
+    Raises `DiagnosticError` where pages of the cache do not divide them."""
+    page = page_of(options)
+    if given["turns"] is not None:
+        return page
+    if not any(request.prefix for request in requests):
+        return 0
+    if HASH_BLOCK % page:
+        raise error(
+            f"pages of {page} tokens do not divide the blocks of {HASH_BLOCK} tokens whose "
+            "hash_ids requests have",
+            remedy="give --page 16, for example",
+        )
+    return HASH_BLOCK
 
 
 def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Failure]:

@@ -8,23 +8,22 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
-from stagec.answers.requests.options import asked_requests, failures
+from stagec.answers.requests.options import asked_requests, failures, page_of, prefix_block
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.jobs.admission import Room, cache_room, largest_step
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import DISAGGREGATED
-from stagec.jobs.request.steps import BLOCK
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import ExactSteps, StepSurface
 from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import SECOND, Replica
-from stagec.serving.requests import HASH_BLOCK, Request
+from stagec.serving.requests import Request, turns
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -59,13 +58,14 @@ def serve_requests(
     apart = options.serve == DISAGGREGATED
     _refuse(options, given, apart=apart)
     requests = asked_requests(options, given)
+    every = list(turns(requests))
     with session.once() as aside:
-        pools = _pools(options, machine, given, requests, aside, apart=apart)
+        pools = _pools(options, machine, given, every, aside, apart=apart)
         decode = pools[DECODE]
         prefills = pools[PREFILL].replicas if apart else []
-        sent = _femtoseconds(handover(_prompted(options, requests))) if apart else None
-        done = ceil(given["until"] * len(requests)) if given["until"] is not None else None
-        _check(requests, list(pools.values()))
+        sent = _femtoseconds(handover(_prompted(options, every))) if apart else None
+        done = ceil(given["until"] * len(every)) if given["until"] is not None else None
+        _check(every, list(pools.values()), aside)
         with session.progress("serving", "requests") as progress:
             run = Simulation(
                 requests,
@@ -81,11 +81,9 @@ def serve_requests(
             try:
                 run.run()
             except KeyboardInterrupt:
-                session.log(
-                    f"interrupted with {len(run.done):,} of {len(requests):,} requests served"
-                )
+                session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
                 raise
-        return answer_of(options, machine, given, requests, run, pools)
+        return answer_of(machine, given, every, run, pools)
 
 
 def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> None:
@@ -152,13 +150,13 @@ def _pools(
         pool = _pool(own, machine, given, requests, session)
         alone = len(pool.modules.replicas)
         swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
-        prefix = any(r.prefix for r in requests) and (prefills or not apart)
+        kept = prefix_block(own, given, requests) if prefills or not apart else 0
         pool.replicas += (
             Replica(
                 first + number,
                 pool.limits,
                 pool.costs,
-                prefix_block=HASH_BLOCK if prefix else 0,
+                prefix_block=kept,
                 swap=swap,
                 prefills=prefills,
             )
@@ -186,18 +184,12 @@ def _pool(
     ranks = prod(n or 1 for n in mesh.sizes.values()) if mesh else 1
     alone = len(modules.replicas)
     groups = modules.groups // alone
-    block = options.page if options.page > 1 else BLOCK
+    block = page_of(options)
     tokens, sequences = given["max_tokens"], given["max_batch"]
     room, blocks = None, given["cache_blocks"]
     if blocks is None:
         room = cache_room(modules, machine, largest_step(requests, tokens, sequences), block)
         blocks = room.blocks
-    if any(r.prefix for r in requests) and HASH_BLOCK % block:
-        raise error(
-            f"pages of {block} tokens do not divide the blocks of {HASH_BLOCK} tokens whose "
-            "hash_ids requests have",
-            remedy="give --page 16, for example",
-        )
     limits = ServerLimits(tokens * groups, sequences * groups, blocks * groups or None, block)
 
     def exact(step: Step) -> int:
@@ -223,13 +215,20 @@ def _swap(pool: Pool, machine: Machine) -> int:
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
 
 
-def _check(requests: Sequence[Request], pools: Sequence[Pool]) -> None:
-    """Refuse requests that no replica ever has room for."""
+def _check(requests: Sequence[Request], pools: Sequence[Pool], session: Session) -> None:
+    """Refuse requests that no replica ever has room for, and warn of those that reach further than
+    the model was trained for."""
+    longest = max(requests, key=lambda r: r.prompt + r.output)
+    serving = pools[0].modules.builder.serving
+    positions, last = serving.positions if serving is not None else 0, longest.prompt
+    last += longest.output - 1
+    if positions and last > positions:
+        text = f"requests reach position {last:,}, beyond the {positions:,} of the model"
+        session.report(Diagnostic(text, longest.loc, severity="warning"))
     for pool in pools:
         limits = pool.limits
         if limits.blocks is None:
             continue
-        longest = max(requests, key=lambda r: r.prompt + r.output)
         needed = limits.blocks_for(longest.prompt + longest.output - 1)
         if needed > limits.blocks:
             raise error(

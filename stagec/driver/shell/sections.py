@@ -45,7 +45,18 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
     ),
     Section.REQUESTS: (
         *("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
-        *("rate", "burst", "concurrency", "batch_of", "until", "lengths", "count", "replicas"),
+        *(
+            "rate",
+            "burst",
+            "concurrency",
+            "batch_of",
+            "until",
+            "lengths",
+            "turns",
+            "pause",
+            "count",
+            "replicas",
+        ),
         *("prefill_replicas", "route", "max_batch", "max_tokens", "preempt", "fail", "step_grid"),
     ),
     Section.PASSES: (

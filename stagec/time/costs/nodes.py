@@ -37,7 +37,6 @@ from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
 from stagec.time.streams import PICOSECONDS, Cost
 
-_NONE = Software()
 #: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
 ClassCosts = tuple[int, Callable[[Node], Cost]]
 

@@ -1,0 +1,281 @@
+"""`stagec serve` of requests over time: what is read, what is asked for, what seconds are between
+exact ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stagec as library
+from stagec.jobs.session import Session
+from stagec.jobs.step_modules import StepModules
+from stagec.jobs.step_surface import ExactSteps, StepSurface, grid
+from stagec.serving.arrivals import Conversations, renewal
+from stagec.serving.replica import SECOND
+from stagec.serving.requests import Request, read_requests, turns
+from stagec.serving.step import Step, parse_step
+from tests.support import Outcome, stagec
+
+SIZES = ("--set", "L=2,D=256,F=512,V=1024,H=8,G=4,K=32")
+SERVER = ("llama3-8b", *SIZES, "--machine", "h100-sxm")
+LENGTHS = ("--lengths", "prompt=20..200,output=~30")
+
+
+def run(*words: str) -> Outcome:
+    return stagec("serve", *SERVER, *words)
+
+
+def answer(*words: str) -> dict[str, Any]:
+    ran = run(*words, "--json")
+    assert ran.code == 0, ran.err
+    return dict(json.loads(ran.out))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+FORMS = {
+    "azure.csv": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:16:01.0000001,396,109\n"
+    ),
+    "splitwise.csv": (
+        "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
+        "0,2,0,0.0,1,374,44\n1,2,0,14.3194101,1,396,109\n"
+    ),
+    "mooncake.jsonl": (
+        '{"timestamp": 0, "input_length": 374, "output_length": 44, "hash_ids": [0]}\n'
+        '{"timestamp": 14319.4101, "input_length": 396, "output_length": 109, "hash_ids": [0, 1]}\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_traces(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(FORMS[name], encoding="utf-8")
+    found = read_requests(path)
+    assert [(r.arrival, r.prompt, r.output) for r in found] == [
+        (0, 374, 44),
+        (14_319_410_100, 396, 109),
+    ]
+    assert [tuple(r.prefix) for r in found] == ([(0,), (0, 1)] if "mooncake" in name else [(), ()])
+
+
+WRONG = {
+    "a day that is none": (
+        "a.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-13-16 18:15:46.1,374,44\n",
+        "a.csv:2:1: error: the arrival (TIMESTAMP) is '2023-13-16 18:15:46.1': month must be",
+    ),
+    "blocks that are none": (
+        "a.jsonl",
+        '{"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": ["x"]}\n',
+        "a.jsonl:1:1: error: the blocks of the prompt (hash_ids) are",
+    ),
+    "no column of tokens": (
+        "a.csv",
+        "TIMESTAMP,GeneratedTokens\n2023-11-16 18:15:46,44\n",
+        "a.csv:2:1: error: the request does not say the tokens of its prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_files_that_are_wrong(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, text, message = WRONG[case]
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text, encoding="utf-8")
+    ran = run("--requests", name)
+    assert ran.code == 1
+    assert message in ran.err
+
+
+REFUSED = {
+    ("--rate", "1", "--concurrency", "2", *LENGTHS): "--rate and --concurrency both say when",
+    ("--replicas", "2", "--prompt", "64"): "--replicas is about requests over time",
+    ("--rate", "1"): "expected the tokens of each prompt",
+    ("--rate", "1", "--lengths", "prompt=long"): "prompt is 'long', expected tokens",
+    ("--rate", "1", "--lengths", "prompts=3"): "says neither prompt=... nor output=...",
+    ("--rate", "1", "--lengths", "prompt=lognormal:0:1"): "expected lognormal:MEAN:DEVIATION",
+    ("--rate", "1", "--batches", "1", *LENGTHS): "--batches is about steady batches",
+    ("--rate", "1", "--batch", "1", *LENGTHS): "--batch is about one step",
+    ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk is about the steps of one prompt",
+    ("--rate", "1", "--pp", "2", *LENGTHS): "no pipeline stages yet",
+    ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
+    ("--rate", "1", "--max-batch", "9", "--max-tokens", "8", *LENGTHS): "at least as many tokens",
+    ("--rate", "1", "--prefill-replicas", "2", *LENGTHS): "is about pods that prefill",
+    ("--rate", "1", "--until", "0.5", *LENGTHS): "--until is about a rollout",
+    ("--concurrency", "1", "--burst", "2", *LENGTHS): "--burst is about arrivals at random",
+    ("--rate", "1", "--pause", "1s", *LENGTHS): "--pause is about the turns of a conversation",
+    ("--rate", "1", "--fail", "3@1s+1s", *LENGTHS): "there is no replica 3 of 1 replicas",
+    ("--rate", "1", "--cache-blocks", "3", *LENGTHS): "and the cache of a replica has 3",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_does_not_go_is_an_error_with_a_remedy(words: tuple[str, ...]) -> None:
+    ran = run(*words)
+    assert ran.code == 1, ran.out
+    assert REFUSED[words] in ran.err
+    assert "help:" in ran.err
+
+
+# -- what is drawn ---------------------------------------------------------------------------------
+
+
+def test_lengths_have_their_means() -> None:
+    text = "prompt=lognormal:500:0.8,output=~100"
+    found = renewal(1.0, 1.0, 20_000, text, 1, None, 1)
+    assert sum(r.prompt for r in found) / len(found) == pytest.approx(500, rel=0.05)
+    assert sum(r.output for r in found) / len(found) == pytest.approx(100, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
+def test_gaps_have_the_mean_and_the_spread_of_a_gamma_distribution(shape: float) -> None:
+    found = renewal(10.0, shape, 20_000, "", 1, 8, 8)
+    gaps = [(b.arrival - a.arrival) / 1e9 for a, b in zip(found, found[1:], strict=False)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((g - mean) ** 2 for g in gaps) / len(gaps)
+    assert mean == pytest.approx(0.1, rel=0.05)
+    assert variance / mean**2 == pytest.approx(1 / shape, rel=0.1)
+
+
+def test_a_turn_has_all_before_it() -> None:
+    first = renewal(1.0, 1.0, 1, "", 0, 100, 30, Conversations("3", 5, 16))
+    each = list(turns(first))
+    assert [(r.prompt, r.output) for r in each] == [(100, 30), (230, 30), (360, 30)]
+    assert [len(r.prefix) for r in each] == [130 // 16, 260 // 16, 390 // 16]
+    assert all(b.prefix[: len(a.prefix)] == a.prefix for a, b in zip(each, each[1:], strict=False))
+
+
+# -- seconds of steps ------------------------------------------------------------------------------
+
+
+def test_a_grid_has_points_in_each_doubling() -> None:
+    assert grid(2)[:9] == [1, 2, 3, 4, 6, 8, 12, 16, 24]
+    assert grid(4, 16)[:6] == [16, 20, 24, 28, 32, 40]
+
+
+def known(step: Step) -> int:
+    """A law that is linear in all that steps are made of, which interpolation finds exactly."""
+    found = 10**6
+    for c in step.classes:
+        found += c.count * (1000 + 50 * c.new + (7 * c.cached if c.new == 1 else 0))
+    return found * 10**6
+
+
+def test_between_exact_steps_a_linear_law_is_exact() -> None:
+    surface, exact = StepSurface(known), ExactSteps(known)
+    for count, total in ((1, 1), (3, 99), (5, 5 * 777), (100, 100 * 4321), (129, 129 * 17)):
+        assert surface.decode(count, total).time(total) == exact.decode(count, total).time(total)
+    for count, total, chunks in ((0, 0, [(37, 0)]), (9, 900, [(50, 0), (50, 0)])):
+        assert surface.mixed(count, total, chunks) == exact.mixed(count, total, chunks)
+    check = surface.check()
+    assert check.steps == 7
+    assert check.largest < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"), [("llama3-8b", {"tp": 2}), ("mixtral-8x7b", {"tp": 4})]
+)
+def test_interpolated_seconds_are_near_exact_ones(model: str, flags: dict[str, Any]) -> None:
+    machine = library.machine("h100-sxm")
+    modules = StepModules(library.job(model, **flags)._options, Session())
+
+    def exact(step: Step) -> int:
+        return round(modules.compiled(step).time(machine).step_seconds * SECOND)
+
+    surface, single = StepSurface(exact), ExactSteps(exact)
+    errors: list[float] = []
+    for count, context in ((5, 700), (27, 1234), (90, 3000), (200, 5000)):
+        total = count * context
+        found, expected = (s.decode(count, total).time(total) for s in (surface, single))
+        errors.append(abs(found / expected - 1))
+        for chunks in ([(777, 0)], [(1500, 3000)], [(300, 0), (1100, 0)]):
+            pair = (s.mixed(count, total, chunks) for s in (surface, single))
+            found, expected = pair
+            errors.append(abs(found / expected - 1))
+    errors.sort()
+    assert errors[len(errors) // 2] < 0.015
+    assert errors[-1] < 0.06
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_exact_steps_and_a_grid_agree() -> None:
+    words = ("--rate", "400", "--count", "40", *LENGTHS)
+    found, exact = answer(*words), answer(*words, "--step-grid", "exact")
+    assert exact["steps"]["grid"] is None
+    assert exact["steps"]["evaluated"] > found["steps"]["checked"] > 0
+    for name in ("ttft", "tpot", "latency"):
+        assert found["times"][name]["mean"] == pytest.approx(exact["times"][name]["mean"], rel=0.05)
+
+
+def test_a_server_that_is_alone_takes_its_steps() -> None:
+    """One request at a time: prefill and decode, as the steps are exact."""
+    found = answer("--concurrency", "1", "--count", "3", "--prompt", "100", "--output-tokens", "5")
+    machine = library.machine("h100-sxm")
+    sizes = {"L": 2, "D": 256, "F": 512, "V": 1024, "H": 8, "G": 4, "K": 32}
+    modules = StepModules(library.job("llama3-8b", sizes=sizes)._options, Session())
+
+    def seconds(text: str) -> float:
+        return modules.compiled(parse_step(text)).time(machine).step_seconds
+
+    assert found["times"]["ttft"]["p50"] == pytest.approx(seconds("prefill=1x100+0"), rel=0.02)
+    assert found["times"]["tpot"]["p50"] == pytest.approx(seconds("decode=1x102"), rel=0.02)
+    assert found["pools"]["server"]["steps"] == 15
+    assert found["pools"]["server"]["busy"] == pytest.approx(1)
+
+
+def test_goodput_is_within_the_limits() -> None:
+    words = ("--rate", "2000", "--count", "60", *LENGTHS)
+    every = answer(*words, "--ttft", "10s", "--tpot", "1s")["goodput"]
+    none = answer(*words, "--ttft", "1us")["goodput"]
+    assert every["share"] == 1
+    assert none["share"] == 0
+    assert answer(*words)["goodput"] is None
+
+
+def test_data_parallel_ranks_are_replicas_and_expert_parallel_ones_are_not() -> None:
+    words = ("--rate", "50", "--count", "20", *LENGTHS)
+    dense = answer(*words, "--dp", "4")["pools"]["server"]
+    assert (dense["replicas"], dense["ranks"]) == (4, 1)
+    experts = stagec(
+        *("serve", "mixtral-8x7b", "--set", "L=1,D=128,H=2,G=2,M=128,V=256", "--dp", "2", "--ep", "2"),
+        *("--machine", "h100-sxm", *words, "--json"),
+    )
+    found = json.loads(experts.out)["pools"]["server"]
+    assert (found["replicas"], found["ranks"], found["max_batch"]) == (1, 2, 512)
+
+
+def test_rollouts_end_with_their_longest_answer() -> None:
+    words = ("--batch-of", "40", *LENGTHS)
+    whole, part = answer(*words), answer(*words, "--until", "0.5")
+    assert whole["served"] == 40
+    assert (part["served"], part["kept_tokens"] > 0) == (20, True)
+    assert part["seconds"] == pytest.approx(whole["ends"]["p50"], rel=0.01)
+    assert "Half of them are done after" in run(*words).out
+
+
+def test_same_seed_same_answer() -> None:
+    words = ("--rate", "500", "--count", "30", "--burst", "0.5", *LENGTHS)
+    assert run(*words, "--json").out == run(*words, "--json").out
+    assert run(*words, "--json").out != run(*words, "--seed", "1", "--json").out
+
+
+def test_python_says_the_same() -> None:
+    sizes = {"L": 2, "D": 256, "F": 512, "V": 1024, "H": 8, "G": 4, "K": 32}
+    found = library.job("llama3-8b", sizes=sizes).serve_requests(
+        "h100-sxm", rate=300, count=25, lengths="prompt=20..200,output=~30", route="round-robin"
+    )
+    words = ("--rate", "300", "--count", "25", *LENGTHS, "--route", "round-robin")
+    assert found.as_json() == answer(*words)
+    assert str(found) == run(*words).out
+    assert found.plot().startswith("<svg")
+    assert "<h2>Shares of time and of the cache</h2>" in found.page()
+    with pytest.raises(library.DiagnosticError, match="nothing says when requests come"):
+        library.job("llama3-8b", sizes=sizes).serve_requests("h100-sxm")
