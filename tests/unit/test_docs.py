@@ -37,6 +37,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 LOADED = load_plugins(())
+README = ROOT / "README.md"
 NAME = "<page>"  # one name for all texts: the parser is built once for each name
 
 # -- pages and their blocks ------------------------------------------------------------------------
@@ -279,6 +280,19 @@ def redirected(folder: Path, out: io.StringIO, err: io.StringIO) -> Generator[No
         contextlib.redirect_stderr(err),
     ):
         yield
+
+
+@pytest.mark.long
+def test_questions_of_the_readme_can_be_asked(tmp_path: Path) -> None:
+    """The commands of its table, but those that need files of a user."""
+    rows = re.findall(r"^\| [^|]*\? \| `stagec ([^`]*)` \|", README.read_text("utf-8"), re.M)
+    assert len(rows) == 7
+    asked = [row for row in rows if "my.py" not in row]
+    out, err = io.StringIO(), io.StringIO()
+    with redirected(tmp_path, out, err):
+        codes = {row: guarded(stagec_command, shlex.split(row)) for row in asked}
+    # The first one asks whether a job fits that does not, which is a failure.
+    assert [row for row, code in codes.items() if code] == [r for r in asked if "--limit" in r]
 
 
 # -- generated pages, links, words -----------------------------------------------------------------
