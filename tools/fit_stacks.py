@@ -32,7 +32,6 @@ FITS: Final[Mapping[str, bool]] = {
     "llm-foundry.hopper": False,
     "nemo.hopper": False,
     "nemo.blackwell": True,
-    "nanotron.hopper": False,
 }
 _MOST: Final = 40
 _GRID: Final = [n / 100 for n in range(30, 101)]
