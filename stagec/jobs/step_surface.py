@@ -29,7 +29,7 @@ from stagec.serving.step import SequenceClass, Step, step_of
 #: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
 _LARGEST = 1 << 40
 _CONTEXTS, _CHUNKS = 16, 16
-#: Sizes of chunks of a step that is evaluated exactly, at most: each is a class with ops of its own.
+#: Sizes of chunks of a step that is evaluated exactly, at most: each has ops of its own.
 _CLASSES = 8
 #: Steps of each kind that are kept to be checked.
 _CHECKED = 6

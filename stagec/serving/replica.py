@@ -57,7 +57,7 @@ class StepCosts(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ServedRequest:
     """A request while it is served: `generated` tokens are there, of which `cached` and those of
     the prompt are in a cache (`cached` counts both) when it does not decode. Times are in
     femtoseconds; `hit` are tokens of the prompt that a prefix cache had."""
@@ -93,7 +93,7 @@ class StepsUnderWay:
     count: int
     total: int
     line: StepLine | None
-    chunks: list[tuple[Job, int]]
+    chunks: list[tuple[ServedRequest, int]]
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Replica:
         self.swap, self.prefills = swap, prefills
         self.free = limits.blocks if limits.blocks is not None else 1 << 62
         self.room = self.free
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[ServedRequest] = deque()
         self.running = 0
         self.prefixes = PrefixCache(prefix_block // limits.block) if prefix_block else None
         self.prefix_block = prefix_block
@@ -143,10 +143,10 @@ class Replica:
         self._steps = 0  # decode steps so far
         self._decoding = 0
         self._total = 0  # tokens cached of those that decode
-        self._ends: list[tuple[int, int, Job]] = []
-        self._order: list[tuple[int, Job]] = []  # those that run, in order of admission
+        self._ends: list[tuple[int, int, ServedRequest]] = []
+        self._order: list[tuple[int, ServedRequest]] = []  # those that run, in order of admission
         self._phases = [0] * limits.block
-        self._partial: Job | None = None
+        self._partial: ServedRequest | None = None
         self._stamp = number
 
     @property
@@ -163,7 +163,7 @@ class Replica:
 
     def plan(self, now: int) -> StepsUnderWay | None:
         """The steps that come next; None if there is nothing to do."""
-        chunks: list[tuple[Job, int]] = []
+        chunks: list[tuple[ServedRequest, int]] = []
         before = self.tally.preempted
         delay = self._make_room()
         budget = self.limits.tokens - self._decoding
@@ -195,14 +195,14 @@ class Replica:
                 return took
             took += self._preempt(self._last_admitted())
 
-    def _last_admitted(self) -> Job:
+    def _last_admitted(self) -> ServedRequest:
         order = self._order
         while True:
             stamp, job = order.pop()
             if job.stamp == stamp:
                 return job
 
-    def _preempt(self, job: Job) -> int:
+    def _preempt(self, job: ServedRequest) -> int:
         self._stop(job)
         job.preempted += 1
         self.tally.preempted += 1
@@ -215,7 +215,7 @@ class Replica:
         job.cached = 0
         return 0
 
-    def _stop(self, job: Job) -> None:
+    def _stop(self, job: ServedRequest) -> None:
         """Take a running job out of the batch; its pages are free."""
         if job.ends < 0:
             self._partial = None
@@ -230,7 +230,7 @@ class Replica:
         self.running -= 1
         self._release(job)
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: ServedRequest) -> None:
         """Free the pages of a job, but those of prefixes that others use."""
         self.free += self.limits.blocks_for(job.cached)
         if self.prefixes is not None and job.shared:
@@ -238,7 +238,7 @@ class Replica:
             self.free -= (len(job.shared) - idle) * self.prefixes.pages
             job.shared = []
 
-    def _admit(self, budget: int, chunks: list[tuple[Job, int]]) -> int:
+    def _admit(self, budget: int, chunks: list[tuple[ServedRequest, int]]) -> int:
         """Let in those that wait while tokens, sequences and pages last; the time to swap them
         in."""
         took, limits, waiting = 0, self.limits, self.waiting
@@ -259,14 +259,14 @@ class Replica:
             budget -= self._take(job, tokens, chunks)
         return took
 
-    def _matched(self, job: Job) -> Sequence[int]:
+    def _matched(self, job: ServedRequest) -> Sequence[int]:
         """The blocks of a prefix that are cached, of a job that begins."""
         if self.prefixes is None or job.cached or not job.request.prefix:
             return ()
         most = (job.request.prompt - 1) // self.prefix_block  # a token is computed at least
         return job.request.prefix[: self.prefixes.match(job.request.prefix, most)]
 
-    def _begin(self, job: Job, matched: Sequence[int]) -> None:
+    def _begin(self, job: ServedRequest, matched: Sequence[int]) -> None:
         """Let a job run, with pages for what it has cached."""
         pages = 0
         if matched and self.prefixes is not None:
@@ -285,7 +285,9 @@ class Replica:
         self.running += 1
         self._partial = job
 
-    def _take(self, job: Job, tokens: int, chunks: list[tuple[Job, int]]) -> int:
+    def _take(
+        self, job: ServedRequest, tokens: int, chunks: list[tuple[ServedRequest, int]]
+    ) -> int:
         """A job adds tokens in the next step, so many; one that only decodes joins those that
         do."""
         if job.left == 1 and job.generated:
@@ -295,7 +297,7 @@ class Replica:
             chunks.append((job, tokens))
         return tokens
 
-    def _decode(self, job: Job) -> None:
+    def _decode(self, job: ServedRequest) -> None:
         """A job decodes from the next step on."""
         if job is self._partial:
             self._partial = None
@@ -305,7 +307,7 @@ class Replica:
         job.ends = self._steps + job.request.output - job.generated
         heappush(self._ends, (job.ends, job.stamp, job))
 
-    def _grown(self, job: Job, tokens: int) -> int:
+    def _grown(self, job: ServedRequest, tokens: int) -> int:
         blocks = self.limits.blocks_for
         return blocks(job.cached + tokens) - blocks(job.cached)
 
@@ -318,7 +320,7 @@ class Replica:
     # -- how long, and what then -------------------------------------------------------------------
 
     def _under_way(
-        self, now: int, delay: int, chunks: list[tuple[Job, int]], most: int
+        self, now: int, delay: int, chunks: list[tuple[ServedRequest, int]], most: int
     ) -> StepsUnderWay:
         """The steps, at most so many, of which the first one is held up by a delay."""
         count, total = self._decoding, self._total
@@ -376,7 +378,7 @@ class Replica:
         way.end = way.start + self._took(way, low)
         return True
 
-    def finish(self, now: int) -> tuple[list[Job], list[Job]]:
+    def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
         """The steps under way are done: the jobs that end, and those whose prompts are there."""
         way, tally = self.way, self.tally
         if way is None:
@@ -399,7 +401,7 @@ class Replica:
         self._total += count * self._decoding
         self.tally.decoded += count * self._decoding
 
-    def _chunk(self, job: Job, tokens: int, now: int) -> bool:
+    def _chunk(self, job: ServedRequest, tokens: int, now: int) -> bool:
         """A chunk is there; whether it was the last one of its prompt."""
         self.tally.computed += tokens
         job.cached += tokens
@@ -417,7 +419,7 @@ class Replica:
         self._decode(job)  # one that has all its tokens ends at once
         return True
 
-    def _keep(self, job: Job, tokens: int) -> None:
+    def _keep(self, job: ServedRequest, tokens: int) -> None:
         """Keep the whole blocks of the first tokens of a job for requests that begin alike."""
         prefix, cache = job.request.prefix, self.prefixes
         if cache is None or not prefix:
@@ -427,8 +429,8 @@ class Replica:
                 break  # another request has made it meanwhile
             job.shared.append(block)
 
-    def _ended(self, now: int) -> list[Job]:
-        done: list[Job] = []
+    def _ended(self, now: int) -> list[ServedRequest]:
+        done: list[ServedRequest] = []
         ends = self._ends
         while ends and ends[0][0] <= self._steps:
             _, stamp, job = heappop(ends)
@@ -444,13 +446,13 @@ class Replica:
             job.generated = request.output
         return done
 
-    def hand_over(self, job: Job) -> None:
+    def hand_over(self, job: ServedRequest) -> None:
         """A job whose prompt is there leaves; its pages are free."""
         job.stamp = 0
         self.running -= 1
         self._release(job)
 
-    def fail(self, now: int) -> list[Job]:
+    def fail(self, now: int) -> list[ServedRequest]:
         """Lose all that is cached and under way: the jobs that were there, in order; tokens that
         are there are not lost."""
         self._advance(self._steps_done(now))
@@ -477,7 +479,7 @@ class Replica:
         steps = self._steps_done(now) * self._decoding
         return steps + sum(job.generated for job in (*self._live(), *self.waiting))
 
-    def _live(self) -> list[Job]:
+    def _live(self) -> list[ServedRequest]:
         """The jobs that run, in order of admission, with what each has."""
         running = [job for stamp, job in self._order if job.stamp == stamp]
         for job in running:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from stagec.serving.replica import Job, Replica
+from stagec.serving.replica import Replica, ServedRequest
 
 #: Of SGLang's router (sgl-router, `cache_aware`): the difference of loads from which the least
 #: loaded replica gets a request, and the share of a prompt that has to match.
 _UNBALANCED, _MATCH = 64, 0.5
 
-Router = Callable[[Job, Sequence[Replica]], Replica]
+Router = Callable[[ServedRequest, Sequence[Replica]], Replica]
 
 
-def _least_loaded(job: Job, replicas: Sequence[Replica]) -> Replica:
+def _least_loaded(job: ServedRequest, replicas: Sequence[Replica]) -> Replica:
     return min(replicas, key=lambda r: (r.load, r.number))
 
 
-def _round_robin(job: Job, replicas: Sequence[Replica]) -> Replica:
+def _round_robin(job: ServedRequest, replicas: Sequence[Replica]) -> Replica:
     return replicas[(job.number - 1) % len(replicas)]
 
 
-def _prefix_aware(job: Job, replicas: Sequence[Replica]) -> Replica:
+def _prefix_aware(job: ServedRequest, replicas: Sequence[Replica]) -> Replica:
     loads = [replica.load for replica in replicas]
     if max(loads) - min(loads) <= _UNBALANCED:
         best = max(replicas, key=lambda r: (_matched(job, r), -r.load, -r.number))
@@ -30,7 +30,7 @@ def _prefix_aware(job: Job, replicas: Sequence[Replica]) -> Replica:
     return _least_loaded(job, replicas)
 
 
-def _matched(job: Job, replica: Replica) -> int:
+def _matched(job: ServedRequest, replica: Replica) -> int:
     """The tokens of a prompt that a replica has cached."""
     prefix = job.request.prefix
     if replica.prefixes is None or not prefix:

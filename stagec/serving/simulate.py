@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from stagec.serving.replica import Job, Replica
+from stagec.serving.replica import Replica, ServedRequest
 from stagec.serving.requests import Request, turns
 from stagec.serving.routing import Router
 from stagec.serving.series import TimeSeries, joined
@@ -37,6 +37,15 @@ class Failure:
     seconds: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """The caches of a request on their way from a replica, which had failed `stamp` times."""
+
+    replica: Replica
+    job: ServedRequest
+    stamp: int
+
+
 @dataclass
 class Simulation:
     """A server: replicas that prefill and decode, or that only prefill (`prefills`) and hand over
@@ -57,7 +66,7 @@ class Simulation:
     failures: Sequence[Failure] = ()
     until: int | None = None  # stop when so many requests are done
     progress: Callable[[int, int], None] = lambda done, total: None
-    done: list[Job] = field(default_factory=list[Job])
+    done: list[ServedRequest] = field(default_factory=list[ServedRequest])
     end: int = 0
     area: int = 0  # the integral over time of the requests that are there
 
@@ -70,16 +79,16 @@ class Simulation:
         self._series = {id(r): TimeSeries(len(FIGURES)) for r in self._each}
         self._since = {id(r): 0 for r in self._each}
         self._links = {id(r): 0 for r in self.prefills}
-        self._parked: list[tuple[Job, Sequence[Replica]]] = []
+        self._parked: list[tuple[ServedRequest, Sequence[Replica]]] = []
         self._down = 0
         self._here = self._changed = 0
 
-    def _jobs(self) -> Iterator[Job]:
+    def _jobs(self) -> Iterator[ServedRequest]:
         for request in self.requests:
             yield self._job(request, request.arrival * _NANOSECOND)
 
-    def _job(self, request: Request, at: int) -> Job:
-        return Job(request, next(self._numbers), at)
+    def _job(self, request: Request, at: int) -> ServedRequest:
+        return ServedRequest(request, next(self._numbers), at)
 
     def run(self) -> None:
         """Serve all requests, or `until` so many are done."""
@@ -140,11 +149,11 @@ class Simulation:
         self._come(now, what)
 
     def _come(self, now: int, what: object) -> None:
-        assert isinstance(what, Job)
+        assert isinstance(what, ServedRequest)
         self._count(now, 1)
         self._send(what, self.prefills or self.replicas, now)
 
-    def _send(self, job: Job, replicas: Sequence[Replica], now: int) -> None:
+    def _send(self, job: ServedRequest, replicas: Sequence[Replica], now: int) -> None:
         """Route a job; it waits where no replica is up."""
         up = replicas if self._down == 0 else [r for r in replicas if r.up]
         if not up:
@@ -194,17 +203,17 @@ class Simulation:
                     self._hand_over(what, job, now)
         self._wake(what, now)
 
-    def _hand_over(self, replica: Replica, job: Job, now: int) -> None:
+    def _hand_over(self, replica: Replica, job: ServedRequest, now: int) -> None:
         """The caches of a prompt go to where it is decoded, one prompt after the other."""
         busy, rest = self.handover(job.cached) if self.handover is not None else (0, 0)
         link = max(self._links[id(replica)] + busy, now + rest)
         self._links[id(replica)] = link
-        self._push(link, _HANDED, (replica, job, replica.stamp))
+        self._push(link, _HANDED, _Transfer(replica, job, replica.stamp))
 
     def _handed(self, now: int, what: object) -> None:
-        assert isinstance(what, tuple)
-        replica, job, stamp = what
-        if replica.stamp != stamp:  # it failed meanwhile
+        assert isinstance(what, _Transfer)
+        replica, job = what.replica, what.job
+        if replica.stamp != what.stamp:  # it failed meanwhile
             return
         self._watch(replica, now)
         replica.hand_over(job)

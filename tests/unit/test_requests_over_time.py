@@ -69,7 +69,7 @@ class Linear:
 def requests_of(
     gaps: Sequence[int], prompts: Sequence[int], outputs: Sequence[int]
 ) -> list[Request]:
-    at, found = 0, []
+    at, found = 0, list[Request]()
     for gap, prompt, output in zip(gaps, prompts, outputs, strict=True):
         at += gap
         found.append(Request(at, prompt, output))

@@ -71,7 +71,8 @@ def test_outputs_have_it(name: str) -> None:
     words = COMMANDS[name]
     ran = stagec(*words, "--json")
     found = json.loads(ran.out)
-    problems = [e.message for e in validator("requests" if name.startswith("requests") else words[0]).iter_errors(found)]
+    of = validator("requests" if name.startswith("requests") else words[0])
+    problems = [e.message for e in of.iter_errors(found)]
     assert not problems, problems[:3]
 
 

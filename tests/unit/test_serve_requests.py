@@ -3,6 +3,7 @@ exact ones."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 
 import stagec as library
+from stagec.jobs.request.options import job_options
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import ExactSteps, StepSurface, grid
 from stagec.serving.arrivals import Conversations, renewal
 from stagec.serving.replica import SECOND
-from stagec.serving.requests import Request, read_requests, turns
+from stagec.serving.requests import read_requests, turns
 from stagec.serving.step import Step, parse_step
 from tests.support import Outcome, stagec
 
@@ -93,7 +95,7 @@ def test_files_that_are_wrong(case: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert message in ran.err
 
 
-REFUSED = {
+REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--concurrency", "2", *LENGTHS): "--rate and --concurrency both say when",
     ("--replicas", "2", "--prompt", "64"): "--replicas is about requests over time",
     ("--rate", "1"): "expected the tokens of each prompt",
@@ -136,7 +138,7 @@ def test_lengths_have_their_means() -> None:
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
 def test_gaps_have_the_mean_and_the_spread_of_a_gamma_distribution(shape: float) -> None:
     found = renewal(10.0, shape, 20_000, "", 1, 8, 8)
-    gaps = [(b.arrival - a.arrival) / 1e9 for a, b in zip(found, found[1:], strict=False)]
+    gaps = [(b.arrival - a.arrival) / 1e9 for a, b in itertools.pairwise(found)]
     mean = sum(gaps) / len(gaps)
     variance = sum((g - mean) ** 2 for g in gaps) / len(gaps)
     assert mean == pytest.approx(0.1, rel=0.05)
@@ -148,7 +150,7 @@ def test_a_turn_has_all_before_it() -> None:
     each = list(turns(first))
     assert [(r.prompt, r.output) for r in each] == [(100, 30), (230, 30), (360, 30)]
     assert [len(r.prefix) for r in each] == [130 // 16, 260 // 16, 390 // 16]
-    assert all(b.prefix[: len(a.prefix)] == a.prefix for a, b in zip(each, each[1:], strict=False))
+    assert all(b.prefix[: len(a.prefix)] == a.prefix for a, b in itertools.pairwise(each))
 
 
 # -- seconds of steps ------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ def test_between_exact_steps_a_linear_law_is_exact() -> None:
 )
 def test_interpolated_seconds_are_near_exact_ones(model: str, flags: dict[str, Any]) -> None:
     machine = library.machine("h100-sxm")
-    modules = StepModules(library.job(model, **flags)._options, Session())
+    modules = StepModules(job_options(model, None, flags), Session())
 
     def exact(step: Step) -> int:
         return round(modules.compiled(step).time(machine).step_seconds * SECOND)
@@ -220,7 +222,7 @@ def test_a_server_that_is_alone_takes_its_steps() -> None:
     found = answer("--concurrency", "1", "--count", "3", "--prompt", "100", "--output-tokens", "5")
     machine = library.machine("h100-sxm")
     sizes = {"L": 2, "D": 256, "F": 512, "V": 1024, "H": 8, "G": 4, "K": 32}
-    modules = StepModules(library.job("llama3-8b", sizes=sizes)._options, Session())
+    modules = StepModules(job_options("llama3-8b", None, {"sizes": sizes}), Session())
 
     def seconds(text: str) -> float:
         return modules.compiled(parse_step(text)).time(machine).step_seconds
@@ -245,7 +247,8 @@ def test_data_parallel_ranks_are_replicas_and_expert_parallel_ones_are_not() -> 
     dense = answer(*words, "--dp", "4")["pools"]["server"]
     assert (dense["replicas"], dense["ranks"]) == (4, 1)
     experts = stagec(
-        *("serve", "mixtral-8x7b", "--set", "L=1,D=128,H=2,G=2,M=128,V=256", "--dp", "2", "--ep", "2"),
+        *("serve", "mixtral-8x7b", "--set", "L=1,D=128,H=2,G=2,M=128,V=256"),
+        *("--dp", "2", "--ep", "2"),
         *("--machine", "h100-sxm", *words, "--json"),
     )
     found = json.loads(experts.out)["pools"]["server"]

@@ -12,7 +12,7 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.tables import console, table
 from stagec.serving.latency import PERCENTILES
-from stagec.serving.replica import SECOND, Job
+from stagec.serving.replica import SECOND, ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.support.words import counted
 
@@ -27,7 +27,7 @@ _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SecondsSpread:
     """Seconds of requests, least first; at least one."""
 
     values: Sequence[float]
@@ -69,7 +69,7 @@ class PoolFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LoadMoment:
     """A stretch of time that ends at `seconds`: the mean of what all replicas of a pool do in it,
     `busy` and `cache` as shares, `running` and `waiting` as requests."""
 
@@ -97,11 +97,11 @@ class RequestsAnswer(Report):
     output_tokens: int
     kept_tokens: int
     ranks: int
-    spreads: Mapping[str, Spread]
+    spreads: Mapping[str, SecondsSpread]
     limits: Mapping[str, float]
     good: int | None
     pools: Mapping[str, PoolFigures]
-    moments: Mapping[str, Sequence[Moment]]
+    moments: Mapping[str, Sequence[LoadMoment]]
     ends: Sequence[float]
     steps: SurfaceCheck
     evaluations: int
@@ -145,7 +145,7 @@ class RequestsAnswer(Report):
             "times": {name: spread.as_json() for name, spread in self.spreads.items()},
             "goodput": goodput,
             "pools": {name: asdict(pool) for name, pool in self.pools.items()},
-            "ends": {f"p{n}": Spread(self.ends).percentile(n) for n in (*PERCENTILES, 100)},
+            "ends": {f"p{n}": SecondsSpread(self.ends).percentile(n) for n in (*PERCENTILES, 100)},
             "steps": {
                 "grid": self.points or None,
                 "evaluated": self.evaluations,
@@ -208,7 +208,7 @@ class RequestsAnswer(Report):
                 f"{self.good / self.seconds:,.4g} requests/s, "
                 f"{self.good / self.seconds / self.ranks:,.4g} per rank"
             )
-        half, most, last = (Spread(self.ends).percentile(n) for n in (50, 90, 100))
+        half, most, last = (SecondsSpread(self.ends).percentile(n) for n in (50, 90, 100))
         if self.load.startswith("rollout"):
             found.append(
                 f"Half of them are done after {seconds_text(half)}, 90% after "
@@ -274,7 +274,7 @@ def answer_of(
         output_tokens=sum(j.request.output for j in done),
         kept_tokens=run.kept_tokens(),
         ranks=sum(p.ranks * len(p.replicas) for p in pools.values()),
-        spreads={n: Spread(sorted(values)) for n, values in times.items() if values},
+        spreads={n: SecondsSpread(sorted(values)) for n, values in times.items() if values},
         limits=limits,
         good=sum(_is_good(j, limits) for j in done) if limits else None,
         pools={names[n]: _figures(p, run) for n, p in pools.items()},
@@ -286,7 +286,7 @@ def answer_of(
     )
 
 
-def _is_good(job: Job, limits: Mapping[str, float]) -> bool:
+def _is_good(job: ServedRequest, limits: Mapping[str, float]) -> bool:
     """Whether a request is within the limits."""
     first = (job.first - job.arrival) / SECOND
     each = (job.last - job.first) / SECOND / max(1, job.request.output - 1)
@@ -331,12 +331,12 @@ def _figures(pool: Pool, run: Simulation) -> PoolFigures:
     )
 
 
-def _moments(pool: Pool, run: Simulation) -> list[Moment]:
+def _moments(pool: Pool, run: Simulation) -> list[LoadMoment]:
     width, rows = run.over_time(pool.replicas)
     number, blocks = len(pool.replicas), pool.limits.blocks
-    found: list[Moment] = []
+    found: list[LoadMoment] = []
     for place, (busy, running, waiting, pages) in enumerate(zip(*rows, strict=True), 1):
         cache = None if blocks is None else pages / number / blocks
         at = min(place * width, run.end) / SECOND
-        found.append(Moment(at, busy / number, running, waiting, cache))
+        found.append(LoadMoment(at, busy / number, running, waiting, cache))
     return found

@@ -12,7 +12,7 @@ from stagec.answers.time.table import seconds_text
 from stagec.serving.latency import PERCENTILES
 
 if TYPE_CHECKING:
-    from stagec.answers.requests.answer import Moment, RequestsAnswer
+    from stagec.answers.requests.answer import LoadMoment, RequestsAnswer
 
 #: Points of a curve of times.
 _POINTS = 100
@@ -38,7 +38,7 @@ def requests_page(answer: RequestsAnswer) -> str:
 
 def load_plot(answer: RequestsAnswer) -> str:
     """Requests that run and that wait, over time."""
-    figures: dict[str, Callable[[Moment], float | None]] = {
+    figures: dict[str, Callable[[LoadMoment], float | None]] = {
         "running": lambda m: m.running,
         "waiting": lambda m: m.waiting,
     }
@@ -46,7 +46,7 @@ def load_plot(answer: RequestsAnswer) -> str:
 
 
 def _shares(answer: RequestsAnswer) -> str:
-    figures: dict[str, Callable[[Moment], float | None]] = {
+    figures: dict[str, Callable[[LoadMoment], float | None]] = {
         "with a step": lambda m: m.busy,
         "cache used": lambda m: m.cache,
     }
@@ -56,7 +56,7 @@ def _shares(answer: RequestsAnswer) -> str:
 def _over_time(
     answer: RequestsAnswer,
     title: str,
-    figures: dict[str, Callable[[Moment], float | None]],
+    figures: dict[str, Callable[[LoadMoment], float | None]],
     text: Callable[[float], str],
 ) -> str:
     points = [
