@@ -80,12 +80,14 @@ class MeasuredServer:
         Of the first round of requests, which come at once, the i-th waits for the prompts of i - 1
         others: (batch - 1) / 2 in the mean of one round.
         """
-        from stagec.answers.serve import QUESTION, serve
+        from stagec.answers.serve import QUESTION, ServeAnswer, serve
 
         options = JobOptions(self.model, sizes=self.sizes, **self.flags)
         how = {"output_tokens": self.output, "batches": str(self.batch)}
         given, _ = values_of(QUESTION.options, how)
-        point = serve(options, load_machine(self.machine), given, Session()).points[0]
+        answer = serve(options, load_machine(self.machine), given, Session())
+        assert isinstance(answer, ServeAnswer), "no requests over time"
+        point = answer.points[0]
         waiting = (self.batch - 1) / (2 * self.rounds) if self.rounds else 0.0
         return point.rates.ttft * (1 + waiting), point.rates.tpot
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +30,19 @@ ENGINES = ("vllm", "sglang", "trtllm")
 MODELS_KEPT_ASIDE = ("minimax", "kimi", "glm-5", "glm5", "glm_5")
 
 
-def job(model: str = "llama3-8b", **flags: object) -> CompiledJob:
-    how = {"tp": 2, "serve": "decode", "batch": 16, "context": 1023, "sizes": {"L": 4}, **flags}
+def job(model: str = "llama3-8b", **flags: Any) -> CompiledJob:
+    how: dict[str, Any] = {
+        "tp": 2,
+        "serve": "decode",
+        "batch": 16,
+        "context": 1023,
+        "sizes": {"L": 4},
+        **flags,
+    }
     return CompiledJob.of(library.job(model, **how)._options)  # pyright: ignore[reportPrivateUsage]
 
 
-def timed(**flags: object) -> TimeReport:
+def timed(**flags: Any) -> TimeReport:
     return job(**flags).time(load_machine("h200"))
 
 
