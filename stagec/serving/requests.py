@@ -224,8 +224,8 @@ def _prefix(loc: Loc, row: Mapping[str, object]) -> tuple[int, ...]:
     found = [_decimal(item) for item in items]
     if any(n is None or n != n.to_integral_value() for n in found):
         raise error(
-            f"the blocks of the prompt ({_PREFIX}) are {_shown(row[_PREFIX])}, expected a list of whole "
-            "numbers",
+            f"the blocks of the prompt ({_PREFIX}) are {_shown(row[_PREFIX])}, expected a list of "
+            "whole numbers",
             loc,
             remedy=f"number each block of {HASH_BLOCK} tokens, or leave {_PREFIX} out",
         )
