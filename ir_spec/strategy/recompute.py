@@ -23,8 +23,8 @@ RECOMPUTE = ("none", "selective", "full", "full_replay")
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
-def _number(name: str, doc: str, help: str) -> Any:
-    flag = Flag(f"recompute_{name}", help, metavar="N", needs=("recompute",), rare=True)
+def _number(name: str, doc: str, help: str, needs: str = "recompute") -> Any:
+    flag = Flag(f"recompute_{name}", help, metavar="N", needs=(needs,), rare=True)
     return parameter("int", doc, least=1, flag=flag)
 
 
@@ -68,6 +68,7 @@ class RecomputeRule(Record):
         "products",
         "of keep: every n-th matrix product of a block is computed again",
         "Of --recompute-keep: compute every N-th matrix product of a block again (0: none).",
+        "recompute_keep",
     )
     layers: int = _number(
         "layers",
@@ -123,12 +124,9 @@ class RecomputeOp(Statement):
         return {"recompute": policy or ",".join(op.names("ops")), **super().flags_of(op)}
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        if request["recompute_keep"] and request["recompute"] != "full":
+        if request["recompute_keep"] and request["recompute"] not in ("none", "full"):
             message = f"--recompute-keep is about --recompute full, found {request['recompute']}"
             yield message, "choose --recompute full"
-        if request["recompute_products"] and not request["recompute_keep"]:
-            message = "--recompute-products is about what --recompute-keep names"
-            yield message, "add --recompute-keep einsum,attention"
         unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
         if unnamed:
             message = (

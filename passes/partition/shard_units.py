@@ -20,7 +20,6 @@ class ShardUnits(Pass):
     are marked `beside_loss`, for the plan of memory. In a pipeline nothing happens.
 
     Before:
-        stg.mesh @pod[dp = 2]
         stg.strategy @s[mesh = @pod] {
           stg.shard_params[over = dp, zero = 3]
           stg.shard_units[loss = inside]
@@ -34,7 +33,6 @@ class ShardUnits(Pass):
           stg.return(%y)
         }
     After:
-        stg.mesh @pod[dp = 2]
         stg.strategy @s[mesh = @pod] {
           stg.shard_params[over = dp, zero = 3]
           stg.shard_units[loss = inside]

@@ -43,6 +43,7 @@ class Autocast(Pass):
 
     Before:
         stg.strategy @s {
+          stg.dtypes[param = f32]
           stg.autocast[on]
         }
         stg.func @f(%x: f32[B, S, D], %w: f32[D, D | param]) -> f32[B, S, D] {
@@ -52,6 +53,7 @@ class Autocast(Pass):
         }
     After:
         stg.strategy @s {
+          stg.dtypes[param = f32]
           stg.autocast[on]
         }
         stg.func @f(%x: f32[B, S, D], %w: f32[D, D | param]) -> f32[B, S, D] {
