@@ -68,7 +68,7 @@ class AttentionKernel(Text):
     """What a kernel of attention of a library has otherwise than the one that a machine was
     measured with, each as in `AttentionEfficiency`; `source` says who measured it."""
 
-    rate: dict[DataType, Share] | None = None
+    rate: dict[DataType, Share] = Field(default_factory=dict[DataType, Share])
     backward: Share | None = None
     queries: Annotated[int, Field(gt=0)] | None = None
     packed: bool | None = None
@@ -113,7 +113,7 @@ class AttentionEfficiency(Rates):
         if found is None:
             return self
         own = {n: v for n in AttentionKernel.model_fields if (v := getattr(found, n)) is not None}
-        rate = {**self.rate, **(found.rate or {})}
+        rate = {**self.rate, **found.rate}
         return self.model_copy(update={**own, "rate": rate, "kernels": {}})
 
 
