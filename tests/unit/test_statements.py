@@ -71,6 +71,8 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "recompute_every": {"recompute": "full"},
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
+    "loss_chunks": {"loss": "chunked"},
+    "sgd_momentum": {"optimizer": "sgd"},
     "etp": {"sp": True},
     "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},
 }
