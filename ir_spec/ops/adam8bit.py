@@ -12,6 +12,7 @@ from stagec.ir.expr import Expr, const
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import InPlace
 from stagec.ir_spec.ops.optimizer import Update, adam_step, moments
 
 #: Elements of a block, and of the smallest tensor that has blocks: bitsandbytes/optim/optimizer.py,
@@ -34,6 +35,7 @@ class Adam8bit(Update):
     states = _STATES
     operands = ("param", "grad", *_STATES, "master or clip*")
     results = ("param", *_STATES, "master?")
+    traits = (InPlace(operands=(0, 2, 3, 4, 5, 6)),)
     params = (
         *Update.params,
         Param("dim", "int", "the dimension along which blocks lie", required=True),

@@ -15,7 +15,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.traits import AddsToSum, Fusible, InPlace, Stays
+from stagec.ir.traits import AddsToSum, Fusible, InPlace, Stays, Trait
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.base import Elementwise
 from stagec.ir_spec.ops.structure import ratio
@@ -68,7 +68,7 @@ class Update(OpDef):
     states: ClassVar[tuple[str, ...]] = ()
     operands: ClassVar[tuple[str, ...]] = ("param", "grad", "state, master or clip*")
     results: ClassVar[tuple[str, ...]] = ("param", "state or master*")
-    traits = (InPlace(operands=(0, 2, 3, 4, 5, 6)),)
+    traits: ClassVar[tuple[Trait, ...]] = (InPlace(operands=(0, 2, 3, 4)),)
     params: ClassVar[tuple[Param, ...]] = (
         Param("master", "flag", "there is a master copy"),
         Param("clip", "flag", "the gradient is scaled"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import (
     Flag,
+    FlagValues,
     Record,
     Section,
     Statement,
@@ -75,6 +77,10 @@ class LossOp(Statement):
     section = Section.KERNELS
     training = "there is no loss"
     example = "stg.loss[form = stock]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        if "form" in (said := self.flag_values(request)):
+            yield said
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)

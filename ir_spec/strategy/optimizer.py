@@ -57,7 +57,14 @@ class OptimizerRule(Record):
     momentum: bool = parameter(
         "flag",
         "sgd has a momentum",
-        flag=Flag("sgd_momentum", "SGD has a momentum.", numerics=True, tries=(), rare=True),
+        flag=Flag(
+            "sgd_momentum",
+            "SGD has a momentum.",
+            needs=("optimizer",),
+            numerics=True,
+            tries=(),
+            rare=True,
+        ),
     )
 
 
@@ -101,4 +108,7 @@ class OptimizerOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         clip = 0 if request["optimizer_form"] == "in-backward" else 1
-        yield {"kind": "adamw", "clip": clip, **self.flag_values(request)}
+        said = {"kind": "adamw", "clip": clip, **self.flag_values(request)}
+        if said["kind"] == "adamw":
+            said.pop("momentum", None)  # it has no effect
+        yield said

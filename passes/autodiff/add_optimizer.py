@@ -22,6 +22,7 @@ from stagec.api import (
 )
 from stagec.ir.rewrite import carried, slice_into
 from stagec.ir.traits import Accumulates, Repeats, Terminates
+from stagec.ir_spec.ops.adam8bit import SMALLEST
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -115,7 +116,7 @@ class _Updates:
     """The updates of all parameters, in the form that the strategy says."""
 
     def __init__(self, module: Module, strategy: Strategy, b: Builder) -> None:
-        self._body, self._b, self._mesh = module.main.body, b, module.mesh
+        self._module, self._body, self._b = module, module.main.body, b
         self._placement = StatePlacement(module, strategy, PASS)
         self._assumptions = Assumptions(module, PASS, strategy.loc)
         self._optimizer = Optimizer(module, strategy, self._assumptions)
@@ -134,6 +135,11 @@ class _Updates:
     def run(self, tensors: Sequence[TrainedTensor]) -> Mapping[Value, Sequence[Value]]:
         """Build the updates; gives the updated values of each parameter."""
         self._assumptions.check()
+        if self._optimizer.kind == "adam8bit" and not any("m_scale" in t.kept for t in tensors):
+            why = f"no tensor has {SMALLEST} elements or more, as moments of 8 bits need"
+            self._module.diagnostics.remark(
+                f"'stg.optimizer[adam8bit]' is AdamW: {why}", self._optimizer.loc
+            )
         if self._optimizer.form == "in_backward":
             return {t.param: self._where_made(t) for t in tensors}
         if not self._optimizer.by_slices:
@@ -207,7 +213,7 @@ class _Updates:
 
     def _behind(self, t: TrainedTensor) -> Builder:
         """A builder behind what makes a gradient, and all that uses its parameter there."""
-        region, mesh = t.grad.region, self._mesh
+        region, mesh = t.grad.region, self._module.mesh
         if mesh is not None and any(size != 1 for size in mesh.sizes.values()):
             return Builder(  # reductions of a layer's gradients are one call, before all updates
                 self._b.registry, region, len(region.ops) - 1, loc=self._b.loc, phase="optimizer"

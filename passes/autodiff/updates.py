@@ -108,7 +108,8 @@ class Optimizer:
 
     def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
         self._module, self._strategy, self._assumptions = module, strategy, assumptions
-        self.kind, self.form = strategy.optimizer.kind, strategy.optimizer.form
+        rule = strategy.optimizer
+        self.kind, self.form, self.loc = rule.kind, rule.form, rule.loc
         kinds: Mapping[str, Callable[[Builder, TrainedTensor], Updated]] = {
             "adamw": self._adamw if self.form in ("fused", "in_backward") else self._adam_kernels,
             "adam8bit": self._adam8bit,

@@ -56,8 +56,12 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
     for name in names:
         multiple = rule.multiple * _ranks(module, strategy, name)
         for op in module.ops("stg.symbols"):
-            if name in op.attrs:
-                op.attrs[name] = const(-(-op.integer(name) // multiple) * multiple)
+            size = op.integer(name) if name in op.attrs else 0
+            if size and not size % multiple:
+                why = f"{name} = {size} is a multiple of {multiple}"
+                module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
+            elif size:
+                op.attrs[name] = const(-(-size // multiple) * multiple)
 
 
 def _ranks(module: Module, strategy: Strategy, name: str) -> int:

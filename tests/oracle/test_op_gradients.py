@@ -423,6 +423,31 @@ CASES = {
         "%y = stg.cross_entropy[mean = B*S](%x, %t)",
         "",
     ),
+    "saved_cross_entropy": Case(
+        "%x: f32[B, S, V | param], %t: i32[B, S]",
+        "%y = stg.saved_cross_entropy[mean = B*S, chunks = 3](%x, %t)",
+        "",
+    ),
+    "linear_cross_entropy": Case(
+        "%x: f32[B, S, D | param], %w: f32[D, V | param], %t: i32[B, S]",
+        "%y = stg.linear_cross_entropy[mean = B*S, chunks = 3](%x, %w, %t)",
+        "",
+    ),
+    "linear_cross_entropy-rows": Case(
+        "%x: f32[B, S, D | param], %w: f32[V, D | param], %t: i32[B, S]",
+        "%y = stg.linear_cross_entropy[rows, mean = B*S, chunks = 3](%x, %w, %t)",
+        "",
+    ),
+    "linear_cross_entropy-frozen": Case(
+        "%x: f32[B, S, D | param], %w: f32[D, V], %t: i32[B, S]",
+        "%y = stg.linear_cross_entropy[frozen, mean = B*S, chunks = 3](%x, %w, %t)",
+        "",
+    ),
+    "scaled_einsum": Case(
+        "%x: f32[B, S, D | param], %w: i4[D, E], %f: f32[D/2, E]",
+        '%y = stg.scaled_einsum["bs(dw),(dw)e,de->bse", table = nf4](%x, %w, %f)',
+        "B, S, E",
+    ),
     "log_softmax": Case(
         "%x: f32[B, S, V | param], %z: f32[B, S, V]",
         "%p = stg.log_softmax(%x)\n    %y = stg.mul(%p, %z)",

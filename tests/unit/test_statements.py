@@ -74,6 +74,8 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "autocast_attention": {"autocast": True},
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
+    "loss_chunks": {"loss": "chunked"},
+    "sgd_momentum": {"optimizer": "sgd"},
     "etp": {"sp": True},
     "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},
 }
