@@ -291,15 +291,8 @@ class _Lowering:
         deps, steps = self._deps(op.operands), axis_size(_common_axes(op, gathers))
         *names, early, late = names_of_nodes(op, gathers)
         arrived = [self._own_gather(op, g, n, b) for g, n in zip(gathers, names, strict=True)]
-        first, last = dict(attrs), dict(attrs)
-        for cost in ("flops", "matmul", "bytes"):
-            whole = attrs.get(cost)
-            if isinstance(whole, Expr):
-                last[cost] = self._part(whole, steps)
-                first[cost] = whole - self._part(whole, steps)
         ((factor,), *_) = (rule.operands[g.operand][g.dim] for g in gathers)
-        last |= kernel_attributes(part_of_kernel(op, factor, lambda n: self._part(n, steps)))
-        first |= kernel_attributes(part_of_kernel(op, factor, lambda n: n - self._part(n, steps)))
+        last, first = self._shared_out(op, attrs, factor, steps)
         first["out"] = ZERO
         begun = b.value("et.comp", deps, first, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
@@ -313,20 +306,27 @@ class _Lowering:
         steps, shape = axis_size(sums.names("over")), rule.results[0]
         scatters = isinstance(sums.definition, ReduceScatter)
         along = shape[operand_dim(sums, 0) if scatters else min(1, len(shape) - 1)][0]
-        first, rest = dict(attrs), dict(attrs)
-        for cost in ("flops", "matmul", "bytes"):
-            whole = attrs.get(cost)
-            if isinstance(whole, Expr):
-                first[cost] = self._part(whole, steps)
-                rest[cost] = whole - self._part(whole, steps)
-        first |= kernel_attributes(part_of_kernel(op, along, lambda n: self._part(n, steps)))
-        rest |= kernel_attributes(part_of_kernel(op, along, lambda n: n - self._part(n, steps)))
+        first, rest = self._shared_out(op, attrs, along, steps)
         first["out"] = ZERO
         name = op.results[0].name
         begun = b.value("et.comp", self._deps(op.operands), first, hint=f"{name}_first")
         done = b.value("et.comp", [begun], rest, hint=name)
         self._begun[done] = begun
         return done
+
+    def _shared_out(
+        self, op: Operation, attrs: dict[str, RawAttr], factor: str, steps: Expr
+    ) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
+        """What one of so many steps along a factor does, and what all others do together."""
+        one, rest = dict(attrs), dict(attrs)
+        for cost in ("flops", "matmul", "bytes"):
+            whole = attrs.get(cost)
+            if isinstance(whole, Expr):
+                one[cost] = self._part(whole, steps)
+                rest[cost] = whole - self._part(whole, steps)
+        one |= kernel_attributes(part_of_kernel(op, factor, lambda n: self._part(n, steps)))
+        rest |= kernel_attributes(part_of_kernel(op, factor, lambda n: n - self._part(n, steps)))
+        return one, rest
 
     def _part(self, whole: Expr, steps: Expr) -> Expr:
         """One of so many steps; what does not divide is rounded up."""
