@@ -55,7 +55,8 @@ def launches(report: TimeReport) -> int:
 
 @pytest.mark.parametrize("serve", ["decode", "prefill"])
 def test_a_scheduler_adds_its_time_to_each_step(serve: str) -> None:
-    how = {"serve": serve, "prompt": 256, "context": None} if serve == "prefill" else {}
+    prefill = {"serve": serve, "prompt": 256, "context": None}
+    how: dict[str, Any] = prefill if serve == "prefill" else {}
     before, after = (timed(host_step=step, **how) for step in ("", "1 ms"))
     assert after.step_seconds - before.step_seconds == pytest.approx(1e-3, rel=1e-9)
     assert after.breakdown["scheduler"] == pytest.approx(1e-3)
@@ -63,7 +64,7 @@ def test_a_scheduler_adds_its_time_to_each_step(serve: str) -> None:
 
 
 def test_a_scheduler_has_nothing_to_do_in_training() -> None:
-    how = {"serve": None, "context": None, "batch": None}
+    how: dict[str, Any] = {"serve": None, "context": None, "batch": None}
     sizes = {"L": 2, "B": 2}
     before, after = (timed(host_step=s, sizes=sizes, **how) for s in ("", "1 ms"))
     assert before.step_seconds == after.step_seconds
@@ -75,7 +76,7 @@ def test_gaps_of_graphs_are_those_of_decode() -> None:
     assert "launch gaps" in before.breakdown
     ratio = after.breakdown["launch gaps"] / before.breakdown["launch gaps"]
     assert ratio == pytest.approx(0.5e-6 / gap)
-    prefill = {"serve": "prefill", "prompt": 256, "context": None}
+    prefill: dict[str, Any] = {"serve": "prefill", "prompt": 256, "context": None}
     assert timed(**prefill).step_seconds == timed(graph_gap="0.5 us", **prefill).step_seconds
 
 
@@ -135,9 +136,9 @@ def test_experts_that_some_tokens_choose_more_often() -> None:
 
 def test_few_tokens_reach_fewer_popular_experts_and_one_reaches_as_many() -> None:
     def weights(batch: int, popularity: str) -> int:
-        flags = {"expert_popularity": popularity, "tp": 1, "sizes": {"L": 2}}
-        how = {"serve": "decode", "batch": batch, "context": 100, **flags}
-        answer = library.job("qwen3-30b-a3b", **how).analyze()  # type: ignore[arg-type]
+        flags: dict[str, Any] = {"expert_popularity": popularity, "tp": 1, "sizes": {"L": 2}}
+        how: dict[str, Any] = {"serve": "decode", "batch": batch, "context": 100, **flags}
+        answer = library.job("qwen3-30b-a3b", **how).analyze()
         ops = answer.as_json()["serving"]["ops"]
         return sum(op["bytes"] for op in ops if "experts/gate_up" in op["op"])
 
@@ -161,9 +162,9 @@ def test_a_layer_has_as_many_kernels_as_engines_launch(engine: str) -> None:
 
 
 def test_ttft_has_the_time_of_a_request() -> None:
-    how = {"tp": 2, "prompt": 256, "sizes": {"L": 4}}
+    how: dict[str, Any] = {"tp": 2, "prompt": 256, "sizes": {"L": 4}}
     before, after = (
-        library.job("llama3-8b", host_request=r, **how).serve("h200", batches="4")  # type: ignore[arg-type]
+        library.job("llama3-8b", host_request=r, **how).serve("h200", batches="4")
         for r in ("", "40 ms")
     )
     pairs = zip(before.points, after.points, strict=True)
@@ -203,7 +204,20 @@ def test_errors_are_by_engine_and_machine() -> None:
     def server(stack: str, ttft: float, *, judged: bool = True, batch: int = 4) -> ServerError:
         flags = {"stack": stack}
         row = MeasuredServer(
-            *("s", "r", ttft, 1.0, "h200", "llama3-8b", batch, 128, 10, {}, flags, judged)
+            *(
+                "s",
+                "r",
+                ttft,
+                1.0,
+                "h200",
+                "llama3-8b",
+                batch,
+                128,
+                10,
+                dict[str, int](),
+                flags,
+                judged,
+            )
         )
         return ServerError(row, (1.1, 0.9))
 
