@@ -28,6 +28,7 @@ class AutocastRule(Record):
             "Parameters in fp32; products and attention cast their operands to bf16 where they use "
             "them, as torch.autocast.",
             numerics=True,
+            rare=True,
         ),
     )
     to: str = parameter(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stagec.ir_spec.strategy.statement import (
     Flag,
+    FlagValues,
     Record,
     Section,
     Statement,
@@ -62,3 +65,6 @@ class CollectivesOp(Statement):
     name, record = "stg.collectives", CollectivesRule
     section = Section.KERNELS
     example = "stg.collectives[all_reduce = two_shot, below = 8388608]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        return super().from_flags(request) if request["all_reduce"] != LIBRARY else iter(())

@@ -15,7 +15,6 @@ from stagec.ir_spec.strategy.statement import (
     Statement,
     parameter,
 )
-from stagec.machines.figures import quantity
 
 
 def _time(flag: str, doc: str, help: str) -> Any:
@@ -116,7 +115,11 @@ class HostsOp(Statement):
 
 
 def _seconds(text: str) -> float:
-    return float(quantity("time", text)) if text else 0.0
+    if not text:
+        return 0.0
+    from stagec.machines.figures import quantity  # a compile without machines loads none
+
+    return float(quantity("time", text))
 
 
 def _misfits(text: str) -> Iterator[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stagec.ir_spec.strategy.statement import (
     Flag,
+    FlagValues,
     Record,
     Section,
     Statement,
@@ -48,3 +51,6 @@ class TpOutputsOp(Statement):
     name, record = "stg.tp_outputs", TpOutputsRule
     section = Section.TENSOR
     example = "stg.tp_outputs[in_steps]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        return super().from_flags(request) if "tp" in request.axes else iter(())

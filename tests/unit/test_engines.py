@@ -232,7 +232,7 @@ def test_errors_are_by_engine_and_machine() -> None:
 def test_validate_refuses_what_does_not_go_together() -> None:
     found = stagec("validate", "--serve", "--time")
     assert found.code == 1
-    assert "--time and --serve ask for different rows" in found.err
+    assert "--time, --memory, --serve ask for different rows" in found.err
     with pytest.raises(DiagnosticError, match="no such source"):
         measured_servers("nothing")
     shown = json.loads(stagec("validate", "--serve", "--source", "engines", "--json").out)

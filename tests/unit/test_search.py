@@ -152,7 +152,7 @@ def asked(model: str, sizes: str, ranks: int, machine: str, **more: Any) -> Ques
         "ranks": (ranks,),
         "machine": (machine_of(machine, Session()),),
     }
-    fixed = {"objective": "time", "top": 3, "overlap": True, "used_ranks": None}
+    fixed = {"objective": "time", "top": 3, "overlap": True, "used_ranks": None, "stack": "ideal"}
     return questions({**usual, **knobs, **about, **fixed, **rest}, Session())[0]
 
 

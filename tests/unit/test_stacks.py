@@ -163,8 +163,8 @@ def test_flags_say_what_a_stack_says(name: str) -> None:
     flags = stack_flags(lines, ())
     assert flags.keys() == {n for line in lines for n in line.definition.flags_of(line.op)}
     assert all(FLAGS[n].kind != "names" or isinstance(v, str) for n, v in flags.items())
-    casts = any(line.op.name == "stg.autocast" for line in lines)
     for line in lines:
+        casts = line.op.name == "stg.autocast"
         mine, said = line.definition.flags_of(line.op), line.definition.read(line.op)
         names = line.op.attrs.keys() & line.definition.flag_names.keys()
         found = [_record(line.definition, mine, zero=zero, autocast=casts) for zero in (0, 3)]

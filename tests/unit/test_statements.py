@@ -46,7 +46,7 @@ pytestmark = DISTINCT
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Where what a strategy says is read.
-ROOMS = ("ir_spec", "passes", "stagec/sharding", "stagec/schedule")
+ROOMS = ("ir_spec", "passes", "stagec/sharding", "stagec/schedule", "stagec/time")
 #: The flags that write statements.
 STATED = tuple(name for name in SHORTHANDS if name != MESH_ORDER.name)
 #: A mesh and values on which every flag has an effect.
@@ -72,6 +72,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "recompute_keep": {"recompute": "full"},
     "recompute_products": {"recompute": "full", "recompute_keep": "einsum"},
     "autocast_attention": {"autocast": True},
+    "all_reduce_below": {"all_reduce": "two-shot"},
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
     "loss_chunks": {"loss": "chunked"},

@@ -126,6 +126,7 @@ OVER_TIME = (
         "Of requests that are drawn: turns of a conversation, 4, 2..8 or ~5; each prompt has all "
         "before it, which a prefix cache may hold.",
         metavar="N",
+        rare=True,
     ),
     CommandOption(
         "pause",
@@ -133,6 +134,7 @@ OVER_TIME = (
         "Of --turns: the time from an answer to the next turn, of a person or a tool (default: "
         "none).",
         metavar="TIME",
+        rare=True,
     ),
     CommandOption(
         "count",
@@ -153,6 +155,7 @@ OVER_TIME = (
         Whole(1, _MOST_REPLICAS),
         "Of --serve disaggregated: so many pods prefill (default: 1).",
         metavar="N",
+        rare=True,
     ),
     CommandOption(
         "route",
@@ -166,6 +169,7 @@ OVER_TIME = (
         f"Sequences that a group of ranks runs at once (default: {SEQUENCES}).",
         SEQUENCES,
         metavar="N",
+        rare=True,
     ),
     CommandOption(
         "max_tokens",
@@ -173,6 +177,7 @@ OVER_TIME = (
         f"Tokens of a step of a group, those of chunks of prompts included (default: {BUDGET:,}).",
         BUDGET,
         metavar="N",
+        rare=True,
     ),
     CommandOption(
         "cache_blocks",
