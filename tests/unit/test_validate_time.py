@@ -345,7 +345,11 @@ def test_a_summary_tells_fitted_rows_from_others() -> None:
 def test_validate_prints_rows_and_sources_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = STEPS["torchtitan"][:1]
     where = "stagec.validation.steps.measured_steps"
-    monkeypatch.setattr(where, lambda source: {source: steps})
+
+    def only_these(source: str | None) -> dict[str, list[MeasuredStep]]:
+        return {source or "": steps}
+
+    monkeypatch.setattr(where, only_these)
     result = stagec("validate", "--time", "--source", "torchtitan", "--json")
     assert result.code == 0
     found = json.loads(result.out)
