@@ -135,6 +135,12 @@ class DtypesOp(Statement):
         if "scaling" in op.attrs and "fp8" not in op.attrs:
             yield "'scaling' is about products of 8 bits, expects 'fp8' beside it"
 
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        if request["compute_dtype"] != PARAM and request["zero"] < 3:
+            flag = f"--compute-dtype {request['compute_dtype']}"
+            message = f"{flag} is about what ZeRO-3 gathers, found --zero {request['zero']}"
+            yield message, "choose --zero 3, or leave it out"
+
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
         if request["autocast"] and types["param"] == "bf16":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import (
     Flag,
+    FlagValues,
     Record,
     Section,
     Statement,
@@ -27,7 +29,8 @@ class MoeRule(Record):
             "moe_dispatch",
             "Tokens go to their experts by an all-to-all, a copy for each expert, or once to each "
             "node and from there on (deepep).",
-            needs=(EXPERTS,),
+            default="all-to-all",
+            needs=("ep",),
             rare=True,
         ),
     )
@@ -47,3 +50,6 @@ class MoeOp(Statement):
     name, record = "stg.moe", MoeRule
     section = Section.EXPERTS
     example = "stg.moe[dispatch = deepep]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        return super().from_flags(request) if "ep" in request.axes else iter(())

@@ -39,6 +39,7 @@ _OF_STEPS = (
     *("pp", "dp", "dp_replicate", "dp_shard", "schedule", "chunks", "stage_layers"),
     *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
     *("overlap_param_gather", "ddp_bucket", "recompute_layers", "recompute_every"),
+    *("shard_units", "shard_loss", "ddp_copies"),
 )
 #: What is moved to the host and back for each microbatch.
 _ACTIVATIONS = "activations"
@@ -103,6 +104,9 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
     if options.fuse_gradients:  # no kernel casts what products add to sums
         given |= dict.fromkeys(("grad_dtype", "reduce_dtype"), options.param_dtype)
+    if options.autocast or options.compute_dtype != FLAGS["compute_dtype"].default:
+        given |= {n: FLAGS[n].default for n in ("autocast", "compute_dtype")}
+        given["param_dtype"] = _computed_in(options)  # as if nothing was cast
     if _recomputes_some(options):
         given["recompute"] = "none"  # the least time; nothing is said of what is kept
     if options.serve is None and options.grad_dtype == options.reduce_dtype:
@@ -112,6 +116,12 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     kept = [n.strip() for n in options.offload.split(",")]
     given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
     return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
+
+
+def _computed_in(options: JobOptions) -> str:
+    """The element type of products."""
+    usual = FLAGS["compute_dtype"].default
+    return options.compute_dtype if options.compute_dtype != usual else "bf16"
 
 
 def _recomputes_some(options: JobOptions) -> bool:

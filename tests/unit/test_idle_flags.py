@@ -25,6 +25,8 @@ JOBS: dict[str, dict[str, Any]] = {
 #: Values that say what holds without them, or how large a call is of which there is one.
 SAME = {("microbatches", 1), ("chunks", 1)}
 BY_SIZE = {"ddp_bucket"}
+#: What software makes of the seconds of a program, which stays as it is.
+SECONDS = {"host_graphs", "all_reduce"}
 
 
 def program(model: str, flags: dict[str, Any]) -> tuple[str, list[str]]:
@@ -44,7 +46,7 @@ def silent(model: str, given: dict[str, Any]) -> list[str]:
     found: list[str] = []
     for flag in OF_ONE_MESH.values():
         for value in flag.others(flag.default):
-            stated = flag.name in given or flag.name in AXES or flag.name in BY_SIZE
+            stated = flag.name in given or flag.name in AXES or flag.name in BY_SIZE | SECONDS
             if stated or (flag.name, value) in SAME:
                 continue
             try:

@@ -48,7 +48,7 @@ CASES = [
 def asked(model: str, sizes: dict[str, int], ranks: int, given: Given) -> list[Question]:
     about: dict[str, Any] = {"model": model, "sizes": sizes, "ranks": (ranks,)}
     about |= {"machine": (machine_of("h100-sxm", Session()),), "top": 3, "overlap": True}
-    about |= {"used_ranks": None}
+    about |= {"used_ranks": None, "stack": "ideal"}
     return questions({**dict.fromkeys((*KNOBS, *NOT_GIVEN)), **about, **given}, Session())
 
 

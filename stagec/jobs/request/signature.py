@@ -94,9 +94,6 @@ class JobFlags(TypedDict, total=False):
     #: Of the share of products, what grouped products of experts keep, such as 1/2: all if it is
     #: left out.
     sustained_experts: float | str | None
-    #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
-    #: from there on (deepep).
-    moe_dispatch: Literal["all_to_all", "all-to-all", "deepep"] | None
     #: Of a step of serving: so many more experts than the model has, copies of those that many
     #: tokens choose.
     redundant_experts: int | None
@@ -239,6 +236,9 @@ class JobFlags(TypedDict, total=False):
     all_reduce: Literal["library", "one-shot", "two-shot"] | None
     #: Bytes up to which --all-reduce holds; the library adds what is larger.
     all_reduce_below: int | None
+    #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
+    #: from there on (deepep).
+    moe_dispatch: Literal["all-to-all", "deepep"] | None
     #: How the weights of the blocks are stored while serving, and frozen ones in training.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "nf4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
