@@ -23,6 +23,7 @@ from stagec.ir_spec.ops import (
     indexer,
     layout,
     linear_attention,
+    loss_forms,
     losses,
     merge,
     moe,
@@ -57,7 +58,7 @@ _ROOMS = (
     *(selection, merge, serving),
     *(activation, gated, norm),
     *(attention, attention_parts, ring, ring_edge, rope, distance, indexer),
-    *(moe, vocabulary, losses, recommend),
+    *(moe, vocabulary, loss_forms, losses, recommend),
     *(layout, comm, optimizer, adam8bit, adafactor, muon, pipeline, pods, trace),
 )
 

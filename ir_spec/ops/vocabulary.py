@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, call, const, product
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, const, product
 from stagec.ir.index_rule import IndexRule
-from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, LossForm, OpDef, Sizes, Splits
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.traits import Recasts, Wide
-from stagec.ir.types import TensorType, Type
-from stagec.ir_spec.ops.base import gradients, need_result, stated
+from stagec.ir_spec.ops.base import gradients, need_result
+from stagec.ir_spec.ops.loss_forms import (
+    DEFAULT_CHUNKS,
+    MEAN,
+    logsumexp,
+    row_sums,
+    target_of,
+    with_head,
+)
 from stagec.ir_spec.ops.norm import rsqrt_scale
 
-_MEAN = Param(
-    "mean", "size", "the number of tokens to average over, such as B*S", required=True, of_step=True
-)
 _IN_PLACE = Param("in_place", "flag", "the gradient of the logits takes their buffer")
-#: torchtune.modules.loss.CEWithChunkedOutputLoss: num_output_chunks.
-_DEFAULT_CHUNKS = 8
-_CHUNKS = Param("chunks", "size", "parts of the tokens, one after the other (default 1)")
 
 
 class Embedding(OpDef):
@@ -92,7 +90,7 @@ class CrossEntropy(OpDef):
     traits = (Wide(),)
     operands = ("logits", "labels")
     results = ("loss", "lse?")
-    params = (_MEAN, _IN_PLACE)
+    params = (MEAN, _IN_PLACE)
     index = IndexRule("...v,...->,...", special="v")
     element_types = ("f32", "f32")
     flops_per_point = 5
@@ -117,7 +115,7 @@ class CrossEntropy(OpDef):
                 return b.value("stg.nll_loss", [logp, labels], mean, hint=op.result.name)
             case "stock" | "chunked":
                 chunked = form.name == "chunked"
-                chunks = {"chunks": const(form.chunks or _DEFAULT_CHUNKS)} if chunked else {}
+                chunks = {"chunks": const(form.chunks or DEFAULT_CHUNKS)} if chunked else {}
                 operands = [plain if chunked else logits, labels]
                 return b.value(
                     "stg.saved_cross_entropy",
@@ -130,7 +128,7 @@ class CrossEntropy(OpDef):
                 op.attrs["in_place"] = True
                 return op.result
             case "linear" if not form.split and (head := plain.producer) is not None:
-                return _with_head(b, op, head, form)
+                return with_head(b, op, head, form)
             case _:
                 return None
 
@@ -138,31 +136,17 @@ class CrossEntropy(OpDef):
         return op.operands[0].tensor.shape[-1] if operand == 1 else None
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
-        logits, labels = op.operands
-        over = special["v"]
-        kind: Mapping[str, tuple[str, ...]] = {"over": over}
-        row = letters(logits.tensor.rank)
-        spec = Quoted(f"{row}->{row[:-1]}")
-        mine = b.value("stg.max", [logits], {"spec": spec, "to": "f32"}, hint="top")
-        top = b.value("stg.all_reduce", [mine], {**kind, "kind": "max"}, hint="row_max")
-        part = b.value("stg.sum_exp", [logits, top], hint="part_sum")
-        exp = b.value("stg.all_reduce", [part], kind, hint="row_sum")
-        picked = b.value("stg.pick", [logits, labels], hint="part_target")
-        target = b.value("stg.all_reduce", [picked], kind, hint="target")
+        top, exp = row_sums(b, op.operands[0], special["v"])
+        target = target_of(b, op, special["v"])
         return b.op(
             "stg.nll", [top, exp, target], {"mean": op.expr("mean")}, names=["loss", "lse"]
         ).results
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, labels = args
-        lse = _logsumexp(logits)
+        lse = logsumexp(logits)
         picked = np.take_along_axis(logits, labels[..., None], -1)[..., 0]
         return [(lse - picked).sum() / ctx.size(op.expr("mean")), lse]
-
-
-def _logsumexp(x: Array) -> Array:
-    top = x.max(-1, keepdims=True)
-    return (np.log(np.exp(x - top).sum(-1, keepdims=True)) + top)[..., 0]
 
 
 class CrossEntropyGrad(OpDef):
@@ -170,7 +154,7 @@ class CrossEntropyGrad(OpDef):
 
     name = "stg.cross_entropy_grad"
     operands = ("logits", "labels", "lse", "dloss")
-    params = (_MEAN, _IN_PLACE)
+    params = (MEAN, _IN_PLACE)
     index = IndexRule("...v,...,...,->...v")
     flops_per_point = 4
 
@@ -187,341 +171,6 @@ class CrossEntropyGrad(OpDef):
         onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
         scale = dloss / ctx.size(op.expr("mean"))
         return [(np.exp(logits - lse[..., None]) - onehot) * scale]
-
-
-class LogSoftmax(OpDef):
-    """x - logsumexp(x) over the last dimension, in fp32; 4 FLOPs per element."""
-
-    name = "stg.log_softmax"
-    traits = (Wide(),)
-    operands = ("x",)
-    index = IndexRule("...v->...v", whole="v")
-    element_types = ("f32",)
-    flops_per_point = 4
-    example = "%logp = stg.log_softmax(%logits) : f32[B, S, V]"
-
-    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        return gradients(b, op, [op.result, grads[0]])
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0] - _logsumexp(args[0])[..., None]]
-
-
-class LogSoftmaxGrad(OpDef):
-    """dlogp - exp(logp) * sum(dlogp), in fp32; 4 FLOPs per element."""
-
-    name = "stg.log_softmax_grad"
-    operands = ("logp", "dlogp")
-    index = IndexRule("...v,...v->...v", whole="v")
-    element_types = ("f32",)
-    flops_per_point = 4
-    example = "%dz = stg.log_softmax_grad(%logp, %dlogp) : f32[B, S, V]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        logp, dlogp = args
-        return [dlogp - np.exp(logp) * dlogp.sum(-1, keepdims=True)]
-
-
-class NllLoss(OpDef):
-    """Mean of the negative log-probabilities that the labels name; 1 FLOP per token."""
-
-    name = "stg.nll_loss"
-    traits = (Wide(),)
-    operands = ("logp", "labels")
-    params = (_MEAN,)
-    index = IndexRule("...v,...->", whole="v")
-    element_types = ("f32",)
-    example = "%loss = stg.nll_loss[mean = B*S](%logp, %labels) : f32[]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(size for f, size in n.items() if f != "v")
-
-    def bytes_touched(self, op: Operation) -> Expr:
-        return op.operands[1].tensor.local_bytes * 2
-
-    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        return gradients(b, op, [*op.operands, grads[0]])
-
-    def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        return op.operands[0].tensor.shape[-1] if operand == 1 else None
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        logp, labels = args
-        picked = np.take_along_axis(logp, labels[..., None], -1)
-        return [-picked.sum() / ctx.size(op.expr("mean"))]
-
-
-class NllLossGrad(OpDef):
-    """-dloss / mean where the label is, else 0: writes a tensor of the size of logp, of which it
-    reads nothing."""
-
-    name = "stg.nll_loss_grad"
-    operands = ("logp", "labels", "dloss")
-    params = (_MEAN,)
-    index = IndexRule("...v,...,->...v", whole="v")
-    element_types = ("f32",)
-    flops_per_point = 0
-    example = "%dlogp = stg.nll_loss_grad[mean = B*S](%logp, %labels, %one) : f32[B, S, V]"
-
-    def bytes_touched(self, op: Operation) -> Expr:
-        return op.result.tensor.local_bytes + op.operands[1].tensor.local_bytes
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        logp, labels, dloss = args
-        words: int = logp.shape[-1]
-        onehot = labels[..., None] == np.arange(words)
-        return [onehot * (-dloss / ctx.size(op.expr("mean")))]
-
-
-def _with_head(b: Builder, op: Operation, head: Operation, form: LossForm) -> Value | None:
-    """The product that makes the logits and their loss as one op; None if no product of a value and
-    a matrix makes them, or something else takes them."""
-    if head.name != "stg.einsum" or len(head.operands) != 2:
-        return None
-    shapes, (out,) = parse_rule(head.text("spec"))
-    left, right = shapes
-    vocabulary, hidden = out[-1], left[-1]
-    if left != (*out[:-1], hidden) or {*right} != {vocabulary, hidden}:
-        return None
-    x, weight = head.operands
-    chunks = const(form.chunks) if form.chunks else _linear_chunks(weight, right.index(vocabulary))
-    attrs: dict[str, RawAttr] = {"mean": op.expr("mean"), "chunks": chunks}
-    flags = (("rows", right[0] == vocabulary), ("frozen", weight.tensor.role == "frozen"))
-    attrs |= {name: True for name, there in flags if there}
-    return b.value(
-        "stg.linear_cross_entropy",
-        [x, weight, op.operands[1]],
-        attrs,
-        type=op.result.type,
-        hint=op.result.name,
-    )
-
-
-def _linear_chunks(weight: Value, place: int) -> Expr:
-    """How many parts of the tokens there are where nothing says it: the vocabulary over the width,
-    rounded up, as liger_kernel/ops/fused_linear_cross_entropy.py has it."""
-    words, width = weight.tensor.shape[place], weight.tensor.shape[1 - place]
-    return call("ceildiv", [words, width])
-
-
-class SavedCrossEntropy(OpDef):
-    """Mean negative log-likelihood in fp32; the second result is the log-softmax, which backward
-    takes. `chunks` parts of the tokens are computed one after the other. 6 FLOPs per logit.
-
-    Where the vocabulary is split it is as DTensor has it (torch.distributed.tensor.parallel's
-    loss_parallel): all_reduces of the maximum, of the sum of exponentials and of the target's.
-    """
-
-    name = "stg.saved_cross_entropy"
-    operands = ("logits", "labels")
-    results = ("loss", "logp?")
-    params = (_MEAN, _CHUNKS)
-    index = IndexRule("...v,...->,...v", special="v")
-    element_types = ("f32", "f32")
-    flops_per_point = 6
-    example = "%loss = stg.saved_cross_entropy[mean = B*S](%logits, %labels) : f32[]"
-
-    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        if grads[0] is None:
-            return [None, None]
-        attrs: dict[str, RawAttr] = {"to": op.operands[0].tensor.dtype, **stated(op, self.params)}
-        operands = [need_result(op, 1, "logp"), op.operands[1], grads[0]]
-        name = "stg.saved_cross_entropy_grad"
-        made = b.op(name, operands, attrs, names=["d_logits", "d_logits_scratch"])
-        return [made.results[0], None]
-
-    def logits(self, op: Operation) -> Value:
-        return op.operands[0]
-
-    def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        return op.operands[0].tensor.shape[-1] if operand == 1 else None
-
-    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
-        logits, labels = op.operands
-        over = special["v"]
-        kind: Mapping[str, tuple[str, ...]] = {"over": over}
-        row = letters(logits.tensor.rank)
-        spec = Quoted(f"{row}->{row[:-1]}")
-        mine = b.value("stg.max", [logits], {"spec": spec, "to": "f32"}, hint="top")
-        top = b.value("stg.all_reduce", [mine], {**kind, "kind": "max"}, hint="row_max")
-        part = b.value("stg.sum_exp", [logits, top], hint="part_sum")
-        exp = b.value("stg.all_reduce", [part], kind, hint="row_sum")
-        logp = b.value("stg.log_probability", [logits, top, exp], hint="logp")
-        picked = b.value("stg.pick", [logits, labels], hint="part_target")
-        target = b.value("stg.all_reduce", [picked], kind, hint="target")
-        mean = {"mean": op.expr("mean")}
-        return [b.op("stg.nll", [top, exp, target], mean, names=["loss", "lse"]).results[0], logp]
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        logits, labels = args
-        logp = logits - _logsumexp(logits)[..., None]
-        picked = np.take_along_axis(logp, labels[..., None], -1)
-        return [-picked.sum() / ctx.size(op.expr("mean")), logp]
-
-
-class LogProbability(OpDef):
-    """x - max - log(sum), in fp32: 2 FLOPs per element."""
-
-    name = "stg.log_probability"
-    operands = ("x", "max", "sum")
-    index = IndexRule("...v,...,...->...v")
-    element_types = ("f32",)
-    flops_per_point = 2
-    example = "%logp = stg.log_probability(%logits, %m, %s) : f32[B, S, V]"
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x, top, exp = args
-        return [x - (top + np.log(exp))[..., None]]
-
-
-class SavedCrossEntropyGrad(OpDef):
-    """(exp(logp) - onehot(labels)) * dloss / mean, 4 FLOPs per logit, in the type `to`. `scratch`
-    are two fp32 tensors of the size of a chunk of it: the gradient of the log-softmax, and its
-    exponential."""
-
-    name = "stg.saved_cross_entropy_grad"
-    operands = ("logp", "labels", "dloss")
-    results = ("result", "scratch")
-    params = (
-        _MEAN,
-        _CHUNKS,
-        Param("to", "name", "the element type of the result", required=True),
-    )
-    flops_per_point = 4
-    example = (
-        "%dz, %s = stg.saved_cross_entropy_grad[mean = B*S, to = f32](%logp, %labels, %one) : "
-        "(f32[B, S, V], f32[2, B, S, V])"
-    )
-
-    def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{t},{t[:-1]},->{t},z{t}", sizes={"z": const(2)})
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(size for f, size in n.items() if f != "z") * 4
-
-    def infer(self, op: Operation) -> list[Type]:
-        result, scratch = super().infer(op)
-        if "chunks" not in op.attrs or not isinstance(scratch, TensorType):
-            return [result, scratch]
-        *lead, tokens, words = scratch.dims
-        part = replace(tokens, size=call("ceildiv", [tokens.size, op.expr("chunks")]))
-        return [result, replace(scratch, dims=(*lead, part, words))]
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.text("to"), "f32"]
-
-    def bytes_touched(self, op: Operation) -> Expr:
-        """The scratch is written and read once for each chunk."""
-        logp, result = op.operands[0].tensor.local_bytes, op.results[0].tensor.local_bytes
-        return logp * 5 + result
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        logp, labels, dloss = args
-        words: int = logp.shape[-1]
-        onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
-        scale = dloss / ctx.size(op.expr("mean"))
-        found = (np.exp(logp) - onehot) * scale
-        return [found, np.zeros([ctx.size(d.local) for d in op.results[1].tensor.dims])]
-
-
-class LinearCrossEntropy(OpDef):
-    """The product of the head and the mean cross entropy of its logits, in `chunks` parts of the
-    tokens, of which each makes its gradients at once, in place of the logits (Liger's
-    LigerFusedLinearCrossEntropy): 6 FLOPs per token, word and element of the width, and 9 per
-    logit. With the flag `rows` the words are the rows of the head; one that is `frozen` has no
-    gradient, which saves a third of the products. `scratch` are the logits of a chunk. Neither
-    vocabulary nor width may be split.
-    """
-
-    name = "stg.linear_cross_entropy"
-    operands = ("x", "head", "labels")
-    results = ("loss", "dx?", "scratch?", "dhead?")
-    params = (
-        _MEAN,
-        _CHUNKS,
-        Param("rows", "flag", "the words are the rows of the head"),
-        Param("frozen", "flag", "the head has no gradient"),
-    )
-    example = "%loss = stg.linear_cross_entropy[mean = B*S, chunks = 8](%x, %w, %labels) : f32[]"
-
-    def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank - 1)
-        head = "vx" if op.flag("rows") else "xv"
-        last = "" if op.flag("frozen") else f",{head}"
-        return make_rule(f"{t}x,{head},{t}->,{t}x,{t}v{last}", whole="xv")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        x, head = (v.tensor.dtype for v in op.operands[:2])
-        return ["f32", x, x, head][: 3 if op.flag("frozen") else 4]
-
-    def infer(self, op: Operation) -> list[Type]:
-        loss, dx, scratch, *dhead = super().infer(op)
-        if isinstance(scratch, TensorType):
-            *lead, tokens, words = scratch.dims
-            part = replace(tokens, size=call("ceildiv", [tokens.size, op.expr("chunks")]))
-            scratch = replace(scratch, dims=(*lead, part, words))
-        return [loss, dx, scratch, *dhead]
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if "chunks" not in op.attrs:
-            yield "expects 'chunks'"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        logits = product(size for f, size in n.items() if f != "x")
-        return self.matmul_flops(op, n) + logits * 9
-
-    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        products = 2 if op.flag("frozen") else 3
-        return product(n[f] for f in self.rule(op).factors) * 2 * products
-
-    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        """Timed as one product with the FLOPs of all."""
-        products = 2 if op.flag("frozen") else 3
-        tokens = product(size for f, size in n.items() if f not in "xv")
-        dtype = op.operands[0].tensor.dtype
-        return KernelShape("matmul", dtype, (const(1), tokens, n["v"], n["x"] * products))
-
-    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        """Made in forward; scaled where the loss is."""
-        if grads[0] is None:
-            return [None, None, None]
-        names = ("dx", "scratch", "dhead")[: 2 if op.flag("frozen") else 3]
-        results = {name: need_result(op, i, name) for i, name in enumerate(names, 1)}
-        made = [v for name in ("dx", "dhead") if (v := results.get(name)) is not None]
-        one = grads[0].producer
-        if one is None or one.name != "stg.constant" or one.expr("value") != const(1):
-            made = [_scaled(b, value, grads[0]) for value in made]
-        return [*made, *[None] * (3 - len(made))]
-
-    def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        shape = op.operands[1].tensor.shape
-        return shape[0 if op.flag("rows") else 1] if operand == 2 else None
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x, head, labels = args
-        weight = head.T if op.flag("rows") else head
-        logits = x @ weight
-        logp = logits - _logsumexp(logits)[..., None]
-        mean = ctx.size(op.expr("mean"))
-        loss = -np.take_along_axis(logp, labels[..., None], -1).sum() / mean
-        words: int = weight.shape[1]
-        onehot = labels[..., None] == np.arange(words)
-        d = (np.exp(logp) - onehot) / mean
-        tokens = list(range(labels.ndim))
-        pair = (d, x) if op.flag("rows") else (x, d)
-        dhead = np.tensordot(*pair, (tokens, tokens))
-        if len(op.results) == 1:
-            return [loss]
-        scratch = np.zeros([ctx.size(v.local) for v in op.results[2].tensor.dims])
-        return [loss, d @ weight.T, scratch, dhead][: len(op.results)]
-
-
-def _scaled(b: Builder, value: Value, by: Value) -> Value:
-    t = letters(value.tensor.rank)
-    by = b.value("stg.cast", [by], {"to": value.tensor.dtype}, hint=f"{by.name}_cast")
-    spec = Quoted(f"{t},->{t}")
-    return b.value("stg.einsum", [value, by], {"spec": spec}, hint=f"{value.name}_scaled")
 
 
 class SumExp(OpDef):
@@ -566,7 +215,7 @@ class Nll(OpDef):
     name = "stg.nll"
     operands = ("max", "sum", "target")
     results = ("loss", "lse")
-    params = (_MEAN,)
+    params = (MEAN,)
     index = IndexRule("...,...,...->,...")
     flops_per_point = 4
     example = "%loss, %lse = stg.nll[mean = B*S](%m, %s, %t) : (f32[], f32[B, S])"

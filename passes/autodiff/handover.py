@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from stagec.api import Builder, Operation, Region, Registry, Value, const, factor_sizes, made_by
 from stagec.ir.expr import is_quadratic
 from stagec.ir.replay import EVERY, FIRST
+from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.recompute import take_recompute
@@ -75,7 +76,7 @@ class _HandOver:
 
     def run(self) -> None:
         for op in list(self._back.body.walk()):
-            self._place = self._outermost(op)
+            self._place = enclosing(op, self._back.body)
             for index, value in enumerate(op.operands):
                 if value.region is self._forward.body:
                     op.set_operand(index, self._use(value))
@@ -86,12 +87,6 @@ class _HandOver:
         for name, number in ((FIRST, self._what.layers), (EVERY, self._what.every)):
             if number and any(op.phase == "recompute" for op in self._back.body.ops):
                 self._back.attrs[name] = const(number)
-
-    def _outermost(self, op: Operation) -> Operation:
-        """The operation of the backward region itself that contains this one."""
-        while op.parent is not None and op.parent is not self._back.body:
-            op = op.parent.owner
-        return op
 
     def _use(self, value: Value) -> Value:
         """What backward uses for a forward value: where only some iterations recompute, the others

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, const, read_strategy
+from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import gathers_of
@@ -89,23 +90,12 @@ def drop_before_blocks(module: Module, body: Region) -> None:
     if first is None or last is None:
         return
     for gather in gathers_of(body):
-        users = [user for user, _ in gather.result.uses]
-        if not users or any(_place(user, body) > first.position() for user in users):
+        users = [enclosing(user, body) for user, _ in gather.result.uses]
+        behind = max(users, key=Operation.position, default=None)
+        if behind is None or behind.position() > first.position():
             continue
         gather.attrs["unit"] = const(1)
-        behind = max((_outer(user, body) for user in users), key=Operation.position)
         Builder.after(module.registry, behind).op("stg.reshard", gather.results, types=())
         b = Builder.after(module.registry, last, loc=gather.loc, phase="backward")
         again = b.op(gather.name, gather.operands, gather.attrs, names=[gather.result.name])
         again.attrs["phase"] = "backward"
-
-
-def _outer(op: Operation, body: Region) -> Operation:
-    """The operation of the region itself that contains this one."""
-    while op.parent is not None and op.parent is not body:
-        op = op.parent.owner
-    return op
-
-
-def _place(op: Operation, body: Region) -> int:
-    return _outer(op, body).position()

@@ -21,6 +21,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.dtypes import computed_in
 
@@ -101,7 +102,7 @@ def _cast_users(module: Module, region: Region, param: Value, compute: str, loc:
     users = [(user, index) for user, index in param.uses if user.region is None]
     if not users:
         return
-    first = min((_outermost(user, region) for user, _ in users), key=Operation.position)
+    first = min((enclosing(user, region) for user, _ in users), key=Operation.position)
     b = Builder.before(module.registry, first, loc=made_by(SetElementTypes.name, loc))
     attrs: dict[str, RawAttr] = {"to": compute}
     attrs |= {"again": True} if region.owner.has(Repeats) else {}
@@ -109,13 +110,6 @@ def _cast_users(module: Module, region: Region, param: Value, compute: str, loc:
     cast = b.value("stg.cast", [param], attrs, type=type_, hint=f"{param.name}_{compute}")
     for user, index in users:
         user.set_operand(index, cast)
-
-
-def _outermost(op: Operation, region: Region) -> Operation:
-    """The operation of the region itself that contains this one."""
-    while op.parent is not None and op.parent is not region:
-        op = op.parent.owner
-    return op
 
 
 def _with_dtype(type_: Type, old: str, new: str) -> Type:

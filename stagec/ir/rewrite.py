@@ -38,6 +38,13 @@ def is_removable(op: Operation) -> bool:
     return not op.has(Stays) and op.region is None and not meets
 
 
+def enclosing(op: Operation, region: Region) -> Operation:
+    """The operation of a region itself that is this one, or has it inside."""
+    while op.parent is not None and op.parent is not region:
+        op = op.parent.owner
+    return op
+
+
 # -- dead code -------------------------------------------------------------------------------------
 
 
