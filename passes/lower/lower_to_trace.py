@@ -21,7 +21,6 @@ from stagec.api import (
     Rule,
     Value,
     axis_size,
-    call,
     error,
     is_parameter,
     read_strategy,
@@ -32,10 +31,9 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
-from stagec.ir.traits import CopiesMemory, EndsLifetime, Free, Recalls, Repeats, Terminates
+from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import (
-    AllReduce,
     AllToAll,
     Collective,
     CollectivePermute,
@@ -51,10 +49,10 @@ from stagec.passes.lower.kernels import (
     attributes,
     fused_attributes,
     fused_operations,
-    kernel_attributes,
 )
+from stagec.passes.lower.steps import common_axes, dealt, reduces, shared_out, sum_of
 from stagec.sharding.gathers import ahead_of
-from stagec.sharding.work import part_of_kernel, viewed, work_of
+from stagec.sharding.work import viewed, work_of
 
 
 @dataclass(frozen=True)
@@ -264,7 +262,7 @@ class _Lowering:
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
             return self._in_steps(op, rule, gathers, attrs, b)
-        sums = _sum_of(op) if self._sums_in_steps else None
+        sums = sum_of(op) if self._sums_in_steps else None
         if rule is not None and sums is not None and self._runs_beside(sums):
             return self._before_sum(op, rule, sums, attrs, b)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
@@ -288,11 +286,11 @@ class _Lowering:
         """An op that gathers an operand over n ranks itself works in n steps. The first n-1
         steps run beside the collective, on the parts that are there. The last step works on the
         part that arrives last."""
-        deps, steps = self._deps(op.operands), axis_size(_common_axes(op, gathers))
+        deps, steps = self._deps(op.operands), axis_size(common_axes(op, gathers))
         *names, early, late = names_of_nodes(op, gathers)
         arrived = [self._own_gather(op, g, n, b) for g, n in zip(gathers, names, strict=True)]
         ((factor,), *_) = (rule.operands[g.operand][g.dim] for g in gathers)
-        last, first = self._shared_out(op, attrs, factor, steps)
+        last, first = shared_out(op, attrs, factor, steps, self._facts)
         first["out"] = ZERO
         begun = b.value("et.comp", deps, first, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
@@ -306,33 +304,13 @@ class _Lowering:
         steps, shape = axis_size(sums.names("over")), rule.results[0]
         scatters = isinstance(sums.definition, ReduceScatter)
         along = shape[operand_dim(sums, 0) if scatters else min(1, len(shape) - 1)][0]
-        first, rest = self._shared_out(op, attrs, along, steps)
+        first, rest = shared_out(op, attrs, along, steps, self._facts)
         first["out"] = ZERO
         name = op.results[0].name
         begun = b.value("et.comp", self._deps(op.operands), first, hint=f"{name}_first")
         done = b.value("et.comp", [begun], rest, hint=name)
         self._begun[done] = begun
         return done
-
-    def _shared_out(
-        self, op: Operation, attrs: dict[str, RawAttr], factor: str, steps: Expr
-    ) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
-        """What one of so many steps along a factor does, and what all others do together."""
-        one, rest = dict(attrs), dict(attrs)
-        for cost in ("flops", "matmul", "bytes"):
-            whole = attrs.get(cost)
-            if isinstance(whole, Expr):
-                one[cost] = self._part(whole, steps)
-                rest[cost] = whole - self._part(whole, steps)
-        one |= kernel_attributes(part_of_kernel(op, factor, lambda n: self._part(n, steps)))
-        rest |= kernel_attributes(part_of_kernel(op, factor, lambda n: n - self._part(n, steps)))
-        return one, rest
-
-    def _part(self, whole: Expr, steps: Expr) -> Expr:
-        """One of so many steps; what does not divide is rounded up."""
-        if self._facts.divides(steps, whole):
-            return whole / steps
-        return call("ceildiv", [whole, steps])
 
     def _own_gather(self, op: Operation, gather: OwnGather, name: str, b: Builder) -> Value:
         x = op.operands[gather.operand]
@@ -425,11 +403,11 @@ class _Lowering:
             if op.integer("kept", 0):
                 attrs["kept"] = op.expr("kept")
         if self._once and isinstance(definition, AllToAll):
-            attrs |= _dealt(op)
+            attrs |= dealt(op)
         if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
             attrs["blocking"] = True
         deps = self._deps(op.operands)
-        if late := [node for node in deps if node in self._begun and _reduces(op)]:
+        if late := [node for node in deps if node in self._begun and reduces(op)]:
             self._more.update(dict.fromkeys(op.results, late))
             deps = [self._begun.get(node, node) for node in deps]
         return b.value("et.coll", deps, attrs, hint=op.results[0].name)
@@ -437,51 +415,6 @@ class _Lowering:
     def _runs_beside(self, op: Operation) -> bool:
         """Whether a sum of activations runs beside computations."""
         return op.phase in _ACTIVATIONS and not set(op.names("over")) <= self._blocking
-
-
-def _dealt(op: Operation) -> dict[str, RawAttr]:
-    """Of how many experts, of at most how many groups of them, the tokens are that an op moves;
-    nothing if no router deals them."""
-    dims = (d for v in (*op.operands, *op.results) for d in v.tensor.dims)
-    routed = next((d.routed for d in dims if d.routed is not None), None)
-    if routed is None:
-        return {}
-    root = op
-    while root.parent_op is not None and root.parent_op.parent is not None:
-        root = root.parent_op
-    routes = root.parent.walk() if root.parent is not None else ()
-    limits = (each.expr("top_groups") for each in routes if "top_groups" in each.attrs)
-    groups = next(limits, None)
-    copies: dict[str, RawAttr] = {"copies": routed.k}
-    return copies if groups is None else {**copies, "groups": groups}
-
-
-def _reduces(op: Operation) -> bool:
-    """Whether an op adds up parts that ranks have."""
-    return isinstance(op.definition, AllReduce | ReduceScatter)
-
-
-def _sum_of(op: Operation) -> Operation | None:
-    """What adds up the result of a product over ranks, if nothing else uses it."""
-    kernel = work_of(op).kernel
-    users = [user for result in op.results for user, _ in result.uses]
-    users = [user for user in users if not user.has(EndsLifetime)]
-    if kernel is None or kernel.kind != "matmul" or len(users) != 1:
-        return None
-    return users[0] if _reduces(users[0]) and len(users[0].operands) == 1 else None
-
-
-def _common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
-    """The axes over which an op gathers itself. Raises `DiagnosticError` for several."""
-    axes = gathers[0].over
-    if any(g.over != axes for g in gathers):
-        over = (f"%{op.operands[g.operand].name} over {', '.join(g.over)}" for g in gathers)
-        raise error(
-            f"'{op.name}' gathers {' and '.join(over)} itself, expected the same axes",
-            op.loc,
-            remedy="gather one of them before, with stg.sharding_constraint",
-        )
-    return axes
 
 
 def _came_from(origin: Operation, made: Operation) -> None:
