@@ -40,7 +40,7 @@ from stagec.support.garbage import seldom_collected
 
 if TYPE_CHECKING:
     from stagec.answers.requests.answer import RequestsAnswer
-    from stagec.answers.serve import ServeAnswer
+    from stagec.answers.serve_answer import ServeAnswer
     from stagec.answers.sweep.run import SweepAnswer
     from stagec.jobs.request.signature import JobFlags
     from stagec.machines import Machine

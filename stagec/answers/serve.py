@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
+from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
 from stagec.answers.requests.options import OVER_TIME, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
-from stagec.answers.time.table import seconds_text
+from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.time.timed import time_job
 from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, PREFILL
@@ -38,16 +37,12 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
-from stagec.output.report import Report
-from stagec.output.tables import bytes_text, console, fit_text, table
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.support.words import counted
 from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
@@ -55,95 +50,9 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-SCHEMA = 1
 #: The largest batch that is tried.
 LARGEST = 1 << 16
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
-
-
-@dataclass(frozen=True, slots=True)
-class ServedBatch:
-    """A batch: what it gives, whether what a rank holds fits, and what to know of it."""
-
-    rates: ServingRates
-    ranks: int
-    fit: MemoryFit
-    cautions: tuple[str, ...]
-
-    @property
-    def peak(self) -> int:
-        """The bytes that a rank holds."""
-        return self.fit.peak
-
-    @property
-    def fits(self) -> bool:
-        """Whether these fit."""
-        return self.fit.fits
-
-    def as_json(self) -> dict[str, Any]:
-        """The object of `--json`."""
-        found = {**asdict(self.rates), "per_user": self.rates.per_user}
-        fit = {"memory_peak": self.peak, "fits": self.fits, "fit": self.fit.as_json()}
-        return {**found, **fit, "cautions": list(self.cautions)}
-
-
-@dataclass(frozen=True)
-class ServeAnswer(Report):
-    """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
-    `prompt` tokens, of which `output` tokens come out. `best` gives most tokens a second for each
-    rank within the limits; None if no batch is within them."""
-
-    model: str
-    machine: str
-    ranks: Mapping[str, int]
-    apart: bool
-    prompt: int
-    output: int
-    handover: TransferTime | None
-    points: Sequence[ServedBatch]
-    best: ServedBatch | None
-
-    @property
-    def cautions(self) -> list[str]:
-        """What to know before the figures are believed."""
-        return list(dict.fromkeys(text for point in self.points for text in point.cautions))
-
-    @property
-    def title(self) -> str:
-        return f"{self.model} on {self.machine}"
-
-    def page(self) -> str:
-        """The curve of tokens a second, and a row for each batch."""
-        from stagec.answers.serve_page import serve_page
-
-        return serve_page(self)
-
-    def plot(self) -> str:
-        from stagec.answers.serve_page import serve_plot
-
-        return serve_plot(self)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "model": self.model,
-            "machine": self.machine,
-            "ranks": dict(self.ranks),
-            "apart": self.apart,
-            "prompt": self.prompt,
-            "output": self.output,
-            **({"handover": asdict(self.handover)} if self.handover is not None else {}),
-            "points": [point.as_json() for point in self.points],
-            "best": self.best.as_json() if self.best is not None else None,
-            "cautions": self.cautions,
-        }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each batch."""
-        return [point.as_json() for point in self.points]
-
-    def print(self, stream: TextIO) -> None:
-        _print(self, stream)
 
 
 class Batches(Kind[tuple[int, ...]]):
@@ -465,44 +374,3 @@ def _best(
         and (tpot is None or row.rates.tpot <= tpot)
     ]
     return max(within, key=lambda row: row.rates.per_rank, default=None)
-
-
-# -- what is shown ---------------------------------------------------------------------------------
-
-
-def _print(found: ServeAnswer, stream: TextIO) -> None:
-    out, ranks, best, apart = console(stream), found.ranks, found.best, found.apart
-    pods = f", {counted(ranks[DECODE], 'rank')}"
-    if apart:
-        pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
-    out.print(
-        f"{found.model} on {found.machine}{pods}: prompts of {found.prompt:,} tokens, "
-        f"{found.output:,} tokens come out",
-        markup=False,
-    )
-    if (sent := found.handover) is not None:
-        out.print(
-            f"From prefill to decode: {bytes_text(sent.bytes)} of caches a step of prefill in "
-            f"{sent.messages:,} messages over {sent.level}, "
-            f"{seconds_text(sent.alone_seconds)} alone, "
-            f"{seconds_text(sent.exposed_seconds)} behind prefill, which TTFT has",
-            markup=False,
-        )
-    titles = ["batch", "TTFT", "TPOT", "a request", "tokens/s", "a rank", "a user", "memory"]
-    made = table("Serving", *titles, *(["prefill pods"] if apart else []), text_columns=0)
-    for row in found.points:
-        r = row.rates
-        cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
-        cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
-        cells.append(bytes_text(row.peak) + ("" if row.fits else " (too much)"))
-        made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if apart else []))
-    out.print(made)
-    if best is None:
-        out.print("no batch is within the limits")
-    else:
-        r = best.rates
-        out.print(
-            f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s per rank, TTFT "
-            f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
-            markup=False,
-        )

@@ -10,7 +10,7 @@ from stagec.answers.time.table import seconds_text
 from stagec.output.tables import fit_text
 
 if TYPE_CHECKING:
-    from stagec.answers.serve import ServeAnswer, ServedBatch
+    from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 
 
 def serve_plot(answer: ServeAnswer) -> str:

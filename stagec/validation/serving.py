@@ -80,7 +80,8 @@ class MeasuredServer:
         Of the first round of requests, which come at once, the i-th waits for the prompts of i - 1
         others: (batch - 1) / 2 in the mean of one round.
         """
-        from stagec.answers.serve import QUESTION, ServeAnswer, serve
+        from stagec.answers.serve import QUESTION, serve
+        from stagec.answers.serve_answer import ServeAnswer
 
         options = JobOptions(self.model, sizes=self.sizes, **self.flags)
         how = {"output_tokens": self.output, "batches": str(self.batch)}

@@ -1,0 +1,143 @@
+"""What a server gives over batches: the answer of `stagec serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.analysis.serving_rates import ServingRates
+from stagec.answers.time.table import seconds_text
+from stagec.ir.serving import DECODE, PREFILL
+from stagec.output.report import Report
+from stagec.output.tables import bytes_text, console, fit_text, table
+from stagec.support.words import counted
+
+if TYPE_CHECKING:
+    from stagec.analysis.memory_fit import MemoryFit
+    from stagec.time.transfer import TransferTime
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBatch:
+    """A batch: what it gives, whether what a rank holds fits, and what to know of it."""
+
+    rates: ServingRates
+    ranks: int
+    fit: MemoryFit
+    cautions: tuple[str, ...]
+
+    @property
+    def peak(self) -> int:
+        """The bytes that a rank holds."""
+        return self.fit.peak
+
+    @property
+    def fits(self) -> bool:
+        """Whether these fit."""
+        return self.fit.fits
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        found = {**asdict(self.rates), "per_user": self.rates.per_user}
+        fit = {"memory_peak": self.peak, "fits": self.fits, "fit": self.fit.as_json()}
+        return {**found, **fit, "cautions": list(self.cautions)}
+
+
+@dataclass(frozen=True)
+class ServeAnswer(Report):
+    """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
+    `prompt` tokens, of which `output` tokens come out. `best` gives most tokens a second for each
+    rank within the limits; None if no batch is within them."""
+
+    model: str
+    machine: str
+    ranks: Mapping[str, int]
+    apart: bool
+    prompt: int
+    output: int
+    handover: TransferTime | None
+    points: Sequence[ServedBatch]
+    best: ServedBatch | None
+
+    @property
+    def cautions(self) -> list[str]:
+        """What to know before the figures are believed."""
+        return list(dict.fromkeys(text for point in self.points for text in point.cautions))
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.machine}"
+
+    def page(self) -> str:
+        """The curve of tokens a second, and a row for each batch."""
+        from stagec.answers.serve_page import serve_page
+
+        return serve_page(self)
+
+    def plot(self) -> str:
+        from stagec.answers.serve_page import serve_plot
+
+        return serve_plot(self)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "machine": self.machine,
+            "ranks": dict(self.ranks),
+            "apart": self.apart,
+            "prompt": self.prompt,
+            "output": self.output,
+            **({"handover": asdict(self.handover)} if self.handover is not None else {}),
+            "points": [point.as_json() for point in self.points],
+            "best": self.best.as_json() if self.best is not None else None,
+            "cautions": self.cautions,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each batch."""
+        return [point.as_json() for point in self.points]
+
+    def print(self, stream: TextIO) -> None:
+        _print(self, stream)
+
+
+def _print(found: ServeAnswer, stream: TextIO) -> None:
+    out, ranks, best, apart = console(stream), found.ranks, found.best, found.apart
+    pods = f", {counted(ranks[DECODE], 'rank')}"
+    if apart:
+        pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
+    out.print(
+        f"{found.model} on {found.machine}{pods}: prompts of {found.prompt:,} tokens, "
+        f"{found.output:,} tokens come out",
+        markup=False,
+    )
+    if (sent := found.handover) is not None:
+        out.print(
+            f"From prefill to decode: {bytes_text(sent.bytes)} of caches a step of prefill in "
+            f"{sent.messages:,} messages over {sent.level}, "
+            f"{seconds_text(sent.alone_seconds)} alone, "
+            f"{seconds_text(sent.exposed_seconds)} behind prefill, which TTFT has",
+            markup=False,
+        )
+    titles = ["batch", "TTFT", "TPOT", "a request", "tokens/s", "a rank", "a user", "memory"]
+    made = table("Serving", *titles, *(["prefill pods"] if apart else []), text_columns=0)
+    for row in found.points:
+        r = row.rates
+        cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
+        cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
+        cells.append(bytes_text(row.peak) + ("" if row.fits else " (too much)"))
+        made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if apart else []))
+    out.print(made)
+    if best is None:
+        out.print("no batch is within the limits")
+    else:
+        r = best.rates
+        out.print(
+            f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s per rank, TTFT "
+            f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
+            markup=False,
+        )
