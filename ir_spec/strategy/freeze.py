@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import (
     Flag,
     Record,
@@ -68,3 +70,8 @@ class FreezeOp(Statement):
     section = Section.PARTS
     training = "a server trains nothing"
     example = 'stg.freeze["embed, vision"]'
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if not all(name.strip(" !") for name in op.text("names").split(",")):
+            yield f'expects names with commas between them, found "{op.text("names")}"'

@@ -59,7 +59,7 @@ def expand_kernels(module: Module, rule: KernelsRule) -> None:
     for name in rule.eager:
         if name not in known:
             raise error(
-                f"'{name}' is no op that runs as several operations, expected {', '.join(known)}",
+                f"'{name}' is not an op of several operations, expected {', '.join(known)}",
                 rule.loc,
                 remedy=did_you_mean(name, known) or "leave it out: each other op is one kernel",
             )

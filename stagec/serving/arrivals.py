@@ -96,7 +96,7 @@ def renewal(
     turns, and prompts hold all that was said before. Raises `DiagnosticError`, `OSError`."""
     source = random.Random(seed)
     draw = lengths_of(lengths, source, prompt, output)
-    spoken = _length("turns", conversations.turns, source) if conversations else None
+    spoken = _drawn("--turns", conversations.turns, source) if conversations else None
     found: list[Request] = []
     at = 0
     for number in range(count):
@@ -151,7 +151,7 @@ def lengths_of(
             "expected the tokens of each prompt",
             remedy="give --prompt 2048, or prompt= in --lengths",
         )
-    return _lengths(given, source)
+    return _lengths(given, source, "--lengths: ")
 
 
 def _options(text: str) -> dict[str, str]:
@@ -194,37 +194,48 @@ def _integer(text: str) -> int | None:
     return int(text) if plain else None
 
 
-def _lengths(given: Mapping[str, str], source: random.Random) -> Callable[[], tuple[int, int]]:
-    """Draws a prompt and an output."""
+def _lengths(
+    given: Mapping[str, str], source: random.Random, where: str = "poisson: "
+) -> Callable[[], tuple[int, int]]:
+    """Draws a prompt and an output; errors begin with `where`."""
     if "lengths" in given:
         known = read_lengths(Path(given["lengths"]))
         return lambda: known[source.randrange(len(known))]
-    prompt, output = (_length(name, given[name], source) for name in ("prompt", "output"))
+    prompt, output = (_drawn(where + name, given[name], source) for name in ("prompt", "output"))
     return lambda: (prompt(), output())
 
 
-def _length(name: str, text: str, source: random.Random) -> _Draw:
+def _drawn(what: str, text: str, source: random.Random) -> _Draw:
+    """Draws whole numbers: 512, 64..256, ~128 or lognormal:128:1.0."""
     low, dots, high = text.partition("..")
     if text.startswith(_LOGNORMAL):
-        return _lognormal(name, text, source)
+        return _lognormal(what, text, source)
     mean = _integer(text.removeprefix("~")) if text.startswith("~") else None
     if mean is not None and 1 <= mean <= MAX_LENGTH:
         return lambda: _geometric(mean, source)
     ends = _integer(low), _integer(high if dots else low)
     if ends[0] is None or ends[1] is None or not 1 <= ends[0] <= ends[1] <= MAX_LENGTH:
-        raise _wrong(name, text, "tokens: 512, 64..256, ~128 or lognormal:128:1.0")
+        raise error(
+            f"{what} is '{text:.40}', expected a number of 1 to {MAX_LENGTH:,}, a range or "
+            "a mean",
+            remedy="write 512, 64..256, ~128 or lognormal:128:1.0",
+        )
     first, last = ends[0], ends[1]
     return lambda: source.randint(first, last)
 
 
-def _lognormal(name: str, text: str, source: random.Random) -> _Draw:
+def _lognormal(what: str, text: str, source: random.Random) -> _Draw:
     mean, _, spread = text.removeprefix(_LOGNORMAL).partition(":")
     try:
         mu, sigma = float(Fraction(mean)), float(Fraction(spread or "1"))
     except (ValueError, ZeroDivisionError, OverflowError):
         mu = sigma = 0.0
     if not (1 <= mu <= MAX_LENGTH and 0 < sigma <= 10):
-        raise _wrong(name, text, "lognormal:MEAN:DEVIATION, such as lognormal:512:0.8")
+        raise error(
+            f"{what} is '{text:.40}', expected lognormal:MEAN:DEVIATION, a mean of 1 to "
+            f"{MAX_LENGTH:,} and a deviation above 0, at most 10",
+            remedy="for example lognormal:512:0.8",
+        )
     centre = math.log(mu) - sigma * sigma / 2
     return lambda: min(MAX_LENGTH, max(1, math.ceil(source.lognormvariate(centre, sigma))))
 

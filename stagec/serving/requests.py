@@ -239,10 +239,10 @@ def _length(loc: Loc, row: Mapping[str, object], what: str, names: Sequence[str]
     found = _decimal(row[name])
     if found is None or found != found.to_integral_value() or not 1 <= found <= MAX_LENGTH:
         raise error(
-            f"the {what} ({name}) is {_shown(row[name])}, expected a whole number of 1 or more "
-            "tokens",
+            f"the {what} ({name}) is {_shown(row[name])}, expected a whole number of 1 to "
+            f"{MAX_LENGTH:,} tokens",
             loc,
-            remedy="leave out requests without a prompt or an answer",
+            remedy="correct it, or leave out requests without a prompt or an answer",
         )
     return int(found)
 
