@@ -8,8 +8,8 @@ ranks differ:
     class          ... pg_name="9" ... comm_dst=  ...      serialised once: a `Variant`
     rank 5         ... pg_name="3" ... comm_dst=6 ...      the same memory, written over
 
-A format that is not one file a rank (a file of the job, one a stage, a table) is a `JobFormat`: it
-names its files and makes the bytes of each of them.
+A format that is not one file per rank (a file of the job, one per stage, a table) is a
+`JobFormat`: it names its files and makes the bytes of each of them.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Format:
 
 
 class JobFormat(Format):
-    """Base of formats that are not one file a rank: it says which files a job has.
+    """Base of formats that are not one file per rank: it says which files a job has.
 
     They are written one after the other by one process, so their number and size are free; a part
     is written as soon as it is made. `suffix` is not used, `tables` and `companions` are.
@@ -257,8 +257,8 @@ class JobFormat(Format):
         raise error(f"the format '{self.name}' has no files", remedy="define 'files' in it")
 
     def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate | None:
-        """What is told before files are written, and compared with the free space of the disk; None
-        for files that are small."""
+        """The size to print before files are written and to compare with the free space of the
+        disk; None for small files."""
         return None
 
     def tables(self, name: str, groups: Groups) -> Mapping[str, bytes]:

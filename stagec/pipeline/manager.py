@@ -19,7 +19,7 @@ from stagec.support.suggest import did_you_mean
 class PassManager:
     """A pipeline with the instruments around it.
 
-    `known` are all passes there are, so that an impossible order can be told with its remedy.
+    `known` are all passes there are, so that the error about an impossible order has a remedy.
     """
 
     def __init__(

@@ -216,8 +216,7 @@ def _drawn(what: str, text: str, source: random.Random) -> _Draw:
     ends = _integer(low), _integer(high if dots else low)
     if ends[0] is None or ends[1] is None or not 1 <= ends[0] <= ends[1] <= MAX_LENGTH:
         raise error(
-            f"{what} is '{text:.40}', expected a number of 1 to {MAX_LENGTH:,}, a range or "
-            "a mean",
+            f"{what} is '{text:.40}', expected a number of 1 to {MAX_LENGTH:,}, a range or a mean",
             remedy="write 512, 64..256, ~128 or lognormal:128:1.0",
         )
     first, last = ends[0], ends[1]

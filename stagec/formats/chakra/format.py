@@ -19,7 +19,7 @@ from stagec.support.diagnostics import error
 
 @dataclass(frozen=True)
 class ChakraFormat(Format):
-    """Chakra execution traces: protobuf records, one file a rank, and a file of groups.
+    """Chakra execution traces: protobuf records, one file per rank, and a file of groups.
 
     With `tensor_names` each node of a program with memory events has the tensors that it reads and
     writes, see `tensors_of`. With `io` each node has the shapes and element types of its operands
