@@ -95,7 +95,7 @@ class OpDef:
         return trait in self.kinds
 
     def default(self, name: str) -> str:
-        """The name that a parameter stands for where it is left out; empty where it stands for none."""
+        """The name that a parameter stands for where it is left out; empty without such a name."""
         param = self.params_by_name.get(name)
         return param.default if param is not None else ""
 
