@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stagec.api import Expr, Operation, call, error
+from stagec.api import Expr, Facts, Operation, call, error
 from stagec.ir.builder import RawAttr
-from stagec.ir.facts import Facts
 from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime
 from stagec.ir_spec.ops.comm import AllReduce, ReduceScatter
