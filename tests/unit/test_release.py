@@ -59,13 +59,15 @@ def test_the_action_compares_with_golden_traces(tmp_path: Path) -> None:
     last = [step["run"] for step in steps_of_the_action() if set(step.get("env", ())) <= {*inputs}]
     assert len(last) == 2
 
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
     def ran(**changed: str) -> int:
-        given = {**os.environ, **inputs, **changed}
+        given = {**os.environ, "PATH": beside, **inputs, **changed}
         script = "\n".join(["set -e", *last])
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=given, check=False)
         return done.returncode
 
-    first = {**os.environ, **inputs}
+    first = {**os.environ, "PATH": beside, **inputs}
     subprocess.run(["bash", "-ec", last[0]], cwd=tmp_path, env=first, check=True)
     (tmp_path / "out").rename(tmp_path / "golden")
     assert ran() == 0
