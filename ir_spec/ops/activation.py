@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -25,7 +26,16 @@ from stagec.ir_spec.ops.base import (
     present,
     work,
 )
-from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, PointFunction
+from stagec.ir_spec.ops.curves import (
+    FORM,
+    GELU,
+    RELU,
+    SIGMOID,
+    SILU,
+    TANH,
+    PointFunction,
+    clamp,
+)
 
 
 class Activation(Elementwise):
@@ -122,6 +132,31 @@ class Tanh(Activation):
     curve = TANH
     gradient = ", dy * (1 - y * y): 3 FLOPs per element"
     example = "%y = stg.tanh(%x) : bf16[B]"
+
+
+class Clamp(Activation):
+    """x, but at least `least` and at most `most`; one comparison per element for each."""
+
+    name = "stg.clamp"
+    params = (
+        Param("least", "ratio", "the smallest value (default: no limit)"),
+        Param("most", "ratio", "the largest value (default: no limit)"),
+    )
+    gradient = ": dy where x is within the limits; one comparison per element for each"
+    curve = clamp(-math.inf, math.inf)
+    example = "%y = stg.clamp[least = -7, most = 7](%x) : bf16[B]"
+
+    def curve_of(self, op: Operation) -> PointFunction:
+        given = {n: float(fraction(op.expr(n))) for n in ("least", "most") if n in op.attrs}
+        return clamp(given.get("least", -math.inf), given.get("most", math.inf))
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        limits = [n for n in ("least", "most") if n in op.attrs]
+        if not limits:
+            yield "expects 'least', 'most' or both"
+        yield from (
+            f"expects a number for '{n}', found {op.expr(n)}" for n in limits if op.expr(n).symbols
+        )
 
 
 class Exp(Elementwise):

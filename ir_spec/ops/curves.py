@@ -80,6 +80,15 @@ def swish(slope: float, cost: int, gradient_cost: int) -> PointFunction:
     )
 
 
+def clamp(least: float, most: float) -> PointFunction:
+    """x within two limits, either of which may be infinite; its derivative is 1 at the limits, as
+    that of `torch.clamp`."""
+    cost = math.isfinite(least) + math.isfinite(most)
+    return PointFunction(
+        lambda x: np.clip(x, least, most), lambda x: (x >= least) & (x <= most), cost, cost
+    )
+
+
 SILU = swish(1, 3, 7)
 RELU = PointFunction(lambda x: np.maximum(x, 0), lambda y: y > 0, 1, 1, "y")
 SIGMOID = PointFunction(sigmoid, lambda y: y * (1 - y), 2, 3, "y")

@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.base import derive, gradients
@@ -64,7 +64,10 @@ class Gated(OpDef):
         """The op that is applied to the gate, with its attributes; None if there is no such op."""
         raise NotImplementedError
 
-    def eager(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {self.name.partition(".")[2]: self._unfused}
+
+    def _unfused(self, b: Builder, op: Operation) -> Sequence[Value] | None:
         """`act_fn(gate) * up`, as `LlamaMLP` of transformers and torchtitan's `FeedForward`."""
         if (activation := self.activation(op)) is None:
             return None
@@ -131,6 +134,27 @@ class Swiglu(Gated):
         "the limit"
     )
     example = "%m = stg.swiglu(%gu) : bf16[B, S, F]"
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {**super().eager_forms(), "clamp": self._clamps_apart}
+
+    def _clamps_apart(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+        """Gate and up are clamped and concatenated before the kernel that activates them:
+        NVIDIA/Megatron-LM, megatron/core/fusions/fused_bias_geglu.py,
+        `weighted_bias_quick_geglu_impl`."""
+        if "limit" not in op.attrs:
+            return None
+        (x,), limit = op.operands, op.expr("limit")
+        names = [f"{x.name}_gate", f"{x.name}_up"]
+        gate, up = b.op("stg.unbind", [x], {"dim": 1, "count": 2}, names=names).results
+        within: dict[str, RawAttr] = {"most": limit}
+        parts = [
+            b.value("stg.clamp", [gate], within, hint=f"{gate.name}_clamped"),
+            b.value("stg.clamp", [up], {"least": -limit, **within}, hint=f"{up.name}_clamped"),
+        ]
+        packed = b.value("stg.pack", parts, {"dim": 1}, hint=f"{x.name}_clamped")
+        given = {n: v for n, v in op.attrs.items() if n in ("slope", "shift")}
+        return [b.value(self.name, [packed], given, hint=op.result.name)]
 
     def curve(self, op: Operation) -> PointFunction:
         return swish(_ratio(op, "slope", 1), 3, 7)

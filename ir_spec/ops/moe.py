@@ -6,7 +6,7 @@ docs/decisions/experts.md#015 says why, and what that means for numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
@@ -240,6 +240,22 @@ class Combine(OpDef):
             for w in weights
         ]
         return [dys, None, *dws]
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {"expert_bias": self._biased_in_f32}
+
+    def _biased_in_f32(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+        """The bias of what experts made is added in fp32 and the sum cast back: NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/experts.py, `_apply_bias`."""
+        y, *others = op.operands
+        add = y.producer
+        if add is None or add.name != "stg.add" or "spec" not in add.attrs:
+            return None
+        dtype = y.tensor.dtype
+        wide = [b.value("stg.cast", [v], {"to": "f32"}, hint=f"{v.name}_f32") for v in add.operands]
+        total = b.value(add.name, wide, {"spec": add.attrs["spec"]}, hint=f"{y.name}_f32")
+        narrow = b.value("stg.cast", [total], {"to": dtype}, hint=f"{y.name}_{dtype}")
+        return [b.value(self.name, [narrow, *others], hint=op.result.name)]
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[0] if operand == 1 else None

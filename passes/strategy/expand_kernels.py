@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, OpDef, Pass, Phase, error, made_by, read_strategy
+from stagec.api import Builder, Module, Pass, Phase, error, made_by, read_strategy
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.layout import Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
@@ -55,32 +55,28 @@ def expand_kernels(module: Module, rule: KernelsRule) -> None:
 
     Raises `DiagnosticError` for names of ops that are one operation, or no ops.
     """
-    known = {d.name.partition(".")[2]: d for d in module.registry if _has_form(d)}
+    known = {name for definition in module.registry for name in definition.eager_forms()}
     for name in rule.eager:
         if name not in known:
             raise error(
-                f"'{name}' is not an op of several operations, expected {', '.join(known)}",
+                f"'{name}' is no form of several operations, expected {', '.join(sorted(known))}",
                 rule.loc,
                 remedy=did_you_mean(name, known) or "leave it out: each other op is one kernel",
             )
     left = set(rule.eager)
     for op in list(module.main.body.walk()):
-        name = op.name.partition(".")[2]
-        if name not in rule.eager:
-            continue
-        left.discard(name)
-        b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
-        made, operands = op.definition.eager(b, op), list(op.operands)
-        if made is None:
-            continue
-        replace_op(op, made)
-        for user in [user for value in operands for user, _ in value.uses]:
-            if isinstance(user.definition, Unbind):
-                unpack_product(module, user)
+        forms = op.definition.eager_forms()
+        for name in (name for name in rule.eager if name in forms):
+            left.discard(name)
+            b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
+            made, operands = forms[name](b, op), list(op.operands)
+            if made is None:
+                continue
+            replace_op(op, made)
+            for user in [user for value in operands for user, _ in value.uses]:
+                if isinstance(user.definition, Unbind):
+                    unpack_product(module, user)
+            break
     if left == set(rule.eager):
         remark = "'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)
-
-
-def _has_form(definition: OpDef) -> bool:
-    return type(definition).eager is not OpDef.eager

@@ -5,7 +5,7 @@ Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
@@ -33,6 +33,8 @@ Array = Any
 Sizes = Mapping[str, Expr]
 #: Gradients of the results or of the operands of an op; None where none flows.
 Grads: TypeAlias = Sequence[Value | None]
+#: Builds what an op is without a compiler, before it, and returns what replaces its results.
+EagerForm: TypeAlias = "Callable[[Builder, Operation], Sequence[Value] | None]"
 #: The axes over which special factors are split.
 Splits: TypeAlias = Mapping[str, tuple[str, ...]]
 _T = TypeVar("_T", bound=Trait)
@@ -227,11 +229,11 @@ class OpDef:
 
     # -- operation by operation --------------------------------------------------------------------
 
-    def eager(self, b: Builder, op: Operation) -> Sequence[Value] | None:
-        """Build the operations that PyTorch runs for the op without a compiler, before it; returns
-        the values that replace its results. None: it is one operation there, too. An op that
-        defines it can be named by `stg.kernels`."""
-        return None
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        """By the names that `stg.kernels` gives them, forms of the op that are several operations
+        in PyTorch without a compiler. A form builds these operations before the op and returns the
+        values that replace its results; None: in this place it is one operation there, too."""
+        return {}
 
     # -- serving -----------------------------------------------------------------------------------
 
