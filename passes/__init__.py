@@ -25,6 +25,7 @@ from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
 from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.partition.shard_units import ShardUnits
+from stagec.passes.partition.sort_expert_rows import SortExpertRows
 from stagec.passes.parts.connect_parts import ConnectParts
 from stagec.passes.parts.cut_part import CutPart
 from stagec.passes.parts.run_ahead import RunAhead
@@ -104,6 +105,7 @@ PLUGIN = Plugin(
         InsertCollectives,
         HoistReductions,
         NarrowCollectives,
+        SortExpertRows,
         KeepGatheredParameters,
         ShardUnits,
         RecordExpertRows,
@@ -135,6 +137,7 @@ PLUGIN = Plugin(
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,insert-collectives,hoist-reductions,narrow-collectives,"
+        "sort-expert-rows,"
         "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
         "units": "coalesce-collectives,reshard-parameters,eliminate-dead-code",

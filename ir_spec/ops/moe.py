@@ -21,7 +21,7 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
-from stagec.ir_spec.ops.base import gradients, present
+from stagec.ir_spec.ops.base import Elementwise, gradients, present
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.structure import ratio
@@ -265,6 +265,27 @@ class Combine(OpDef):
         if len(args) == 3:
             copies = copies * args[2][..., None]
         return [copies.sum(2)]
+
+
+class SortRows(Elementwise):
+    """Copies rows that came from several ranks into the order of their experts, or back into that
+    of the ranks that they go to; no FLOPs.
+
+    The dimensions of buffers say where each row is, so values do not change; in memory what one
+    rank sent is in one place before, and what one expert takes after.
+    """
+
+    name = "stg.sort_rows"
+    traits = ()
+    flops_per_point = 0
+    linear = True
+    example = "%y = stg.sort_rows(%x) : bf16[E, B, C, D]"
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads, by=self.name)
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0]]
 
 
 class CombineWeightsGrad(OpDef):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import (
     Flag,
     FlagValues,
@@ -34,6 +35,17 @@ class MoeRule(Record):
             rare=True,
         ),
     )
+    sort: bool = parameter(
+        "flag",
+        "rows that came by an all-to-all are copied into the order of their experts, and back",
+        flag=Flag(
+            "moe_sort",
+            "Rows that an all-to-all brought from several ranks are copied into the order of their "
+            "experts, and results back into that of the ranks.",
+            needs=("ep",),
+            rare=True,
+        ),
+    )
 
 
 class MoeOp(Statement):
@@ -45,11 +57,25 @@ class MoeOp(Statement):
     How many nodes that are follows from k and, where the router takes experts of few groups
     (`top_groups` of `stg.route`), from their number. It changes seconds: traces have the bytes of
     an all-to-all either way.
+
+    What an all-to-all brings is in the order of the ranks that sent it. With `sort` a kernel of its
+    own copies it into that of the experts, where a rank has several, and another one copies their
+    results back (`sort-expert-rows`), forward and backward. `deepep` puts rows where they belong.
     """
 
     name, record = "stg.moe", MoeRule
     section = Section.EXPERTS
     example = "stg.moe[dispatch = deepep]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if op.flag("sort") and op.attrs.get("dispatch") == "deepep":
+            yield "deepep brings rows in the order of their experts: leave out 'sort'"
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        if request["moe_sort"] and request["moe_dispatch"] == "deepep":
+            what = "--moe-sort is about all-to-alls, but --moe-dispatch is deepep"
+            yield what, "leave out --moe-sort: deepep brings rows in the order of their experts"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         return super().from_flags(request) if "ep" in request.axes else iter(())

@@ -1,0 +1,90 @@
+"""sort-expert-rows: rows that ranks exchange are copied into the order of experts, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, const, made_by, read_strategy
+from stagec.ir.expr import same
+from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.comm import AllToAll
+from stagec.ir_spec.ops.moe import SortRows
+from stagec.ir_spec.strategy.moe import MoeRule
+
+
+@dataclass(frozen=True)
+class SortExpertRows(Pass):
+    """Add `stg.sort_rows` behind each all_to_all that brings rows to experts, and before each that
+    takes them from there.
+
+    `stg.moe[sort]` asks for it, as Megatron-Core does (megatron/core/transformer/moe,
+    token_dispatcher.py: `sort_chunks_by_idxs` in `dispatch_postprocess` and `combine_preprocess`).
+    A rank with one expert has nothing to sort.
+
+    Before:
+        stg.mesh @pod[ep]
+        stg.assume[E % ep == 0, B % ep == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.moe[sort]
+        }
+        stg.func @f(%x: bf16[E, B@ep, C, D | routed(E=2, T)]) {
+          %y = stg.all_to_all[from = 1, dim = 0, over = ep](%x) :
+              bf16[E@ep, B, C, D | routed(E=2, T)]
+          stg.return(%y)
+        }
+    After:
+        stg.mesh @pod[ep]
+        stg.assume[E % ep == 0, B % ep == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.moe[sort]
+        }
+        stg.func @f(%x: bf16[E, B@ep, C, D | routed(E=2, T)]) {
+          %y = stg.all_to_all[from = 1, dim = 0, over = ep](%x) :
+              bf16[E@ep, B, C, D | routed(E=2, T)]
+          %y_sorted = stg.sort_rows(%y) : bf16[E@ep, B, C, D | routed(E=2, T)]
+          stg.return(%y_sorted)
+        }
+    """
+
+    name = "sort-expert-rows"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).one(MoeRule).sort
+
+    def run(self, module: Module) -> None:
+        sort_expert_rows(module)
+
+
+def sort_expert_rows(module: Module) -> None:
+    """Sort what exchanges bring to experts and take from there, in place."""
+    moves = [op for op in module.main.body.walk() if isinstance(op.definition, AllToAll)]
+    for op in moves:
+        for index, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
+            if _has_experts(result.tensor):
+                _sort_after(module, op, index)
+            elif _has_experts(value.tensor):
+                _sort_before(module, op, index)
+
+
+def _has_experts(type_: TensorType) -> bool:
+    """Whether a value has rows of the experts of a rank, several of them, and of all its peers."""
+    names = {d.routed.of for d in type_.dims if d.routed} | {d.load.of for d in type_.dims if d.load}
+    sizes = [d for d in type_.dims if d.size in names or d.size.symbol_name in names]
+    return any(d.split and not same(d.local, const(1)) for d in sizes)
+
+
+def _sort_after(module: Module, op: Operation, index: int) -> None:
+    moved = op.results[index]
+    users = list(moved.uses)
+    b = Builder.after(module.registry, op, loc=made_by(SortExpertRows.name, op.loc))
+    made = b.value(SortRows.name, [moved], type=moved.type, hint=f"{moved.name}_sorted")
+    for user, slot in users:
+        user.set_operand(slot, made)
+
+
+def _sort_before(module: Module, op: Operation, index: int) -> None:
+    value = op.operands[index]
+    b = Builder.before(module.registry, op, loc=made_by(SortExpertRows.name, op.loc))
+    made = b.value(SortRows.name, [value], type=value.type, hint=f"{value.name}_sorted")
+    op.set_operand(index, made)
