@@ -31,6 +31,11 @@ from stagec.ir_spec.ops.base import (
 )
 
 
+#: The types that `stg.quantize` casts to, and the one whose second copy is transformed.
+QUANTIZED = EIGHT_BITS | WITHOUT_SCALES.keys()
+HADAMARD = "f4e2m1s"
+
+
 class Einsum(OpDef):
     """A contraction, `einsum` of two operands; the text is its index rule.
 
@@ -66,7 +71,7 @@ class Einsum(OpDef):
         if lost:
             yield f"factor '{lost[0]}' of the result is in no operand"
         dtypes = {v.tensor.dtype for v in op.operands}
-        if len(dtypes) > 1 and not dtypes <= EIGHT_BITS:
+        if len(dtypes) > 1 and not dtypes <= EIGHT_BITS:  # of 4 bits there is one type
             yield f"operands have different element types: {', '.join(sorted(dtypes))}"
         for name in ("to", "grad"):
             if name in op.attrs and op.text(name) not in FLOATS:
@@ -112,8 +117,9 @@ class Einsum(OpDef):
         (left, right), (out,) = parse_rule(op.text("spec"))
         x, w = (_cast_again(b, v) if "grad" in op.attrs else v for v in op.operands)
         if "grad" in op.attrs:
-            cast = Quantize.name if op.flag("quantize") else Cast.name
-            dy = b.value(cast, [dy], {"to": op.text("grad")}, hint=f"{dy.name}_f8")
+            cast, to_type = Quantize.name if op.flag("quantize") else Cast.name, op.text("grad")
+            turned = {"hadamard": True} if op.flag("quantize") and to_type == HADAMARD else {}
+            dy = b.value(cast, [dy], {"to": to_type, **turned}, hint=f"{dy.name}_{to_type[:2]}")
         to = {"to": op.text("to")} if "to" in op.attrs else {}
         sizes = factor_sizes(op, self.rule(op))
         dx = _operand_grad(b, (out, right, left), [dy, w], sizes, x.prefixed("d_"), to)
@@ -378,30 +384,42 @@ class Cast(Elementwise):
 
 
 class Quantize(Cast):
-    """Casts to 8 bits with one scale, that of the largest element; no FLOPs, only bytes.
+    """Casts to 8 bits with one scale, that of the largest element, or to 8 or 4 bits with scales of
+    blocks; no FLOPs, only bytes.
 
     It is a kernel by itself, as it waits for the largest element, which what makes the operand
     finds. It reads the operand and writes the result, twice if products sum over different
     dimensions of it: tensor cores take operands of 8 bits along the dimension of the sum
-    (NVIDIA/TransformerEngine, `cast_transpose`). What backward keeps is for another product; one
-    of the two is kept. Partial sums do not pass.
+    (NVIDIA/TransformerEngine, `cast_transpose`), and blocks lie along it. What backward keeps is
+    for another product; one of the two is kept. Partial sums do not pass.
+
+    With 4 bits the tensor has a scale beside those of its blocks, so the operand is read for its
+    largest element before, by a kernel of its own. With `hadamard` the second result is that of the
+    operand times a random Hadamard matrix, made by another kernel, which reads the operand again
+    (NVIDIA/TransformerEngine, transformer_engine/common/hadamard_transform;
+    arXiv 2509.25149, section 4).
     """
 
     name = "stg.quantize"
     traits = (Recasts(),)
     linear = False
-    params = (Param("to", "name", "the element type", required=True, positional=True),)
+    params = (
+        Param("to", "name", "the element type", required=True, positional=True),
+        Param("hadamard", "flag", "what sums along other dimensions take is transformed before"),
+    )
     example = "%y = stg.quantize[f8e4m3](%x) : f8e4m3[B, S, D]"
 
     def bytes_touched(self, op: Operation) -> Expr:
         both = len(set(_summed(op.result))) > 1
         again = op.result.tensor.local_bytes if both else ZERO
-        return super().bytes_touched(op) + again
+        reads = (op.text("to") == HADAMARD) + (both and op.flag("hadamard"))
+        return super().bytes_touched(op) + again + op.operands[0].tensor.local_bytes * reads
 
     def verify(self, op: Operation) -> Iterator[str]:
-        of_one_scale = EIGHT_BITS - WITHOUT_SCALES.keys()
-        if op.text("to") not in of_one_scale:
-            yield f"casts to {' or '.join(sorted(of_one_scale))}, found {op.text('to')}"
+        if op.text("to") not in QUANTIZED:
+            yield f"casts to {' or '.join(sorted(QUANTIZED))}, found {op.text('to')}"
+        if op.flag("hadamard") and op.text("to") != HADAMARD:
+            yield f"'hadamard' is about casts to {HADAMARD}, found {op.text('to')}"
 
 
 def _summed(value: Value) -> Iterator[tuple[int, ...]]:
@@ -415,5 +433,5 @@ def _summed(value: Value) -> Iterator[tuple[int, ...]]:
         elif user.has(Terminates):
             yield ()
         else:
-            moved = (r for r in user.results if r.tensor.dtype in EIGHT_BITS)
+            moved = (r for r in user.results if r.tensor.dtype in QUANTIZED)
             yield from (dims for result in moved for dims in _summed(result))

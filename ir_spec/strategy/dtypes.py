@@ -23,7 +23,9 @@ PARAM = "param"
 COMPUTE = "compute"
 
 
-FP8 = ("hybrid", "e4m3", "block")
+#: Recipes with scales of blocks, which are those of what is cast.
+BLOCKS = ("block", "mxfp8", "nvfp4")
+FP8 = ("hybrid", "e4m3", *BLOCKS)
 
 
 SCALING = ("delayed", "current")
@@ -59,12 +61,13 @@ class DtypesRule(Record):
     moment: str = _dtype("moment", "f32", "The optimizer's moments.", PARAM, tries=())
     fp8: str = parameter(
         "name",
-        "recipe of 8-bit products",
+        "recipe of products of 8 or 4 bits",
         choices=FP8,
         flag=Flag(
             "fp8",
-            "8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with "
-            "block, e4m3 with a scale for each 128 elements.",
+            "Products of the blocks in few bits: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; "
+            "e4m3 with a scale for each 128 elements (block) or 32 (mxfp8); e2m1 with a scale for "
+            "each 16 (nvfp4).",
             default="none",
             tries=("none", "hybrid"),
             numerics=True,
@@ -122,6 +125,13 @@ class DtypesOp(Statement):
     DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) and block scaling of Transformer Engine. Results,
     and parameters at rest, keep their type. With `scaling = current` each scale is that of the
     tensor which is cast, so that the cast waits for all of it and is a kernel: `stg.quantize`.
+
+    `mxfp8` and `nvfp4` are recipes of Blackwell, whose casts are kernels too, as in Transformer
+    Engine (`MXFP8BlockScaling`, `NVFP4BlockScaling`). With `mxfp8` activations, parameters and
+    gradients are f8e4m3s, whose size is that of a scale of 8 bits for each 32 elements. With
+    `nvfp4` they are f4e2m1s, with a scale of 8 bits for each 16 elements, in all three products of
+    forward and backward; the copies of activations and gradients that gradients of parameters take
+    go through a random Hadamard transform.
     """
 
     name, record = "stg.dtypes", DtypesRule
@@ -130,7 +140,7 @@ class DtypesOp(Statement):
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
-        if op.attrs.get("fp8") == "block" and op.attrs.get("scaling") == "current":
+        if op.attrs.get("fp8") in BLOCKS and op.attrs.get("scaling") == "current":
             yield "with blocks scales what is cast where it is cast: leave out 'scaling'"
         if "scaling" in op.attrs and "fp8" not in op.attrs:
             yield "'scaling' is about products of 8 bits, expects 'fp8' beside it"

@@ -1,4 +1,4 @@
-"""insert-fp8-casts: blocks multiply by their parameters in 8-bit floats."""
+"""insert-fp8-casts: blocks multiply by their parameters in floats of 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -20,37 +20,44 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.rewrite import is_chosen_by
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.ops.contraction import HADAMARD
 
 
 class Recipe(NamedTuple):
     """The element types of activations, of parameters and of gradients that products take. A scale
     for a tensor, or for 128 x 128 elements of a parameter, is in no type: it takes less than a byte
-    for 4,000 elements."""
+    for 4,000 elements. `quantizes`: casts are kernels of their own."""
 
     activations: str
     parameters: str
     gradients: str
+    quantizes: bool = False
 
 
 RECIPES = {
     "hybrid": Recipe("f8e4m3", "f8e4m3", "f8e5m2"),
     "e4m3": Recipe("f8e4m3", "f8e4m3", "f8e4m3"),
     "block": Recipe("f8e4m3s", "f8e4m3", "f8e4m3s"),
+    "mxfp8": Recipe("f8e4m3s", "f8e4m3s", "f8e4m3s", quantizes=True),
+    "nvfp4": Recipe("f4e2m1s", "f4e2m1s", "f4e2m1s", quantizes=True),
 }
 
 
 @dataclass(frozen=True)
 class InsertFp8Casts(Pass):
-    """Cast both operands of matrix products with a parameter, inside repeats, to 8-bit floats.
+    """Cast both operands of matrix products with a parameter, inside repeats, to floats of 8 or 4
+    bits.
 
     `stg.dtypes[fp8 = ...]` asks for it. With `block` activations and gradients have a scale for
     each 128 elements, which moves and is held with them. Results keep their type of 16 bits.
     Products whose results choose (routers) stay as they are. Embedding and head stand outside of
-    repeats and stay as well. With `scaling = current` casts are `stg.quantize`, also those of
-    gradients.
+    repeats and stay as well. With `scaling = current`, `mxfp8` and `nvfp4` casts are
+    `stg.quantize`, also those of gradients. With `nvfp4` what weight gradients take of activations
+    and gradients is turned by a random Hadamard matrix first (`hadamard`).
 
     Before:
         stg.strategy @s {
@@ -86,7 +93,8 @@ class InsertFp8Casts(Pass):
 
     def run(self, module: Module) -> None:
         dtypes = read_strategy(module).dtypes
-        insert_fp8_casts(module, dtypes.fp8, dtypes.loc, quantize=dtypes.scaling == "current")
+        quantize = RECIPES[dtypes.fp8].quantizes or dtypes.scaling == "current"
+        insert_fp8_casts(module, dtypes.fp8, dtypes.loc, quantize=quantize)
 
 
 def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = False) -> None:
@@ -97,11 +105,11 @@ def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = 
     """
     blocks = [op.body for op in module.main.body.walk() if op.has(Repeats)]
     if not sum(_cast_operands(module, block, recipe, loc, quantize) for block in blocks):
-        module.diagnostics.remark("no block has a product with a parameter for 8 bits", loc)
+        module.diagnostics.remark("no block has a product with a parameter to be cast", loc)
 
 
 def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantize: bool) -> int:
-    """The number of products whose operands are now of 8 bits; each value is cast once."""
+    """The number of products whose operands are now of few bits; each value is cast once."""
     types = RECIPES[recipe]
     name = "stg.quantize" if quantize else "stg.cast"
     cast: dict[Value, Value] = {}
@@ -110,15 +118,18 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
         dtype = op.result.tensor.dtype
         if dtype == "f32":
             raise error(
-                f"8-bit products have results of 16 bits, but %{op.result.name} is f32",
+                f"products of {recipe} have results of 16 bits, but %{op.result.name} is f32",
                 loc,
                 remedy="choose --param-dtype bf16, or leave fp8 out",
             )
         for index, value in enumerate(op.operands):
             if value not in cast:
                 b = Builder.before(module.registry, op, loc=made_by(InsertFp8Casts.name, loc))
-                attrs = {"to": types.parameters if is_parameter(value) else types.activations}
-                cast[value] = b.value(name, [value], attrs, hint=f"{value.name}_f8")
+                to = types.parameters if is_parameter(value) else types.activations
+                attrs: dict[str, RawAttr] = {"to": to}
+                if quantize and to == HADAMARD and not is_parameter(value):
+                    attrs["hadamard"] = True
+                cast[value] = b.value(name, [value], attrs, hint=f"{value.name}_{to[:2]}")
             op.set_operand(index, cast[value])
         op.attrs |= {"to": dtype, "grad": types.gradients}
         op.attrs |= {"quantize": True} if quantize else {}
