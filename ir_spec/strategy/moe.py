@@ -35,6 +35,20 @@ class MoeRule(Record):
             rare=True,
         ),
     )
+    payload: str = parameter(
+        "name",
+        "products: tokens are sent in the type of the products behind, if that is smaller; "
+        "tokens: in their own",
+        default="products",
+        choices=("products", "tokens"),
+        flag=Flag(
+            "moe_payload",
+            "Tokens are sent in the element type of the products of experts, cast before (products)"
+            ", or in their own, cast where they arrive (tokens).",
+            needs=("ep",),
+            rare=True,
+        ),
+    )
     sort: bool = parameter(
         "flag",
         "rows that came by an all-to-all are copied into the order of their experts, and back",
@@ -57,6 +71,9 @@ class MoeOp(Statement):
     How many nodes that are follows from k and, where the router takes experts of few groups
     (`top_groups` of `stg.route`), from their number. It changes seconds: traces have the bytes of
     an all-to-all either way.
+
+    Tokens that products take in 8 or 4 bits are cast before they are sent, as in DeepSeek-V3; with
+    `payload = tokens` behind, as by Megatron-Core, whose dispatcher knows nothing of 8 bits.
 
     What an all-to-all brings is in the order of the ranks that sent it. With `sort` a kernel of its
     own copies it into that of the experts, where a rank has several, and another one copies their

@@ -27,13 +27,15 @@ from stagec.api import (
 from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllGather, AllToAll
+from stagec.ir_spec.strategy.moe import MoeRule
 
 _MOVES = (AllGather, AllToAll)
 
 
 @dataclass(frozen=True)
 class NarrowCollectives(Pass):
-    """Swap a gather or an exchange with a cast if fewer bytes move then.
+    """Swap a gather or an exchange with a cast if fewer bytes move then. With
+    `stg.moe[payload = tokens]` rows of experts are exchanged as they are.
 
     A parameter is gathered before it is cast: what is gathered is kept whole. To the type of
     `stg.dtypes[compute]` the gather casts itself, each rank its part.
@@ -64,6 +66,8 @@ def narrow_collectives(module: Module) -> None:
     compute = read_strategy(module).dtypes.compute
     every = (op for op in module.main.body.walk() if isinstance(op.definition, _MOVES))
     moves = [op for op in every if len(op.results) == 1]
+    if read_strategy(module).one(MoeRule).payload == "tokens":
+        moves = [op for op in moves if not _sends_tokens(op)]
     for op in moves:
         before = op.operands[0].producer
         if before is not None and before.text("to") == compute and _is_cast_weight(before, op):
@@ -74,6 +78,12 @@ def narrow_collectives(module: Module) -> None:
         after = _only_user(op.result)
         if after is not None and _narrows(after) and not _is_weight(op.operands[0]):
             _cast_before(module, op, after)
+
+
+def _sends_tokens(op: Operation) -> bool:
+    """Whether an op sends rows to experts or back."""
+    dims = op.result.tensor.dims
+    return isinstance(op.definition, AllToAll) and any(d.routed or d.load for d in dims)
 
 
 def _narrows(op: Operation) -> bool:

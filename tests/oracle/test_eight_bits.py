@@ -30,10 +30,13 @@ BYTE, TWO = 1, 2
 
 
 @crossed(model=[LLAMA, GPT, MIXTRAL, DEEPSEEK], options=STRATEGIES)
-@pytest.mark.parametrize("recipe", ["hybrid", pytest.param("block", marks=EXHAUSTIVE)])
+@pytest.mark.parametrize(
+    "recipe",
+    ["hybrid", *(pytest.param(r, marks=EXHAUSTIVE) for r in ("block", "mxfp8", "nvfp4"))],
+)
 def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any], recipe: str) -> None:
     """Casts change no number in the interpreter, so nothing but casts may have been added."""
-    if recipe == "block":  # which scales what is cast where it is cast
+    if recipe != "hybrid":  # which scales what is cast where it is cast
         options = {name: value for name, value in options.items() if name != "fp8_scaling"}
     inputs, expected = plain(model, 16, "bf16")
     module = tiny(model, PLACED, sizes={**SIZES, "B": 16}, fp8=recipe, **options)
@@ -158,6 +161,23 @@ def test_what_two_products_sum_over_different_dimensions_is_written_twice(recomp
         assert found == {"forward": {4: 4}, "backward": {4: 6}}
     else:
         assert found == {"forward": {3: 4}, "recompute": {4: 3, 3: 1}, "backward": {4: 6}}
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_recipes_of_blackwell(recipe: str) -> None:
+    """An activation of bf16 is read once and written twice, 33/32 bytes each. With 4 bits and a
+    scale of 8 for 16 of them, 9/16 bytes each, it is read three times: for its largest element, for
+    one result and, transformed, for the other; a parameter twice."""
+    size = Fraction(33, 32) if recipe == "mxfp8" else Fraction(9, 16)
+    reads = (1, 1) if recipe == "mxfp8" else (3, 2)
+    module = tiny(LLAMA, PLACED, fp8=recipe, dp=2, sizes={**SIZES, "B": 16})
+    found: dict[bool, set[Fraction]] = {True: set(), False: set()}
+    for op in module.walk():
+        if op.name == "stg.quantize":
+            elements = evaluate(op.result.tensor.local_elements, module.env)
+            touched = Fraction(evaluate(op.definition.bytes_touched(op), module.env), elements)
+            found[is_weight(op.operands[0])].add(touched)
+    assert found == {False: {2 * reads[0] + 2 * size}, True: {2 * reads[1] + size}}
 
 
 def is_weight(value: Any) -> bool:
