@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import (
     Flag,
     FlagValues,
@@ -23,13 +22,13 @@ class MoeRule(Record):
 
     dispatch: str = parameter(
         "name",
-        "all_to_all: a copy for each expert; deepep: one for each node, and from there on",
+        "all_to_all: a copy for each expert; deepep: one for each node, and there for each rank",
         default="all_to_all",
         choices=("all_to_all", "deepep"),
         flag=Flag(
             "moe_dispatch",
             "Tokens go to their experts by an all-to-all, a copy for each expert, or once to each "
-            "node and from there on (deepep).",
+            "node and there to each rank (deepep).",
             default="all-to-all",
             needs=("ep",),
             rare=True,
@@ -66,9 +65,9 @@ class MoeOp(Statement):
     """How tokens get to the experts that a router chose, and back.
 
     An `all_to_all` sends a copy of a token for each of the k experts that it takes. `deepep` sends
-    one to each node that has some of them, from where it is forwarded inside the node; results of a
-    node are added up before they go back (DeepEP, normal kernels; arXiv 2412.19437, section 3.2.2).
-    How many nodes that are follows from k and, where the router takes experts of few groups
+    one to each node that has some of them, from where one is forwarded to each such rank of the
+    node; results of a rank and of a node are added up before they go back (DeepEP, normal kernels,
+    and HybridEP of Megatron-Core; arXiv 2412.19437, section 3.2.2). How many nodes that are follows from k and, where the router takes experts of few groups
     (`top_groups` of `stg.route`), from their number. It changes seconds: traces have the bytes of
     an all-to-all either way.
 
@@ -77,17 +76,13 @@ class MoeOp(Statement):
 
     What an all-to-all brings is in the order of the ranks that sent it. With `sort` a kernel of its
     own copies it into that of the experts, where a rank has several, and another one copies their
-    results back (`sort-expert-rows`), forward and backward. `deepep` puts rows where they belong.
+    results back (`sort-expert-rows`), forward and backward. `deepep` brings rows in the order of
+    their experts, so `sort` changes nothing then.
     """
 
     name, record = "stg.moe", MoeRule
     section = Section.EXPERTS
     example = "stg.moe[dispatch = deepep]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from super().verify(op)
-        if op.flag("sort") and op.attrs.get("dispatch") == "deepep":
-            yield "deepep brings rows in the order of their experts: leave out 'sort'"
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         if request["moe_sort"] and request["moe_dispatch"] == "deepep":

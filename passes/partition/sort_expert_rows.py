@@ -19,7 +19,7 @@ class SortExpertRows(Pass):
 
     `stg.moe[sort]` asks for it, as Megatron-Core does (megatron/core/transformer/moe,
     token_dispatcher.py: `sort_chunks_by_idxs` in `dispatch_postprocess` and `combine_preprocess`).
-    A rank with one expert has nothing to sort.
+    A rank with one expert has nothing to sort, and `stg.moe[dispatch = deepep]` does it by itself.
 
     Before:
         stg.mesh @pod[ep]
@@ -50,7 +50,8 @@ class SortExpertRows(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).one(MoeRule).sort
+        rule = read_strategy(module).one(MoeRule)
+        return rule.sort and rule.dispatch == "all_to_all"
 
     def run(self, module: Module) -> None:
         sort_expert_rows(module)

@@ -296,29 +296,39 @@ def once_a_node(
     machine: Machine, size: Bytes, over: Sequence[Span], copies: int, groups: int
 ) -> Floats:
     """Seconds of an all_to_all of `size` bytes of tokens with `copies` experts each, in at most so
-    many `groups` of experts (0: in any), that go to each node once.
+    many `groups` of experts (0: in any), that go to each node and to each rank once.
 
-    Experts are spread over N nodes, groups of them over as many. With `n = min(N, groups)` nodes
-    that may have experts of a token,
+    Experts are spread over N nodes of m ranks, groups of them over as many. With `n = min(N,
+    groups)` nodes that may have experts of a token,
 
-        nodes = n (1 - (1 - 1/n)^copies)
+        reached(x) = x (1 - (1 - 1/x)^copies)
 
-    of them have some in the mean, so `nodes / copies` of the bytes of an all_to_all cross between
-    nodes. Inside a node all copies go on from where a token arrives, (m - 1)/m of them to others of
-    its m ranks. Both run at once, and the slower one is what it takes. A group within a node has
-    an all_to_all. Sources: arXiv 2412.19437, section 3.2.2; deepseek-ai/DeepEP, "normal kernels".
+    is how many of `x = n` nodes and of `x = n m` ranks have some in the mean, so `reached(n) /
+    copies` of the bytes of an all_to_all cross between nodes. Inside a node tokens go on from where
+    they arrive, `reached(n m) / copies` of those bytes, (m - 1)/m of them to others of its m ranks.
+    Both run at once, and the slower one is what it takes. A group within a node has an all_to_all
+    of `reached(m) / copies` of the bytes. Sources: arXiv 2412.19437, section 3.2.2;
+    deepseek-ai/DeepEP, "normal kernels" (`num_tokens_per_rank`, `is_token_in_rank`), and its branch
+    hybrid-ep.
     """
     sizes = np.asarray(size, dtype=np.float64)
     over = [replace(span, level=_own(machine, span.level)) for span in over]
-    if len(over) < 2:
-        return all_to_all(machine, "", sizes, over) if over else np.zeros_like(sizes)
+    if not over:
+        return np.zeros_like(sizes)
     inside, units = over[0].size, over[-1].size // over[0].size
     n = min(units, groups) if groups else units
-    crossing = n * (1 - (1 - 1 / n) ** copies) / copies
+    there = sizes * (_reached(n * inside, copies) / copies)
+    if len(over) < 2:
+        return all_to_all(machine, "", there, over)
     forwarded = (inside - 1) / inside * over[-1].size / (over[-1].size - 1)
-    between = all_to_all(machine, "", sizes * crossing, over)
-    within = all_to_all(machine, "", sizes * forwarded, over[:1])
+    between = all_to_all(machine, "", sizes * (_reached(n, copies) / copies), over)
+    within = all_to_all(machine, "", there * forwarded, over[:1])
     return np.maximum(between, within)
+
+
+def _reached(parts: int, copies: int) -> float:
+    """How many of so many parts have some of the experts of a token in the mean."""
+    return parts * (1 - (1 - 1 / parts) ** copies)
 
 
 def permute(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
