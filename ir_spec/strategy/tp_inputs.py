@@ -1,4 +1,4 @@
-"""Whether inputs of split products are kept for backward."""
+"""Whether inputs of split products are kept for backward, and begin before they are there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stagec.ir_spec.strategy.statement import (
 
 @dataclass(frozen=True)
 class TpInputsRule(Record):
-    """Whether backward gathers the inputs of split matmuls again."""
+    """Whether backward gathers the inputs of split matmuls again, and products wait for them."""
 
     policy: str = parameter(
         "name",
@@ -34,11 +34,32 @@ class TpInputsRule(Record):
             rare=True,
         ),
     )
+    gathers: str = parameter(
+        "name",
+        "whole: a product waits for its input; in_steps: it works beside the gather on what is "
+        "there",
+        default="whole",
+        choices=("whole", "in_steps"),
+        flag=Flag(
+            "tp_gathers",
+            "Split products wait for inputs that are gathered (whole), or work beside the gather on "
+            "the parts that are there (in-steps).",
+            needs=("tp", "sp"),
+            rare=True,
+        ),
+    )
 
 
 class TpInputsOp(Statement):
     """Whether backward gathers the inputs of split matmuls again (regather) or keeps them
-    (save-gathered)."""
+    (save-gathered), and whether products wait for them.
+
+    With `gathers = in_steps` the first product that takes a value which is gathered over n ranks
+    works in n steps: n-1 of them beside the gather, on the parts that are there, the last one
+    behind it. So do XLA ("collective matmul", arXiv 2105.04663, section 4) and Transformer Engine
+    (`ub_overlap_ag`); other products that take the value wait for all of it. It is the mirror image
+    of `stg.tp_outputs[in_steps]`, and an approximation in the same way.
+    """
 
     name, record = "stg.tp_inputs", TpInputsRule
     example = "stg.tp_inputs[regather]"

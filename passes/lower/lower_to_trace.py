@@ -43,6 +43,7 @@ from stagec.ir_spec.ops.comm import (
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
 from stagec.ir_spec.strategy.moe import MoeRule
+from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.passes.lower.kernels import (
     KernelForms,
@@ -50,7 +51,14 @@ from stagec.passes.lower.kernels import (
     fused_attributes,
     fused_operations,
 )
-from stagec.passes.lower.steps import common_axes, dealt, reduces, shared_out, sum_of
+from stagec.passes.lower.steps import (
+    common_axes,
+    dealt,
+    gathered_for,
+    reduces,
+    shared_out,
+    sum_of,
+)
 from stagec.sharding.gathers import ahead_of
 from stagec.sharding.work import viewed, work_of
 
@@ -131,6 +139,7 @@ class _Lowering:
         strategy = read_strategy(module)
         self._blocking = frozenset(strategy.blocking)
         self._sums_in_steps = strategy.one(TpOutputsRule).policy == "in_steps"
+        self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
         self._once = strategy.one(MoeRule).dispatch == "deepep"
         self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
         self._nodes: dict[Value, Value] = {}
@@ -262,6 +271,9 @@ class _Lowering:
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
             return self._in_steps(op, rule, gathers, attrs, b)
+        gather = gathered_for(op, _ACTIVATIONS) if self._gathers_in_steps else None
+        if rule is not None and gather is not None and self._runs_beside(gather[1]):
+            return self._beside_gather(op, rule, gather, attrs, b)
         sums = sum_of(op) if self._sums_in_steps else None
         if rule is not None and sums is not None and self._runs_beside(sums):
             return self._before_sum(op, rule, sums, attrs, b)
@@ -294,6 +306,26 @@ class _Lowering:
         first["out"] = ZERO
         begun = b.value("et.comp", deps, first, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
+
+    def _beside_gather(
+        self,
+        op: Operation,
+        rule: Rule,
+        gather: tuple[int, Operation],
+        attrs: dict[str, RawAttr],
+        b: Builder,
+    ) -> Value:
+        """A product of what is gathered over n ranks works in n steps along the dimension that is
+        gathered: all but the last beside the gather, on the parts that are there."""
+        slot, gathers = gather
+        (along, *_) = rule.operands[slot][operand_dim(gathers, 0)]
+        last, first = shared_out(op, attrs, along, axis_size(gathers.names("over")), self._facts)
+        first["out"] = ZERO
+        others = [v for i, v in enumerate(op.operands) if i != slot]
+        name = op.results[0].name
+        there = self._deps([*gathers.operands, *others])
+        begun = b.value("et.comp", there, first, hint=f"{name}_first")
+        return b.value("et.comp", [begun, *self._deps([op.operands[slot]])], last, hint=name)
 
     def _before_sum(
         self, op: Operation, rule: Rule, sums: Operation, attrs: dict[str, RawAttr], b: Builder

@@ -3,15 +3,15 @@ is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from stagec.api import Expr, Facts, Operation, call, error
+from stagec.api import Expr, Facts, Operation, call, error, is_parameter
 from stagec.ir.builder import RawAttr
 from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime
-from stagec.ir_spec.ops.comm import AllReduce, ReduceScatter
+from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter
 from stagec.passes.lower.kernels import kernel_attributes
-from stagec.sharding.work import part_of_kernel, work_of
+from stagec.sharding.work import is_computation, part_of_kernel, work_of
 
 
 def shared_out(
@@ -46,6 +46,31 @@ def sum_of(op: Operation) -> Operation | None:
     if kernel is None or kernel.kind != "matmul" or len(users) != 1:
         return None
     return users[0] if reduces(users[0]) and len(users[0].operands) == 1 else None
+
+
+def gathered_for(op: Operation, kinds: Collection[str]) -> tuple[int, Operation] | None:
+    """Which operand of a product, and by which op, is gathered over ranks in one of these phases,
+    if no product before it takes what is gathered."""
+    kernel = work_of(op).kernel
+    if kernel is None or kernel.kind != "matmul":
+        return None
+    for slot, value in enumerate(op.operands):
+        gather = value.producer
+        if gather is None or not isinstance(gather.definition, AllGather):
+            continue
+        alone = len(gather.operands) == 1 and gather.parent is op.parent
+        if alone and gather.phase in kinds and not is_parameter(gather.operands[0]):
+            users = [user for user, _ in value.uses if user.parent is op.parent]
+            if op is min(filter(_is_product, users), key=Operation.position):
+                return slot, gather
+    return None
+
+
+def _is_product(op: Operation) -> bool:
+    if not is_computation(op):
+        return False
+    kernel = work_of(op).kernel
+    return kernel is not None and kernel.kind == "matmul"
 
 
 def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
