@@ -132,13 +132,14 @@ class ModelText:
         if relation not in self.relations:
             self.relations.append(relation)
 
-    def use(self, block: str, symbols: str, *given: str) -> Callee:
-        """Import a block of the library, which uses these symbols; the block with these options."""
+    def use(self, block: str, symbols: str, *given: str, function: str = "") -> Callee:
+        """Import a text of the library, which uses these symbols; its function of this name, if not
+        that of the text, with these options."""
         path = f"blocks/{block}.stg"
         if path not in self.imports:
             self.imports.append(path)
         self.used.update(symbols.split())
-        return Callee(block, given)
+        return Callee(function or block, given)
 
     def function(self, name: str, args: str, body: Body, comment: str = "") -> Callee:
         """Add a private function. A second one of that name must be the same."""
