@@ -164,7 +164,9 @@ def _bert_head(
         classify_each(body, y, "w_classifier", "b_classifier", "N_classes")
         return text.train(args, body)
     if "SequenceClassification" in heads:
-        classify(body, linear(body, "z", _pooled(body, y), "classifier", "D, N_classes"))
+        classify(
+            body, linear(text, body, "z", _pooled(text, body, y), "classifier", "D, N_classes")
+        )
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     config.only("tie_word_embeddings", True)
     if "PreTraining" not in heads:
@@ -172,24 +174,24 @@ def _bert_head(
         return text.train(args, body)
     text.notes.append("%follows is 1 where the second sentence follows the first one, else 0.")
     loss = word_loss(body, y, act, "words")
-    z = linear(body, "z", _pooled(body, y), "follows", "D, 2")
+    z = linear(text, body, "z", _pooled(text, body, y), "follows", "D, 2")
     z = body.let("zf", f"stg.cast[f32]({z})")
     pairs = body.let("pairs", f"stg.cross_entropy[mean = B]({z}, %follows)")
     body.do(f"stg.return({body.let('loss', f'stg.add({loss}, {pairs})')})")
     return text.train(f"{args}, %follows: i32[B]", body)
 
 
-def _pooled(body: Body, y: str) -> str:
+def _pooled(text: ModelText, body: Body, y: str) -> str:
     """Append what a layer makes of the first token's vector."""
     c = body.let("c", f"stg.take[at = 0]({y})")
-    return body.let("p1", f"stg.tanh({linear(body, 'p0', c, 'pooler', 'D, D')})")
+    return body.let("p1", f"stg.tanh({linear(text, body, 'p0', c, 'pooler', 'D, D')})")
 
 
 def train_vectors(
     text: ModelText, body: Body, y: str, args: str, *, pooler: bool = False
 ) -> ModelText:
     """The model without a head: the first token's vectors are trained towards given ones."""
-    c = _pooled(body, y) if pooler else body.let("c", f"stg.take[at = 0]({y})")
+    c = _pooled(text, body, y) if pooler else body.let("c", f"stg.take[at = 0]({y})")
     return text.train(args.replace("%labels: i32[B, S]", vectors(text, body, c)), body)
 
 

@@ -40,12 +40,12 @@ def read_clip(config: Config) -> ModelText:
     body = Body()
     mlp = FeedForward(read_activation(vision, "hidden_act", default="quick_gelu"), False, True)
     i = _clip_image(text, body, v, mlp, "vision")
-    i = linear(body, "i", i, "image", f"{v['D']}, J", bias=False)
+    i = linear(text, body, "i", i, "image", f"{v['D']}, J", bias=False)
     act = read_activation(words, "hidden_act", default="quick_gelu")
     if ACTIVATIONS[act] != ACTIVATIONS[mlp.activation]:
         raise words.refuse("hidden_act", f"is {act!r}, and that of images {mlp.activation!r}")
     w = _clip_text(text, body, t, mlp, "text")
-    w = linear(body, "w", w, "text", f"{t['D']}, J", bias=False)
+    w = linear(text, body, "w", w, "text", f"{t['D']}, J", bias=False)
     vision.finish()
     words.finish()
     logits = similarities(body, i, w, "J")
@@ -122,7 +122,7 @@ def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -
     width = "D"
     if any(name.endswith("WithProjection") for name in config.strings("architectures")):
         read_size(config, text, "J", "projection_dim", default=512)
-        x, width = linear(body, "j", x, "projection", "D, J", bias=False), "J"
+        x, width = linear(text, body, "j", x, "projection", "D, J", bias=False), "J"
     return text.train(f"{args}, {vectors(text, body, x, width)}", body)
 
 
@@ -231,7 +231,7 @@ def _siglip_text(
     x = _words(body, t, "%tokens")
     layers = encoder(text, MultiHead(), mlp, tower=t, name=name, count=t["L"])
     n = LAYER.write(body, "nt", layers.write(body, x, "yt"), "text_norm", t["D"])
-    return linear(body, "w", body.let("last", f"stg.take[at = S - 1]({n})"), "text", sizes)
+    return linear(text, body, "w", body.let("last", f"stg.take[at = S - 1]({n})"), "text", sizes)
 
 
 def read_siglip_vision(config: Config) -> ModelText:

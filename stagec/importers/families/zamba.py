@@ -173,10 +173,10 @@ def _write_model(
         s = "%h"
         if kind != "mamba":
             weights = ", ".join(f"%{_shared(kind, name)}" for name in _SHARED)
-            t = inner.let("t", f"stg.call @{shared}(%h, %x0, {weights})")
+            t = inner.call("t", shared, "%h", "%x0", weights)
             s = inner.let("s", f"stg.add(%h, {t})")
         n = RMS.write(inner, "n", s, "norm")
-        m = inner.let("m", f"stg.call @{mamba}({n})")
+        m = inner.call("m", mamba, n)
         inner.do(f"stg.yield({inner.let('r', f'stg.add(%h, {m})')}, %x0)")
         count = f"count = {order.count(kind)}, carry = 2{where}"
         outs = f"%y{number}, %e{number}"

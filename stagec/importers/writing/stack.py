@@ -188,7 +188,7 @@ class Decoder:
         elif self.norm == RMS and self._is_plain:
             head = body.param("head", "D, V")
             block = text.use("lm_loss", "B S D V")
-            body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
+            body.call("loss", block, x, head, "%labels")
         else:
             symbols = f"B S D V {self.narrow}"
             block = text.use("lm_head", symbols, *self._options())

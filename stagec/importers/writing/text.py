@@ -60,6 +60,10 @@ class Body:
         self.lines.append(f"%{name} = {op}" + (f"  // {comment}" if comment else ""))
         return f"%{name}"
 
+    def call(self, name: str, block: Callee, *operands: str) -> str:
+        """Append `%name = stg.call @block(operands)`; the name with the percent sign."""
+        return self.let(name, f"stg.call @{block}({', '.join(operands)})")
+
     def steps(self, name: str, x: str, steps: Sequence[str]) -> str:
         """Append operations one after the other, each on the result `{}` of the one before: the
         last is `%name`, those before it are `%name0`, `%name1`, ...; the last one's name. Without
