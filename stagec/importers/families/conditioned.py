@@ -118,8 +118,8 @@ def read_pixart(config: Config) -> ModelText:
         text.assume("D % 3 == 0")
         block = _use(text, "size_condition", symbols="D U")
         both = (body.call(f"{n}_c", block.with_(f"as = {n}"), f"%{n}") for n in ("size", "ratio"))
-        sized = body.let("sized", f"stg.concat[dim = 1]({', '.join(both)})")
-        t = body.let("t1", f"stg.add({t}, {sized})")
+        sizes = body.let("sized", f"stg.concat[dim = 1]({', '.join(both)})")
+        t = body.let("t1", f"stg.add({t}, {sizes})")
     n = _blocks(text, body, x, c, t, *([] if biased else ["qkv_bias = no"]))
     more = ", %size: f32[B, 2], %ratio: f32[B, 1]" if sized else ""
     texts = "J" if given else "D"

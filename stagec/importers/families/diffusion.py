@@ -107,7 +107,8 @@ def read_flux(config: Config) -> ModelText:
     body = Body()
     x = projected(text, body, "x0", "%images", "image_in", "C, D")
     c = projected(text, body, "c0", "%texts", "text_in", "J, D")
-    conditions = [("time", sinusoid(text, body, "times", "%time"), [])]
+    conditions: list[tuple[str, str, list[str]]] = []
+    conditions.append(("time", sinusoid(text, body, "times", "%time"), []))
     if guided:
         conditions.append(("guidance", sinusoid(text, body, "guides", "%guidance"), []))
     conditions.append(("text", "%pooled", ["U = U_text"]))

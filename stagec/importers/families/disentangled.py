@@ -133,11 +133,11 @@ def _finish(
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     if "TokenClassification" in heads:
         text.symbol("N_c", config.labels(), "num_labels")
-        classify_each(body, y, "w_classifier", "b_classifier", "N_c")
+        classify_each(text, body, y, "N_c", "classifier")
         return text.train(args, body)
     if is_bare(config):
         return train_vectors(text, body, y, args)
-    predict_words(body, y, act)
+    predict_words(text, body, y, act)
     return text.train(args, body)
 
 

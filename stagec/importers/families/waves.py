@@ -161,7 +161,7 @@ def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
     if "CTC" in heads:
         text.notes.append("The loss is that of one letter for each frame, not that of CTC.")
         read_size(config, text, "V", "vocab_size", default=32)
-        classify_each(body, y, "head", "head_bias", "V")
+        classify_each(text, body, y, "V", "head")
         return "%labels: i32[B, S]"
     text.notes.append("Its vectors are trained towards given ones.")
     body.let("loss", f"stg.mse[mean = B*S*D]({y}, %target)")

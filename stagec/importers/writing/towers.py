@@ -197,17 +197,9 @@ def _product(text: ModelText, function: str, name: str, sizes: str, bias: bool) 
     return text.use("linear", "", *given, f"as = {name}", function=function)
 
 
-def patches(text: ModelText, *, bias: bool, name: str = "patches") -> Callee:
-    """Add the block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to the
-    width D; its name."""
-    body = Body()
-    cut = 'stg.reshape["bc(hp)(wq)->bchpwq", factors = (p, q), sizes = (P, P)]({})'
-    steps = [cut, f'stg.einsum["bchpwq,cpqd->bhwd"]({{}}, {body.param("w", "C, P, P, D")})']
-    if bias:
-        steps.append(f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b", "D")})')
-    steps.append('stg.reshape["bhwd->b(hw)d"]({})')
-    body.do(f"stg.return({body.steps('p', '%images', steps)})")
-    return text.function(name, "%images", body, "A convolution whose windows do not overlap.")
+def patches(text: ModelText, *, bias: bool) -> Callee:
+    """The block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to D."""
+    return text.use("patches", "C P D", *["bias = no"] * (not bias))
 
 
 def with_class_token(
