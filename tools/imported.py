@@ -23,6 +23,7 @@ from stagec.importers.registry import BUILT_IN
 from stagec.ir.core import Attr, Operation, Quoted, Value
 from stagec.ir.module import Module
 from stagec.ir.param import attr_text
+from stagec.ir.types import TensorType
 from stagec.pipeline.manager import PassManager
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
@@ -96,11 +97,13 @@ def model_text(config: Mapping[str, Any], images: bool) -> str:
 
 
 class _Nameless:
-    """Prints a module with numbers for names of values and letters of index rules."""
+    """Prints a module with numbers for names of values and letters of index rules. Parameters have
+    their types where they are first used, in whatever order they are declared."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._numbers: dict[Value, int] = {}
+        self._slices: dict[Value, Value] = {}
 
     def lines(self) -> Iterator[str]:
         """All that a module says."""
@@ -113,19 +116,36 @@ class _Nameless:
         for op in self._module.root.body.ops:
             if op.name not in ("stg.symbols", "stg.assume"):
                 yield from self._op(op, "")
+                args = op.region.args if op.region is not None else ()
+                yield from sorted(f"unused {v.type}" for v in args if v not in self._numbers)
 
     def _op(self, op: Operation, pad: str) -> Iterator[str]:
-        operands = " ".join(self._name(v) for v in op.operands)
-        inner = op.region.args if op.region is not None else []
-        args = " ".join(f"{self._name(v)}: {v.type}" for v in inner)
+        inner = list(op.region.args) if op.region is not None else []
+        if op.name == "stg.repeat":
+            pairs = zip(op.operands, inner, strict=True)
+            self._slices |= {a: self._slices.get(v, v) for v, a in pairs if self._is_parameter(v)}
+            operands = [v for v in op.operands if not self._is_parameter(v)]
+        else:
+            operands = list(op.operands)
+        given = " ".join(map(self._name, operands))
+        args = " ".join(f"{self._name(v)}: {v.type}" for v in inner if not self._is_parameter(v))
         results = " ".join(f"{self._name(v)}: {v.type}" for v in op.results)
-        symbol = op.symbol or ""
-        yield f"{pad}{op.name} @{symbol} {_attrs(op)} ({operands}) <{args}> -> {results}"
+        yield f"{pad}{op.name} @{op.symbol or ''} {_attrs(op)} ({given}) <{args}> -> {results}"
         for child in op.region.ops if op.region is not None else ():
             yield from self._op(child, pad + "  ")
 
+    def _is_parameter(self, value: Value) -> bool:
+        """Whether a value is a parameter, a frozen one or state, or what a repeat has of one."""
+        has_role = isinstance(value.type, TensorType) and value.type.role != ""
+        return has_role or value in self._slices
+
     def _name(self, value: Value) -> str:
-        return f"%{self._numbers.setdefault(value, len(self._numbers))}"
+        """A number by the first use; that of a parameter, in whatever order they are declared, with
+        its type."""
+        value = self._slices.get(value, value)
+        first = value not in self._numbers
+        name = f"%{self._numbers.setdefault(value, len(self._numbers))}"
+        return f"{name}: {value.type}" if first and self._is_parameter(value) else name
 
 
 def _symbols(module: Module) -> set[str]:

@@ -6,29 +6,23 @@ Wan, all blocks of which see one condition and add a table of their own to it (a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from stagec.importers.common.adaptive import (
-    adaptive_mlp,
+    added_positions,
     begin_images,
-    embedder,
-    gated,
+    embedded_time,
     joint,
     last_norm,
-    modulated,
     predict_patches,
-    projected,
     read_latents,
     read_width,
-    sinusoid,
-    unbound,
 )
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, RMS, Rope
-from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import MultiHead, patches
+from stagec.importers.writing.blocks import RMS
+from stagec.importers.writing.text import Body, Callee, ModelText
+from stagec.importers.writing.towers import projected
 
 _SINUSOID = "numbers of a time's sinusoid"
 
@@ -53,17 +47,17 @@ def read_qwen_image(config: Config) -> ModelText:
     if sum(axes) != text.symbols["K"].value:
         raise config.refuse("axes_dims_rope", "does not add up to 'attention_head_dim'")
     body = Body()
-    block, embed = joint(text, "joint", rotated=True), embedder(text)
-    x = projected(body, "x0", "%images", "image_in", "C, D")
+    block = joint(text, "rotated")
+    x = projected(text, body, "x0", "%images", "image_in", "C, D")
     n = RMS.write(body, "c1", "%texts", "text_norm", "J")
-    c = projected(body, "c0", n, "text_in", "J, D")
-    t = body.let("t0", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
+    c = projected(text, body, "c0", n, "text_in", "J, D")
+    t = embedded_time(text, body)
     inner = Body()
     inner.do(f"%x, %c = stg.call @{block}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
     head = "%y, %yc, %ty = stg.repeat @layers[count = L, carry = 3]"
     body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
     n = last_norm(text, body, "%y", "%ty")
-    v = projected(body, "v", n, "head", "D, C_out")
+    v = projected(text, body, "v", n, "head", "D, C_out")
     body.do(f"%loss = stg.mse[mean = B*X*C_out]({v}, %noise)", "stg.return(%loss)")
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
     args = "%images: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
@@ -73,49 +67,21 @@ def read_qwen_image(config: Config) -> ModelText:
 # -- one condition for all blocks ------------------------------------------------------------------
 
 
-def _blocks(
-    text: ModelText, body: Body, x: str, c: str, t: str, mixers: Sequence[MultiHead], *, norm: bool
-) -> tuple[str, str]:
-    """Append all blocks on the image `x`, under the time `t` [B, D] and the text `c`; with `norm`
-    there is one before cross attention. What comes out, and the time as it comes out."""
-    own, cross = (mixer.write(text) for mixer in mixers)
-    mlp, modulate = adaptive_mlp(text), modulated(text)
-    steps = [
-        "stg.silu({})",
-        f'stg.einsum["bd,dze->bze"]({{}}, {body.param("w_condition", "D, 6, D")})',
-        f'stg.add["bze,ze->bze"]({{}}, {body.param("b_condition", "6, D")})',
-    ]
-    m = body.steps("all", t, steps)
+def _use(text: ModelText, function: str, *given: str, symbols: str = "D") -> Callee:
+    return text.use("single_condition", symbols, *given, function=function)
+
+
+def _blocks(text: ModelText, body: Body, x: str, c: str, t: str, *given: str) -> str:
+    """Append all blocks on the image `x`, under the time `t` [B, D] and the text `c`, and the norm
+    behind them; its name."""
+    m = body.call("all", _use(text, "condition_of_all"), t)
     inner = Body()
-    table = inner.param("table", "6, D")
-    parts = inner.let("parts", f'stg.add["bze,ze->bze"](%m, {table})')
-    names = ["shift1", "scale1", "gate1", "shift2", "scale2", "gate2"]
-    s1, c1, g1, s2, c2, g2 = unbound(inner, parts, names)
-    n = inner.let("n1", f"stg.call @{modulate}[as = norm1](%h, {s1}, {c1})")
-    h = gated(inner, "r1", "%h", inner.let("a", f"stg.call @{own}({n})"), g1)
-    n = LAYER.write(inner, "nc", h, "cross_norm") if norm else h
-    h = inner.let("r2", f"stg.add({h}, {inner.let('ac', f'stg.call @{cross}({n}, %g)')})")
-    n = inner.let("n2", f"stg.call @{modulate}[as = norm2]({h}, {s2}, {c2})")
-    f = inner.let("f", f"stg.call @{mlp}({n})")
-    inner.do(f"stg.yield({gated(inner, 'r3', h, f, g2)}, %g, %m, %t)")
+    block = _use(text, "conditioned_block", *given, symbols="D H K F")
+    inner.do(f"stg.yield({inner.call('r', block, '%h', '%g', '%m')}, %g, %m, %t)")
     head = "%y, %yc, %ym, %ty = stg.repeat @layers[count = L, carry = 4]"
     # layers carry the conditions, so that pipeline stages send them on
     body.nested(f"{head} (%h = {x}, %g = {c}, %m = {m}, %t = {t}) {{", inner)
-    return "%y", "%ty"
-
-
-def _last_norm(text: ModelText, body: Body, y: str, t: str) -> str:
-    """Append the norm behind all blocks: shift and scale are a table plus the time."""
-    parts = body.let("last", f'stg.broadcast["bd->bzd", sizes = 2]({t})')
-    steps = [f'stg.add["bzd,zd->bzd"]({{}}, {body.param("last_table", "2, D")})']
-    shift, scale = unbound(body, body.steps("lasts", parts, steps), ["shift", "scale"])
-    return body.let("n", f"stg.call @{modulated(text)}[as = norm]({y}, {shift}, {scale})")
-
-
-def _texts(text: ModelText, body: Body) -> str:
-    """Append two products of the text, from the width J to D."""
-    u = projected(body, "u0", "%texts", "text_in", "J, D")
-    return projected(body, "c0", body.let("u", f"stg.gelu({u})"), "text_out", "D, D")
+    return body.call("n", _use(text, "last_conditioned"), "%y", "%ty")
 
 
 def read_pixart(config: Config) -> ModelText:
@@ -141,36 +107,23 @@ def read_pixart(config: Config) -> ModelText:
     sized = config.flag(
         "use_additional_conditions", default=config.size("sample_size", default=128) == 128
     )
-    body, embed = Body(), embedder(text)
-    x = body.let("p", f"stg.call @{patches(text, bias=True)}(%images)")
-    x = body.let("x0", f'stg.add["bsd,sd->bsd"]({x}, %positions)')
-    c = _texts(text, body) if given else "%texts"
-    t = body.let("t0", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
+    body = Body()
+    x, c = added_positions(text, body), "%texts"
+    if given:
+        c = body.call("c0", _use(text, "text_condition", symbols="D J"), c)
+    t = embedded_time(text, body)
     if sized:
         if width % 3:
             raise config.refuse("num_attention_heads", f"make a width of {width}, not thirds of it")
         text.assume("D % 3 == 0")
-        t = body.let("t1", f"stg.add({t}, {_sizes(text, body)})")
-    own = MultiHead("qkvo" if biased else "o")
-    mixers = [own, replace(own, cross=True, name="cross_attention")]
-    y, t = _blocks(text, body, x, c, t, mixers, norm=False)
-    n = _last_norm(text, body, y, t)
+        block = _use(text, "size_condition", symbols="D U")
+        both = (body.call(f"{n}_c", block.with_(f"as = {n}"), f"%{n}") for n in ("size", "ratio"))
+        sizes = body.let("sized", f"stg.concat[dim = 1]({', '.join(both)})")
+        t = body.let("t1", f"stg.add({t}, {sizes})")
+    n = _blocks(text, body, x, c, t, *([] if biased else ["qkv_bias = no"]))
     more = ", %size: f32[B, 2], %ratio: f32[B, 1]" if sized else ""
     texts = "J" if given else "D"
     return predict_patches(text, body, n, f"%texts: bf16[B, S, {texts}], %time: f32[B]{more}")
-
-
-def _sizes(text: ModelText, body: Body) -> str:
-    """Append the condition of height, width and their ratio, a third of the width for each."""
-    made: list[str] = []
-    for name in ("size", "ratio"):
-        steps = ["stg.sinusoid[size = U]({})", "stg.cast[bf16]({})"]
-        s = body.steps(f"{name}s", f"%{name}", steps)
-        u = projected(body, f"{name}_u", s, f"{name}_in", "U, D/3")
-        a = body.let(f"{name}_a", f"stg.silu({u})")
-        e = projected(body, f"{name}_e", a, f"{name}_out", "D/3, D/3")
-        made.append(body.let(f"{name}_c", f'stg.reshape["bnd->b(nd)"]({e})'))
-    return body.let("sized", f"stg.concat[dim = 1]({', '.join(made)})")
 
 
 def read_wan(config: Config) -> ModelText:
@@ -194,15 +147,14 @@ def read_wan(config: Config) -> ModelText:
     for key in ("image_dim", "added_kv_proj_dim", "pos_embed_seq_len"):
         config.only(key)
     config.skip("eps", "rope_max_seq_len")
-    body, embed = Body(), embedder(text)
-    x = projected(body, "x0", "%videos", "patch", "C, D")
-    c = _texts(text, body)
-    t = body.let("t0", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
-    own = MultiHead(normed=True, rope=Rope("10000"))
-    mixers = [own, replace(own, cross=True, rope=None, name="cross_attention")]
-    norm = config.flag("cross_attn_norm", default=True)
-    y, t = _blocks(text, body, x, c, t, mixers, norm=norm)
-    v = projected(body, "v", _last_norm(text, body, y, t), "head", "D, C_out")
+    body = Body()
+    x = projected(text, body, "x0", "%videos", "patch", "C, D")
+    c = body.call("c0", _use(text, "text_condition", symbols="D J"), "%texts")
+    t = embedded_time(text, body)
+    given = ["qk_norm = rms", "rope = (base = 10000)"]
+    given += ["cross_norm"] * config.flag("cross_attn_norm", default=True)
+    n = _blocks(text, body, x, c, t, *given)
+    v = projected(text, body, "v", n, "head", "D, C_out")
     body.do(f"%loss = stg.mse[mean = B*X*C_out]({v}, %noise)", "stg.return(%loss)")
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
     args = "%videos: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"

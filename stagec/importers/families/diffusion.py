@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stagec.importers.common.adaptive import (
+    added_positions,
     begin_images,
+    embedded_time,
     embedder,
     joint,
     last_norm,
     predict_patches,
-    projected,
     read_latents,
     read_width,
     sinusoid,
@@ -22,7 +23,7 @@ from stagec.importers.common.sizes import read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import patches
+from stagec.importers.writing.towers import projected
 
 # -- DiT -------------------------------------------------------------------------------------------
 
@@ -44,23 +45,23 @@ def read_dit(config: Config) -> ModelText:
     config.only("norm_elementwise_affine", False)
     config.skip("norm_num_groups", "upcast_attention", "norm_eps")
     text.symbol("U", 256, "numbers of a time's sinusoid")
-    text.use("dit", "D H K F")
-    condition, block = "dit_condition", "dit_block"
+    condition = text.use("dit", "D", function="dit_condition")
+    block = text.use("dit", "D H K F", function="dit_block")
     body = Body()
-    x = body.let("x0", f"stg.call @{patches(text, bias=True)}(%images)")
-    x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, %positions)')
-    t = sinusoid(body, "times", "%time")
+    x = added_positions(text, body)
+    t = sinusoid(text, body, "times", "%time")
     first = _condition_weights(body, "first_")
-    c = body.let("c0", f"stg.call @{condition}[as = first]({t}, %classes, {first})")
-    x = body.let("x1", f"stg.call @{block}[as = first]({x}, {c})")
+    c = body.call("c0", condition.with_("as = first"), t, "%classes", first)
+    x = body.call("x1", block.with_("as = first"), x, c)
     inner = Body()
     own = _condition_weights(inner)
-    c = inner.let("c", f"stg.call @{condition}({t}, %classes, {own})")
-    inner.do(f"stg.yield({inner.let('r', f'stg.call @{block}(%h, {c})')})")
+    c = inner.call("c", condition, t, "%classes", own)
+    inner.do(f"stg.yield({inner.call('r', block, '%h', c)})")
     body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
-    t = sinusoid(body, "last_times", "%time")  # anew: a last pipeline stage has only the data
-    c = body.let("c1", f"stg.call @{condition}[as = last]({t}, %classes, {first})")
-    n = last_norm(text, body, "%y", c, ("shift", "scale"))
+    # anew: a last pipeline stage has only the data
+    t = sinusoid(text, body, "last_times", "%time")
+    c = body.call("c1", condition.with_("as = last"), t, "%classes", first)
+    n = last_norm(text, body, "%y", c, "order = shift")
     text.notes.append("The first block stands alone: its condition is that of the last norm too.")
     return predict_patches(text, body, n, "%time: f32[B], %classes: i32[B]")
 
@@ -101,17 +102,18 @@ def read_flux(config: Config) -> ModelText:
     axes = config.sizes("axes_dims_rope")
     if axes and sum(axes) != text.symbols["K"].value:
         raise config.refuse("axes_dims_rope", "does not make up a head")
-    embed, double = embedder(text), joint(text, "double", rotated=True)
+    double = joint(text, "rotated")
     single = text.use("flux_single", "D H K F")
     body = Body()
-    x = projected(body, "x0", "%images", "image_in", "C, D")
-    c = projected(body, "c0", "%texts", "text_in", "J, D")
-    conditions = [("time", sinusoid(body, "times", "%time"), "")]
+    x = projected(text, body, "x0", "%images", "image_in", "C, D")
+    c = projected(text, body, "c0", "%texts", "text_in", "J, D")
+    conditions: list[tuple[str, str, list[str]]] = []
+    conditions.append(("time", sinusoid(text, body, "times", "%time"), []))
     if guided:
-        conditions.append(("guidance", sinusoid(body, "guides", "%guidance"), ""))
-    conditions.append(("text", "%pooled", "U = U_text, "))
+        conditions.append(("guidance", sinusoid(text, body, "guides", "%guidance"), []))
+    conditions.append(("text", "%pooled", ["U = U_text"]))
     made = [
-        body.let(f"t_{name}", f"stg.call @{embed}[{sizes}as = {name}]({data})")
+        body.call(f"t_{name}", embedder(text, *sizes, f"as = {name}"), data)
         for name, data, sizes in conditions
     ]
     t = body.let("t0", f"stg.add({', '.join(made)})")
@@ -122,12 +124,12 @@ def read_flux(config: Config) -> ModelText:
     body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
     x = body.let("joined", "stg.concat[dim = 1](%yc, %y)")
     inner = Body()
-    inner.do(f"stg.yield({inner.let('r', f'stg.call @{single}(%h, %t)')}, %t)")
+    inner.do(f"stg.yield({inner.call('r', single, '%h', '%t')}, %t)")
     head = "%z, %tz = stg.repeat @single[count = L_single, carry = 2]"
     body.nested(f"{head} (%h = {x}, %t = %ty) {{", inner)
     last = body.let("last", "stg.slice[dim = 1, start = S, size = X](%z)")
     n = last_norm(text, body, last, "%tz")
-    v = projected(body, "v", n, "head", "D, C")
+    v = projected(text, body, "v", n, "head", "D, C")
     body.let("loss", f"stg.mse[mean = B*X*C]({v}, %noise)")
     body.do("stg.return(%loss)")
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
@@ -158,27 +160,25 @@ def read_sd3(config: Config) -> ModelText:
     duals = config.sizes("dual_attention_layers", most=count - 1)
     if sorted(duals) != list(range(len(duals))) or len(duals) >= count:
         raise config.refuse("dual_attention_layers", "are not the first layers of the model")
-    embed = embedder(text)
     body = Body()
-    p = body.let("p", f"stg.call @{patches(text, bias=True)}(%images)")
-    x = body.let("x0", f'stg.add["bsd,sd->bsd"]({p}, %positions)')
-    c = projected(body, "c0", "%texts", "text_in", "J, D")
-    t = body.let("t_time", f"stg.call @{embed}[as = time]({sinusoid(body, 'times', '%time')})")
-    t2 = body.let("t_text", f"stg.call @{embed}[U = U_text, as = text](%pooled)")
+    x = added_positions(text, body)
+    c = projected(text, body, "c0", "%texts", "text_in", "J, D")
+    t = embedded_time(text, body, "t_time")
+    t2 = body.call("t_text", embedder(text, "U = U_text", "as = text"), "%pooled")
     t = body.let("t0", f"stg.add({t}, {t2})")
+    block = joint(text, "X = X*X", *([] if normed else ["normed = no"]))
     for name, number in (("dual", len(duals)), ("joint", count - len(duals) - 1)):
         if number:
-            block = joint(text, name, normed=normed, dual=name == "dual")
             text.symbol(f"L_{name}", number, f"{name} blocks")
+            own = block.with_("dual") if name == "dual" else block
             inner = Body()
-            inner.do(f"%x, %c = stg.call @{block}[X = X*X](%h, %g, %t)", "stg.yield(%x, %c, %t)")
+            inner.do(f"%x, %c = stg.call @{own}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
             made = ", ".join(f"%{n}_{name}" for n in "xct")
             head = f"{made} = stg.repeat @{name}[count = L_{name}, carry = 3]"
             body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
             x, c, t = made.split(", ")
-    last = joint(text, "last", normed=normed, last=True)
-    y = body.let("y", f"stg.call @{last}[X = X*X]({x}, {c}, {t})")
-    n = last_norm(text, body, y, t)
+    body.do(f"%y, %yc = stg.call @{block.with_('last')}({x}, {c}, {t})")
+    n = last_norm(text, body, "%y", t)
     args = "%texts: bf16[B, S, J], %pooled: bf16[B, U_text], %time: f32[B]"
     return predict_patches(text, body, n, args)
 

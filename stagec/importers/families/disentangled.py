@@ -16,8 +16,14 @@ from stagec.importers.families.encoders import (
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward, activated
-from stagec.importers.writing.text import Body, Callee, ModelText
+from stagec.importers.writing.blocks import (
+    ACTIVATIONS,
+    LAYER,
+    FeedForward,
+    activated,
+    activation_options,
+)
+from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import Tower, TowerLayers, TowerPart, linear, with_positions
 
 _TERMS = ("c2p", "p2c")
@@ -30,24 +36,23 @@ def read_deberta(config: Config) -> ModelText:
     table = body.param("distances", "2*R, D")
     near = body.let("near", f"stg.slice[dim = 0, start = R - S, size = 2*S]({table})")
     text.assume("R >= S")
-    attention = _attention(text, terms, shared=False, first=True, most="")
-    return _finish(config, text, body, attention, near)
+    return _finish(config, text, body, near, [*terms, "key_bias = no"])
 
 
 def read_deberta_v2(config: Config) -> ModelText:
     """DeBERTa-v2 and -v3 (arXiv 2111.09543): rows of distances grow logarithmically, and may go
     through the projections of words."""
     text, body, terms = _begin(config, "DeBERTa-v2", (1536, 24, 6144, 128100))
-    shared = config.flag("share_att_key", default=False)
-    most = ""
+    options = [*terms, *["shared"] * config.flag("share_att_key", default=False)]
+    most = False
     if config.count("position_buckets", default=-1, least=-1) > 0:
         text.symbol("N", config.size("position_buckets"), "position_buckets")
-        most = ", most = R"
+        most = True
+        options.append("most = (most = R)")
     near = body.param("distances", "2*N, D" if most else "2*R, D")
     if config.word("norm_rel_ebd", among=("none", "layer_norm"), default="none") == "layer_norm":
         near = LAYER.write(body, "near", near, "distance_norm")
-    attention = _attention(text, terms, shared=shared, first=False, most=most)
-    return _finish(config, text, body, attention, near)
+    return _finish(config, text, body, near, options)
 
 
 def _begin(
@@ -95,51 +100,14 @@ def _terms(config: Config) -> Sequence[str]:
     return [term for term in _TERMS if term in found]
 
 
-def _attention(
-    text: ModelText, terms: Sequence[str], *, shared: bool, first: bool, most: str
-) -> Callee:
-    """Add the block. Vectors of distances go through the projections of words if they are `shared`;
-    in the `first` version keys have no bias, nor have the keys of distances."""
-    body = Body()
-    biased = "qv" if first else "qkv"
-    q, k, v = (_projected(body, n, "%x", "bsd", bias=n in biased) for n in "qkv")
-    scores = [body.let("s0", f'stg.einsum["bshk,bthk->bhst"]({q}, {k})')]
-    for term, own, other, flag in (("c2p", "q", "k", ""), ("p2c", "k", "q", ", keys")):
-        if term not in terms:
-            continue
-        name = other if shared else f"{other}_far"
-        bias = not (first and other == "k")
-        far = _projected(body, name, "%near", "rd", bias=bias, out=f"{other}_far")
-        all_ = body.let(
-            f"{term}0", f'stg.einsum["bshk,rhk->bshr"]({q if own == "q" else k}, {far})'
-        )
-        scores.append(body.let(term, f"stg.by_distance[size = S{flag}{most}]({all_})"))
-    s = body.let("s", f"stg.add({', '.join(scores)})")
-    p = body.let("p", f"stg.softmax[rsqrt = {len(scores)}*K]({s})")
-    a = body.let("a", f'stg.einsum["bhst,bthk->bshk"]({p}, {v})')
-    steps = [
-        f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})',
-    ]
-    body.do(f"stg.return({body.steps('o', a, steps)})")
-    return text.function("attention", "%x, %near", body)
-
-
-def _projected(body: Body, name: str, x: str, dims: str, *, bias: bool, out: str = "") -> str:
-    """Append a projection to heads; a parameter that is there is used again."""
-    rows = dims[:-1]
-    w, b = (f"%{letter}{name}" for letter in "wb")
-    for parameter, sizes in ((w, "D, H, K"), *([(b, "H, K")] if bias else [])):
-        if not any(line.startswith(f"{parameter} =") for line in body.lines):
-            body.param(parameter[1:], sizes)
-    steps = [f'stg.einsum["{dims},dhk->{rows}hk"]({{}}, {w})']
-    steps += [f'stg.add["{rows}hk,hk->{rows}hk"]({{}}, {b})'] if bias else []
-    return body.steps(out or name, x, steps)
-
-
-def _finish(config: Config, text: ModelText, body: Body, attention: Callee, near: str) -> ModelText:
-    """Append the layers on `%x` and the head."""
+def _finish(
+    config: Config, text: ModelText, body: Body, near: str, options: Sequence[str]
+) -> ModelText:
+    """Append the layers on `%x`, whose attention has these options, and the head."""
     act = read_activation(config, "hidden_act")
+    scores = 1 + len({*options} & {*_TERMS})
+    given = [*options, f"scores = (rsqrt = {scores}*K)", "as = attention"]
+    attention = text.use("disentangled", "D H K", *given)
     tower = Tower()
     steps = [
         TowerPart("attn", tower.call(attention, "D H K", "{}", near)),
@@ -158,16 +126,18 @@ def _finish(config: Config, text: ModelText, body: Body, attention: Callee, near
     if "SequenceClassification" in heads:
         text.symbol("N_c", config.labels(), "num_labels")
         c = body.let("c", f"stg.take[at = 0]({y})")
-        pooled = body.let("g", activated("gelu").format(linear(body, "g0", c, "pooler", "D, D")))
-        classify(body, linear(body, "z", pooled, "classifier", "D, N_c"))
+        pooled = body.let(
+            "g", activated("gelu").format(linear(text, body, "g0", c, "pooler", "D, D"))
+        )
+        classify(body, linear(text, body, "z", pooled, "classifier", "D, N_c"))
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     if "TokenClassification" in heads:
         text.symbol("N_c", config.labels(), "num_labels")
-        classify_each(body, y, "w_classifier", "b_classifier", "N_c")
+        classify_each(text, body, y, "N_c", "classifier")
         return text.train(args, body)
     if is_bare(config):
         return train_vectors(text, body, y, args)
-    predict_words(body, y, act)
+    predict_words(text, body, y, act)
     return text.train(args, body)
 
 
@@ -180,14 +150,9 @@ def _convolved(
     config.only("conv_groups", 1)
     act = config.word("conv_act", among=("tanh", *ACTIVATIONS), default="tanh")
     first = TowerLayers(Tower(), "first", "1", steps, post=True).write(body, "%x", "y0")
-    c = [
-        f"stg.conv1d[pad = {width // 2}]({{}}, {body.param('w_conv', f'{width}, D, D')})",
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_conv", "D")})',
-        "stg.tanh({})" if act == "tanh" else activated(act),
-        f"stg.add({first}, {{}})",
-        LAYER.step(body, "conv_norm"),
-    ]
-    y = body.steps("y1", "%x", c)
+    given = [f"W = {width}", f"pad = (pad = {width // 2})"]
+    given += [] if act == "tanh" else activation_options(act, default="tanh")
+    y = body.call("y1", text.use("disentangled", "", *given, function="convolved"), "%x", first)
     return TowerLayers(Tower(), "layers", "L - 1", steps, post=True).write(body, y, "y")
 
 

@@ -16,7 +16,7 @@ from stagec.importers.writing.blocks import (
     Experts,
     FeedForward,
     Norm,
-    activated,
+    activation_options,
 )
 from stagec.importers.writing.stack import Layer, Part, write_stack
 from stagec.importers.writing.text import Body, ModelText
@@ -161,69 +161,69 @@ def _bert_head(
     if heads & {*_CLASSES}:
         text.symbol("N_classes", config.labels(), "num_labels")
     if "TokenClassification" in heads:
-        classify_each(body, y, "w_classifier", "b_classifier", "N_classes")
+        classify_each(text, body, y, "N_classes", "classifier")
         return text.train(args, body)
     if "SequenceClassification" in heads:
-        classify(body, linear(body, "z", _pooled(body, y), "classifier", "D, N_classes"))
+        classify(
+            body, linear(text, body, "z", _pooled(text, body, y), "classifier", "D, N_classes")
+        )
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     config.only("tie_word_embeddings", True)
     if "PreTraining" not in heads:
-        predict_words(body, y, act)
+        predict_words(text, body, y, act)
         return text.train(args, body)
     text.notes.append("%follows is 1 where the second sentence follows the first one, else 0.")
-    loss = word_loss(body, y, act, "words")
-    z = linear(body, "z", _pooled(body, y), "follows", "D, 2")
+    loss = word_loss(text, body, y, act, "words")
+    z = linear(text, body, "z", _pooled(text, body, y), "follows", "D, 2")
     z = body.let("zf", f"stg.cast[f32]({z})")
     pairs = body.let("pairs", f"stg.cross_entropy[mean = B]({z}, %follows)")
     body.do(f"stg.return({body.let('loss', f'stg.add({loss}, {pairs})')})")
     return text.train(f"{args}, %follows: i32[B]", body)
 
 
-def _pooled(body: Body, y: str) -> str:
+def _pooled(text: ModelText, body: Body, y: str) -> str:
     """Append what a layer makes of the first token's vector."""
     c = body.let("c", f"stg.take[at = 0]({y})")
-    return body.let("p1", f"stg.tanh({linear(body, 'p0', c, 'pooler', 'D, D')})")
+    return body.let("p1", f"stg.tanh({linear(text, body, 'p0', c, 'pooler', 'D, D')})")
 
 
 def train_vectors(
     text: ModelText, body: Body, y: str, args: str, *, pooler: bool = False
 ) -> ModelText:
     """The model without a head: the first token's vectors are trained towards given ones."""
-    c = _pooled(body, y) if pooler else body.let("c", f"stg.take[at = 0]({y})")
+    c = _pooled(text, body, y) if pooler else body.let("c", f"stg.take[at = 0]({y})")
     return text.train(args.replace("%labels: i32[B, S]", vectors(text, body, c)), body)
 
 
 def predict_words(
-    body: Body, y: str, act: str, *, width: str = "D", norm: Norm = LAYER, bias: bool = True
+    text: ModelText,
+    body: Body,
+    y: str,
+    act: str,
+    *,
+    width: str = "D",
+    norm: Norm = LAYER,
+    bias: bool = True,
 ) -> None:
     """Append the head of masked words on `y`, and return its loss."""
-    body.do(f"stg.return({word_loss(body, y, act, 'loss', width=width, norm=norm, bias=bias)})")
+    body.do(f"stg.return({word_loss(text, body, y, act, 'loss', width, norm, bias)})")
 
 
 def word_loss(
+    text: ModelText,
     body: Body,
     y: str,
     act: str,
     name: str,
-    *,
     width: str = "D",
     norm: Norm = LAYER,
     bias: bool = True,
 ) -> str:
     """Append the head of masked words on `y`: a product to the width of the table, with a `bias`,
     an activation and a norm; the table `%embed`, and the loss of all positions."""
-    steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_transform", f"D, {width}")})']
-    if bias:
-        steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_transform", width)})')
-    steps += [
-        activated(act),
-        norm.step(body, "transform_norm", width),
-        'stg.einsum["bsd,vd->bsv"]({}, %embed)',
-        f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})',
-        "stg.cast[f32]({})",
-    ]
-    logits = body.steps("logits", y, steps)
-    return body.let(name, f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+    given = [f"J = {width}", *activation_options(act), *norm.options(), *["bias = no"] * (not bias)]
+    head = text.use("word_heads", "D V S", *given, function="masked_words")
+    return body.call(name, head, y, "%embed", "%labels")
 
 
 def vectors(text: ModelText, body: Body, x: str, width: str = "D") -> str:
@@ -242,14 +242,12 @@ def classify(body: Body, z: str) -> None:
     body.do("stg.return(%loss)")
 
 
-def classify_each(body: Body, y: str, weight: str, bias: str, classes: str) -> None:
-    """Append logits of `classes` for each position of `y` [B, S, D], from the parameters `weight`
-    [D, classes] and `bias`, and their loss against `%labels` [B, S]."""
-    steps = [
-        f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param(weight, f"D, {classes}")})',
-        f'stg.add["bsn,n->bsn"]({{}}, {body.param(bias, classes)})',
-    ]
-    translate(body, y, steps, "S")
+def classify_each(text: ModelText, body: Body, y: str, classes: str, name: str) -> None:
+    """Append logits of `classes` for each position of `y` [B, S, D], whose parameters are under
+    this name, and their loss against `%labels` [B, S]."""
+    given = (f"J = {classes}", f"as = {name}")
+    head = text.use("word_heads", "D S", *given, function="class_of_each")
+    body.do(f"stg.return({body.call('loss', head, y, '%labels')})")
 
 
 # -- encoders with decoders ------------------------------------------------------------------------

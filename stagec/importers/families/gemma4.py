@@ -4,7 +4,7 @@ tables of words for each layer, and layers that take keys and values of earlier 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -14,123 +14,64 @@ from stagec.importers.common.positions import read_bases
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS, FeedForward, Norm, Rope
+from stagec.importers.writing.blocks import Rope, activation_options
 from stagec.importers.writing.stack import Decoder, arguments, root, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
-_PLAIN = Norm(affine="none")
 
 
 @dataclass(frozen=True, slots=True)
 class SharingHeads:
     """Attention of a kind of layers; `suffix` is that of its symbols G and K. Keys are values too
-    where they are `equal`. It takes keys and values where they are `given`, and hands them out to
-    later layers where they are `kept`."""
+    where they are `equal`."""
 
     kind: str
     suffix: str
     rope: Rope
     mask: str
     equal: bool = False
-    given: bool = False
-    kept: bool = False
 
     @property
-    def name(self) -> str:
-        """What the block is called."""
-        return f"{'shared_' if self.given else 'kept_' if self.kept else ''}{self.kind}_attention"
+    def symbols(self) -> str:
+        """The symbols that the block uses."""
+        return f"H G{self.suffix} K{self.suffix} {self.rope.base}"
 
-    def write(self, text: ModelText) -> Callee:
-        """Add the block; its name."""
-        body = Body()
-        q, k, v = self._projected(body, "q", "H"), "%k", "%v"
-        if not self.given:
-            if self.equal:
-                v = body.let("v", _PLAIN.step(body, "").format(self._product(body, "k", "p")))
-                k = body.steps("k", "%p", self._turned(body, "k"))
-            else:
-                k = self._projected(body, "k", f"G{self.suffix}")
-                v = body.let("v", _PLAIN.step(body, "").format(self._product(body, "v", "v0")))
-        a = body.let("a", f"stg.attention[{self.mask}, rsqrt = 1]({q}, {k}, {v})")
-        wo = body.param("wo", f"H, K{self.suffix}, D")
-        o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({a}, {wo})')
-        body.do(f"stg.return({o}, {k}, {v})" if self.kept else f"stg.return({o})")
-        return text.function(self.name, "%x, %k, %v" if self.given else "%x", body)
-
-    def _product(self, body: Body, name: str, out: str) -> str:
-        weight = body.param(f"w{name}", f"D, G{self.suffix}, K{self.suffix}")
-        return body.let(out, f'stg.einsum["bsd,dgk->bsgk"](%x, {weight})')
-
-    def _projected(self, body: Body, name: str, heads: str) -> str:
-        weight = body.param(f"w{name}", f"D, {heads}, K{self.suffix}")
-        letter = "h" if heads == "H" else "g"
-        steps = [f'stg.einsum["bsd,d{letter}k->bs{letter}k"]({{}}, {weight})']
-        return body.steps(name, "%x", [*steps, *self._turned(body, name)])
-
-    def _turned(self, body: Body, name: str) -> list[str]:
-        return [RMS.step(body, f"{name}_norm", f"K{self.suffix}"), self.rope.step()]
+    def options(self) -> Iterator[str]:
+        """What a call of the block gives."""
+        yield from [f"{n} = {n}{self.suffix}" for n in "GK"] if self.suffix else []
+        yield f"rope = ({self.rope.statics()})"
+        yield f"mask = ({self.mask})"
 
 
 @dataclass(frozen=True, slots=True)
 class SharingLayer:
-    """A layer; `ffn` calls its feed-forward block, `experts` its experts beside that. With `tables`
-    it has a table of words of its own."""
+    """A layer: `mixer` makes the stream, keys and values, of the stream and `operands`; `network`,
+    if there is one, what follows. It takes keys and values of the last layer of its kind that has
+    its own where they are `given`."""
 
-    text: ModelText
     heads: SharingHeads
-    ffn: Callee
-    experts: Callee | None
-    tables: bool
+    mixer: Callee
+    operands: tuple[str, ...] = ()
+    network: Callee | None = None
+    beside: tuple[str, ...] = ()
+    given: bool = False
 
-    def write(self, body: Body, x: str) -> str:
-        """Append the layer on `x`; the result's name."""
-        kind, block = self.heads.kind, self.heads.write(self.text)
-        n = RMS.write(body, "n1", x, "attn_norm")
-        given = f", %k_{kind}, %v_{kind}" if self.heads.given else ""
-        if self.heads.kept:
-            body.do(f"%a0, %k, %v = stg.call @{block}({n})")
-            a = body.let("a", RMS.step(body, "attn_post_norm").format("%a0"))
-        else:
-            steps = [f"stg.call @{block}({{}}{given})", RMS.step(body, "attn_post_norm")]
-            a = body.steps("a", n, steps)
-        r = body.let("r1", f"stg.add({x}, {a})")
-        n = RMS.write(body, "n2", r, "ffn_norm")
-        steps = [f"stg.call @{self.ffn}({{}})"]
-        if self.experts:
-            dense = body.steps("f1", n, [*steps, RMS.step(body, "dense_post_norm")])
-            n = RMS.write(body, "n3", r, "experts_norm")
-            steps = [f"stg.call @{self.experts}({{}}, {r})", RMS.step(body, "experts_post_norm")]
-            n, steps = body.steps("f2", n, steps), [f"stg.add({{}}, {dense})"]
-        f = body.steps("f", n, [*steps, RMS.step(body, "ffn_post_norm")])
-        r = body.let("r2", f"stg.add({r}, {f})")
-        if self.tables:
-            r = body.let("r3", f"stg.add({r}, {self.from_table(body, r)})")
-        scalar = body.param("scalar", "", role="state")
-        return body.let("r", f'stg.einsum["bsd,->bsd"]({r}, {scalar})')
-
-    def from_table(self, body: Body, x: str) -> str:
-        """What the layer's own table of words gives, behind a gate."""
-        table = body.param("table", "V_own, J")
-        t = body.steps("t", "%tokens", [f"stg.embedding({table}, {{}})", "stg.scale[sqrt = J]({})"])
-        weight = body.param("w_words", "D, J")
-        steps = [
-            f'stg.einsum["bsd,dj->bsj"]({{}}, {weight})',
-            "stg.scale[rsqrt = D]({})",
-            "stg.rmsnorm({}, %words_norm)",
-            f"stg.add({{}}, {t})",
-            "stg.scale[rsqrt = 2]({})",
-        ]
-        w = body.steps("w", "%x0", steps)
-        gate = body.param("w_gate", "D, J")
-        steps = [
-            f'stg.einsum["bsd,dj->bsj"]({{}}, {gate})',
-            "stg.gelu({})",
-            f"stg.mul({{}}, {w})",
-            f'stg.einsum["bsj,jd->bsd"]({{}}, {body.param("w_back", "J, D")})',
-            RMS.step(body, "words_post_norm"),
-        ]
-        return body.steps("g", x, steps)
+    def write(self, body: Body, x: str, suffix: str = "") -> str:
+        """Append the layer on `x`; the result's name. Keys and values are `%k` and `%v` with this
+        suffix."""
+        kind, r, mixer = self.heads.kind, f"%r{suffix}", self.mixer
+        operands = [x, *self.operands]
+        if self.given:
+            mixer, operands = mixer.with_("keys = given"), [*operands, f"%k_{kind}", f"%v_{kind}"]
+        elif self.heads.equal:
+            mixer = mixer.with_("keys = equal")
+        results = f"{r}, %k{suffix}, %v{suffix}"
+        body.do(f"{results} = stg.call @{mixer}({', '.join(operands)})")
+        if self.network is None:
+            return r
+        operands = [r, *self.beside]
+        return body.let(f"x{suffix}", f"stg.call @{self.network}({', '.join(operands)})")
 
 
 def read_gemma4(config: Config) -> ModelText:
@@ -146,26 +87,31 @@ def read_gemma4(config: Config) -> ModelText:
     )
     kinds = config.words("layer_types", among=(_LOCAL, _GLOBAL), length=kin.count) or every
     kinds = (*kinds[:-1], _GLOBAL)  # as the reference has it
-    block = FeedForward(kin.activation("gelu_pytorch_tanh")).write(text)
+    options = [*activation_options(kin.activation("gelu_pytorch_tanh"), gated=True)]
     tables = bool(config.count("hidden_size_per_layer_input", default=256))
     if tables:
         read_size(config, text, "J", "hidden_size_per_layer_input", default=256)
         read_size(config, text, "V_own", "vocab_size_per_layer_input", default=262144)
-    experts = _experts(kin) if kin.flag("enable_moe_block") else None
+        options.append("words")
+    if kin.flag("enable_moe_block"):
+        _read_experts(kin)
+        options.append("experts")
     config.skip(
         "num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input"
     )
-    layer = SharingLayer(text, local, block, experts, tables)
+    network = text.use("gemma4", "D F M E T J V_own", *options, function="gemma4_network")
+    beside = ("%tokens", "%x0", "%words_norm") if tables else ()
     cap = config.ratio("final_logit_softcapping", default=0)
     decoder = Decoder(tied=kin.tied(True), embed_scale=root(kin.width), logit_cap=cap or None)
     body = Body()
-    table = body.param("embed", "V, D")
-    steps = [f"stg.embedding({table}, {{}})", f"stg.scale[by = {decoder.embed_scale}]({{}})"]
-    x = body.steps("x0", "%tokens", steps)
+    x, table = decoder.embed(body, "x0")
     if tables:
         body.param("words_norm", "J")
     named = [("global" if k == _GLOBAL else "local") for k in kinds]
-    layers = {k: replace(layer, heads=heads) for k, heads in (("local", local), ("global", whole))}
+    layers: dict[str, SharingLayer] = {}
+    for heads in (local, whole):
+        mixer = text.use("gemma4", heads.symbols, *heads.options(), function="gemma4_mixer")
+        layers[heads.kind] = SharingLayer(heads, mixer, network=network, beside=beside)
     shared = config.count("num_kv_shared_layers", default=0, most=kin.count - 1)
     wide = kin.flag("use_double_wide_mlp")
     if shared and not set(named[-shared - 2 : -shared]) == set(named):
@@ -201,21 +147,14 @@ def write_layers(
     if not shared:
         return x
     for name in own[kept:]:
-        layer, kind = layers[name], layers[name].heads.kind
-        alone = Body()
-        r = replace(layer, heads=replace(layer.heads, kept=True)).write(alone, "%h")
-        alone.do(f"stg.return({r}, %k, %v)")
-        args = "%h, %tokens, %x0, %words_norm" if layer.tables else "%h"
-        text.function(f"last_{kind}", args, alone)
-        operands = args.replace("%h", x)
-        body.do(f"%x_{kind}, %k_{kind}, %v_{kind} = stg.call @last_{kind}({operands})")
-        x = f"%x_{kind}"
+        x = layers[name].write(body, x, f"_{layers[name].heads.kind}")
     rest = order[len(own) :]
     takers: dict[str, SharingLayer] = {}
     for name in dict.fromkeys(rest):
-        layer = layers[name]
-        ffn = layer.ffn.with_("F = 2*F") if wide else layer.ffn
-        takers[f"shared_{name}"] = replace(layer, ffn=ffn, heads=replace(layer.heads, given=True))
+        layer = replace(layers[name], given=True)
+        if wide and layer.network:
+            layer = replace(layer, network=layer.network.with_("F = 2*F"))
+        takers[f"shared_{name}"] = layer
     return write_stack(text, body, x, takers, [f"shared_{k}" for k in rest], name="shared")
 
 
@@ -255,35 +194,13 @@ def _read_heads(kin: Kin) -> tuple[SharingHeads, SharingHeads]:
     )
 
 
-def _experts(kin: Kin) -> Callee:
-    """Add the experts: the router sees the stream with a norm and a scale of its own, and each
-    expert's result has a scale; the block's name."""
-    text = kin.text
-    read_size(kin.config, text, "E", "num_experts")
-    top = read_size(kin.config, text, "T", "top_k_experts")
-    if top > (text.symbols["E"].value or 1):
+def _read_experts(kin: Kin) -> None:
+    """Declare the sizes of experts."""
+    read_size(kin.config, kin.text, "E", "num_experts")
+    top = read_size(kin.config, kin.text, "T", "top_k_experts")
+    if top > (kin.text.symbols["E"].value or 1):
         raise kin.config.refuse("top_k_experts", f"is {top}, more than there are experts")
-    read_size(kin.config, text, "M", "moe_intermediate_size")
-    text.assume("E >= T")
-    body = Body()
-    steps = [
-        _PLAIN.step(body, ""),
-        f'stg.einsum["bsd,d->bsd"]({{}}, {body.param("router_scale", "D")})',
-        "stg.scale[rsqrt = D]({})",
-        f'stg.einsum["bsd,de->bse"]({{}}, {body.param("router", "D, E")})',
-    ]
-    logits = body.steps("logits", "%stream", steps)
-    body.do(f"%weights, %chosen = stg.route[k = T, normalize]({logits})")
-    xs = body.let("xs", "stg.dispatch[count = E](%x, %chosen)")
-    steps = [
-        f'stg.einsum["ebcd,edzm->ezbcm"]({{}}, {body.param("w_gate_up", "E, D, 2, M")})',
-        "stg.geglu({})",
-        f'stg.einsum["ebcm,emd->ebcd"]({{}}, {body.param("w_down", "E, M, D")})',
-        f'stg.einsum["ebcd,e->ebcd"]({{}}, {body.param("expert_scale", "E")})',
-    ]
-    ys = body.steps("ys", xs, steps)
-    body.do(f"stg.return({body.let('y', f'stg.combine({ys}, %chosen, %weights)')})")
-    return text.function("experts", "%x, %stream", body)
+    read_size(kin.config, kin.text, "M", "moe_intermediate_size")
 
 
 def read_gemma4_towers(config: Config) -> ModelText:

@@ -4,7 +4,7 @@ it makes of patches stands among the words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
@@ -13,44 +13,9 @@ from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Rope
 from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
-from stagec.importers.writing.towers import Tower
 
-_TOWER = Tower("_v")
 #: Patches of an image of 448 x 448, where the configuration names no size.
 _PATCHES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SeenAttention:
-    """Attention of the tower: all patches of an image, or windows of W_v of them; rotated by rows
-    and columns. Windows are sequences of their own, as the reference computes them."""
-
-    windowed: bool
-
-    def write(self, text: ModelText) -> Callee:
-        """Add the block; its name."""
-        body = Body()
-        rope = Rope("10000", sections="sections = (K_v/4, K_v/4), restart").step()
-        made: list[str] = []
-        for out in "qkv":
-            steps = [
-                f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D_v, H_v, K_v")})',
-                f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H_v, K_v")})',
-            ]
-            steps += [rope] if out != "v" else []
-            if self.windowed:
-                cut = '"b(sw)hk->(bs)whk", factors = w, sizes = W_v'
-                steps.append(f"stg.reshape[{cut}]({{}})")
-            made.append(body.steps(out, "%x", steps))
-        steps = [f"stg.attention({', '.join(['{}', *made[1:]])})"]
-        if self.windowed:
-            joined = '"(bs)whk->b(sw)hk", factors = s, sizes = N_v/W_v'
-            steps.append(f"stg.reshape[{joined}]({{}})")
-        steps.append(f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H_v, K_v, D_v")})')
-        steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D_v")})')
-        body.do(f"stg.return({body.steps('o', made[0], steps)})")
-        name = "window_attention" if self.windowed else "image_attention"
-        return text.function(name, "%x, %places", body)
 
 
 def read_qwen2_vl_images(config: Config) -> ModelText:
@@ -153,37 +118,23 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, wind
     mlp, norm = FeedForward(act, gated=windows, bias=True), RMS if windows else LAYER
     called = mlp.write(text).with_("D = D_v", "F = F_v")
     kinds = {
-        f"vision_{name}": Layer(
+        name: Layer(
             [
-                Part(
-                    SeenAttention(name == "window").write(text),
-                    "attn",
-                    norm,
-                    width="D_v",
-                    operands=["%at"],
-                ),
+                Part(seen_attention(text, *options), "attn", norm, width="D_v", operands=["%at"]),
                 Part(called, "ffn", norm, width="D_v"),
             ]
         )
-        for name in ("window", "full")
-        if f"vision_{name}" in order
+        for name, options in (("vision_window", ["windowed", "as = windows"]), ("vision_full", []))
+        if name in order
     }
-    weight = body.param("w_patch", "C, Y_v, P, P, D_v")
-    steps = [
-        f'stg.einsum["bincypq,cypqd->bind"]({{}}, {weight})',
-        'stg.reshape["bind->(bi)nd"]({})',
-    ]
-    x = body.steps("p", "%patches", steps)
+    x = body.call("p", text.use("seen", "C Y_v P D_v", function="seen_patches"), "%patches")
     body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
     y = write_stack(text, body, x, kinds, order, name="vision", out="seen")
-    n, wide = norm.write(body, "m", y, "merger_norm", "D_v"), f"{merged}*D_v"
-    steps = [
-        f'stg.reshape["b(su)d->bs(ud)", factors = u, sizes = {merged}]({{}})',
-        f'stg.einsum["bsu,uv->bsv"]({{}}, {body.param("w_merger_in", f"{wide}, {wide}")})',
-        f'stg.add["bsv,v->bsv"]({{}}, {body.param("b_merger_in", wide)})',
-        "stg.gelu[form = erf]({})",
-        f'stg.einsum["bsu,ud->bsd"]({{}}, {body.param("w_merger_out", f"{wide}, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_merger_out", "D")})',
-        'stg.reshape["(bi)sd->b(is)d", factors = i, sizes = I_v]({})',
-    ]
-    return body.steps("image", n, steps)
+    given = [f"U_v = {merged}", *["norm = rms"] * windows]
+    return body.call("image", text.use("seen", "D D_v I_v", *given, function="seen_merged"), y)
+
+
+def seen_attention(text: ModelText, *given: str) -> Callee:
+    """Attention of the tower, of all patches of an image, or in windows of W_v of them."""
+    symbols = "D_v H_v K_v N_v W_v" if "windowed" in given else "D_v H_v K_v"
+    return text.use("seen", symbols, *given, function="seen_attention")

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
-from stagec.importers.families.images import SeenAttention
+from stagec.importers.families.images import seen_attention
 from stagec.importers.families.llama import read_qwen3
 from stagec.importers.families.mixture import read_qwen3_moe
 from stagec.importers.family import Reader
@@ -85,7 +85,7 @@ def _write_tower(
     mlp = FeedForward(
         read_activation(vision, "hidden_act", default="gelu_pytorch_tanh"), gated=False, bias=True
     )
-    attention = SeenAttention(windowed=False).write(text)
+    attention = seen_attention(text)
     block = mlp.write(text).with_("D = D_v", "F = F_v")
     layer = Layer(
         [
@@ -93,49 +93,26 @@ def _write_tower(
             Part(block, "ffn", LAYER, width="D_v"),
         ]
     )
-    weight = body.param("w_patch", "C, Y_v, P_v, P_v, D_v")
-    steps = [
-        f'stg.einsum["bincypq,cypqd->bind"]({{}}, {weight})',
-        f'stg.add["bind,d->bind"]({{}}, {body.param("b_patch", "D_v")})',
-    ]
-    p = body.steps("p", "%patches", steps)
     table = body.param("vision_positions", "X_v, D_v")
     e = body.let("e", f"stg.embedding({table}, %cells)")
-    x = body.steps("pe", p, [f"stg.add({{}}, {e})", 'stg.reshape["bind->(bi)nd"]({})'])
+    placed = text.use("seen", "C Y_v D_v", "placed", "P = P_v", function="seen_patches")
+    x = body.call("pe", placed, "%patches", e)
     body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
+    merge = text.use("seen", "D D_v I_v U_v", function="seen_merged")
     ends = [0, *(i + 1 for i in deep), count]
     for number, (start, end) in enumerate(pairwise(ends)):
         if end > start:
             kind = f"vision{number}"
             x = write_stack(text, body, x, {kind: layer}, [kind] * (end - start), out=f"v{number}")
         if number < len(deep):
-            tokens = _merged(text, body, x, f"deep{number}_", before=False)
+            tokens = body.call(f"m{number}", merge.with_("norm_of = token"), x)
             zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for words")
             body.let(f"deep{number}", f"stg.merge_rows({zeros}, {tokens}, %merged)")
-    return _merged(text, body, x, "", before=True)
+    return body.call("image", merge, x)
 
 
 #: The embedded words, as a decoder names them.
 _WORDS = "%words"
-
-
-def _merged(text: ModelText, body: Body, x: str, prefix: str, *, before: bool) -> str:
-    """Append a merger of U_v patches: two products, and a norm of each patch `before` them, or of
-    those that are merged."""
-    norm = f"{prefix}merger_norm"
-    if before:
-        x = LAYER.write(body, f"{prefix}m0", x, norm, "D_v")
-    x = body.let(f"{prefix}m", f'stg.reshape["b(su)d->bs(ud)", factors = u, sizes = U_v]({x})')
-    steps = [] if before else [LAYER.step(body, norm, "U_v*D_v")]
-    steps += [
-        f'stg.einsum["bsu,uv->bsv"]({{}}, {body.param(f"{prefix}w_in", "U_v*D_v, U_v*D_v")})',
-        f'stg.add["bsv,v->bsv"]({{}}, {body.param(f"{prefix}b_in", "U_v*D_v")})',
-        "stg.gelu[form = erf]({})",
-        f'stg.einsum["bsu,ud->bsd"]({{}}, {body.param(f"{prefix}w_out", "U_v*D_v, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param(f"{prefix}b_out", "D")})',
-        'stg.reshape["(bi)sd->b(is)d", factors = i, sizes = I_v]({})',
-    ]
-    return body.steps(f"{prefix}image", x, steps)
 
 
 read_qwen3_vl_images = _reader(read_qwen3)

@@ -16,10 +16,16 @@ from stagec.importers.families.encoders import (
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, LAYER_SCALE, FeedForward, Rope, activated
+from stagec.importers.writing.blocks import (
+    LAYER,
+    LAYER_SCALE,
+    FeedForward,
+    Rope,
+    activation_options,
+)
 from stagec.importers.writing.stack import Layer, Part, write_stack
 from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import MultiHead, encoder, with_positions
+from stagec.importers.writing.towers import MultiHead, encoder, projected, with_positions
 
 _ARGS = "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
 
@@ -52,14 +58,6 @@ def _narrow_words(config: Config, text: ModelText, body: Body) -> tuple[str, str
     return LAYER.write(body, "xe", x, "embed_norm", width), width
 
 
-def _projected(body: Body, x: str, width: str = "E") -> str:
-    steps = [
-        f'stg.einsum["bse,ed->bsd"]({{}}, {body.param("w_embed", f"{width}, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_embed", "D")})',
-    ]
-    return body.steps("x", x, steps)
-
-
 def read_electra(config: Config) -> ModelText:
     """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each word whether
     it was replaced, or predicts words."""
@@ -70,28 +68,17 @@ def read_electra(config: Config) -> ModelText:
     act = read_activation(config, "hidden_act")
     body = Body()
     x, width = _narrow_words(config, text, body)
-    x = x if width == "D" else _projected(body, x)
+    x = x if width == "D" else projected(text, body, "x", x, "embed_in", "E, D")
     mlp = FeedForward(act, gated=False, bias=True)
     y = encoder(text, MultiHead(), mlp, post=True).write(body, x, "y")
     if is_bare(config):
         return train_vectors(text, body, y, _ARGS)
     if any(name.endswith("ForPreTraining") for name in config.strings("architectures")):
-        steps = [
-            f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_dense", "D, D")})',
-            f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_dense", "D")})',
-            activated(act),
-            f'stg.einsum["bsd,d->bs"]({{}}, {body.param("w_replaced", "D")})',
-            f'stg.add["bs,->bs"]({{}}, {body.param("b_replaced", "")})',
-            "stg.cast[f32]({})",
-            "stg.mul({}, %signs)",
-            "stg.softplus({})",
-            'stg.sum["bs->"]({})',
-            "stg.scale[by = 1/(B*S)]({})",
-        ]
-        body.do(f"stg.return({body.steps('loss', y, steps)})")
+        head = text.use("word_heads", "D", *activation_options(act), function="replaced_words")
+        body.do(f"stg.return({body.call('loss', head, y, '%signs')})")
         text.notes.append("%signs are -1 for the words that were replaced, and 1 for all others.")
         return text.train(_ARGS.replace("%labels: i32", "%signs: f32"), body)
-    predict_words(body, y, "gelu", width=width)
+    predict_words(text, body, y, "gelu", width=width)
     return text.train(_ARGS, body)
 
 
@@ -123,42 +110,17 @@ def read_albert(config: Config) -> ModelText:
     config.only("inner_group_num", 1)
     config.skip("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     act = read_activation(config, "hidden_act", default="gelu_new")
-    layer = Body()
-    made: list[str] = []
-    for n in "qkv":
-        steps = [
-            f'stg.einsum["bsd,dhk->bshk"]({{}}, %w{n})',
-            f'stg.add["bshk,hk->bshk"]({{}}, %b{n})',
-        ]
-        made.append(layer.steps(n, "%h", steps))
-    steps = [
-        'stg.einsum["bshk,hkd->bsd"]({}, %wo)',
-        'stg.add["bsd,d->bsd"]({}, %bo)',
-        "stg.add(%h, {})",
-        "stg.layernorm({}, %attn_norm_w, %attn_norm_b)",
-    ]
-    n1 = layer.steps("n", layer.let("a", f"stg.attention({', '.join(made)})"), steps)
-    steps = [
-        'stg.einsum["bsd,df->bsf"]({}, %w_up)',
-        'stg.add["bsf,f->bsf"]({}, %b_up)',
-        activated(act),
-        'stg.einsum["bsf,fd->bsd"]({}, %w_down)',
-        'stg.add["bsd,d->bsd"]({}, %b_down)',
-        f"stg.add({n1}, {{}})",
-        "stg.layernorm({}, %mlp_norm_w, %mlp_norm_b)",
-    ]
-    layer.do(f"stg.return({layer.steps('y', n1, steps)})")
-    text.function("layer", ", ".join(["%h", *(f"%{n}" for n in _SHARED)]), layer)
+    layer = text.use("albert", "D H K F", *activation_options(act))
     body = Body()
     x, width = _narrow_words(config, text, body)
-    x = _projected(body, x, width)
-    shared = ", ".join(body.param(name, dims) for name, dims in _SHARED.items())
+    x = projected(text, body, "x", x, "embed_in", f"{width}, D")
+    shared = [body.param(name, dims) for name, dims in _SHARED.items()]
     inner = Body()
-    inner.do(f"stg.yield({inner.let('r', f'stg.call @layer(%h, {shared})')})")
+    inner.do(f"stg.yield({inner.call('r', layer, '%h', *shared)})")
     body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
     if is_bare(config):
         return train_vectors(text, body, "%y", _ARGS, pooler=True)
-    predict_words(body, "%y", act, width=width)
+    predict_words(text, body, "%y", act, width=width)
     return text.train(_ARGS, body)
 
 
@@ -217,7 +179,7 @@ def read_modernbert(config: Config) -> ModelText:
     args = "%tokens: i32[B, S], %labels: i32[B, S]"
     if is_bare(config):
         return train_vectors(text, body, y, args)
-    predict_words(body, y, act, norm=norm, bias=False)
+    predict_words(text, body, y, act, norm=norm, bias=False)
     return text.train(args, body)
 
 
@@ -248,7 +210,7 @@ def read_nomic_bert(config: Config) -> ModelText:
     y = layers.write(body, x, "y")
     if is_bare(config):
         return train_vectors(text, body, y, _ARGS)
-    predict_words(body, y, act)
+    predict_words(text, body, y, act)
     return text.train(_ARGS, body)
 
 
@@ -266,7 +228,7 @@ def read_esm(config: Config) -> ModelText:
     x = body.let("x", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
     mlp = FeedForward(act, gated=False, bias=True)
     y = encoder(text, MultiHead(rope=Rope()), mlp).write(body, x, "y")
-    predict_words(body, LAYER.write(body, "n", y, "norm"), "gelu")
+    predict_words(text, body, LAYER.write(body, "n", y, "norm"), "gelu")
     text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
     idle = Idle(text)
     idle.param("w_contacts", "L*H")

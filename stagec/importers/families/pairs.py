@@ -40,21 +40,16 @@ def read_clip(config: Config) -> ModelText:
     body = Body()
     mlp = FeedForward(read_activation(vision, "hidden_act", default="quick_gelu"), False, True)
     i = _clip_image(text, body, v, mlp, "vision")
-    i = linear(body, "i", i, "image", f"{v['D']}, J", bias=False)
+    i = linear(text, body, "i", i, "image", f"{v['D']}, J", bias=False)
     act = read_activation(words, "hidden_act", default="quick_gelu")
     if ACTIVATIONS[act] != ACTIVATIONS[mlp.activation]:
         raise words.refuse("hidden_act", f"is {act!r}, and that of images {mlp.activation!r}")
     w = _clip_text(text, body, t, mlp, "text")
-    w = linear(body, "w", w, "text", f"{t['D']}, J", bias=False)
+    w = linear(text, body, "w", w, "text", f"{t['D']}, J", bias=False)
     vision.finish()
     words.finish()
-    logits = similarities(body, i, w, "J")
-    body.do(f'%across = stg.permute["ij->ji"]({logits})')
-    one, other = (
-        body.let(f"loss_{n}", f"stg.cross_entropy[mean = B]({x}, %pairs)")
-        for n, x in (("image", logits), ("text", "%across"))
-    )
-    body.do(*_halved(one, other))
+    similar = text.use("pairs", "B", "D = J", function="contrastive")
+    body.do(f"stg.return({body.call('loss', similar, i, w, '%pairs')})")
     text.notes += [_ENDS, "%pairs are the numbers 0 to B - 1."]
     return text.train(f"{IMAGES}, %tokens: i32[B, S], %ends: i32[B], %pairs: i32[B]", body)
 
@@ -122,16 +117,8 @@ def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -
     width = "D"
     if any(name.endswith("WithProjection") for name in config.strings("architectures")):
         read_size(config, text, "J", "projection_dim", default=512)
-        x, width = linear(body, "j", x, "projection", "D, J", bias=False), "J"
+        x, width = linear(text, body, "j", x, "projection", "D, J", bias=False), "J"
     return text.train(f"{args}, {vectors(text, body, x, width)}", body)
-
-
-def _halved(one: str, other: str) -> list[str]:
-    return [
-        f"%both = stg.add({one}, {other})",
-        "%loss = stg.scale[by = 1/2](%both)",
-        "stg.return(%loss)",
-    ]
 
 
 def _two_towers(config: Config, title: str) -> tuple[ModelText, Config, Config]:
@@ -163,23 +150,6 @@ def _words(body: Body, tower: Tower, tokens: str) -> str:
     return body.let("t", f'stg.add["bsd,sd->bsd"]({e}, {p})')
 
 
-def similarities(body: Body, images: str, texts: str, width: str) -> str:
-    """Append the logits [B, B] in fp32: cosines of images and texts [B, width], times a trained
-    scale."""
-    i, w = (
-        body.let(n, f"stg.rmsnorm[affine = none, eps = 0]({x})")
-        for n, x in (("ni", images), ("nw", texts))
-    )
-    scale = body.let("scale", f"stg.exp({body.param('logit_scale', '')})")
-    steps = [
-        f'stg.einsum["id,jd->ij"]({{}}, {w})',
-        f'stg.einsum["ij,->ij"]({{}}, {scale})',
-        f"stg.scale[by = 1/{width}]({{}})",
-        "stg.cast[f32]({})",
-    ]
-    return body.steps("logits", i, steps)
-
-
 def read_siglip(config: Config) -> ModelText:
     """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
     expect_head(config, "Model")
@@ -203,15 +173,8 @@ def read_siglip(config: Config) -> ModelText:
     w = _siglip_text(text, body, t, mlp, "text", "D, D_v")
     vision.finish()
     words.finish()
-    logits = similarities(body, i, w, "D_v")
-    body.do(
-        f'%biased = stg.add["ij,->ij"]({logits}, {_wide(body)})',
-        "%signed = stg.mul(%biased, %signs)",
-        "%lost = stg.softplus(%signed)",
-        '%sum = stg.sum["ij->"](%lost)',
-        "%loss = stg.scale[by = 1/B](%sum)",
-        "stg.return(%loss)",
-    )
+    judged = text.use("pairs", "B", "D = D_v", function="judged_pairs")
+    body.do(f"stg.return({body.call('loss', judged, i, w, '%signs')})")
     text.notes.append("%signs are -1 for the pairs that belong together, and 1 for all others.")
     return text.train(f"{IMAGES}, %tokens: i32[B, S], %signs: f32[B, B]", body)
 
@@ -231,7 +194,7 @@ def _siglip_text(
     x = _words(body, t, "%tokens")
     layers = encoder(text, MultiHead(), mlp, tower=t, name=name, count=t["L"])
     n = LAYER.write(body, "nt", layers.write(body, x, "yt"), "text_norm", t["D"])
-    return linear(body, "w", body.let("last", f"stg.take[at = S - 1]({n})"), "text", sizes)
+    return linear(text, body, "w", body.let("last", f"stg.take[at = S - 1]({n})"), "text", sizes)
 
 
 def read_siglip_vision(config: Config) -> ModelText:
@@ -264,10 +227,6 @@ def read_siglip_text(config: Config) -> ModelText:
     body = Body()
     w = _siglip_text(text, body, tower, FeedForward(act, False, True), "layers", "D, J")
     return text.train(f"%tokens: i32[B, S], {vectors(text, body, w, 'J')}", body)
-
-
-def _wide(body: Body) -> str:
-    return body.let("bias", f"stg.cast[f32]({body.param('logit_bias', '')})")
 
 
 def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward, x: str) -> str:

@@ -9,8 +9,8 @@ from stagec.importers.common.sizes import begin
 from stagec.importers.families.encoders import classify, read_activation, vectors
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, activated
-from stagec.importers.writing.text import Body, Callee, ModelText
+from stagec.importers.writing.blocks import LAYER, activation_options
+from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import linear
 
 IMAGES = "%images: bf16[B, C, X*P, X*P]"
@@ -49,22 +49,17 @@ def begin_pyramid(
     return text
 
 
-def stem(body: Body) -> str:
+def stem(text: ModelText, body: Body) -> str:
     """Append the patches of `%images` as a grid [B, X, X, D], normed; its name."""
-    steps = [
-        'stg.reshape["bc(hp)(wq)->bchpwq", factors = (p, q), sizes = (P, P)]({})',
-        f'stg.einsum["bchpwq,cpqd->bhwd"]({{}}, {body.param("w_patches", "C, P, P, D")})',
-        f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b_patches", "D")})',
-        LAYER.step(body, "patch_norm"),
-    ]
-    return body.steps("x", "%images", steps)
-
-
-def pooled(body: Body, y: str, side: str) -> str:
-    """Append the mean over a grid [B, side, side, D]; its name."""
-    return body.steps(
-        "m", y, ['stg.sum["bhwd->bd"]({})', f"stg.scale[by = 1/({side}*{side})]({{}})"]
+    return body.let(
+        "x", f"stg.call @{text.use('grids', 'C D P X', function='patch_grid')}(%images)"
     )
+
+
+def pooled(text: ModelText, body: Body, y: str, side: str) -> str:
+    """Append the mean over a grid [B, side, side, D]; its name."""
+    mean = text.use("grids", "X", f"X = {side}", function="grid_mean")
+    return body.call("m", mean, y)
 
 
 def finish(
@@ -74,7 +69,7 @@ def finish(
     if is_bare(config):
         return text.train(f"{args}, {vectors(text, body, c, width)}", body)
     text.symbol("N", config.labels(), "num_labels")
-    classify(body, linear(body, "z", c, "classifier", f"{width}, N"))
+    classify(body, linear(text, body, "z", c, "classifier", f"{width}, N"))
     return text.train(f"{args}, %labels: i32[B]", body)
 
 
@@ -105,73 +100,27 @@ def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
     scaled = not responds and config.ratio("layer_scale_init_value", default=1) > 0
     text.symbol("F", 4, "the feed-forward width, in widths")
     act = read_activation(config, "hidden_act")
-    block = _convnext_block(text, act, scaled=scaled, responds=responds)
+    options = [*activation_options(act), *["responds"] * responds, *["scaled"] * scaled]
+    block = text.use("convnext", "D F", *options)
     body = Body()
-    x = stem(body)
+    x = stem(text, body)
     for i in range(1, count + 1):
+        width = at("D", i)
         if i > 1:
-            before, width = at("D", i - 1), at("D", i)
-            weight = body.param(f"w_{i}", f"2, 2, {before}, {width}")
-            steps = [
-                LAYER.step(body, f"norm_{i}", before),
-                'stg.reshape["b(hp)(wq)c->bhpwqc", factors = (p, q), sizes = (2, 2)]({})',
-                f'stg.einsum["bhpwqc,pqcd->bhwd"]({{}}, {weight})',
-                f'stg.add["bhwd,d->bhwd"]({{}}, {body.param(f"b_{i}", width)})',
-            ]
-            x = body.steps(f"x_{i}", x, steps)
+            sizes = (f"C = {at('D', i - 1)}", f"D = {width}")
+            merged = text.use(
+                "convnext", "", *sizes, f"as = merged_{i}", function="convnext_merged"
+            )
+            x = body.call(f"x_{i}", merged, x)
         inner = Body()
-        bound = f"[D = {at('D', i)}]" if i > 1 else ""
-        inner.do(f"stg.yield({inner.let('r', f'stg.call @{block}{bound}(%h)')})")
-        count_ = at("L", i)
-        head = f"%y_{i} = stg.repeat @stage_{i}[count = {count_}, carry = 1] (%h = {x}) {{"
+        own = block.with_(f"D = {width}") if i > 1 else block
+        inner.do(f"stg.yield({inner.let('r', f'stg.call @{own}(%h)')})")
+        head = f"%y_{i} = stg.repeat @stage_{i}[count = {at('L', i)}, carry = 1] (%h = {x}) {{"
         body.nested(head, inner)
         x = f"%y_{i}"
     last = at("D", count)
-    c = LAYER.write(body, "c", pooled(body, x, side_of(count)), "norm", last)
+    c = LAYER.write(body, "c", pooled(text, body, x, side_of(count)), "norm", last)
     return finish(config, text, body, c, last)
-
-
-def _convnext_block(text: ModelText, act: str, *, scaled: bool, responds: bool) -> Callee:
-    body = Body()
-    wide = [
-        'stg.reshape["bhw(gc)->bhwgc", factors = c, sizes = 1]({})',
-        f"stg.conv2d[pad = 3]({{}}, {body.param('w_depth', '7, 7, D, 1, 1')})",
-        'stg.reshape["bhwgc->bhw(gc)"]({})',
-        f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b_depth", "D")})',
-        LAYER.step(body, "norm"),
-        f'stg.einsum["bhwd,dfe->bhwfe"]({{}}, {body.param("w_up", "D, F, D")})',
-        f'stg.add["bhwfe,fe->bhwfe"]({{}}, {body.param("b_up", "F, D")})',
-        activated(act),
-    ]
-    u = body.steps("u", "%h", wide)
-    u = _responding(body, u) if responds else u
-    steps = [
-        f'stg.einsum["bhwfe,fed->bhwd"]({{}}, {body.param("w_down", "F, D, D")})',
-        f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b_down", "D")})',
-    ]
-    if scaled:
-        steps.append(f'stg.einsum["bhwd,d->bhwd"]({{}}, {body.param("scale", "D")})')
-    a = body.steps("a", u, steps)
-    body.do(f"stg.return({body.let('r', f'stg.add(%h, {a})')})")
-    return text.function("block", "%h", body)
-
-
-def _responding(body: Body, u: str) -> str:
-    """Append the global response normalization of `u` [B, h, w, F, D]; its name."""
-    norm = [
-        f"stg.mul({{}}, {u})",
-        'stg.sum["bhwfe->bfe"]({})',
-        "stg.power[exponent = 1/2]({})",
-    ]
-    g = body.steps("g", u, norm)
-    mean = ['stg.sum["bfe->b"]({})', "stg.scale[by = 1/(F*D)]({})", "stg.power[exponent = -1]({})"]
-    share = body.let("share", f'stg.einsum["bfe,b->bfe"]({g}, {body.steps("per", g, mean)})')
-    steps = [
-        f'stg.einsum["bhwfe,bfe->bhwfe"]({{}}, {share})',
-        f'stg.einsum["bhwfe,fe->bhwfe"]({{}}, {body.param("grn_w", "F, D")})',
-        f'stg.add["bhwfe,bhwfe,fe->bhwfe"]({{}}, {u}, {body.param("grn_b", "F, D")})',
-    ]
-    return body.steps("z", u, steps)
 
 
 FAMILIES: Sequence[ModelFamily] = (

@@ -30,39 +30,17 @@ def read_rwkv7(config: Config) -> ModelText:
     ):
         read_size(config, text, f"R_{symbol}", f"{name}_low_rank_dim", default=rank)
     text.symbol("L", count, "num_hidden_layers")
-    text.use("rwkv7", "D H_m P R_w R_a R_v R_g F")
-    for name, value in (
-        ("first", "stg.call @rwkv7_values(%x_v)"),
-        ("layer", "stg.call @rwkv7_blend(%x_v, %v_first)"),
-    ):
-        text.function(name, "%h" if name == "first" else "%h, %v_first", _rwkv7_layer(value, name))
-    body = Body()
-    table = body.param("embed", "V, D")
-    e = body.let("e", f"stg.embedding({table}, %tokens)")
-    x = LAYER.write(body, "x", e, "embed_norm")
-    body.do(f"%h0, %v0 = stg.call @first({x})")
+    layer = text.use("rwkv7", "D H_m P R_w R_a R_v R_g F", function="rwkv7_layer")
+    tied = config.flag("tie_word_embeddings", default=False)
+    decoder, body = Decoder(LAYER, tied=tied, embed_norm=LAYER), Body()
+    x, table = decoder.embed(body, "x")
+    body.do(f"%h0, %v0 = stg.call @{layer.with_('values = own', 'as = first')}({x})")
     inner = Body()
-    inner.do("%r = stg.call @layer(%h, %v_first)", "stg.yield(%r, %v_first)")
+    inner.do(f"%r, %v = stg.call @{layer}(%h, %v_first)", "stg.yield(%r, %v_first)")
     head = "%y, %v_last = stg.repeat @layers[count = L - 1, carry = 2] (%h = %h0, %v_first = %v0) {"
     body.nested(head, inner)
-    decoder = Decoder(LAYER, tied=config.flag("tie_word_embeddings", default=False))
     decoder.write_head(text, body, "%y", table)
     return text.train(arguments(text), body)
-
-
-def _rwkv7_layer(value: str, name: str) -> Body:
-    body = Body()
-    n1 = LAYER.write(body, "n1", "%h", "time_norm")
-    step = body.let("step", f"stg.call @token_step({n1})")
-    body.let("x_v", f"stg.call @token_mix[as = v]({n1}, {step})")
-    v = body.let("v", value)
-    t = body.let("t", f"stg.call @rwkv7_time({n1}, {step}, {v})")
-    r1 = body.let("r1", f"stg.add(%h, {t})")
-    n2 = LAYER.write(body, "n2", r1, "channel_norm")
-    c = body.let("c", f"stg.call @rwkv7_channel({n2})")
-    r2 = body.let("r2", f"stg.add({r1}, {c})")
-    body.do(f"stg.return({r2}, {v})" if name == "first" else f"stg.return({r2})")
-    return body
 
 
 # -- RWKV-6, -5 and -4 ----------------------------------------------------------------------------

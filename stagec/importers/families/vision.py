@@ -94,12 +94,14 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     n = LAYER.write(body, "n", layers.write(body, x, "y"), "norm")
     c = body.let("c", f"stg.take[at = 0]({n})")
     if is_bare(config):
-        pooled = body.let("z", f"stg.tanh({linear(body, 'z0', c, 'pooler', 'D, D')})")
+        pooled = body.let("z", f"stg.tanh({linear(text, body, 'z0', c, 'pooler', 'D, D')})")
         return text.train(f"{IMAGES}, {vectors(text, body, pooled)}", body)
     text.symbol("N", config.labels(), "num_labels")
-    z = linear(body, "z", c, "classifier", "D, N")
+    z = linear(text, body, "z", c, "classifier", "D, N")
     if "ImageClassificationWithTeacher" in heads_of(config):
-        d = linear(body, "zd", body.let("d", f"stg.take[at = 1]({n})"), "distillation", "D, N")
+        d = linear(
+            text, body, "zd", body.let("d", f"stg.take[at = 1]({n})"), "distillation", "D, N"
+        )
         z = body.steps("zm", z, [f"stg.add({{}}, {d})", "stg.scale[by = 1/2]({})"])
     classify(body, z)
     return text.train(f"{IMAGES}, %labels: i32[B]", body)
@@ -151,7 +153,7 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
         text.train(f"{args}, {vectors(text, body, c)}", body)
     else:
         text.symbol("M", config.labels(), "num_labels")
-        classify(body, linear(body, "z", c, "classifier", "D, M"))
+        classify(body, linear(text, body, "z", c, "classifier", "D, M"))
         text.train(f"{args}, %labels: i32[B]", body)
     if not config.flag("use_mask_token", default=False):
         return text
@@ -248,7 +250,7 @@ def _dino_head(
             f"stg.concat({c}, {{}})",
         ]
         both = body.steps("both", n, steps)
-        classify(body, linear(body, "z", both, "classifier", "2*D, N"))
+        classify(body, linear(text, body, "z", both, "classifier", "2*D, N"))
         text.train(f"{IMAGES}, %labels: i32[B]", body)
     else:
         text.train(f"{IMAGES}, {vectors(text, body, c)}", body)

@@ -15,7 +15,7 @@ from stagec.importers.families.encoders import (
 )
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, FeedForward, activated
+from stagec.importers.writing.blocks import LAYER, FeedForward, activation_options
 from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
@@ -24,6 +24,7 @@ from stagec.importers.writing.towers import (
     TowerPart,
     encoder,
     linear,
+    projected,
 )
 
 _SHORTEST = "Sounds are the shortest ones of S frames."
@@ -77,18 +78,15 @@ def _read(config: Config, title: str, *, projected_norm: bool, gated: bool = Fal
     body = Body()
     samples, x = _front(config, text, body, act)
     x = LAYER.write(body, "xn", x, "front_norm", "C") if projected_norm else x
-    steps = [
-        f'stg.einsum["bsc,cd->bsd"]({{}}, {body.param("w_front", "C, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_front", "D")})',
-    ]
-    x = body.steps("f", x, steps)
-    p = body.let("p", f"stg.call @{_positions(config, text, act)}({x})")
+    x = projected(text, body, "f", x, "front", "C, D")
+    p = body.call("p", _positions(config, text, act), x)
     pre = config.flag("do_stable_layer_norm", default=False)
     x = body.let("x", f"stg.add({x}, {p})")
     x = x if pre else LAYER.write(body, "x0", x, "norm")
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
     if gated:
-        parts = [TowerPart("attn", f"stg.call @{_gated_attention(text)}({{}}, %bias)")]
+        mixer = text.use("sounds", "D H K", "as = attention", function="gated_bias_attention")
+        parts = [TowerPart("attn", f"stg.call @{mixer}({{}}, %bias)")]
         parts.append(TowerPart("mlp", f"stg.call @{mlp.write(text)}({{}})"))
         _bias(config, text, body)
         layers = TowerLayers(Tower(), "layers", "L", parts, post=not pre)
@@ -118,21 +116,11 @@ def _front(config: Config, text: ModelText, body: Body, act: str) -> tuple[str, 
     x, before = "%sounds", "1"
     for i, (width, stride, kernel) in enumerate(zip(widths, strides, kernels, strict=True)):
         size = "C" if width == widths[-1] else str(width)
-        w = body.param(f"w_{i}", f"{kernel}, {before}, {size}")
-        steps = [f"stg.conv1d[stride = {stride}]({{}}, {w})"]
-        if biased:
-            steps.append(f'stg.add["bsc,c->bsc"]({{}}, {body.param(f"b_{i}", size)})')
-        if layered:
-            steps.append(LAYER.step(body, f"norm_{i}", size))
-        elif i == 0:
-            steps += [
-                'stg.permute["bsc->bcs"]({})',
-                "stg.layernorm[affine = none]({})",
-                'stg.permute["bcs->bsc"]({})',
-                f'stg.einsum["bsc,c->bsc"]({{}}, {body.param("norm_0_w", size)})',
-                f'stg.add["bsc,c->bsc"]({{}}, {body.param("norm_0_b", size)})',
-            ]
-        x = body.steps(f"c{i}", x, [*steps, activated(act)])
+        sizes = [f"W = {kernel}", f"C_in = {before}", f"C_out = {size}"]
+        norm = "channels" if layered else "no" if i else "time"
+        given = [*sizes, f"stride = (stride = {stride})", f"norm = {norm}", *["bias"] * biased]
+        front = text.use("sounds", "", *given, *activation_options(act), function="front")
+        x = body.call(f"c{i}", front.with_(f"as = front_{i}"), x)
         before = size
     return f"{factor}*S {'+' if rest >= 0 else '-'} {abs(rest)}", x
 
@@ -147,25 +135,9 @@ def _positions(config: Config, text: ModelText, act: str) -> Callee:
         key = "num_conv_pos_embedding_groups"
         raise config.refuse(key, f"is {groups}, which does not divide {d}")
     text.symbol("J", d // groups, "hidden_size / num_conv_pos_embedding_groups")
-    body = Body()
-    weights = [
-        'stg.reshape["kgcd->k(gcd)"]({})',
-        "stg.rmsnorm[affine = none, eps = 0]({})",
-        "stg.scale[rsqrt = D*J]({})",
-        f'stg.einsum["kn,k->kn"]({{}}, {body.param("w_length", str(width))})',
-        'stg.reshape["k(gcd)->kgcd", factors = (c, d), sizes = (J, J)]({})',
-    ]
-    w = body.steps("w", body.param("w_direction", f"{width}, D/J, J, J"), weights)
-    steps = [
-        'stg.reshape["bs(gc)->bsgc", factors = c, sizes = J]({})',
-        f"stg.conv1d[pad = {width // 2}]({{}}, {w})",
-        *(["stg.slice[dim = 1, size = S]({})"] if width % 2 == 0 else []),
-        'stg.reshape["bsgd->bs(gd)"]({})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b", "D")})',
-        activated(act),
-    ]
-    body.do(f"stg.return({body.steps('p', '%x', steps)})")
-    return text.function("positions", "%x", body)
+    given = [f"W = {width}", f"pad = (pad = {width // 2})", *["longer"] * (width % 2 == 0)]
+    given += [*activation_options(act), "as = positions"]
+    return text.use("sounds", "D J S", *given, function="convolved_positions")
 
 
 def _bias(config: Config, text: ModelText, body: Body) -> None:
@@ -176,63 +148,20 @@ def _bias(config: Config, text: ModelText, body: Body) -> None:
     body.let("bias", f"stg.relative_bias[sizes = (S, S), most = {most}]({table})")
 
 
-def _gated_attention(text: ModelText) -> Callee:
-    """Add the block; its name. The bias is times 2 + a (b c - 1), for gates a and b of each query
-    by its part of the input, and a number c of each head."""
-    body = Body()
-    for out in "qkv":
-        steps = [
-            f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})',
-            f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H, K")})',
-        ]
-        body.steps(out, "%x", [*steps, *(["stg.scale[rsqrt = K]({})"] if out == "q" else [])])
-    gates = [
-        'stg.reshape["bs(hk)->bshk", factors = h, sizes = H]({})',
-        f'stg.einsum["bshk,kzf->bshzf"]({{}}, {body.param("w_gate", "D/H, 2, 4")})',
-        f'stg.add["bshzf,zf->bshzf"]({{}}, {body.param("b_gate", "2, 4")})',
-        'stg.sum["bshzf->bshz"]({})',
-        "stg.sigmoid({})",
-    ]
-    body.do(f"%a, %b = stg.unbind[dim = 3, count = 2]({body.steps('gates', '%x', gates)})")
-    gate = [
-        f'stg.einsum["bsh,h->bsh"]({{}}, {body.param("gate_scale", "H")})',
-        "stg.mul({}, %a)",
-        f"stg.add({{}}, {body.let('less', 'stg.scale[by = -1](%a)')})",
-        'stg.einsum["bsh,hst->bhst"]({}, %bias)',
-    ]
-    near = body.steps("near", "%b", gate)
-    scores = [
-        'stg.einsum["bshk,bthk->bhst"]({}, %k)',
-        f"stg.add({{}}, {near})",
-        f'stg.add["bhst,hst->bhst"]({{}}, {body.let("twice", "stg.scale[by = 2](%bias)")})',
-        "stg.softmax({})",
-        'stg.einsum["bhst,bthk->bshk"]({}, %v)',
-        f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})',
-    ]
-    body.do(f"stg.return({body.steps('o', '%q', scores)})")
-    return text.function("attention", "%x, %bias", body)
-
-
 def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
     """Append the head of the architecture; the argument that its loss needs."""
     heads = heads_of(config)
     if "SequenceClassification" in heads:
         read_size(config, text, "E", "classifier_proj_size", default=256)
         text.symbol("N", config.labels(), "num_labels")
-        steps = [
-            f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_projector", "D, E")})',
-            f'stg.add["bse,e->bse"]({{}}, {body.param("b_projector", "E")})',
-            'stg.sum["bse->be"]({})',
-            "stg.scale[by = 1/S]({})",
-        ]
-        pooled = body.steps("m", y, steps)
-        classify(body, linear(body, "z", pooled, "classifier", "E, N"))
+        pooled = projected(text, body, "e", y, "projector", "D, E")
+        pooled = body.steps("m", pooled, ['stg.sum["bse->be"]({})', "stg.scale[by = 1/S]({})"])
+        classify(body, linear(text, body, "z", pooled, "classifier", "E, N"))
         return "%labels: i32[B]"
     if "CTC" in heads:
         text.notes.append("The loss is that of one letter for each frame, not that of CTC.")
         read_size(config, text, "V", "vocab_size", default=32)
-        classify_each(body, y, "head", "head_bias", "V")
+        classify_each(text, body, y, "V", "head")
         return "%labels: i32[B, S]"
     text.notes.append("Its vectors are trained towards given ones.")
     body.let("loss", f"stg.mse[mean = B*S*D]({y}, %target)")

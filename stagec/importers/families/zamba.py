@@ -31,6 +31,7 @@ _KEYS = Mamba2Keys(
     "use_conv_bias",
     "mamba_expand",
 )
+_SYMBOLS = "D H G K F"
 #: The shared weights of a block, with their dimensions.
 _SHARED = {
     "attn_norm": "2*D",
@@ -59,7 +60,7 @@ def read_zamba(config: Config) -> ModelText:
         message = f"is {heads}: expected up to {_MOST_HEADS}, and a divisor of {inner}"
         raise config.refuse("n_mamba_heads", message)
     text.replace("I", inner // heads, "mamba_expand * hidden_size / n_mamba_heads")
-    _write_block(text, "", False, False)
+    shared = text.use("zamba", _SYMBOLS, function="zamba_shared")
     every = config.size("attn_layer_period", default=6)
     offset = config.count("attn_layer_offset", default=4, most=every - 1)
     count = config.layers(default=76)
@@ -68,7 +69,7 @@ def read_zamba(config: Config) -> ModelText:
     types = config.kinds("layers_block_type", "layer_types", names=_KINDS, length=count)
     order = [{"hybrid": "hybrid0"}.get(t, t) for t in types or order[:count]]
     mamba = _heads_of_mamba(text, heads, config.flag("mamba_conv_bias", default=True))
-    return _write_model(config, text, mamba, order)
+    return _write_model(config, text, mamba, shared, order)
 
 
 #: Each head is a scan of its own in the text.
@@ -76,24 +77,12 @@ _MOST_HEADS = 8
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 
 
-def _convolved(body: Body, name: str, channels: str, bias: bool) -> str:
-    """A causal convolution of W tokens with SiLU, on `{}`; its parameters are declared."""
-    operands = ["{}", body.param(name, f"{channels}, W")]
-    if bias:
-        operands.append(body.param(f"{name}_bias", channels))
-    return f"stg.causal_conv[silu]({', '.join(operands)})"
-
-
 def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
     """A layer of Mamba-1 whose j heads of I channels are scans of their own; its name."""
     body = Body()
-    uz = body.let("uz", f'stg.einsum["bsd,dzji->bzsji"](%x, {body.param("w_in", f"D, 2, {j}, I")})')
-    body.do(f"%u0, %z = stg.unbind[dim = 1, count = 2]({uz})")
-    u = body.let("u", _convolved(body, "conv", f"{j}, I", biased).format("%u0"))
-    w_x, w_dt = body.param("w_x", f"{j}, I, R + 2*N"), body.param("w_dt", f"{j}, R, I")
-    rbc = body.let("rbc", f'stg.einsum["bsji,jic->bsjc"]({u}, {w_x})')
-    body.do(f"%r, %b, %c = stg.cut[sizes = (R, N, N)]({rbc})")
-    body.let("dt", f'stg.einsum["bsjr,jri->bsji"](%r, {w_dt})')
+    options = [f"J = {j}", *([] if biased else ["conv_bias = no"])]
+    scanned = text.use("zamba", "D I N R W", *options, function="zamba_scanned")
+    body.do(f"%u, %dt, %b, %c, %z = stg.call @{scanned}(%x)")
     for name, dims in (("A_log", f"{j}, I, N"), ("skip", f"{j}, I"), ("dt_bias", f"{j}, I")):
         body.param(name, dims)
     for name in ("u", "dt", "b", "c", "A_log", "skip", "dt_bias"):
@@ -105,9 +94,7 @@ def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
         operands = ", ".join(f"%{n}_{h}" for n in ("u", "dt", "A_log", "b", "c", "skip", "dt_bias"))
         ys.append(body.let(f"y_{h}", f"stg.selective_scan({operands})"))
     y = body.let("y", f"stg.pack[dim = 2]({', '.join(ys)})")
-    m = body.let("m", f"stg.mul({y}, {body.let('g', 'stg.silu(%z)')})")
-    o = body.let("o", f'stg.einsum["bsji,jid->bsd"]({m}, {body.param("w_out", f"{j}, I, D")})')
-    body.do(f"stg.return({o})")
+    body.do(f"stg.return({body.let('o', f'stg.call @zamba_gated[J = {j}]({y}, %z)')})")
     return text.function("mamba", "%x", body)
 
 
@@ -120,14 +107,15 @@ def read_zamba2(config: Config) -> ModelText:
     config.only("use_long_context", False)
     read_size(config, text, "A", "adapter_rank", default=128)
     mamba = read_mamba2(config, text, _KEYS, heads=80, state=64, norm="groups")
-    rope = read_rope(config, text).step() if config.flag("use_mem_rope", default=False) else ""
+    options: list[str] = []
+    if config.flag("use_mem_rope", default=False):
+        options.append(f"rope = ({read_rope(config, text).statics()})")
     config.skip("rope_theta", "rope_parameters")
     config.only("gated_linear_unit", True)
-    attention = config.flag("use_shared_attention_adapter", default=False)
-    network = config.flag("use_shared_mlp_adapter", default=True)
-    _write_block(text, rope, attention, network)
-    order = _order(config)
-    return _write_model(config, text, mamba.write(text), order)
+    options += ["adapters"] * config.flag("use_shared_attention_adapter", default=False)
+    options += ["network_adapter"] * config.flag("use_shared_mlp_adapter", default=True)
+    shared = text.use("zamba", f"{_SYMBOLS} A theta", *options, function="zamba_shared")
+    return _write_model(config, text, mamba.write(text), shared, _order(config))
 
 
 def _begin(config: Config, title: str, width: int, heads: int) -> ModelText:
@@ -164,42 +152,13 @@ def _order(config: Config) -> list[str]:
     return [f"hybrid{shares.index(i) % blocks}" if i in shares else "mamba" for i in range(count)]
 
 
-def _write_block(text: ModelText, rope: str, attention: bool, network: bool) -> None:
-    """The shared block, with what a layer has of its own; its result is to be added."""
-    body = Body()
-    c = body.let("c", "stg.concat(%h, %x0)")
-    n = body.let("n", f"stg.rmsnorm({c}, %attn_norm)")
-    made: list[str] = []
-    for out, heads in (("q", "H"), ("k", "G"), ("v", "G")):
-        steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, %w{out})']
-        if attention:
-            down, up = body.param(f"a{out}", "2*D, A"), body.param(f"b{out}", f"A, {heads}, K")
-            low = body.let(f"{out}l", f'stg.einsum["bsd,da->bsa"]({n}, {down})')
-            add = body.let(f"{out}a", f'stg.einsum["bsa,ahk->bshk"]({low}, {up})')
-            steps.append(f"stg.add({{}}, {add})")
-        made.append(body.steps(out, n, [*steps, *([rope] if rope and out != "v" else [])]))
-    a = body.let("a", f"stg.attention[causal, rsqrt = K/2]({', '.join(made)})")
-    o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({a}, %wo)')
-    n2 = body.let("n2", f"stg.rmsnorm({o}, %ffn_norm)")
-    steps = ['stg.einsum["bsd,dzf->bzsf"]({}, %w_gate_up)']
-    if network:
-        down, up = body.param("a_gate_up", "D, A"), body.param("b_gate_up", "A, 2, F")
-        low = body.let("ul", f'stg.einsum["bsd,da->bsa"]({n2}, {down})')
-        add = body.let("ua", f'stg.einsum["bsa,azf->bzsf"]({low}, {up})')
-        steps.append(f"stg.add({{}}, {add})")
-    u = body.steps("u", n2, steps)
-    m = body.let("m", f"stg.geglu[form = erf]({u})")
-    y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({m}, %w_down)')
-    out = body.let("t", f'stg.einsum["bsd,de->bse"]({y}, {body.param("linear", "D, D")})')
-    body.do(f"stg.return({out})")
-    text.function("shared", ", ".join(["%h", "%x0", *(f"%{n}" for n in _SHARED)]), body)
-
-
-def _write_model(config: Config, text: ModelText, mamba: Callee, order: Sequence[str]) -> ModelText:
+def _write_model(
+    config: Config, text: ModelText, mamba: Callee, shared: Callee, order: Sequence[str]
+) -> ModelText:
     """The function that is compiled. All layers hand on the embeddings beside the stream."""
     body = Body()
-    table = body.param("embed", "V, D")
-    x = body.let("x", f"stg.embedding({table}, %tokens)")
+    decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
+    x, table = decoder.embed(body, "x")
     kinds = list(dict.fromkeys(order))
     for kind in kinds:
         if kind != "mamba":
@@ -214,17 +173,16 @@ def _write_model(config: Config, text: ModelText, mamba: Callee, order: Sequence
         s = "%h"
         if kind != "mamba":
             weights = ", ".join(f"%{_shared(kind, name)}" for name in _SHARED)
-            t = inner.let("t", f"stg.call @shared(%h, %x0, {weights})")
+            t = inner.call("t", shared, "%h", "%x0", weights)
             s = inner.let("s", f"stg.add(%h, {t})")
         n = RMS.write(inner, "n", s, "norm")
-        m = inner.let("m", f"stg.call @{mamba}({n})")
+        m = inner.call("m", mamba, n)
         inner.do(f"stg.yield({inner.let('r', f'stg.add(%h, {m})')}, %x0)")
         count = f"count = {order.count(kind)}, carry = 2{where}"
         outs = f"%y{number}, %e{number}"
         body.nested(f"{outs} = stg.repeat @{kind}[{count}] (%h = {h}, %x0 = {x0}) {{", inner)
         h, x0 = f"%y{number}", f"%e{number}"
-    tied = config.flag("tie_word_embeddings", default=True)
-    Decoder(tied=tied).write_head(text, body, h, table)
+    decoder.write_head(text, body, h, table)
     return text.train(arguments(text), body)
 
 

@@ -190,12 +190,12 @@ def activated(activation: str) -> str:
     return f"stg.{'relu' if op == 'relu2' else op}{statics}({{}})"
 
 
-def activation_options(activation: str, *, gated: bool = False) -> Iterator[str]:
-    """The options of a block that has one activation, a GELU if a call says nothing, or that of a
-    gate, a SiLU then."""
+def activation_options(activation: str, *, gated: bool = False, default: str = "") -> Iterator[str]:
+    """The options of a block that has one activation, a GELU or the `default` if a call says
+    nothing, or that of a gate, a SiLU then."""
     op, form = ACTIVATIONS[activation]
-    name, default = ("gate", "silu") if gated else ("activation", "gelu")
-    yield from [f"{name} = {op}"] if op != default else []
+    default = default or ("silu" if gated else "gelu")
+    yield from [f"{'gate' if gated else 'activation'} = {op}"] if op != default else []
     yield from [f"form = (form = {form})"] if form else []
 
 

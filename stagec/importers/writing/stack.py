@@ -150,6 +150,19 @@ class Decoder:
     ) -> ModelText:
         """Add the function that is compiled, with layers of these kinds in this order; the text."""
         body = Body()
+        x, table = self.embed(body, "words" if text.among else "x")
+        if text.among:
+            seen = text.among.write(text, body)
+            x = body.let("x", f"stg.merge_rows({x}, {seen}, %merged)")
+            deep = [f"deep{i}" for i in range(text.among.deep)]
+            kinds = dict(kinds) | {k: _Added(kinds[order[i]], k) for i, k in enumerate(deep)}
+            order = [*deep, *order[len(deep) :]]
+        x = write_stack(text, body, x, kinds, order)
+        self.write_head(text, body, x, table)
+        return text.train(arguments(text), body)
+
+    def embed(self, body: Body, out: str) -> tuple[str, str]:
+        """Append the embedding of `%tokens`; its name, `out`, and that of the table."""
         table = body.param("embed", f"V, {self.narrow or 'D'}")
         steps = [f"stg.embedding({table}, {{}})"]
         if self.narrow:
@@ -160,16 +173,7 @@ class Decoder:
             steps.append(self.positions.step(body))
         if self.embed_norm:
             steps.append(self.embed_norm.step(body, "embed_norm", "D"))
-        x = body.steps("words" if text.among else "x", "%tokens", steps)
-        if text.among:
-            seen = text.among.write(text, body)
-            x = body.let("x", f"stg.merge_rows({x}, {seen}, %merged)")
-            deep = [f"deep{i}" for i in range(text.among.deep)]
-            kinds = dict(kinds) | {k: _Added(kinds[order[i]], k) for i, k in enumerate(deep)}
-            order = [*deep, *order[len(deep) :]]
-        x = write_stack(text, body, x, kinds, order)
-        self.write_head(text, body, x, table)
-        return text.train(arguments(text), body)
+        return body.steps(out, "%tokens", steps), table
 
     @property
     def _is_plain(self) -> bool:
@@ -184,7 +188,7 @@ class Decoder:
         elif self.norm == RMS and self._is_plain:
             head = body.param("head", "D, V")
             block = text.use("lm_loss", "B S D V")
-            body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
+            body.call("loss", block, x, head, "%labels")
         else:
             symbols = f"B S D V {self.narrow}"
             block = text.use("lm_head", symbols, *self._options())

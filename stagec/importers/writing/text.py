@@ -60,6 +60,10 @@ class Body:
         self.lines.append(f"%{name} = {op}" + (f"  // {comment}" if comment else ""))
         return f"%{name}"
 
+    def call(self, name: str, block: Callee, *operands: str) -> str:
+        """Append `%name = stg.call @block(operands)`; the name with the percent sign."""
+        return self.let(name, f"stg.call @{block}({', '.join(operands)})")
+
     def steps(self, name: str, x: str, steps: Sequence[str]) -> str:
         """Append operations one after the other, each on the result `{}` of the one before: the
         last is `%name`, those before it are `%name0`, `%name1`, ...; the last one's name. Without
@@ -132,13 +136,14 @@ class ModelText:
         if relation not in self.relations:
             self.relations.append(relation)
 
-    def use(self, block: str, symbols: str, *given: str) -> Callee:
-        """Import a block of the library, which uses these symbols; the block with these options."""
+    def use(self, block: str, symbols: str, *given: str, function: str = "") -> Callee:
+        """Import a text of the library, which uses these symbols; its function of this name, if not
+        that of the text, with these options."""
         path = f"blocks/{block}.stg"
         if path not in self.imports:
             self.imports.append(path)
         self.used.update(symbols.split())
-        return Callee(block, given)
+        return Callee(function or block, given)
 
     def function(self, name: str, args: str, body: Body, comment: str = "") -> Callee:
         """Add a private function. A second one of that name must be the same."""

@@ -176,27 +176,30 @@ def decoder(
     return TowerLayers(t, "decoder", count, steps, norm, post)
 
 
-def linear(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = True) -> str:
+def linear(
+    text: ModelText, body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = True
+) -> str:
     """Append the product of `x` [B, in] with a parameter [in, out] and a bias; the result's name.
     `sizes` are the two sizes."""
-    _, _, width = sizes.rpartition(", ")
-    steps = [f'stg.einsum["bd,de->be"]({{}}, {body.param(f"w_{name}", sizes)})']
-    if bias:
-        steps.append(f'stg.add["be,e->be"]({{}}, {body.param(f"b_{name}", width)})')
-    return body.steps(out, x, steps)
+    return body.call(out, _product(text, "linear", name, sizes, bias), x)
 
 
-def patches(text: ModelText, *, bias: bool, name: str = "patches") -> Callee:
-    """Add the block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to the
-    width D; its name."""
-    body = Body()
-    cut = 'stg.reshape["bc(hp)(wq)->bchpwq", factors = (p, q), sizes = (P, P)]({})'
-    steps = [cut, f'stg.einsum["bchpwq,cpqd->bhwd"]({{}}, {body.param("w", "C, P, P, D")})']
-    if bias:
-        steps.append(f'stg.add["bhwd,d->bhwd"]({{}}, {body.param("b", "D")})')
-    steps.append('stg.reshape["bhwd->b(hw)d"]({})')
-    body.do(f"stg.return({body.steps('p', '%images', steps)})")
-    return text.function(name, "%images", body, "A convolution whose windows do not overlap.")
+def projected(
+    text: ModelText, body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = True
+) -> str:
+    """As `linear`, of `x` [B, S, in]."""
+    return body.call(out, _product(text, "projected", name, sizes, bias), x)
+
+
+def _product(text: ModelText, function: str, name: str, sizes: str, bias: bool) -> Callee:
+    before, _, behind = sizes.partition(", ")
+    given = [f"D_in = {before}", f"D_out = {behind}", *([] if bias else ["bias = no"])]
+    return text.use("linear", "", *given, f"as = {name}", function=function)
+
+
+def patches(text: ModelText, *, bias: bool) -> Callee:
+    """The block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to D."""
+    return text.use("patches", "C P D", *["bias = no"] * (not bias))
 
 
 def with_class_token(
