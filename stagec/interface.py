@@ -37,6 +37,7 @@ from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
+from stagec.text.ir_text import IRText
 
 if TYPE_CHECKING:
     from stagec.answers.requests.answer import RequestsAnswer
@@ -80,11 +81,11 @@ class Job:
         explicit = self._options.explicit | more.explicit
         return Job(self._options.changed(**given, explicit=explicit))
 
-    def print_strategy(self) -> str:
-        """The text of its mesh and strategy, which can be given as a strategy. Raises
-        `DiagnosticError`."""
+    def print_strategy(self) -> IRText:
+        """The text of its mesh and strategy, which can be given as a strategy. A notebook shows it
+        with colors. Raises `DiagnosticError`."""
         with asked() as session:
-            return Pods.of(self._options, session).strategy()
+            return IRText(Pods.of(self._options, session).strategy())
 
     def print_job(self, machine: str | Path | None = None) -> str:
         """The job as a file, `job.toml`, which can be given as a model; with the name or file of a
@@ -227,16 +228,18 @@ class Job:
                 self._options, {**given, "dry_run": not writes or given["dry_run"]}, session
             )
 
-    def dumps(self) -> dict[str, str]:
+    def dumps(self) -> dict[str, IRText]:
         """The text of the IR at first and behind each pass that changes it, in their order:
         `00-input`, `01-infer-shapes`, as `--dump-dir` names them; of several pods `main/00-input`.
-        Raises `DiagnosticError`."""
+        A notebook shows a text with colors, and its regions can be folded. Raises
+        `DiagnosticError`."""
         with asked() as session:
             pods = Pods.of(self._options, session)
             several = len(pods.every) > 1
             dumps = {f"{pod}/" if several else "": (pod, Dumps()) for pod in pods.every}
             pods.lower({pod: [each] for pod, each in dumps.values()})
-            return {f"{of}{n}": t for of, (_, each) in dumps.items() for n, t in each.texts.items()}
+            texts = ((f"{of}{n}", t) for of, (_, d) in dumps.items() for n, t in d.texts.items())
+            return {name: IRText(text) for name, text in texts}
 
     def sweep(self, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
         """`stagec.sweep` of this job. Raises `DiagnosticError`."""
@@ -304,9 +307,10 @@ def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer
     """One job in many configurations: `over` has values of flags, of symbols and of figures of the
     machine (`{"tp": [1, 2, 4], "S": "4096..16384", "machine.memory.bandwidth": ["x1", "x2"]}`), of
     which every combination is a row. `how` is `machine`, `limit`, `overlap`, `graphs`, `jobs`
-    (worker processes), `progress`, which is called with rows done and in all, and the flags of the
-    job. Raises `DiagnosticError`."""
-    names = ("machine", "limit", "overlap", "graphs", "jobs", "progress")
+    (worker processes), `progress`, which is called with rows done and in all, the flags of the
+    job, and as on the command line `sort`, `pareto` and `plot`, the columns that `plot()` draws.
+    Raises `DiagnosticError`."""
+    names = ("machine", "limit", "overlap", "graphs", "jobs", "progress", "sort", "pareto", "plot")
     flags = {name: value for name, value in how.items() if name not in names}
     asked_for = {name: value for name, value in how.items() if name in names}
     with asked() as session:
@@ -324,10 +328,13 @@ def _sweep(
     graphs: bool = True,
     jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    sort: str | None = None,
+    pareto: str | None = None,
+    plot: str | None = None,
 ) -> SweepAnswer:
     from stagec.answers.sweep.axes import axis_of
     from stagec.answers.sweep.rows import Case
-    from stagec.answers.sweep.run import SweepAnswer, rows_of, title_of, with_limit
+    from stagec.answers.sweep.run import answer_of, rows_of, selection_of, with_limit
     from stagec.answers.sweep.table import ANALYSIS, TIME
     from stagec.jobs.request.emission import workers
 
@@ -343,9 +350,10 @@ def _sweep(
         most = _limit(limit, at_hand=timed)
         columns = with_limit(TIME if timed else ANALYSIS, most)
         processes = None if jobs is None else _read("jobs", Whole(1), jobs)
+        selection = selection_of(axes, columns, sort=sort, pareto=pareto, plot=plot)
         with workers({"jobs": processes, "scheduler": None}) as run:
             rows = rows_of(case, axes, run, most, progress or (lambda done, total: None))
-        return SweepAnswer(rows, columns, title_of(case))
+        return answer_of(rows, case, columns, selection)
 
 
 def import_config(

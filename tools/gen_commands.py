@@ -1,16 +1,22 @@
-"""Writes docs/reference/commands: a page for each command, from its help."""
+"""Writes docs/reference/commands: a page for each command, from its help, with an example of
+docs/examples/commands.toml. The output of an example is what the page shows already:
+tests/unit/test_docs.py compares it with what the command prints, and accepts it.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import click
 
 from stagec.driver.cli import SECTIONS, cli
 from stagec.driver.shell.sections import RareOption
 from stagec.jobs.request.flags import FLAGS
-from tools.markup import markdown, page
+from tools.markup import ROOT, markdown, page
 
 _INTRO = (
     "The commands of `stagec`, with what `--help` says of each. Flags of a strategy, which several "
@@ -63,6 +69,42 @@ def _body(command: click.Command) -> Iterator[str]:
     if own:
         yield from ("| option | values | meaning |", "|---|---|---|")
     yield from (_row(option, context) for option in own)
+    yield from ("", *_example(command.name or ""))
+
+
+_PROMPT = re.compile(r"^\$ (.*)\n", re.M)
+#: What needs a program that is not part of stagec: shown, and not run.
+_NOT_RUN = ("simulate",)
+
+
+@cache
+def _examples() -> dict[str, list[str]]:
+    text = (ROOT / "docs" / "examples" / "commands.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _example(name: str) -> Iterator[str]:
+    """The example of a command, with the output that its page shows. Raises ValueError for a
+    command without one."""
+    commands = _examples().get(name)
+    if commands is None:
+        raise ValueError(f"docs/examples/commands.toml has no example of '{name}'")
+    if name in _NOT_RUN:
+        yield from ("Example:", "", *(f"    {command}" for command in commands))
+        return
+    printed = _printed(name, commands)
+    lines = (line for c in commands for line in (f"$ {c}", *printed[c].splitlines()))
+    yield from ("Example:", "", "```console", *lines, "```")
+
+
+def _printed(name: str, commands: Sequence[str]) -> dict[str, str]:
+    """What the page of a command shows of each; nothing if its commands are not these."""
+    path = ROOT / "docs" / "reference" / "commands" / f"{name}.md"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    block = re.search(r"^```console\n(.*?)^```$", text, re.M | re.DOTALL)
+    parts = _PROMPT.split(block[1]) if block is not None else []
+    shown = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return shown if list(shown) == list(commands) else dict.fromkeys(commands, "")
 
 
 def _shown(option: click.Option) -> bool:

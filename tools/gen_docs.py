@@ -1,5 +1,5 @@
 """Writes docs/reference, docs/flags.md and docs/families.md from the definitions: a page for each
-group of ops, for each pass, for each part of the API, and for each command.
+op, each pass, each command, and each part of the API.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
 prints the difference and the command that accepts it, and exits with 1.
@@ -27,7 +27,7 @@ from tools.gen_commands import command_pages
 from tools.gen_families import families_page
 from tools.gen_flags import flags_page
 from tools.gen_signature import signature
-from tools.markup import ACCEPT, ROOT, anchor, markdown, page, page_name, paragraphs
+from tools.markup import ACCEPT, ROOT, anchor, markdown, page, paragraphs
 
 #: module of an op -> (heading, where its ops stand)
 ROOMS: Mapping[str, tuple[str, str]] = {
@@ -158,21 +158,27 @@ _TRAITS_INTRO = (
 
 
 def op_pages(loaded: Loaded) -> dict[str, str]:
-    """The index, a page for each group of ops, and one of traits."""
+    """The index, a page for each op, and one of traits."""
     by_room: dict[str, list[OpDef]] = {}
     for op in loaded.registry:
         by_room.setdefault(_room(op), []).append(op)
-    groups = {
-        page_name(_heading(room)[0]): page(
-            _heading(room)[0], _heading(room)[1], (line for op in ops for line in _op(op))
-        )
-        for room, ops in by_room.items()
-    }
     return {
         "index": page("Ops", _OPS_INTRO, _ops_index(by_room)),
-        **groups,
+        **{
+            op.name: page(f"`{op.name}`", _beside(room, op, ops), _op(op))
+            for room, ops in by_room.items()
+            for op in ops
+        },
         "traits": page("Traits", _TRAITS_INTRO, _traits()),
     }
+
+
+def _beside(room: str, op: OpDef, ops: Sequence[OpDef]) -> str:
+    """The group of an op, and the other ops of it."""
+    heading = _heading(room)[0]
+    others = ", ".join(f"[`{o.name}`]({o.name}.md)" for o in ops if o is not op)
+    group = f"[{heading}](index.md#{anchor(heading)})"
+    return f"{group}, with {others}." if others else f"{group}."
 
 
 def _room(op: OpDef) -> str:
@@ -182,12 +188,14 @@ def _room(op: OpDef) -> str:
 
 
 def _ops_index(by_room: Mapping[str, Sequence[OpDef]]) -> Iterator[str]:
+    yield from ("[Traits](traits.md) state what holds of an op.", "")
     for room, ops in by_room.items():
-        heading = _heading(room)[0]
-        file = f"{page_name(heading)}.md"
-        names = ", ".join(f"[`{op.name}`]({file}#{anchor(op.name)})" for op in ops)
-        yield f"- [{heading}]({file}): {names}"
-    yield "- [Traits](traits.md)"
+        heading, where = _heading(room)
+        yield from (f"## {heading}", "", where, "", "| op | |", "|---|---|")
+        for op in ops:
+            first = " ".join(next(paragraphs(inspect.getdoc(op) or op.name)))
+            yield f"| [`{op.name}`]({op.name}.md) | {first.replace('|', chr(92) + '|')} |"
+        yield ""
 
 
 def _heading(room: str) -> tuple[str, str]:
@@ -195,7 +203,7 @@ def _heading(room: str) -> tuple[str, str]:
 
 
 def _op(op: OpDef) -> Iterator[str]:
-    yield from (f"## `{op.name}`", "", *markdown(inspect.getdoc(op) or ""), "")
+    yield from (*markdown(inspect.getdoc(op) or ""), "")
     yield f"- operands: {_names(op.takes)}"
     yield f"- results: {_names(op.gives)}"
     if op.traits:

@@ -9,18 +9,16 @@ from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Flag, Section
 from stagec.jobs.request.flags import FLAGS
-from tools.markup import anchor, page
+from tools.markup import page
 
 _INTRO = (
     "Every flag of `compile`, `analyze` and `memory` that says how to parallelize, in the sections "
     "of `--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
     "[strategies.md](strategies.md) says what each does to placements and traffic, "
-    "[the reference](reference/ops/statements-of-a-strategy.md) what else a statement takes. All "
+    "[the reference](reference/ops/index.md#statements-of-a-strategy) what else a statement takes. All "
     "of them can be swept: `--sweep zero=1,2,3`."
 )
 _MESH = "stg.mesh"
-_STATEMENTS = "statements-of-a-strategy"
-_PAGES = {_MESH: "structure"}
 _HEAD = ("| flag | writes | values | default | meaning |", "|---|---|---|---|---|")
 
 
@@ -43,7 +41,7 @@ def _row(flag: Flag, op: str) -> str:
     meaning = " ".join([flag.help, *_needs(flag)])
     cells = (
         f"`{flag.option}`",
-        f"[`{op}`](reference/ops/{_PAGES.get(op, _STATEMENTS)}.md#{anchor(op)})",
+        f"[`{op}`](reference/ops/{op}.md)",
         _values(flag),
         _default(flag),
         meaning,

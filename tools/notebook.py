@@ -1,4 +1,4 @@
-"""Runs the cells of a notebook and stores their results in it.
+"""Runs the cells of notebooks in an empty folder and stores their results in them.
 
 python -m tools.notebook docs/examples/tour.ipynb
 """
@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -66,5 +67,7 @@ def _outputs(text: str, names: dict[str, Any], number: int) -> list[dict[str, An
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    place.write_text(json.dumps(ran(read(place)), indent=1) + "\n", encoding="utf-8")
+    for place in map(Path.absolute, map(Path, sys.argv[1:])):
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            text = json.dumps(ran(read(place)), indent=1) + "\n"
+        place.write_text(text, encoding="utf-8")

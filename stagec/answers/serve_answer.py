@@ -10,6 +10,7 @@ from stagec.analysis.serving_rates import ServingRates
 from stagec.answers.time.table import seconds_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.output.report import Report
+from stagec.output.svg_text import SVGText
 from stagec.output.tables import bytes_text, console, fit_text, table
 from stagec.support.words import counted
 
@@ -77,10 +78,10 @@ class ServeAnswer(Report):
 
         return serve_page(self)
 
-    def plot(self) -> str:
+    def plot(self) -> SVGText:
         from stagec.answers.serve_page import serve_plot
 
-        return serve_plot(self)
+        return SVGText(serve_plot(self))
 
     def as_json(self) -> dict[str, Any]:
         return {

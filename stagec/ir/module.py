@@ -51,6 +51,12 @@ class Module:
     decisions: Decisions | None = None  # where whoever reads values is noted
     peers: Mapping[str, Module] = field(default_factory=dict[str, "Module"])  # of the other pods
 
+    def _repr_html_(self) -> str:
+        from stagec.text.ir_text import IRText
+        from stagec.text.printer import print_module
+
+        return IRText(print_module(self))._repr_html_()
+
     @property
     def name(self) -> str:
         """The module's @name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from stagec.machines.figures import (
     Rate,
     Size,
     Text,
+    figure_text,
 )
 from stagec.support.diagnostics import error
 
@@ -152,6 +154,15 @@ class Machine(Text):
         if not first.intersection(*others):
             raise ValueError("efficiency.network: no protocol is the same on all levels")
         return self
+
+    def _repr_html_(self) -> str:
+        cells = ((path, figure_text(f), f.source) for path, f in self.figures())
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in cells)
+        head = "<th>figure</th><th>value</th><th>source</th>"
+        return (
+            f"<table><caption>{escape(f'{self.name}: {self.title}')}</caption><tr>{head}</tr>"
+            f"{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        )
 
     def for_mesh(self, mesh: Mapping[str, int]) -> Machine:
         """The machine as a job on this mesh uses it: each level that joins a number of ranks, and

@@ -178,9 +178,14 @@ LARGE = [
 ]
 
 
+def is_large(page: str) -> bool:
+    """Whether a page takes more than a second; those of the commands do so together."""
+    return page in LARGE or page.startswith("docs/reference/commands/")
+
+
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=LONG if name_of(p) in LARGE else ()) for p in SESSIONS],
+    [pytest.param(p, marks=LONG if is_large(name_of(p)) else ()) for p in SESSIONS],
     ids=name_of,
 )
 def test_commands_print_what_is_shown(

@@ -1,4 +1,4 @@
-"""docs/python.md and the notebook: what they show is what they give."""
+"""docs/python.md and the notebooks: what they show is what they give."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.notebook import ran, read
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "python.md"
-NOTEBOOK = ROOT / "docs" / "examples" / "tour.ipynb"
+NOTEBOOKS = sorted((ROOT / "docs" / "examples").glob("*.ipynb"))
 
 
 @LONG
@@ -31,12 +31,14 @@ def test_the_page_shows_what_python_prints(tmp_path: Path, monkeypatch: pytest.M
     assert not failed, "".join(found)
 
 
-def test_the_notebook_shows_what_its_cells_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@LONG
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_shows_what_its_cells_give(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stored: Any = json.loads(NOTEBOOK.read_text())
-    assert ran(read(NOTEBOOK)) == stored, (
-        "to accept: python -m tools.notebook docs/examples/tour.ipynb"
+    stored: Any = json.loads(notebook.read_text())
+    assert ran(read(notebook)) == stored, (
+        f"to accept: python -m tools.notebook docs/examples/{notebook.name}"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.answers.time.table import seconds_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.output.report import Report
+from stagec.output.svg_text import SVGText
 from stagec.output.tables import console, table
 from stagec.serving.latency import PERCENTILES
 from stagec.serving.replica import SECOND, ServedRequest
@@ -166,10 +167,10 @@ class RequestsAnswer(Report):
 
         return requests_page(self)
 
-    def plot(self) -> str:
+    def plot(self) -> SVGText:
         from stagec.answers.requests.page import load_plot
 
-        return load_plot(self)
+        return SVGText(load_plot(self))
 
     def print(self, stream: TextIO) -> None:
         out = console(stream)

@@ -22,6 +22,7 @@ from stagec.jobs.request.option import AnyText, CommandOption, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.output.report import Report
+from stagec.output.svg_text import SVGText
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
@@ -133,10 +134,10 @@ class SweepAnswer(Report):
 
         return sweep_page(self.title, self._drawn, self._axes, self.columns)
 
-    def plot(self) -> str:
+    def plot(self) -> SVGText:
         from stagec.answers.sweep.page import sweep_plot
 
-        return sweep_plot(self._drawn, self._axes, self.columns)
+        return SVGText(sweep_plot(self._drawn, self._axes, self.columns))
 
     def as_json(self) -> list[SweepRow]:
         return list(self.configurations)
@@ -161,23 +162,61 @@ def sweep(
 ) -> SweepAnswer:
     """A row for each combination, as a command was asked for, in a table with these columns. Raises
     `DiagnosticError`."""
-    from stagec.answers.sweep.order import front, key_of
-    from stagec.answers.sweep.page import plotted
-
     axes: Sequence[Axis] = given["sweep"]
     limit: Limit | None = given["limit"]
     _check_options(case.options, given)
     columns = with_limit(columns, limit)
-    swept = [axis.name for axis in axes]
-    key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
-    best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
-    names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
+    selection = selection_of(
+        axes,
+        columns,
+        sort=given["sort"],
+        pareto=given["pareto"],
+        plot=given["plot"],
+    )
     with workers(given) as run, session.progress("analyzing", "configurations") as progress:
         rows = rows_of(case, axes, run, limit, progress)
-    shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
     session.report(*limit.remarks() if limit is not None else ())
+    return answer_of(rows, case, columns, selection)
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """Which rows are shown, in which order, and the two columns that a plot draws."""
+
+    front: Callable[[Sequence[SweepRow]], list[SweepRow]] | None
+    key: Callable[[SweepRow], Any] | None
+    plotted: tuple[str, str]
+
+
+def selection_of(
+    axes: Sequence[Axis],
+    columns: Sequence[SweepColumn],
+    *,
+    sort: str | None,
+    pareto: str | None,
+    plot: str | None,
+) -> RowSelection:
+    """A selection by names of columns, as the command line has them. Raises `DiagnosticError` for
+    a name that is not a column."""
+    from stagec.answers.sweep.order import front, key_of
+    from stagec.answers.sweep.page import plotted
+
+    swept = [axis.name for axis in axes]
+    return RowSelection(
+        front(pareto, swept, columns) if pareto is not None else None,
+        key_of(sort, swept, columns) if sort is not None else None,
+        plotted(plot, axes, columns),
+    )
+
+
+def answer_of(
+    rows: Sequence[SweepRow], case: Case, columns: Sequence[SweepColumn], selection: RowSelection
+) -> SweepAnswer:
+    """The answer with the rows of a selection; where it has none, all rows say why."""
+    front, key = selection.front, selection.key
+    shown = (front(rows) if front is not None else []) or rows
     ordered = sorted(shown, key=key) if key is not None else shown
-    return SweepAnswer(ordered, columns, title_of(case), rows, names)
+    return SweepAnswer(ordered, columns, title_of(case), rows, selection.plotted)
 
 
 def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:

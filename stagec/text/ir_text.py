@@ -1,0 +1,80 @@
+"""A text of the IR as notebooks show it: with colors, and each region can be folded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+
+#: A region of more lines is folded at first.
+FOLDED = 60
+_STYLE = "font-family: monospace; font-size: 0.9em; line-height: 1.35; overflow-x: auto"
+#: What a token is -> its color: the variable of JupyterLab's theme, else a color that is legible on
+#: white and on black.
+_COLORS = {
+    "comment": ("comment", "#7a7a7a"),
+    "string": ("string", "#b5562a"),
+    "op": ("keyword", "#8a63d2"),
+    "symbol": ("def", "#3b7dd8"),
+    "value": ("variable-2", "#2f8a57"),
+    "number": ("number", "#a8711c"),
+}
+_TOKEN = re.compile(
+    r"(?P<comment>//.*)|(?P<string>\"[^\"\n]*\")|(?P<op>\b[a-z_]\w*\.[a-z_]\w*)"
+    r"|(?P<symbol>@\w+)|(?P<value>%\w+(?:/\w+)*)|(?P<number>\b\d+(?:\.\d+)?\b)"
+)
+
+
+class IRText(str):
+    """A text of the IR. It is a `str`; a notebook shows it with colors, and with regions that can
+    be folded: those of more than 60 lines are folded at first, but for the module's own."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        lines = self.splitlines()
+        return f'<div style="{_STYLE}; white-space: pre">{"".join(_folding(lines))}</div>'
+
+
+def _folding(lines: list[str]) -> Iterator[str]:
+    """The lines, those of a region inside a `details` element."""
+    ends, depth = _ends(lines), 0
+    for number, line in enumerate(lines):
+        if number in ends.values():
+            yield "</details>"
+            depth -= 1
+        if number not in ends:
+            yield f"<div>{_colored(line) or ' '}</div>"
+            continue
+        size = ends[number] - number - 1
+        shown = " open" if depth == 0 or size <= FOLDED else ""
+        count = f' <span style="opacity: 0.6">// {size} lines</span>' if not shown else ""
+        yield f'<details{shown}><summary style="cursor: pointer">{_colored(line)}{count}</summary>'
+        depth += 1
+
+
+def _ends(lines: list[str]) -> dict[int, int]:
+    """The line that opens each region -> the line that closes it. A text that is cut has no end of
+    some: their lines are not folded."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for number, line in enumerate(lines):
+        code = line.partition("//")[0].strip()
+        if code.startswith("}") and opened:
+            found[opened.pop()] = number
+        if code.endswith("{"):
+            opened.append(number)
+    return found
+
+
+def _colored(line: str) -> str:
+    done, parts = 0, list[str]()
+    for match in _TOKEN.finditer(line):
+        name, color = _COLORS[match.lastgroup or ""]
+        parts.append(escape(line[done : match.start()]))
+        parts.append(
+            f'<span style="color: var(--jp-mirror-editor-{name}-color, {color})">'
+            f"{escape(match[0])}</span>"
+        )
+        done = match.end()
+    return "".join(parts) + escape(line[done:])

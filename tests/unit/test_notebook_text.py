@@ -1,0 +1,68 @@
+"""What notebooks show of modules, strategies, machines and plots."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+
+import stagec
+from stagec.api import Source, load_plugins, parse_module
+from stagec.ir.module import Module
+from stagec.text import ir_text
+from stagec.text.ir_text import IRText
+
+TEXT = """stg.module @m {
+  stg.symbols[B, D]
+  stg.func @f (%x: bf16[B, D]) {
+    // a < comment {
+    %y = stg.add(%x, %x)
+    stg.return(%y)
+  }
+}
+"""
+
+
+def plain_text(html: str) -> str:
+    """What a browser shows of lines that are all visible."""
+    lines = re.sub("</summary>|</div>(?!$)", "\n", html)
+    return unescape(re.sub("<[^>]*>", "", lines))
+
+
+def test_a_text_of_the_ir_shows_every_line() -> None:
+    shown = IRText(TEXT)._repr_html_()
+    assert plain_text(shown) == TEXT
+    assert shown.count("<details open>") == shown.count("</details>") == 2
+
+
+def test_a_long_region_is_folded_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ir_text, "FOLDED", 2)
+    shown = IRText(TEXT)._repr_html_()
+    assert (shown.count("<details open>"), shown.count("<details>")) == (1, 1)
+    assert "// 3 lines" in unescape(shown)
+
+
+def test_a_text_that_is_cut_is_shown_as_it_is() -> None:
+    cut = TEXT.partition("    stg.return")[0]
+    shown = IRText(cut)._repr_html_()
+    assert plain_text(shown) == cut
+    assert "<details" not in shown
+
+
+def test_a_module_shows_its_text() -> None:
+    module: Module = parse_module(Source("<text>", TEXT), load_plugins(()).registry)
+    shown = plain_text(module._repr_html_())
+    assert "%y = stg.add(%x, %x)" in shown
+
+
+def test_a_strategy_and_dumps_are_texts_with_colors() -> None:
+    job = stagec.job("llama3-8b", tp=2, sizes={"L": 1})
+    strategy = job.print_strategy()
+    assert plain_text(strategy._repr_html_()) == strategy
+    assert "--jp-mirror-editor-keyword-color" in job.dumps()["00-input"]._repr_html_()
+
+
+def test_a_machine_shows_figures_with_their_sources() -> None:
+    shown = stagec.machine("h100-sxm")._repr_html_()
+    assert "<td>memory.bandwidth</td><td>3.35 TB/s</td><td>ai-dynamo" in shown
