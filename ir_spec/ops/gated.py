@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.base import derive, gradients
@@ -64,7 +64,7 @@ class Gated(OpDef):
         """The op that is applied to the gate, with its attributes; None if there is no such op."""
         raise NotImplementedError
 
-    def eager(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+    def eager(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
         """`act_fn(gate) * up`, as `LlamaMLP` of transformers and torchtitan's `FeedForward`."""
         if (activation := self.activation(op)) is None:
             return None

@@ -41,8 +41,8 @@ class KernelsRule(Record):
         flag=Flag(
             "eager",
             "Run these ops operation by operation, as PyTorch code that no compiler has seen and "
-            "no fused kernel replaces: swiglu, geglu, rmsnorm. Backward keeps what each operation "
-            "saves.",
+            "no fused kernel replaces: swiglu, geglu, rmsnorm, attention. Backward keeps what each "
+            "operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -66,7 +66,8 @@ class KernelsOp(Statement):
     gate beside gate and up. `rmsnorm`: in fp32, cast back and scaled, as `LlamaRMSNorm` of
     transformers; backward keeps the input in fp32 and the normalized input, where the kernel of
     `torch.nn.RMSNorm` keeps its input. A zero-centered scale is applied in fp32, as in
-    `Gemma3RMSNorm`.
+    `Gemma3RMSNorm`. `attention`: keys and values that heads share are copied for each head before
+    the kernel, which backward keeps, as `repeat_kv` of torchtitan's Llama models.
     """
 
     name, record = "stg.kernels", KernelsRule

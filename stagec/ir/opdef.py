@@ -5,7 +5,7 @@ Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
@@ -35,6 +35,8 @@ Sizes = Mapping[str, Expr]
 Grads: TypeAlias = Sequence[Value | None]
 #: The axes over which special factors are split.
 Splits: TypeAlias = Mapping[str, tuple[str, ...]]
+#: The size of a dimension on one rank; None if it is open.
+LocalSize: TypeAlias = Callable[[Expr], "int | None"]
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
 _COMMON = (
@@ -227,10 +229,11 @@ class OpDef:
 
     # -- operation by operation --------------------------------------------------------------------
 
-    def eager(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+    def eager(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
         """Build the operations that PyTorch runs for the op without a compiler, before it; returns
         the values that replace its results. None: it is one operation there, too. An op that
-        defines it can be named by `stg.kernels`."""
+        defines it can be named by `stg.kernels`. `on_rank` is the size of a dimension on one rank,
+        as the strategy splits it; None if it is open."""
         return None
 
     # -- serving -----------------------------------------------------------------------------------

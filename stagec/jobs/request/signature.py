@@ -210,7 +210,7 @@ class JobFlags(TypedDict, total=False):
     #: softmax one by one (math), or the one that the machine was measured with (device).
     attention: Literal["device", "math", "flash-1", "flash-2", "flash-3", "cudnn", "triton"] | None
     #: Run these ops operation by operation, as PyTorch code that no compiler has seen and no fused
-    #: kernel replaces: swiglu, geglu, rmsnorm. Backward keeps what each operation saves.
+    #: kernel replaces: swiglu, geglu, rmsnorm, attention. Backward keeps what each operation saves.
     eager: str | Sequence[str] | None
     #: The time that a host takes from one computation to the next, such as '9 us', where devices
     #: wait for it: of the machine if it is left out.
