@@ -20,6 +20,7 @@ from stagec.ir_spec.ops import (
     extremes,
     functions,
     gated,
+    heads,
     indexer,
     layout,
     linear_attention,
@@ -57,7 +58,7 @@ _ROOMS = (
     *(scan, causal_conv, sequence_parts, state_space, linear_attention, rwkv, rg_lru, token_shift),
     *(selection, merge, serving),
     *(activation, gated, norm),
-    *(attention, attention_parts, ring, ring_edge, rope, distance, indexer),
+    *(attention, heads, attention_parts, ring, ring_edge, rope, distance, indexer),
     *(moe, vocabulary, loss_forms, losses, recommend),
     *(layout, comm, optimizer, adam8bit, adafactor, muon, pipeline, pods, trace),
 )

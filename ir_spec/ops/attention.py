@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr
-from stagec.ir.opdef import Grads, Sizes, Splits
+from stagec.ir.expr import Expr, same
+from stagec.ir.opdef import EagerForm, Grads, LocalSize, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving import ServingStep
@@ -106,6 +106,26 @@ class FlashAttention(_Flash):
         if grads[0] is None:
             return [None] * len(op.operands)
         return gradients(b, op, [grads[0], op.results[0], need_result(op, 1, "lse"), *op.operands])
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {"attention": self._repeated_heads}
+
+    def _repeated_heads(
+        self, b: Builder, op: Operation, on_rank: LocalSize
+    ) -> Sequence[Value] | None:
+        """Keys and values that several heads share are copied for each of these, as `repeat_kv` of
+        torchtitan does; the kernel then sees a head of keys for each head of queries. On a rank
+        with one head of keys that is a view: `expand` and `reshape` copy nothing."""
+        if "values" in op.attrs or "past" in op.attrs or len(op.operands) < 3:
+            return None
+        q, *shared = op.operands[:3]
+        heads, groups = q.tensor.dims[-2].size, shared[0].tensor.dims[-2].size
+        if same(heads, groups) or on_rank(groups) == 1:
+            return None
+        rows = [b.value("stg.repeat_heads", [v], {"heads": heads}, hint=v.name) for v in shared]
+        operands, results = [q, *rows, *op.operands[3:]], op.results
+        types, names = [r.tensor for r in results], [r.name for r in results]
+        return b.op(self.name, operands, {**op.attrs}, types=types, names=names).results
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Keys and values of the tokens before are cached, of a window or of blocks as many as the

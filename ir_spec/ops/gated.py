@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.base import derive, gradients
@@ -67,7 +67,7 @@ class Gated(OpDef):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {self.name.partition(".")[2]: self._unfused}
 
-    def _unfused(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
         """`act_fn(gate) * up`, as `LlamaMLP` of transformers and torchtitan's `FeedForward`."""
         if (activation := self.activation(op)) is None:
             return None
@@ -138,7 +138,9 @@ class Swiglu(Gated):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {**super().eager_forms(), "clamp": self._clamps_apart}
 
-    def _clamps_apart(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+    def _clamps_apart(
+        self, b: Builder, op: Operation, on_rank: LocalSize
+    ) -> Sequence[Value] | None:
         """Gate and up are clamped and concatenated before the kernel that activates them:
         NVIDIA/Megatron-LM, megatron/core/fusions/fused_bias_geglu.py,
         `weighted_bias_quick_geglu_impl`."""

@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep
@@ -244,7 +244,9 @@ class Combine(OpDef):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"expert_bias": self._biased_in_f32}
 
-    def _biased_in_f32(self, b: Builder, op: Operation) -> Sequence[Value] | None:
+    def _biased_in_f32(
+        self, b: Builder, op: Operation, on_rank: LocalSize
+    ) -> Sequence[Value] | None:
         """The bias of what experts made is added in fp32 and the sum cast back: NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/experts.py, `_apply_bias`."""
         y, *others = op.operands

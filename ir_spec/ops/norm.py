@@ -21,7 +21,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, evaluate, fraction, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, OpDef, Sizes, Splits
+from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
@@ -220,7 +220,7 @@ class RmsNorm(NormBase):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"rmsnorm": self._unfused}
 
-    def _unfused(self, b: Builder, op: Operation) -> Sequence[Value]:
+    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value]:
         """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
         is applied in fp32, as in `Gemma3RMSNorm`."""
         x, w = op.operands[0], self.scale(op)

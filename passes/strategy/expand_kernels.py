@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 
-from stagec.api import Builder, Module, Pass, Phase, error, made_by, read_strategy
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    Pass,
+    Phase,
+    Strategy,
+    error,
+    made_by,
+    read_strategy,
+)
+from stagec.ir.decisions import plain
+from stagec.ir.expr import evaluate
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.layout import Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
@@ -47,14 +61,15 @@ class ExpandKernels(Pass):
         return bool(read_strategy(module).one(KernelsRule).eager)
 
     def run(self, module: Module) -> None:
-        expand_kernels(module, read_strategy(module).one(KernelsRule))
+        expand_kernels(module, read_strategy(module))
 
 
-def expand_kernels(module: Module, rule: KernelsRule) -> None:
+def expand_kernels(module: Module, strategy: Strategy) -> None:
     """Replace the ops that the statement names, in place.
 
     Raises `DiagnosticError` for names of ops that are one operation, or no ops.
     """
+    rule = strategy.one(KernelsRule)
     known = {name for definition in module.registry for name in definition.eager_forms()}
     for name in rule.eager:
         if name not in known:
@@ -69,7 +84,8 @@ def expand_kernels(module: Module, rule: KernelsRule) -> None:
         for name in (name for name in rule.eager if name in forms):
             left.discard(name)
             b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
-            made, operands = forms[name](b, op), list(op.operands)
+            made = forms[name](b, op, partial(_on_rank, module, strategy))
+            operands = list(op.operands)
             if made is None:
                 continue
             replace_op(op, made)
@@ -80,3 +96,13 @@ def expand_kernels(module: Module, rule: KernelsRule) -> None:
     if left == set(rule.eager):
         remark = "'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)
+
+
+def _on_rank(module: Module, strategy: Strategy, size: Expr) -> int | None:
+    """A size on one rank, as the strategy splits its symbols; None if it is open."""
+    axes = [a for rule in strategy.splits if size.symbols & {*rule.dims} for a in rule.over]
+    parts = [module.mesh.sizes.get(a) if module.mesh is not None else None for a in axes]
+    env = plain(module.env)
+    if None in parts or not size.symbols <= env.keys():
+        return None
+    return evaluate(size, env) // prod(p for p in parts if p is not None)

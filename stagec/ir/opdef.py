@@ -33,10 +33,12 @@ Array = Any
 Sizes = Mapping[str, Expr]
 #: Gradients of the results or of the operands of an op; None where none flows.
 Grads: TypeAlias = Sequence[Value | None]
-#: Builds what an op is without a compiler, before it, and returns what replaces its results.
-EagerForm: TypeAlias = "Callable[[Builder, Operation], Sequence[Value] | None]"
 #: The axes over which special factors are split.
 Splits: TypeAlias = Mapping[str, tuple[str, ...]]
+#: The size of a dimension on one rank; None if it is open.
+LocalSize: TypeAlias = Callable[[Expr], "int | None"]
+#: Builds what an op is without a compiler, before it, and returns what replaces its results.
+EagerForm: TypeAlias = "Callable[[Builder, Operation, LocalSize], Sequence[Value] | None]"
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
 _COMMON = (
@@ -232,7 +234,8 @@ class OpDef:
     def eager_forms(self) -> Mapping[str, EagerForm]:
         """By the names that `stg.kernels` gives them, forms of the op that are several operations
         in PyTorch without a compiler. A form builds these operations before the op and returns the
-        values that replace its results; None: in this place it is one operation there, too."""
+        values that replace its results; None: in this place it is one operation there, too. It is
+        given the size of a dimension on one rank, as the strategy splits it."""
         return {}
 
     # -- serving -----------------------------------------------------------------------------------
