@@ -345,7 +345,7 @@ def _sweep(
         processes = None if jobs is None else _read("jobs", Whole(1), jobs)
         with workers({"jobs": processes, "scheduler": None}) as run:
             rows = rows_of(case, axes, run, most, progress or (lambda done, total: None))
-        return SweepAnswer(rows, columns, title_of(case))
+        return SweepAnswer(rows, columns, title_of(case), asked=(case, axes))
 
 
 def import_config(

@@ -80,7 +80,7 @@ class ServeAnswer(Report):
     def plot(self) -> str:
         from stagec.answers.serve_page import serve_plot
 
-        return serve_plot(self)
+        return serve_plot(self).svg()
 
     def as_json(self) -> dict[str, Any]:
         return {

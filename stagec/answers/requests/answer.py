@@ -169,7 +169,7 @@ class RequestsAnswer(Report):
     def plot(self) -> str:
         from stagec.answers.requests.page import load_plot
 
-        return load_plot(self)
+        return load_plot(self).svg()
 
     def print(self, stream: TextIO) -> None:
         out = console(stream)

@@ -7,7 +7,7 @@ with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.answers.sweep.axes import Axis, Choice, SweepType, conflicts
 from stagec.answers.sweep.rows import Case, SweepRow, refused, row
 from stagec.jobs.builder import is_file_name
+from stagec.jobs.request.command_line import step_command
 from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import AnyText, CommandOption, switch
@@ -106,6 +107,7 @@ class SweepAnswer(Report):
     model: str = ""
     every: Sequence[SweepRow] = ()
     plotted: tuple[str, str] | None = None
+    asked: tuple[Case, Sequence[Axis]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def possible(self) -> bool:
@@ -115,7 +117,13 @@ class SweepAnswer(Report):
     @property
     def title(self) -> str:
         """The model, and what is swept."""
-        return f"{self.model}: {' x '.join(self._drawn[0]['configuration'])}"
+        return f"{self.about}: {' x '.join(self._drawn[0]['configuration'])}"
+
+    @property
+    def about(self) -> str:
+        """The model, and the machine if all rows have one."""
+        machine = self.asked[0].machine if self.asked is not None else None
+        return self.model if machine is None else f"{self.model} on {machine.name}"
 
     @property
     def _drawn(self) -> Sequence[SweepRow]:
@@ -131,12 +139,14 @@ class SweepAnswer(Report):
         """A plot, and all rows."""
         from stagec.answers.sweep.page import sweep_page
 
-        return sweep_page(self.title, self._drawn, self._axes, self.columns)
+        commands = commands_of(*self.asked) if self.asked is not None else []
+        about = (self.title, self.about)
+        return sweep_page(about, self._drawn, self._axes, self.columns, commands)
 
     def plot(self) -> str:
         from stagec.answers.sweep.page import sweep_plot
 
-        return sweep_plot(self._drawn, self._axes, self.columns)
+        return sweep_plot(self.about, self._drawn, self._axes, self.columns).svg()
 
     def as_json(self) -> list[SweepRow]:
         return list(self.configurations)
@@ -177,7 +187,7 @@ def sweep(
     shown = (best(rows) if best is not None else []) or rows  # where none is left, all say why
     session.report(*limit.remarks() if limit is not None else ())
     ordered = sorted(shown, key=key) if key is not None else shown
-    return SweepAnswer(ordered, columns, title_of(case), rows, names)
+    return SweepAnswer(ordered, columns, title_of(case), rows, names, (case, axes))
 
 
 def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:
@@ -220,6 +230,21 @@ def rows_of(
         progress(done, len(numbers))
     shown = ({a.name: c.shown for a, c in zip(axes, ch, strict=True)} for ch in choices)
     return [{"configuration": each, **results[n]} for n, each in enumerate(shown)]
+
+
+def commands_of(case: Case, axes: Sequence[Axis]) -> list[str]:
+    """The command of each combination, in order; empty where no flags say what it is."""
+    return [_command(case, choice) for choice in product(*(axis.choices for axis in axes))]
+
+
+def _command(case: Case, choices: Sequence[Choice]) -> str:
+    try:
+        configured = _configured(case, choices)
+    except DiagnosticError:
+        return ""
+    if configured.device is not None:  # a machine with other figures
+        return ""
+    return step_command(configured.options, configured.machine, overlap=configured.overlap)
 
 
 def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
