@@ -353,7 +353,7 @@ def _sweep(
         selection = selection_of(axes, columns, sort=sort, pareto=pareto, plot=plot)
         with workers({"jobs": processes, "scheduler": None}) as run:
             rows = rows_of(case, axes, run, most, progress or (lambda done, total: None))
-        return answer_of(rows, case, columns, selection)
+        return answer_of(rows, case, axes, columns, selection)
 
 
 def import_config(

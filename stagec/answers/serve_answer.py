@@ -81,7 +81,7 @@ class ServeAnswer(Report):
     def plot(self) -> SVGText:
         from stagec.answers.serve_page import serve_plot
 
-        return SVGText(serve_plot(self))
+        return SVGText(serve_plot(self).svg())
 
     def as_json(self) -> dict[str, Any]:
         return {

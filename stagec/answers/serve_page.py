@@ -4,53 +4,65 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagec.answers.sweep.page import page_of
-from stagec.answers.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.answers.time.table import seconds_text
+from stagec.output.chart import Plot, PlotAxis, PlotPoint
+from stagec.output.page import Row, figures, page, paragraphs, table
 from stagec.output.tables import fit_text
 
 if TYPE_CHECKING:
     from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 
+_HEADS = (
+    *("batch", "TTFT", "TPOT", "time of a request", "tokens/s per rank", "tokens/s per user"),
+    "memory",
+)
 
-def serve_plot(answer: ServeAnswer) -> str:
-    """The curve, an SVG."""
+
+def serve_plot(answer: ServeAnswer) -> Plot:
+    """The curve."""
     points = [
-        PlotPoint(row.rates.per_user, row.rates.per_rank, answer.title, _about(row), row.fits)
-        for row in answer.points
+        PlotPoint(
+            *(row.rates.per_user, row.rates.per_rank, answer.title, _about(row), row.fits),
+            f"row{n}",
+        )
+        for n, row in enumerate(answer.points)
     ]
-    x = PlotAxis("tokens/s per user", lambda v: f"{v:,.3g}")
-    y = PlotAxis("tokens/s per rank", lambda v: f"{v:,.3g}")
-    return plot(points, x, y, joined=True)
+    return Plot(
+        title="Tokens per second per rank over tokens per second of a user",
+        points=points,
+        x=PlotAxis("tokens per second per user", lambda v: f"{v:,.6g}"),
+        y=PlotAxis("tokens per second per rank", lambda v: f"{v:,.6g}"),
+        joined=True,
+    )
 
 
 def serve_page(answer: ServeAnswer) -> str:
     """The curve, and a row for each batch."""
-    head = [
-        "batch",
-        "TTFT",
-        "TPOT",
-        "a request",
-        "tokens/s per rank",
-        "tokens/s per user",
-        "memory",
+    rows = [
+        Row(
+            [r.batch, r.ttft, r.tpot, r.latency, r.per_rank, r.per_user, fit.peak],
+            [
+                f"{r.batch:,}",
+                *map(seconds_text, (r.ttft, r.tpot, r.latency)),
+                f"{r.per_rank:,.1f}",
+                f"{r.per_user:,.1f}",
+                fit_text(fit),
+            ],
+            f"row{n}",
+        )
+        for n, (r, fit) in enumerate((row.rates, row.fit) for row in answer.points)
     ]
-    cells = [
-        [
-            f"{r.batch:,}",
-            *map(seconds_text, (r.ttft, r.tpot, r.latency)),
-            f"{r.per_rank:,.1f}",
-            f"{r.per_user:,.1f}",
-            fit_text(fit),
-        ]
-        for r, fit in ((row.rates, row.fit) for row in answer.points)
-    ]
-    return page_of(answer.title, serve_plot(answer), head, cells, answer.cautions)
+    about = (
+        f"Prompts of {answer.prompt:,} tokens, answers of {answer.output:,}. TTFT: the time to the "
+        "first token; TPOT: the time for each further one."
+    )
+    body = [figures([serve_plot(answer)]), *paragraphs([about], "quiet"), table(_HEADS, rows)]
+    return page(answer.title, [*body, *paragraphs(answer.cautions)])
 
 
 def _about(row: ServedBatch) -> str:
     r = row.rates
     return (
-        f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}, "
-        f"{r.per_rank:,.1f} tokens/s per rank, {fit_text(row.fit)}"
+        f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}\n"
+        f"{r.per_rank:,.1f} tokens/s per rank, {r.per_user:,.1f} per user\n{fit_text(row.fit)}"
     )

@@ -1,61 +1,148 @@
 """Pages for a browser: one file that loads nothing from elsewhere.
 
-The data stand in the page as JSON; scripts and styles are the files beside this one.
+All pages are made of the parts of this module and of `chart`: figures, commands, tables, and data
+that a script draws. The style and the scripts are the files beside this one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any, cast
 
-_PLAIN = """\
-body { margin: 1.2rem auto; max-width: 70rem; padding: 0 1rem; }
-body { font: 14px/1.4 system-ui, sans-serif; }
-"""
+from stagec.output.chart import Chart, style
+
+#: Rows of a table below which it needs no search.
+_FEW = 8
 
 
-def render(title: str, body: str, styles: Sequence[str], scripts: Sequence[str], data: Any) -> str:
+def page(title: str, body: Iterable[str], scripts: Sequence[str] = (), data: Any = None) -> str:
     """The text of a page. `body` is markup; scripts find the data as `data`."""
-    drawn = Template(part("output/drawn.html")).substitute(
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        script="\n".join(map(part, ("output/page.js", *scripts))),
+    about = {
+        "title": escape(title),
+        "body": "\n".join(body),
+        "style": part("output/page.css"),
+        "drawing": style(alone=False),
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "script": "\n".join(map(part, ("output/page.js", *scripts))),
+    }
+    return Template(part("output/page.html")).substitute(about) + "\n"
+
+
+def part(name: str) -> str:
+    """A file of this package."""
+    return files("stagec").joinpath(name).read_text("utf-8").rstrip()
+
+
+# -- parts of a body -------------------------------------------------------------------------------
+
+
+def paragraphs(texts: Iterable[str], kind: str = "") -> Iterator[str]:
+    """A paragraph for each text."""
+    named = f' class="{kind}"' if kind else ""
+    for text in texts:
+        yield f"<p{named}>{escape(text)}</p>"
+
+
+def command(text: str, about: str = "") -> str:
+    """A command line, to be copied."""
+    said = f"<span>{escape(about)}</span>" if about else ""
+    return f'<div class="command">{said}<code>{escape(text)}</code></div>'
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Figures, each with its name."""
+    each = (f"<div><dt>{escape(name)}</dt><dd>{escape(v)}</dd></div>" for name, v in pairs)
+    return f'<dl class="facts">{"".join(each)}</dl>'
+
+
+def figures(charts: Iterable[Chart]) -> str:
+    """Charts, side by side where there is room."""
+    return f'<div class="figures">{"".join(chart.figure() for chart in charts)}</div>'
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table: texts, numbers, lists of rows. Marks of charts with its key are about the
+    same; `texts` says how values are shown, by default as they are. `opens` is the command that
+    writes a page of it, which is shown when the row is chosen."""
+
+    values: Sequence[Any]
+    texts: Sequence[str] = ()
+    key: str = ""
+    opens: str = ""
+
+
+def table(heads: Sequence[str], rows: Sequence[Row], name: str = "rows") -> str:
+    """A table that is sorted by its heads, and searched if it has more than a few rows."""
+    lines: list[str] = []
+    numbers = set(range(len(heads)))
+    for row in rows:
+        numbers -= {i for i, v in enumerate(row.values) if v is not None and not _is_number(v)}
+    for row in rows:
+        key = f' data-key="{escape(row.key)}"' if row.key else ""
+        key += f' data-opens="{escape(row.opens)}"' if row.opens else ""
+        texts = row.texts or [_shown(value) for value in row.values]
+        cells = "".join(map(_cell, row.values, texts))
+        more = len(heads) - len(row.values)
+        cells += f'<td colspan="{more}"></td>' if more else ""
+        lines.append(f"<tr{key}>{cells}</tr>")
+    head = "".join(
+        f"<th{_number if i in numbers and rows else ''}>{escape(h)}</th>"
+        for i, h in enumerate(heads)
     )
-    style = "\n".join(map(part, ("output/page.css", *styles)))
-    return _page(title, f"{body}\n{drawn}", style, "; script-src 'unsafe-inline'")
+    search = " data-search" if len(rows) > _FEW else ""
+    body = "\n".join(lines)
+    return (
+        f'<div class="rows"><table class="sorted" data-name="{escape(name)}"{search}>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
 
 
-def plain(title: str, body: str, style: str) -> str:
-    """The text of a page without data and scripts; `body` is markup."""
-    return _page(title, body, _PLAIN + style.strip(), "")
+_number = ' class="number"'
+_LONG = 60
 
 
-_TABLE = """
-pre { overflow-x: auto; font: 12px/1.3 ui-monospace, monospace; } .rows { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; text-align: left; vertical-align: top; white-space: nowrap; }
-th { border-bottom: 1px solid; } tr + tr td { border-top: 1px solid #8884; }
-td.number { text-align: right; } summary { cursor: pointer; }
-"""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any, text: str) -> str:
+    if _is_number(value):
+        return f'<td class="number" data-value="{value!r}">{escape(text)}</td>'
+    if isinstance(value, list | tuple) and value and all(isinstance(v, Mapping) for v in value):
+        rows = cast("Sequence[Mapping[str, Any]]", value)
+        return f"<td><details><summary>{len(rows):,}</summary>{data_table(rows)}</details></td>"
+    wide = ' class="wide"' if len(text) > _LONG else ""
+    return f"<td{wide}>{escape(text)}</td>"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "" if value is None else str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    items: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    return ", ".join(map(str, items))
 
 
 def table_page(title: str, text: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The page of a text for people, and of rows: nested figures have columns of their own, such
     as `memory.peak`, and lists of rows are tables that open."""
-    table = f'<div class="rows">{_table(rows)}</div>' if rows else ""
-    return plain(title, f"<pre>{escape(text)}</pre>\n{table}", _TABLE)
+    return page(
+        title, [f'<pre tabindex="0">{escape(text)}</pre>', data_table(rows) if rows else ""]
+    )
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+def data_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of plain data."""
     flat = [dict(_flat(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = ("".join(_cell(row.get(name)) for name in names) for row in flat)
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+    return table(names, [Row([row.get(name) for name in names]) for row in flat])
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -64,27 +151,3 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(cast("Mapping[str, Any]", value), f"{before}{name}.")
         else:
             yield f"{before}{name}", value
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return f"<td>{'' if value is None else str(value).lower()}</td>"
-    if isinstance(value, int | float):
-        text = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-        return f'<td class="number">{text}</td>'
-    if not isinstance(value, list | tuple):
-        return f"<td>{escape(str(value))}</td>"
-    items = cast("Sequence[Any]", value)
-    if items and all(isinstance(item, Mapping) for item in items):
-        return f"<td><details><summary>{len(items):,}</summary>{_table(items)}</details></td>"
-    return f"<td>{escape(', '.join(map(str, items)))}</td>"
-
-
-def _page(title: str, body: str, style: str, scripts: str) -> str:
-    about = {"title": escape(title), "body": body, "style": style, "scripts": scripts}
-    return Template(part("output/page.html")).substitute(about) + "\n"
-
-
-def part(name: str) -> str:
-    """A file beside this one."""
-    return files("stagec").joinpath(name).read_text("utf-8").rstrip()

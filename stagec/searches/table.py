@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
+#: Bounds of points that were not evaluated, of which charts show some.
+_MOST_BOUNDS = 1_000
 
 
 def command_of(options: JobOptions, number: int | str) -> str:
@@ -158,7 +160,18 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         found["searches"] = [_search(a) for a in answers]
     points = [_point(a, n, e) for a in answers for n, e in a.known.items()]
     found["evaluations"] = [p for p in points if p is not None]
+    bounds = [bound for a in answers for bound in _bounds(a)]
+    bounds = bounds[:: -(-len(bounds) // _MOST_BOUNDS) or 1]
+    found["bounds"] = {"seconds": [s for s, _ in bounds], "memory": [h for _, h in bounds]}
     return found
+
+
+def _bounds(answer: Answer) -> Iterator[tuple[float, int]]:
+    """The lower bounds of points that were not evaluated, with four digits."""
+    seconds, held = answer.bounds or ((), ())
+    for number, (time, size) in enumerate(zip(seconds, held, strict=True)):
+        if number not in answer.known and time > 0 and size > 0:
+            yield float(f"{time:.4g}"), int(float(f"{size:.4g}"))
 
 
 def _values(answer: Answer) -> list[float]:

@@ -189,10 +189,10 @@ for (const kind of ["error", "warn"]) console[kind] = (...words) => problems.pus
 </script></head>"""
 #: Points at the first chart from the bottom up, above its peak; switches; tells what is seen.
 _PROBE = """<script>
-const seen = { tips: [], problems }, all = (what) => [...document.querySelectorAll(what)];
+const seen = { tips: [], problems };
 const texts = (what) => all(what).map((node) => node.textContent);
-const choose = (node, value) => { node.value = value; node.dispatchEvent(new Event("change")); };
-const chart = all(".chart svg")[0], box = chart.getBoundingClientRect();
+const pick = (node, value) => { node.value = value; node.dispatchEvent(new Event("change")); };
+const chart = all("svg.chart")[0], box = chart.getBoundingClientRect();
 const x = box.left + Number(chart.querySelector(".peak").getAttribute("cx"));
 for (let y = box.bottom; y > box.top; y -= 3) {
   chart.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: y }));
@@ -207,10 +207,10 @@ const categories = () => all("path[data-category]").map((node) => node.dataset.c
 seen.before = categories();
 all("#controls input[data-category=optimizer]")[0].click();
 seen.after = categories();
-choose(all("#widths")[0], "column");
+pick(all("#widths")[0], "column");
 seen.columns = texts(".chart text.quiet");
-choose(all(".job select")[0], "all");
-seen.charts = all(".chart svg").length;
+pick(all("#jobs select")[0], "all");
+seen.charts = all("svg.chart").length;
 document.body.replaceChildren(JSON.stringify(seen));
 </script></body>"""
 
@@ -243,9 +243,9 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
         assert bands[name]["type"] in tip
     assert seen["hit"]
     assert seen["peaks"][0] == f"peak {entry['peak'] / 2**10:.2f} KiB"
-    assert seen["limits"] == ["limit 1.00 GiB, above the picture ↑"] * 2
-    assert "KiB on a rank" in seen["labels"]
-    assert any(label.startswith("time of the step, ") for label in seen["labels"])
+    assert seen["limits"] == ["limit 1.00 GiB, above the axis"] * 2
+    assert "memory of a rank, KiB" in seen["labels"]
+    assert any(label.startswith("time of the computations of a step, ") for label in seen["labels"])
     assert len(seen["table"]) == 24
     assert set(seen["before"]) - set(seen["after"]) == {"optimizer"}
     assert "columns in the order of the step" in seen["columns"]

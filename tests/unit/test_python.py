@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -334,7 +335,8 @@ def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     swept = made(dp=2).sweep({"tp": [1, 2, 3]}, machine=MACHINE, jobs=1)
     words = "time", *WORDS, "--dp", "2", "--sweep", "tp=1,2,3", "--machine", MACHINE
     assert swept.page() == drawn(tmp_path, *words)
-    assert swept.plot() in swept.page()
+    points = re.findall(r"<title>(.*?)</title>", swept.plot(), re.DOTALL)
+    assert all(point in swept.page() for point in points)
     how: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": [0, 1], "jobs": 1, "cache": False}
     found = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
     words = "search", *WORDS, *shlex.split("--ranks 2 --pp 1 --cp 1 --zero 0,1 --jobs 1 --no-cache")
@@ -344,7 +346,7 @@ def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_sweeps_without_a_job_have_a_page_with_the_reasons(tmp_path: Path) -> None:
     page = drawn(tmp_path, "analyze", *WORDS, "--sweep", "tp=3", code=1)
     assert "does not divide" in page
-    assert "<svg" not in page
+    assert "<figure" not in page
 
 
 @pytest.mark.parametrize("flags", [{"tp": 2}, PODS])
@@ -356,9 +358,8 @@ def test_other_answers_have_a_page_with_their_rows(flags: dict[str, Any], tmp_pa
         page = answer.page()
         assert f"<title>{answer.title}</title>" in page
         assert "://" not in page
-        assert "<script" not in page
         assert escape(str(answer)) in page
-        names = {f"<th>{name}</th>" for row in answer.rows() for name in row if row[name] == 1}
+        names = {f">{name}</th>" for row in answer.rows() for name in row if row[name] == 1}
         assert all(name in page for name in names)
         with pytest.raises(stagec.DiagnosticError, match="has no plot"):
             answer.plot()

@@ -779,10 +779,10 @@ def test_points_are_counted_before_they_are_made() -> None:
 
 _PROBE = """<script>
 document.body.innerHTML = JSON.stringify({
-  problems, marks: document.querySelectorAll("circle").length,
-  lines: document.querySelectorAll("polyline.line").length,
-  broken: [...document.querySelectorAll("a")].filter(
-    (a) => !document.querySelector(a.getAttribute("href"))).length,
+  problems, rows: all("tbody tr").length,
+  lines: all(".wide polyline.many").length,
+  broken: all("svg [data-key]").filter(
+    (mark) => !document.querySelector(`tr[data-key=${mark.dataset.key}]`)).length,
 });
 </script>"""
 
@@ -803,7 +803,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert match is not None
     seen = json.loads(unescape(match[1]))
     timed = [p for p in found["evaluations"] if p["step_seconds"] is not None]
-    assert seen == {"problems": [], "marks": len(timed), "lines": len(timed), "broken": 0}
+    assert seen == {"problems": [], "rows": len(timed), "lines": len(timed), "broken": 0}
 
 
 def test_bounds_are_arrays() -> None:

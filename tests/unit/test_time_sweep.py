@@ -204,16 +204,15 @@ def test_a_plot_has_a_point_for_every_job(tmp_path: Path, columns: tuple[str, ..
     assert len(told) == len([row for row in strategies() if "error" not in row])
     assert all(t.startswith(("tp 1", "tp 2", "tp 4")) for t in told)
     width, height = map(float, root.attrib["viewBox"].split()[2:])
-    for circle in root.iter(f"{space}circle"):
+    for circle in root.findall(f"{space}circle"):
         assert 0 <= float(circle.attrib["cx"]) <= width
         assert 0 <= float(circle.attrib["cy"]) <= height
 
 
 def test_a_page_loads_nothing_and_has_all_rows(tmp_path: Path) -> None:
     text = drawn(tmp_path, "page.html", "--pareto", "time")
-    rest = text.replace("http://www.w3.org/2000/svg", "")
-    assert not any(word in rest for word in ("http:", "https:", "src=", "<script", "@import"))
-    assert text.count("<tr>") == 1 + len(strategies())
+    assert not any(word in text for word in ("http:", "https:", "src=", "@import"))
+    assert text.count("<tr") == 1 + len(strategies())
     assert "does not divide" in text
 
 

@@ -1,9 +1,8 @@
 // A chart of `stagec memory --html`: the bytes of one rank over a step. `off` and `byTime` are those of
-// memory_page.js, all else that it does not make is of page.js.
+// the page.js beside it, all else that it does not make is of that of all pages.
 
-function swatch(parent, category) {
-  make(parent, "i", { class: "swatch" }).style.background = data.colors[category];
-}
+const swatch = (parent, category) => colored(parent, `var(--c${data.colors[category]})`);
+const PHASES = { forward: 0, backward: 2, weights: 7, recompute: 5, gradient: 4, optimizer: 6 };
 
 // -- a chart --------------------------------------------------------------------------------------
 
@@ -12,12 +11,13 @@ class Chart {
     this.entry = decoded(entry);
     this.alone = alone;
     this.pinned = null;
-    this.box = make(parent, "div", { class: "chart" });
-    this.head = make(this.box, "div", { class: "what" });
-    this.svg = shape(this.box, "svg", { tabindex: 0, role: "img" });
+    this.box = make(parent, "figure");
+    this.head = make(make(this.box, "figcaption"), "span", { class: "quiet" });
+    addExport(this.box, () => this.drawn());
+    this.svg = shape(this.box, "svg", { tabindex: 0, role: "img", class: "chart" });
     const more = make(this.box, "details", alone ? { open: "" } : {});
     this.caption = make(more, "summary");
-    this.table = make(make(more, "div", { class: "table" }), "table");
+    this.table = make(make(more, "div", { class: "rows", tabindex: 0, role: "group", "aria-label": "largest buffers" }), "table");
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.leave());
     this.svg.addEventListener("click", (event) => { this.pin(this.columnAt(event)); });
@@ -40,6 +40,12 @@ class Chart {
     return column < this.entry.starts.length ? this.entry.starts[column] : this.entry.time;
   }
 
+  // The picture as a file: without the cursor.
+  drawn() {
+    this.over.replaceChildren();
+    return standalone(this.svg);
+  }
+
   x(column) { return this.left + (this.edge(column) / this.across) * this.width; }
 
   y(value) { return this.top + this.height - (value / this.upTo) * this.height; }
@@ -47,13 +53,15 @@ class Chart {
   draw(upTo, across) {
     this.upTo = upTo;
     this.across = across;
-    const whole = this.box.clientWidth, height = this.alone ? 460 : 290;
+    const wide = this.svg.clientWidth || this.box.clientWidth, height = this.alone ? 460 : 290;
+    this.zoom = parseFloat(getComputedStyle(document.documentElement).fontSize) / 14;
+    const whole = wide / this.zoom;
     [this.left, this.top] = [58, 44];
     this.width = Math.max(80, whole - this.left - 14);
     this.height = height - this.top - 62;
     this.svg.replaceChildren();
     this.svg.setAttribute("viewBox", `0 0 ${whole} ${height}`);
-    this.svg.setAttribute("height", height);
+    this.svg.setAttribute("height", height * this.zoom);
     const at = whatRuns(this.entry, this.peak);
     const about = `${this.entry.name}: peak ${bytesText(this.most)} (${exact(this.most)} bytes) in ${at}`;
     this.svg.setAttribute("aria-label", about);
@@ -75,7 +83,7 @@ class Chart {
       shape(this.svg, "line", { class: value ? "grid" : "axis", x1: this.left, x2: this.left + this.width, y1: y, y2: y });
       shape(this.svg, "text", { class: "quiet", x: this.left - 6, y: y + 4, "text-anchor": "end" }, `${+(value / unit).toFixed(2)}`);
     }
-    shape(this.svg, "text", { class: "quiet", x: 4, y: this.top - 28 }, `${name} on a rank`);
+    shape(this.svg, "text", { class: "quiet", x: 4, y: this.top - 28 }, `memory of a rank, ${name}`);
     const bottom = this.top + this.height + 10;
     const [tick, unitName] = byTime ? unitOf(this.across, 1000, ["ps", "ns", "µs", "ms", "s"]) : [1, ""];
     const wide = tickStep(this.across, this.width / 90, tick);
@@ -84,7 +92,7 @@ class Chart {
       shape(this.svg, "line", { class: "axis", x1: x, x2: x, y1: bottom, y2: bottom + 4 });
       shape(this.svg, "text", { class: "quiet", x, y: bottom + 17, "text-anchor": "middle" }, `${+(value / tick).toFixed(2)}`);
     }
-    const label = byTime ? `time of the step, ${unitName}` : "columns in the order of the step";
+    const label = byTime ? `time of the computations of a step, ${unitName}` : "columns in the order of the step";
     shape(this.svg, "text", { class: "quiet", x: this.left, y: bottom + 36 }, label);
   }
 
@@ -123,7 +131,7 @@ class Chart {
     this.edges = new Map();
     const fill = (upper) => {
       if (category !== null) {
-        shape(this.svg, "path", { d: this.outline(first, upper), fill: data.colors[category], "data-category": data.categories[category] });
+        shape(this.svg, "path", { d: this.outline(first, upper), class: `f${data.colors[category]}`, "data-category": data.categories[category] });
       }
     };
     for (const k of this.bands) {
@@ -136,6 +144,9 @@ class Chart {
     }
     fill(lower);
     for (const k of seams) shape(this.svg, "path", { class: "seam", d: this.outline(...this.edges.get(k)) });
+    for (const k of words.length ? this.bands : []) {
+      if (isWanted(this.entry.bands[k])) shape(this.svg, "path", { class: "hit", d: this.outline(...this.edges.get(k)) });
+    }
   }
 
   phases() {
@@ -144,15 +155,15 @@ class Chart {
     for (let i = 0, from = 0; i < what.length; i += 1) {
       if (i + 1 < what.length && phase(i + 1) === phase(from)) continue;
       const [x1, x2] = [this.x(from), this.x(i + 1)];
-      if (phase(from) && x2 > x1) shape(this.svg, "rect", { class: phase(from), x: x1, y, width: x2 - x1, height: 7 });
+      if (phase(from) && x2 > x1) shape(this.svg, "rect", { class: `f${PHASES[phase(from)] ?? 6}`, x: x1, y, width: x2 - x1, height: 7 });
       from = i + 1;
     }
     let x = this.left + this.width;
     const names = [...new Set(what.map((_, i) => phase(i)).filter(Boolean))];
     for (const name of names.reverse()) {
-      const text = shape(this.svg, "text", { class: "quiet name", x, y: y + 45, "text-anchor": "end" }, name);
+      const text = shape(this.svg, "text", { class: "quiet", x, y: y + 45, "text-anchor": "end" }, name);
       x -= text.getComputedTextLength() + 14;
-      shape(this.svg, "rect", { class: name, x, y: y + 36, width: 10, height: 10 });
+      shape(this.svg, "rect", { class: `f${PHASES[name] ?? 6}`, x, y: y + 36, width: 10, height: 10 });
       x -= 10;
     }
   }
@@ -161,12 +172,12 @@ class Chart {
     if (data.limit === null) return;
     const text = `limit ${bytesText(data.limit)}`, right = this.left + this.width;
     if (data.limit > this.upTo) {
-      shape(this.svg, "text", { class: "limit-text", x: right, y: this.top - 28, "text-anchor": "end" }, `${text}, above the picture ↑`);
+      shape(this.svg, "text", { class: "alarm strong halo limit-text", x: right, y: this.top - 28, "text-anchor": "end" }, `${text}, above the axis`);
       return;
     }
     const y = this.y(data.limit);
     shape(this.svg, "line", { class: "limit", x1: this.left, x2: right, y1: y, y2: y });
-    shape(this.svg, "text", { class: "limit-text", x: right, y: y - 5, "text-anchor": "end" }, text);
+    shape(this.svg, "text", { class: "alarm strong halo limit-text", x: right, y: y - 5, "text-anchor": "end" }, text);
   }
 
   mark(at) {
@@ -175,17 +186,17 @@ class Chart {
     const anchor = part < 0.35 ? "start" : part > 0.65 ? "end" : "middle";
     shape(this.svg, "circle", { class: "peak", cx: middle, cy: y, r: 4 });
     const place = { x: middle, "text-anchor": anchor };
-    const name = shape(this.svg, "text", { ...place, class: "name", y: y - 9 }, at);
+    const name = shape(this.svg, "text", { ...place, class: "halo", y: y - 9 }, at);
     const fits = name.getComputedTextLength() < (anchor === "middle" ? 0.65 : 0.95) * this.width;
     if (!fits) name.remove();
-    shape(this.svg, "text", { ...place, class: "peak-text", y: y - (fits ? 23 : 9) }, `peak ${bytesText(this.most)}`);
+    shape(this.svg, "text", { ...place, class: "strong halo peak-text", y: y - (fits ? 23 : 9) }, `peak ${bytesText(this.most)}`);
   }
 
   // -- under the pointer
 
   columnAt(event) {
     const box = this.svg.getBoundingClientRect();
-    const wanted = ((event.clientX - box.left - this.left) / this.width) * this.across;
+    const wanted = (((event.clientX - box.left) / this.zoom - this.left) / this.width) * this.across;
     let low = 0, high = this.entry.starts.length - 1;
     while (low < high) {
       const middle = Math.ceil((low + high) / 2);
@@ -203,7 +214,7 @@ class Chart {
 
   point(event) {
     const column = this.columnAt(event);
-    const band = this.bandAt(column, event.clientY - this.svg.getBoundingClientRect().top);
+    const band = this.bandAt(column, (event.clientY - this.svg.getBoundingClientRect().top) / this.zoom);
     this.show(column, band, event.clientX, event.clientY);
   }
 
@@ -235,7 +246,7 @@ class Chart {
   }
 
   leave() {
-    tip.hidden = true;
+    hideTip();
     this.over.replaceChildren();
   }
 
@@ -252,7 +263,7 @@ class Chart {
     const now = this.pinned === null ? this.peak : this.pinned;
     this.pin(Math.min(this.entry.starts.length - 1, Math.max(0, now + step)));
     const box = this.svg.getBoundingClientRect();
-    this.show(this.pinned, undefined, box.left + this.x(this.pinned), box.top + this.y(this.sums[this.pinned]));
+    this.show(this.pinned, undefined, box.left + this.x(this.pinned) * this.zoom, box.top + this.y(this.sums[this.pinned]) * this.zoom);
   }
 
   list(column) {
@@ -263,7 +274,7 @@ class Chart {
     for (const name of ["value", "category", "made at", "of type"]) make(head, "th", {}, name);
     for (const name of ["each", "count", "bytes"]) make(head, "th", { class: "number" }, name);
     const body = make(this.table, "tbody"), { rows, bands } = this.entry;
-    const there = this.bands.filter((k) => rows[k][column] > 0).sort((a, b) => rows[b][column] - rows[a][column]);
+    const there = this.bands.filter((k) => rows[k][column] > 0 && isWanted(bands[k])).sort((a, b) => rows[b][column] - rows[a][column]);
     for (const k of there.slice(0, 12)) {
       const band = bands[k], line = make(body, "tr"), name = make(line, "td");
       swatch(name, band.category);

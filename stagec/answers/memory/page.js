@@ -1,8 +1,9 @@
-// The page of `stagec memory --html`: its data, its controls, and a chart (memory_chart.js, which
-// stands before this script) for each rank class that is shown.
+// The page of `stagec memory --html`: its data, its controls, and a chart (chart.js, which stands before
+// this script) for each rank class that is shown.
 const off = new Set();
 const charts = [];
-let byTime = true;
+let byTime = state.get("widths") !== "column";
+let words = [];
 
 // -- data -----------------------------------------------------------------------------------------
 
@@ -39,14 +40,16 @@ function whatRuns(entry, column) {
   return [title, operation].filter(Boolean).join(": ") || "the rank waits";
 }
 
+const isWanted = (band) => words.every((word) => `${band.name} ${band.line} ${band.type}`.toLowerCase().includes(word));
+
 // -- the page -------------------------------------------------------------------------------------
 
 // All pictures have the same scales, so that they can be compared.
 function redraw() {
-  tip.hidden = true;
+  hideTip();
   for (const chart of charts) chart.measure();
   const most = Math.max(...charts.map((chart) => chart.most), 1);
-  const upTo = 1.04 * (data.limit !== null && data.limit < 3 * most ? Math.max(most, data.limit) : most);
+  const upTo = 1.04 * (data.limit !== null && data.limit < 4 * most ? Math.max(most, data.limit) : most);
   const longest = Math.max(...charts.map((chart) => chart.length), 1);
   for (const chart of charts) chart.draw(upTo, byTime ? longest : chart.length);
 }
@@ -62,37 +65,51 @@ function refresh() {
   redraw();
 }
 
-function addJob(job) {
-  const section = make(document.getElementById("jobs"), "section", { class: "job" });
-  const header = make(section, "header");
-  make(header, "h2", {}, job.title);
-  job.choice = make(header, "select", { "aria-label": "rank class" });
-  job.classes.forEach((entry, number) => {
+function addJob(job, number) {
+  const section = make(byId("jobs"), "section");
+  make(section, "h2", {}, job.title);
+  job.choice = make(section, "select", { "aria-label": "rank class" });
+  job.classes.forEach((entry, at) => {
     const ranks = `${entry.ranks} rank${entry.ranks === 1 ? "" : "s"}`;
-    make(job.choice, "option", { value: number }, `${entry.name}: ${ranks}, peak ${bytesText(entry.peak)}`);
+    make(job.choice, "option", { value: at }, `${entry.name}: ${ranks}, peak ${bytesText(entry.peak)}`);
   });
   if (job.classes.length > 1) make(job.choice, "option", { value: "all" }, `all ${job.classes.length} stages`);
-  job.choice.value = job.shown;
-  job.choice.addEventListener("change", refresh);
-  make(make(section, "div"), "code", {}, job.command);
+  job.choice.value = state.get(`class${number}`) || job.shown;
+  if (job.choice.selectedIndex < 0) job.choice.value = job.shown;
+  job.choice.addEventListener("change", () => { remember(`class${number}`, job.choice.value); refresh(); });
+  const box = make(section, "div", { class: "command" });
+  make(box, "code", {}, job.command);
+  addCopy(box);
   job.place = make(section, "div");
 }
 
 function addControls() {
-  const form = document.getElementById("controls");
+  const form = byId("controls"), hidden = (state.get("off") || "").split(",");
+  form.addEventListener("submit", (event) => event.preventDefault());
   data.categories.forEach((name, number) => {
-    const label = make(form, "label");
-    const box = make(label, "input", { type: "checkbox", checked: "", "data-category": name });
+    const label = make(form, "label", { class: "pick" });
+    const box = make(label, "input", { type: "checkbox", "data-category": name });
+    box.checked = !hidden.includes(name);
+    if (!box.checked) off.add(number);
     swatch(label, number);
     label.append(name);
-    box.addEventListener("change", () => { if (box.checked) off.delete(number); else off.add(number); redraw(); });
+    box.addEventListener("change", () => {
+      if (box.checked) off.delete(number); else off.add(number);
+      remember("off", [...off].map((n) => data.categories[n]).join(","));
+      redraw();
+    });
   });
-  make(form, "span", { class: "gap" });
-  const label = make(form, "label", {}, "widths by ");
+  const find = make(form, "input", { type: "search", placeholder: "search for a buffer", "aria-label": "search for a buffer" });
+  find.value = state.get("find") || "";
+  const look = () => { words = find.value.toLowerCase().split(/\s+/).filter(Boolean); };
+  look();
+  find.addEventListener("input", () => { look(); remember("find", find.value); redraw(); });
+  const label = make(form, "label", { class: "last" }, "widths by ");
   const choice = make(label, "select", { id: "widths" });
   make(choice, "option", { value: "time" }, "time");
   make(choice, "option", { value: "column" }, "column");
-  choice.addEventListener("change", () => { byTime = choice.value === "time"; redraw(); });
+  choice.value = byTime ? "time" : "column";
+  choice.addEventListener("change", () => { byTime = choice.value === "time"; remember("widths", choice.value); redraw(); });
 }
 
 addControls();

@@ -7,35 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import Any
 
 from stagec.analysis.picture import Band, Picture
 from stagec.machines import Machine
 from stagec.memory.timeline import ALL
-from stagec.output.page import render
+from stagec.output.chart import COLORS
+from stagec.output.page import page as render
+from stagec.output.page import paragraphs
 
 #: Columns of all pictures of a page together, and those that each has at least and at most.
 ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500
 _SCRIPTS = "answers/memory/chart.js", "answers/memory/page.js"
-_BODY = """
-<form id="controls" autocomplete="off"></form>
-<main id="jobs"></main>"""
-_COLORS = [
-    "#4e79a7",
-    "#a0cbe8",
-    "#59a14f",
-    "#76b7b2",
-    "#f28e2b",
-    "#ffbe7d",
-    "#b07aa1",
-    "#8cd17d",
-    "#d37295",
-    "#e15759",
-    "#ff9da7",
-    "#9d7660",
-]
+_BODY = """<form class="bar" id="controls" autocomplete="off"></form>
+<div id="jobs"></div>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +47,19 @@ def page(title: str, jobs: Sequence[Drawn], machine: Machine, limit: int | None)
     data = {
         "limit": limit,
         "categories": categories,
-        "colors": [_COLORS[ALL.index(c)] for c in categories],
+        "colors": [ALL.index(c) % COLORS for c in categories],
         "jobs": [_job(job, categories) for job in jobs],
     }
-    about = f'<p class="about">{escape(_about(machine))}</p>'
-    return render(title, about + _BODY, ("answers/memory/page.css",), _SCRIPTS, data)
+    return render(title, [*paragraphs([_about(machine)], "quiet"), _BODY], _SCRIPTS, data)
 
 
 def _about(machine: Machine) -> str:
     rate, bandwidth = machine.compute.vector["f32"].value, machine.memory.bandwidth.value
     return (
-        f"What one rank holds over a training step. Times are a roofline of "
-        f"{rate / 1e12:g} TFLOP/s and {bandwidth / 1e9:g} GB/s; communication, "
-        "copies to the host and launches take none. Each column shows its highest moment. Point at "
-        "the picture for a buffer, click for a list."
+        f"What one rank holds over a step. The axis is the time of the computations alone: a "
+        f"roofline of {rate / 1e12:g} TFLOP/s and {bandwidth / 1e9:g} GB/s; communication, "
+        "copies to the host and launches take none, which the page of 'stagec time' has. Each "
+        "column shows its highest moment. Point at the picture for a buffer, click for a list."
     )
 
 

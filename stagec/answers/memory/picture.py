@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
-from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.command_line import step_command
 from stagec.jobs.request.option import AnyText, CommandOption, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.rates import H100, rate_options, rated_machine, roofline_of
@@ -144,7 +143,7 @@ def memory_page(job: DrawnJob, drawing: Drawing, room: int | None) -> str:
     most, stage = columns_for(sum(map(_classes, modules))), drawing.stage
     drawn: list[Drawn] = []
     for each in jobs:
-        command = shlex.join(["stagec", "memory", *job_words(each.options)])
+        command = step_command(each.options, None)
         for pod, module in each.pods.modules.items():
             stages = pictures(module, rates, most)
             worst = max(stages, key=lambda picture: picture.peak).stage

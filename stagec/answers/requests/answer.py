@@ -170,7 +170,7 @@ class RequestsAnswer(Report):
     def plot(self) -> SVGText:
         from stagec.answers.requests.page import load_plot
 
-        return SVGText(load_plot(self))
+        return SVGText(load_plot(self).svg())
 
     def print(self, stream: TextIO) -> None:
         out = console(stream)

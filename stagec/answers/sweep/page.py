@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from html import escape
+from itertools import combinations
 from typing import Any
 
 from stagec.answers.sweep.axes import Axis
 from stagec.answers.sweep.order import known, unbeaten
-from stagec.answers.sweep.plot import PlotAxis, PlotPoint, plot
 from stagec.answers.sweep.rows import SweepRow, fits, notes
 from stagec.answers.sweep.table import SweepColumn, chosen_text, value_of
-from stagec.output.page import plain
+from stagec.answers.time.table import seconds_text
+from stagec.memory.timeline import ALL
+from stagec.output.chart import Bar, Bars, Cell, Chart, Heat, Plot, PlotAxis, PlotPoint
+from stagec.output.page import Row, figures, page, paragraphs, table
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import error
 
-_BODY = """{plot}
-<table>
-<tr>{head}</tr>
-{rows}
-</table>"""
-_STYLE = """
-table { border-collapse: collapse; } th, td { padding: .15rem .6rem; text-align: right; }
-td { white-space: nowrap; }
-th { border-bottom: 1px solid; } .none { text-align: left; opacity: .6; }
-"""
+#: Configurations whose commands are in the page.
+_MOST_COMMANDS = 500
 
 
 def plotted(
@@ -50,86 +43,164 @@ def default_axes(columns: Sequence[SweepColumn]) -> tuple[str, str]:
 
 
 def sweep_plot(
-    rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
-) -> str:
-    """The plot of two columns, an SVG. Raises `DiagnosticError` where no row is a job."""
-    jobs = [row for row in rows if "error" not in row]
+    about: str, rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
+) -> Plot:
+    """The plot of two columns. Raises `DiagnosticError` where no row is a job."""
+    jobs = [(f"row{n}", row) for n, row in enumerate(rows) if "error" not in row]
     if not jobs:
         raise error("no configuration to draw", remedy="see why: leave out --html")
-    return _drawn(jobs, names, columns)
-
-
-def sweep_page(
-    title: str,
-    rows: Sequence[SweepRow],
-    names: tuple[str, str],
-    columns: Sequence[SweepColumn],
-) -> str:
-    """The page: a plot, where a row is a job, and all rows."""
-    jobs = [row for row in rows if "error" not in row]
-    drawn = _drawn(jobs, names, columns) if jobs else ""
-    heads = [*rows[0]["configuration"], *(c.title for c in columns)]
-    numbers: dict[str, int] = {}
-    for text in (text for row in jobs for text in notes(row)):
-        numbers.setdefault(text, len(numbers) + 1)
-    heads += [""] if numbers else []
-    lines = (_line(row, columns, numbers) for row in rows)
-    told = [f"[{number}] {text}" for text, number in numbers.items()]
-    return _filled(title, drawn, heads, lines, told)
-
-
-def page_of(
-    title: str,
-    drawn: str,
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    cautions: Iterable[str] = (),
-) -> str:
-    """The page with a plot and a table of these cells, and what to know of them below."""
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return _filled(title, drawn, heads, (f"<tr>{line}</tr>" for line in lines), cautions)
-
-
-def _filled(
-    title: str, drawn: str, heads: Sequence[str], rows: Iterable[str], cautions: Iterable[str]
-) -> str:
-    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
-    told = "".join(f"\n<p>{escape(text)}</p>" for text in cautions)
-    body = _BODY.format(plot=drawn, head=head, rows="\n".join(rows))
-    return plain(title, body + told, _STYLE)
-
-
-def _line(row: SweepRow, columns: Sequence[SweepColumn], numbers: Mapping[str, int]) -> str:
-    cells = [chosen_text(v) for v in row["configuration"].values()]
-    if "error" in row:
-        told = f'<td class="none" colspan="{len(columns)}">{escape(row["error"])}</td>'
-    else:
-        told = "".join(f"<td>{escape(c.text(c.value(row)))}</td>" for c in columns)
-        marks = " ".join(f"[{numbers[text]}]" for text in notes(row))
-        told += f"<td>{marks}</td>" if numbers else ""
-    return f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in cells)}{told}</tr>"
-
-
-def _drawn(jobs: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]) -> str:
     x, y = names
-    swept: Mapping[str, Any] = jobs[0]["configuration"]
+    swept: Mapping[str, Any] = jobs[0][1]["configuration"]
     joined = x in swept or x == "ranks"
-    about = _about(columns)
+    told = _about(columns)
     points = [
-        PlotPoint(at, height, _series(row, x, joined), about(row), fits(row) is not False)
-        for row in jobs
+        PlotPoint(at, height, _series(row, x, joined), told(row), fits(row) is not False, key)
+        for key, row in jobs
         if (at := value_of(row, x, columns)) is not None
         and (height := value_of(row, y, columns)) is not None
     ]
     signs = [-1 if any(c.more and c.is_named(n) for c in columns) else 1 for n in names]
     best = [] if joined else sorted(unbeaten([(signs[0] * p.x, signs[1] * p.y) for p in points]))
-    return plot(
-        points,
-        _axis(x, columns),
-        _axis(y, columns),
+    over = _axis(x, columns), _axis(y, columns)
+    return Plot(
+        title=f"{over[1].title.capitalize()} over {over[0].title}",
+        about=about,
+        points=points,
+        x=over[0],
+        y=over[1],
         joined=joined,
         front=[(signs[0] * a, signs[1] * b) for a, b in best] if len(best) > 1 else [],
     )
+
+
+def sweep_page(
+    about: tuple[str, str],
+    rows: Sequence[SweepRow],
+    names: tuple[str, str],
+    columns: Sequence[SweepColumn],
+    commands: Sequence[str],
+) -> str:
+    """The page, of a title and what all is about: pictures, where a mark is a job, and all rows."""
+    numbers: dict[str, int] = {}
+    for text in (text for row in rows if "error" not in row for text in notes(row)):
+        numbers.setdefault(text, len(numbers) + 1)
+    heads = [*rows[0]["configuration"], *(c.title for c in columns)]
+    heads += ["notes"] if numbers else []
+    opens = {
+        n: f"{text} --html step-{n}.html"
+        for n, text in enumerate(commands[:_MOST_COMMANDS])
+        if text and "error" not in rows[n]
+    }
+    lines = [_row(row, columns, numbers, f"row{n}", opens.get(n, "")) for n, row in enumerate(rows)]
+    said = (f"[{number}] {text}" for text, number in numbers.items())
+    body = [
+        figures(_charts(about[1], rows, names, columns)),
+        "<h2>All configurations</h2>",
+        *paragraphs(["Choose a row or a mark: the other pictures show it too."], "quiet"),
+        table(heads, lines),
+        *paragraphs(said),
+    ]
+    return page(about[0], body)
+
+
+def _row(
+    row: SweepRow,
+    columns: Sequence[SweepColumn],
+    numbers: Mapping[str, int],
+    key: str,
+    opens: str,
+) -> Row:
+    values, texts = zip(*((v, chosen_text(v)) for v in row["configuration"].values()), strict=True)
+    if "error" in row:
+        return Row([*values, row["error"]], [*texts, row["error"]], key)
+    shown = [(c.value(row), c.text(c.value(row))) for c in columns]
+    marks = [" ".join(f"[{numbers[text]}]" for text in notes(row))] if numbers else []
+    return Row(
+        [*values, *(v for v, _ in shown), *marks],
+        [*texts, *(t for _, t in shown), *marks],
+        key,
+        opens,
+    )
+
+
+def _charts(
+    about: str, rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
+) -> Iterator[Chart]:
+    jobs = [(n, row) for n, row in enumerate(rows) if "error" not in row]
+    if not jobs:
+        return
+    yield sweep_plot(about, rows, names, columns)
+    yield from _heats(about, rows, names, columns)
+    if len(jobs) < 2:
+        return
+    names_of = {n: _series(row, "", joined=True) for n, row in jobs}
+    parts = [(n, row["time"]["breakdown"]) for n, row in jobs if "time" in row]
+    for title, axis, each, order in (
+        (
+            "Memory of a rank at its peak",
+            PlotAxis("bytes of a rank", _bytes, 1024),
+            [(n, row["memory"]) for n, row in jobs],
+            ALL,
+        ),
+        (
+            "Parts of a step",
+            PlotAxis("time of the slowest class of ranks", seconds_text),
+            parts,
+            (),
+        ),
+    ):
+        bars = [
+            Bar(names_of[n], amounts, fits(rows[n]) is not False, f"row{n}") for n, amounts in each
+        ]
+        if bars:
+            yield Bars(title=title, about=about, bars=bars, axis=axis, order=order)
+
+
+def _heats(
+    about: str, rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
+) -> Iterator[Heat]:
+    """A heat map of what the plot has across, or else up, over each two swept names."""
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row["configuration"].items():
+            known_values = values.setdefault(name, [])
+            if value not in known_values:
+                known_values.append(value)
+    swept = [name for name, known_values in values.items() if len(known_values) > 1]
+    drawn = next(n for n in names if n not in values)
+    column = next(c for c in columns if c.is_named(drawn))
+    for across, up in combinations(swept, 2):
+        cells: dict[tuple[str, str], Cell] = {}
+        for number, row in sorted(enumerate(rows), key=lambda each: _rank(each[1], column)):
+            chosen = row["configuration"]
+            place = chosen_text(chosen[across]), chosen_text(chosen[up])
+            cells.setdefault(place, _cell(row, column, columns, f"row{number}"))
+        if any(cell.value is not None for cell in cells.values()):
+            yield Heat(
+                title=f"{column.full.capitalize()} over {across} and {up}",
+                about=about,
+                across=(across, [chosen_text(v) for v in values[across]]),
+                up=(up, [chosen_text(v) for v in values[up]]),
+                cells=cells,
+                value=column.full,
+                more=column.more,
+            )
+
+
+def _rank(row: SweepRow, column: SweepColumn) -> tuple[bool, bool, float]:
+    """What fits and is best first, what is no job last."""
+    value = None if "error" in row else column.value(row)
+    if value is None:
+        return True, True, 0.0
+    return False, fits(row) is False, -value if column.more else value
+
+
+def _cell(row: SweepRow, column: SweepColumn, columns: Sequence[SweepColumn], key: str) -> Cell:
+    if "error" in row:
+        return Cell(None, "–", row["error"], key=key)
+    value = column.value(row)
+    about = _about(columns)(row)
+    return Cell(value, column.text(value), about, fits(row) is not False, key)
 
 
 def _series(row: SweepRow, x: str, joined: bool) -> str:
@@ -143,7 +214,7 @@ def _series(row: SweepRow, x: str, joined: bool) -> str:
 def _about(columns: Sequence[SweepColumn]) -> Callable[[SweepRow], str]:
     def told(row: SweepRow) -> str:
         chosen = ", ".join(f"{n} {chosen_text(v)}" for n, v in row["configuration"].items())
-        return f"{chosen}: " + ", ".join(f"{c.title} {c.text(c.value(row))}" for c in columns)
+        return "\n".join([chosen, *(f"{c.full}: {c.text(c.value(row))}" for c in columns)])
 
     return told
 
@@ -153,8 +224,12 @@ def _axis(name: str, columns: Sequence[SweepColumn]) -> PlotAxis:
     if column is None or name == "ranks":
         return PlotAxis(name.removeprefix("machine."), _number)
     return PlotAxis(
-        column.title, partial(_mark, column), 1024 if column.text is bytes_text else 1000
+        column.full, partial(_mark, column), 1024 if column.text is bytes_text else 1000
     )
+
+
+def _bytes(value: float) -> str:
+    return bytes_text(round(value))
 
 
 def _number(value: Any) -> str:
@@ -162,8 +237,4 @@ def _number(value: Any) -> str:
 
 
 def _mark(column: SweepColumn, value: float) -> str:
-    """A mark of an axis as the column writes its values, without zeros at the end."""
-    if not value:
-        return "0"
-    text = column.text(round(value) if value >= 1000 else value)  # bytes and counts are whole
-    return re.sub(r"\.0+(?!\d)|(\.\d*?)0+(?!\d)", r"\1", text)
+    return column.text(round(value) if value >= 1000 else value)  # bytes and counts are whole

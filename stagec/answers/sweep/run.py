@@ -7,7 +7,7 @@ with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.answers.sweep.axes import Axis, Choice, SweepType, conflicts
 from stagec.answers.sweep.rows import Case, SweepRow, refused, row
 from stagec.jobs.builder import is_file_name
+from stagec.jobs.request.command_line import step_command
 from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import AnyText, CommandOption, switch
@@ -107,6 +108,7 @@ class SweepAnswer(Report):
     model: str = ""
     every: Sequence[SweepRow] = ()
     plotted: tuple[str, str] | None = None
+    asked: tuple[Case, Sequence[Axis]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def possible(self) -> bool:
@@ -116,7 +118,13 @@ class SweepAnswer(Report):
     @property
     def title(self) -> str:
         """The model, and what is swept."""
-        return f"{self.model}: {' x '.join(self._drawn[0]['configuration'])}"
+        return f"{self.about}: {' x '.join(self._drawn[0]['configuration'])}"
+
+    @property
+    def about(self) -> str:
+        """The model, and the machine if all rows have one."""
+        machine = self.asked[0].machine if self.asked is not None else None
+        return self.model if machine is None else f"{self.model} on {machine.name}"
 
     @property
     def _drawn(self) -> Sequence[SweepRow]:
@@ -132,12 +140,14 @@ class SweepAnswer(Report):
         """A plot, and all rows."""
         from stagec.answers.sweep.page import sweep_page
 
-        return sweep_page(self.title, self._drawn, self._axes, self.columns)
+        commands = commands_of(*self.asked) if self.asked is not None else []
+        about = (self.title, self.about)
+        return sweep_page(about, self._drawn, self._axes, self.columns, commands)
 
     def plot(self) -> SVGText:
         from stagec.answers.sweep.page import sweep_plot
 
-        return SVGText(sweep_plot(self._drawn, self._axes, self.columns))
+        return SVGText(sweep_plot(self.about, self._drawn, self._axes, self.columns).svg())
 
     def as_json(self) -> list[SweepRow]:
         return list(self.configurations)
@@ -176,7 +186,7 @@ def sweep(
     with workers(given) as run, session.progress("analyzing", "configurations") as progress:
         rows = rows_of(case, axes, run, limit, progress)
     session.report(*limit.remarks() if limit is not None else ())
-    return answer_of(rows, case, columns, selection)
+    return answer_of(rows, case, axes, columns, selection)
 
 
 @dataclass(frozen=True)
@@ -210,13 +220,18 @@ def selection_of(
 
 
 def answer_of(
-    rows: Sequence[SweepRow], case: Case, columns: Sequence[SweepColumn], selection: RowSelection
+    rows: Sequence[SweepRow],
+    case: Case,
+    axes: Sequence[Axis],
+    columns: Sequence[SweepColumn],
+    selection: RowSelection,
 ) -> SweepAnswer:
     """The answer with the rows of a selection; where it has none, all rows say why."""
     front, key = selection.front, selection.key
     shown = (front(rows) if front is not None else []) or rows
     ordered = sorted(shown, key=key) if key is not None else shown
-    return SweepAnswer(ordered, columns, title_of(case), rows, selection.plotted)
+    asked = case, axes
+    return SweepAnswer(ordered, columns, title_of(case), rows, selection.plotted, asked)
 
 
 def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:
@@ -259,6 +274,21 @@ def rows_of(
         progress(done, len(numbers))
     shown = ({a.name: c.shown for a, c in zip(axes, ch, strict=True)} for ch in choices)
     return [{"configuration": each, **results[n]} for n, each in enumerate(shown)]
+
+
+def commands_of(case: Case, axes: Sequence[Axis]) -> list[str]:
+    """The command of each combination, in order; empty where no flags say what it is."""
+    return [_command(case, choice) for choice in product(*(axis.choices for axis in axes))]
+
+
+def _command(case: Case, choices: Sequence[Choice]) -> str:
+    try:
+        configured = _configured(case, choices)
+    except DiagnosticError:
+        return ""
+    if configured.device is not None:  # a machine with other figures
+        return ""
+    return step_command(configured.options, configured.machine, overlap=configured.overlap)
 
 
 def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:

@@ -30,7 +30,7 @@ _NUMBERS = ("ranks", "parameters", "flops", "sent_bytes", "host_bytes", "peak_by
 @dataclass(frozen=True, slots=True)
 class SweepColumn:
     """A column: its name for `--sort`, its title, its value in a row, and how that is shown; `more`
-    says that more is better."""
+    says that more is better, `long` is the title where there is room."""
 
     name: str
     title: str
@@ -38,6 +38,12 @@ class SweepColumn:
     text: Callable[[Any], str] = str
     more: bool = False
     aliases: tuple[str, ...] = ()
+    long: str = ""
+
+    @property
+    def full(self) -> str:
+        """What it is, as axes of charts say it."""
+        return self.long or self.title
 
     def is_named(self, name: str) -> bool:
         """Whether it has this name."""
@@ -45,7 +51,8 @@ class SweepColumn:
 
 
 def _held(name: str) -> SweepColumn:
-    return SweepColumn(name, name, lambda row: row["memory"][name], bytes_text)
+    long = f"{name} of a rank"
+    return SweepColumn(name, name, lambda row: row["memory"][name], bytes_text, long=long)
 
 
 def _passing(row: SweepRow) -> int:
@@ -55,16 +62,23 @@ def _passing(row: SweepRow) -> int:
 
 
 _RANKS = SweepColumn("ranks", "ranks", lambda row: row["ranks"])
-_PEAK = SweepColumn("peak", "peak", lambda row: row["peak_bytes"], bytes_text, aliases=("memory",))
+_PEAK = SweepColumn(
+    *("peak", "peak", lambda row: row["peak_bytes"], bytes_text),
+    aliases=("memory",),
+    long="peak memory of a rank",
+)
 #: That of a sweep with a limit or a machine; what fits comes first.
 FITS = SweepColumn("fits", "fits", lambda row: not fits(row), lambda value: _YES[not value])
 #: Those of `analyze`.
 ANALYSIS = (
     _RANKS,
     SweepColumn(
-        "flops", "FLOPs executed", lambda row: row["flops"], lambda n: count_text(n, "FLOP")
+        *("flops", "FLOPs executed", lambda row: row["flops"], lambda n: count_text(n, "FLOP")),
+        long="FLOPs that a rank executes",
     ),
-    SweepColumn("sent", "sent", lambda row: row["sent_bytes"], bytes_text),
+    SweepColumn(
+        "sent", "sent", lambda row: row["sent_bytes"], bytes_text, long="bytes that a rank sends"
+    ),
     _PEAK,
 )
 #: Those of `memory`.
@@ -73,9 +87,9 @@ FOOTPRINT = (
     _held("parameters"),
     _held("gradients"),
     _held("optimizer"),
-    SweepColumn("others", "others", _passing, bytes_text),
+    SweepColumn("others", "others", _passing, bytes_text, long="other memory at the peak"),
     _PEAK,
-    SweepColumn("host", "host", lambda row: row["host_bytes"], bytes_text),
+    SweepColumn("host", "host", lambda row: row["host_bytes"], bytes_text, long="host memory"),
 )
 
 
@@ -87,13 +101,14 @@ def _timed(
     *,
     more: bool = False,
     aliases: tuple[str, ...] = (),
+    long: str = "",
 ) -> SweepColumn:
     """A figure of the time; what a job does not have is a dash."""
 
     def shown(value: Any) -> str:
         return "-" if value is None else text(value)
 
-    return SweepColumn(name, title, lambda row: row["time"][field], shown, more, aliases)
+    return SweepColumn(name, title, lambda row: row["time"][field], shown, more, aliases, long)
 
 
 def _share(value: float) -> str:
@@ -103,15 +118,23 @@ def _share(value: float) -> str:
 #: Those of `time`.
 TIME = (
     _RANKS,
-    _timed("time", "step", "step_seconds", seconds_text, aliases=("step",)),
-    _timed("tokens", "tokens/s", "tokens_per_second", "{:,.0f}".format, more=True),
-    _timed("each", "a rank", "tokens_per_second_per_rank", "{:,.1f}".format, more=True),
-    _timed("mfu", "MFU", "mfu", _share, more=True),
-    _timed("hfu", "HFU", "hfu", _share, more=True),
+    _timed("time", "step", "step_seconds", seconds_text, aliases=("step",), long="time of a step"),
+    _timed(
+        *("tokens", "tokens/s", "tokens_per_second", "{:,.0f}".format),
+        more=True,
+        long="tokens per second",
+    ),
+    _timed(
+        *("each", "a rank", "tokens_per_second_per_rank", "{:,.1f}".format),
+        more=True,
+        long="tokens per second per rank",
+    ),
+    _timed("mfu", "MFU", "mfu", _share, more=True, long="model FLOPs utilization (MFU)"),
+    _timed("hfu", "HFU", "hfu", _share, more=True, long="hardware FLOPs utilization (HFU)"),
     _PEAK,
     FITS,
-    _timed("bubble", "bubble", "bubble_share", _share),
-    _timed("exposed", "exposed", "exposed_share", _share),
+    _timed("bubble", "bubble", "bubble_share", _share, long="share of the pipeline bubble"),
+    _timed(*("exposed", "exposed", "exposed_share", _share), long="share of exposed communication"),
 )
 
 

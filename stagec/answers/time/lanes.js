@@ -1,22 +1,77 @@
 // Pictures of `stagec time --html` on one axis of time: a canvas with a row for each lane.
 
-const GUTTER = 140, RIGHT = 12, NARROW = 1.3, COARSE = 40;
+const RIGHT = 12, NARROW = 1.3, COARSE = 40, NAMED = 48;
+// The color of each kind of node, of those of all charts.
+const KIND_COLORS = { forward: 0, backward: 2, weights: 7, recompute: 5, gradient: 4, optimizer: 6, collective: 1, message: 3, copy: 8, wait: 11 };
 const view = { from: 0, to: picture.step };
 const panels = [];
 let cursor = null;
+// Pixels of a line of text, of the names at the left, and the pen of a picture that is saved.
+let em = 14, GUTTER = 140, saved = null;
 
-const style = () => getComputedStyle(document.documentElement);
-const kindColor = (kind) => style().getPropertyValue(`--k-${kinds[kind]}`).trim();
 let colors = {};
 function readColors() {
-  const now = style(), of = (name) => now.getPropertyValue(name).trim();
-  colors = { kinds: kinds.map((kind) => of(`--k-${kind}`)) };
-  for (const name of ["back", "text", "quiet", "line", "mark", "idle", "path", "memory", "static", "inside", "alarm"]) colors[name] = of(`--${name}`);
+  const now = getComputedStyle(document.documentElement), probe = make(document.body, "i");
+  const of = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; };
+  colors = { kinds: kinds.map((kind) => of(`c${KIND_COLORS[kind]}`)), inks: kinds.map((kind) => of(`i${KIND_COLORS[kind]}`)) };
+  for (const name of ["back", "text", "quiet", "line", "idle", "alarm", "c0", "c5"]) colors[name] = of(name);
+  probe.remove();
+  em = parseFloat(now.fontSize);
+}
+
+// A pen that draws as that of a canvas does, into an SVG.
+class SvgPen {
+  constructor(width, height, measure) {
+    this.root = fill(document.createElementNS(svgSpace, "svg"), { xmlns: svgSpace, width, height, viewBox: `0 0 ${width} ${height}` });
+    Object.assign(this, { at: this.root, stack: [], path: "", box: null, globalAlpha: 1, lineWidth: 1, textAlign: "left", measure });
+  }
+
+  measureText(text) { this.measure.font = this.font; return this.measure.measureText(text); }
+
+  add(tag, attributes, text) {
+    if (this.globalAlpha < 1) attributes.opacity = this.globalAlpha;
+    for (const [name, value] of Object.entries(attributes)) if (typeof value === "number") attributes[name] = +value.toFixed(2);
+    return shape(this.at, tag, attributes, text);
+  }
+
+  fillRect(x, y, width, height) { this.add("rect", { x, y, width, height, fill: this.fillStyle }); }
+
+  fillText(text, x, y) {
+    const [, weight, size] = /^(600 )?([\d.]+px)/.exec(this.font), anchor = { center: "middle", right: "end", left: "start" }[this.textAlign];
+    const look = { fill: this.fillStyle, "font-size": size, "font-family": "system-ui, sans-serif", "font-weight": weight ? 600 : 400 };
+    this.add("text", { x, y: y + parseFloat(size) * 0.35, "text-anchor": anchor, ...look }, text);
+  }
+
+  beginPath() { this.path = ""; }
+
+  moveTo(x, y) { this.path += `M${x.toFixed(2)},${y.toFixed(2)}`; }
+
+  lineTo(x, y) { this.path += `L${x.toFixed(2)},${y.toFixed(2)}`; }
+
+  closePath() { this.path += "Z"; }
+
+  rect(x, y, width, height) { this.box = { x, y, width, height }; }
+
+  clip() {
+    const { x, y, width, height } = this.box;
+    this.at = shape(this.at, "svg", { ...this.box, viewBox: `${x} ${y} ${width} ${height}` });
+  }
+
+  save() { this.stack.push(this.at); }
+
+  restore() { this.at = this.stack.pop(); }
+
+  stroke() { this.add("path", { d: this.path, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth }); }
+
+  fill() { this.add("path", { d: this.path, fill: this.fillStyle }); }
 }
 
 class Panel {
-  constructor(parent, label) {
-    this.canvas = make(parent, "canvas", { role: "img", tabindex: 0, "aria-label": label });
+  constructor(parent, title, label) {
+    const figure = make(byId(parent), "figure");
+    make(make(figure, "figcaption"), "h2", {}, title);
+    this.canvas = make(figure, "canvas", { role: "img", tabindex: 0, "aria-label": label });
+    addExport(figure, () => this.drawn());
     this.canvas.addEventListener("pointermove", (event) => this.move(event));
     this.canvas.addEventListener("pointerdown", (event) => this.grab(event));
     this.canvas.addEventListener("pointerup", (event) => this.release(event));
@@ -37,51 +92,71 @@ class Panel {
     return view.from + (event.clientX - box.left - GUTTER) / this.scale;
   }
 
-  begin(height) {
-    const ratio = window.devicePixelRatio || 1;
-    this.height = height;
-    this.canvas.style.height = `${height}px`;
-    this.canvas.width = Math.round(this.canvas.clientWidth * ratio);
-    this.canvas.height = Math.round(height * ratio);
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, this.canvas.clientWidth, height);
-    pen.font = "12px system-ui, sans-serif";
-    pen.textBaseline = "middle";
-    return (this.pen = pen);
+  // The picture as an SVG in the colors of paper.
+  drawn() {
+    document.documentElement.style.colorScheme = "light";
+    readColors();
+    saved = true;
+    this.draw();
+    const { root } = saved;
+    saved = null;
+    document.documentElement.style.colorScheme = "";
+    readColors();
+    drawAll();
+    return root;
   }
 
-  // Ticks of the axis at the bottom, from `top` on.
+  begin(height) {
+    this.height = height;
+    const wide = this.canvas.clientWidth, real = this.canvas.getContext("2d");
+    if (saved) {
+      this.pen = saved = new SvgPen(wide, height, real);
+    } else {
+      const ratio = window.devicePixelRatio || 1;
+      this.canvas.style.height = `${height}px`;
+      this.canvas.width = Math.round(wide * ratio);
+      this.canvas.height = Math.round(height * ratio);
+      real.setTransform(ratio, 0, 0, ratio, 0, 0);
+      this.pen = real;
+    }
+    this.pen.font = `${0.86 * em}px system-ui, sans-serif`;
+    this.pen.textBaseline = "middle";
+    return this.pen;
+  }
+
+  // Ticks of the axis at the bottom, from `top` on, and what it is of.
   axis(top) {
     const pen = this.pen, span = view.to - view.from;
-    const [unit, name] = unitOf(Math.max(view.to, 1), 1000, ["ps", "ns", "µs", "ms", "s"]);
-    const step = tickStep(span, this.width / 110, unit);
+    const [unit, name] = unitOf(Math.max(view.to, 1), 1000, TIME_UNITS);
+    const step = tickStep(span, this.width / (8 * em), unit);
     const digits = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
-    pen.fillStyle = colors.quiet;
+    const end = GUTTER + this.width;
     pen.textAlign = "center";
     for (let time = Math.ceil(view.from / step) * step; time <= view.to; time += step) {
-      const x = Math.round(this.x(time));
+      const x = Math.round(this.x(time)), text = `${(time / unit).toFixed(digits)} ${name}`;
       pen.fillStyle = colors.line;
       pen.fillRect(x, 0, 1, top + 4);
       pen.fillStyle = colors.quiet;
-      pen.fillText(`${(time / unit).toFixed(digits)} ${name}`, Math.min(x, this.canvas.clientWidth - 24), top + 13);
+      const half = pen.measureText(text).width / 2;
+      pen.fillText(text, Math.max(GUTTER + half, Math.min(x, end - half)), top + 0.95 * em);
     }
+    this.label("time of the step", top + 0.95 * em);
   }
 
   label(text, y, strong) {
-    const pen = this.pen;
+    const pen = this.pen, { font } = pen;
     pen.textAlign = "right";
     pen.fillStyle = strong ? colors.text : colors.quiet;
-    pen.font = `${strong ? "600 " : ""}12px system-ui, sans-serif`;
+    if (strong) pen.font = `600 ${font}`;
     pen.fillText(shortened(pen, text, GUTTER - 12), GUTTER - 8, y);
-    pen.font = "12px system-ui, sans-serif";
+    pen.font = font;
   }
 
   line() {
-    if (cursor === null || cursor < view.from || cursor > view.to) return;
-    this.pen.fillStyle = colors.mark;
+    if (cursor === null || saved || cursor < view.from || cursor > view.to) return;
+    this.pen.fillStyle = colors.text;
     this.pen.globalAlpha = 0.55;
-    this.pen.fillRect(Math.round(this.x(cursor)), 0, 1, this.height - 20);
+    this.pen.fillRect(Math.round(this.x(cursor)), 0, 1, this.height - 1.5 * em);
     this.pen.globalAlpha = 1;
   }
 
@@ -108,17 +183,24 @@ class Panel {
       if (this.held.moved) look(this.held.from - by, this.held.to - by);
       return;
     }
-    const time = this.timeAt(event);
-    const y = event.clientY - this.canvas.getBoundingClientRect().top;
-    tip.replaceChildren();
-    const inside = time >= view.from && time <= view.to && this.tell(time, y);
-    if (inside) placeTip(event.clientX, event.clientY); else tip.hidden = true;
-    cursor = inside ? time : null;
+    this.last = event;
+    this.tellHere();
     drawSoon();
   }
 
+  // Says what is under the pointer, after it or the window of time has moved.
+  tellHere() {
+    if (!this.last) return;
+    const time = this.timeAt(this.last), y = this.last.clientY - this.canvas.getBoundingClientRect().top;
+    tip.replaceChildren();
+    const inside = time >= view.from && time <= view.to && this.tell(time, y);
+    if (inside) placeTip(this.last.clientX, this.last.clientY); else hideTip();
+    cursor = inside ? time : null;
+  }
+
   leave() {
-    tip.hidden = true;
+    this.last = null;
+    hideTip();
     cursor = null;
     drawSoon();
   }
@@ -183,13 +265,15 @@ class Columns {
 }
 
 const lightPart = picture.parts.indexOf("element-wise");
+// Forward, weights, and all else of an action, whose parts are one run.
+const groupOf = kinds.map((kind) => ["forward", "weights"].indexOf(kind));
 
 function drawLane(panel, lane, stream, y, height, waits) {
-  const pen = panel.pen, columns = new Columns(panel), marks = [];
+  const pen = panel.pen, columns = new Columns(panel), runs = [];
   const rect = (kind, start, end, faint) => {
     const x0 = Math.max(GUTTER, panel.x(start)), x1 = Math.min(GUTTER + panel.width, panel.x(end));
     pen.fillStyle = colors.kinds[kind];
-    pen.globalAlpha = faint ? 0.6 : 1;
+    pen.globalAlpha = faint;
     pen.fillRect(x0, y, Math.max(0.8, x1 - x0 - (x1 - x0 > 4 ? 0.6 : 0)), height);
     pen.globalAlpha = 1;
     return [x0, x1];
@@ -199,41 +283,69 @@ function drawLane(panel, lane, stream, y, height, waits) {
     for (let i = Math.max(0, lastUpTo(waits.starts, view.from)); i < waits.starts.length && waits.starts[i] < view.to; i += 1) {
       const [start, end] = [waits.starts[i], waits.ends[i]];
       if (end < view.from) continue;
-      if ((end - start) * panel.scale < NARROW) columns.add(wait, start, end, end - start); else rect(wait, start, end);
+      if ((end - start) * panel.scale < NARROW) columns.add(wait, start, end, end - start); else rect(wait, start, end, 1);
     }
   }
+  const found = [];
   for (let i = Math.max(0, lastUpTo(lane.firsts, view.from)); i < lane.firsts.length && lane.firsts[i] < view.to; i += 1) {
     if (lane.lasts[i] < view.from) continue;
     const on = entryOf(lane.entries[i]).streams.get(stream), wide = (lane.lasts[i] - lane.firsts[i]) * panel.scale;
+    let named = false;
     if (wide < COARSE) {
       for (const [kind, time] of on.share) columns.add(kind, lane.firsts[i], lane.lasts[i], time);
-      if (stream === COMPUTE && wide > 5 && on.places.length > 1) marks.push(i);
-    } else drawNodes(panel, lane, i, on, columns, rect, y, height);
+      if (wanted && on.places.some((place) => wanted[entryOf(lane.entries[i]).nodes[place]])) found.push([lane.firsts[i], lane.lasts[i]]);
+    } else named = drawNodes(panel, lane, i, on, columns, rect, y, height, found);
+    if (stream === COMPUTE) addRun(panel, runs, lane, i, on, named);
   }
   columns.draw(y, height, stream === COMPUTE ? 0 : 5);
+  pen.fillStyle = colors.alarm;
+  for (const [start, end] of found) pen.fillRect(Math.max(GUTTER, panel.x(start)), y - 2, Math.max(2, (end - start) * panel.scale), 3);
+  drawRuns(panel, runs, y, height);
+}
+
+// Pieces of one action and one microbatch that follow each other are a run.
+function addRun(panel, runs, lane, i, on, named) {
+  if (on.kind === undefined) on.kind = [...on.share].reduce((most, each) => (each[1] > most[1] ? each : most))[0];
+  const last = runs[runs.length - 1], numbers = lane.microbatches[i], group = groupOf[on.kind];
+  const near = last && (lane.firsts[i] - last.to) * panel.scale < 3;
+  if (near && last.numbers === numbers && last.group === group) {
+    last.to = lane.lasts[i];
+    last.named ||= named;
+  } else runs.push({ numbers, group, kind: on.kind, from: lane.firsts[i], to: lane.lasts[i], named });
+}
+
+function drawRuns(panel, runs, y, height) {
+  const pen = panel.pen, right = GUTTER + panel.width;
   pen.textAlign = "center";
-  for (const i of marks) {
-    const x0 = panel.x(lane.firsts[i]), x1 = panel.x(lane.lasts[i]);
+  for (const run of runs) {
+    const x0 = Math.max(GUTTER, panel.x(run.from)), x1 = Math.min(right, panel.x(run.to));
+    if (x1 - x0 < 5) continue;
     pen.fillStyle = colors.back;
-    if (x0 > GUTTER) pen.fillRect(Math.round(x0), y, 0.7, height);
-    const text = microbatchesOf(lane, i).join("+");
-    pen.fillStyle = colors.inside;
-    if (text && height >= 14 && pen.measureText(text).width < x1 - x0 - 3 && x0 > GUTTER && x1 < GUTTER + panel.width) pen.fillText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
+    if (x0 > GUTTER) pen.fillRect(Math.round(x0), y, 0.8, height);
+    const text = picture.microbatches[run.numbers].join("+");
+    if (!text || run.named || run.kind > 3 || height < em || pen.measureText(text).width > x1 - x0 - 3) continue;
+    pen.fillStyle = colors.inks[run.kind];
+    pen.fillText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
   }
 }
 
-function drawNodes(panel, lane, piece, on, columns, rect, y, height) {
+// Draws the nodes of a piece, and says whether names are in it.
+function drawNodes(panel, lane, piece, on, columns, rect, y, height, found) {
   const pen = panel.pen, entry = entryOf(lane.entries[piece]), base = lane.bases[piece];
+  let named = false;
   for (const place of on.places) {
     const start = base + entry.starts[place], end = base + entry.ends[place];
     if (end < view.from) continue;
     if (start > view.to) break;
-    const row = picture.nodes[entry.nodes[place]], wide = (end - start) * panel.scale;
+    const row = picture.nodes[entry.nodes[place]], wide = (end - start) * panel.scale, hit = wanted && wanted[entry.nodes[place]];
+    if (hit) found.push([start, end]);
     if (wide < NARROW) { columns.add(row[KIND], start, end, end - start); continue; }
-    const [x0, x1] = rect(row[KIND], start, end, row[PART] === lightPart);
-    if (x1 - x0 < 24 || height < 12 || !row[TITLE]) continue;
-    pen.fillStyle = colors.inside;
+    const [x0, x1] = rect(row[KIND], start, end, wanted && !hit ? 0.3 : row[PART] === lightPart ? 0.7 : 1);
+    if (x1 - x0 < NAMED || height < 12 || !row[TITLE] || (wanted && !hit)) continue;
+    named = true;
+    pen.fillStyle = colors.inks[row[KIND]];
     pen.textAlign = "left";
     pen.fillText(shortened(pen, row[TITLE].split("/").pop(), x1 - x0 - 7), x0 + 4, y + height / 2 + 0.5);
   }
+  return named;
 }

@@ -1,7 +1,8 @@
-// The page of `stagec time --html`: figures, the schedule of all classes, the streams and the memory of
-// one, where its time goes, and what would help.
-const byId = (id) => document.getElementById(id);
-let shown = picture.shown;
+// The page of `stagec time --html`: the schedule of all classes, the streams and the memory of one, and
+// where its time goes.
+let shown = Math.min(picture.classes.length - 1, Number(state.get("class") || picture.shown));
+// Of each node whether the search wants it; null without a search. `places` are those of the class.
+let wanted = null, places = [], place = -1;
 
 // -- the window of time ---------------------------------------------------------------------------
 
@@ -9,6 +10,9 @@ function look(from, to) {
   const span = Math.min(picture.step, Math.max(to - from, 1000));
   view.from = Math.max(0, Math.min(from, picture.step - span));
   view.to = view.from + span;
+  const whole = span >= picture.step;
+  remember("from", whole ? null : Math.round(view.from));
+  remember("to", whole ? null : Math.round(view.to));
   drawSoon();
 }
 
@@ -25,9 +29,11 @@ function drawSoon() {
 }
 
 function drawAll() {
+  GUTTER = Math.round(Math.min(10 * em, 0.27 * document.body.clientWidth));
+  for (const panel of panels) panel.tellHere();
   for (const panel of panels) panel.draw();
-  const all = view.to - view.from >= picture.step;
-  byId("window").textContent = all ? `the whole step, ${timeText(picture.step)}`
+  const whole = view.to - view.from >= picture.step;
+  byId("window").textContent = whole ? `the whole step, ${timeText(picture.step)}`
     : `${timeText(Math.round(view.from))} to ${timeText(Math.round(view.to))}, ${timeText(Math.round(view.to - view.from))} of ${timeText(picture.step)}`;
 }
 
@@ -41,8 +47,6 @@ function tellWhere(each, time) {
   make(rest, "div", {}, `${each.name}: ${many}`);
   make(rest, "div", {}, `${timeText(Math.round(time))} after the start`);
 }
-
-function colored(parent, color) { make(parent, "i", { class: "swatch" }).style.background = color; }
 
 function tellNode(each, lane, stream, time, near) {
   const found = nodeAt(lane, stream, time, near);
@@ -80,13 +84,13 @@ function waitAt(each, stream, time) {
 // -- the panels -----------------------------------------------------------------------------------
 
 class Schedule extends Panel {
-  get row() { const n = picture.classes.length; return n <= 8 ? 28 : n <= 16 ? 22 : n <= 40 ? 15 : 10; }
+  get row() { const n = picture.classes.length; return em * (n <= 8 ? 2 : n <= 16 ? 1.6 : n <= 40 ? 1.1 : 0.7); }
 
   draw() {
     const count = picture.classes.length, row = this.row, bottom = count * row;
-    const pen = this.begin(bottom + 26);
+    const pen = this.begin(bottom + 2 * em);
     this.axis(bottom + 2);
-    const every = row < 14 ? Math.ceil(14 / row) : 1;
+    const every = Math.max(1, Math.ceil(em / row));
     picture.classes.forEach((each, i) => {
       pen.fillStyle = colors.idle;
       pen.fillRect(GUTTER, i * row + 1, this.width, row - 3);
@@ -103,7 +107,7 @@ class Schedule extends Panel {
     pen.beginPath();
     pen.rect(GUTTER, 0, this.width, this.height);
     pen.clip();
-    pen.strokeStyle = colors.path;
+    pen.strokeStyle = colors.text;
     pen.lineWidth = 2;
     pen.beginPath();
     for (let i = 0, at = 0; i < picture.path.length; i += 2) {
@@ -125,28 +129,30 @@ class Schedule extends Panel {
 
   click(event) {
     const at = Math.floor((event.clientY - this.canvas.getBoundingClientRect().top) / this.row);
-    if (at >= 0 && at < picture.classes.length) choose(at);
+    if (at >= 0 && at < picture.classes.length) showClass(at);
   }
 }
 
 class Streams extends Panel {
   get lanes() { return [...lanesOf(picture.classes[shown])].sort((a, b) => a[0] - b[0]); }
 
+  get row() { return 1.7 * em; }
+
   draw() {
-    const each = picture.classes[shown], lanes = this.lanes, row = 24, bottom = lanes.length * row;
-    const pen = this.begin(bottom + 26);
+    const each = picture.classes[shown], lanes = this.lanes, row = this.row, bottom = lanes.length * row;
+    const pen = this.begin(bottom + 2 * em);
     this.axis(bottom + 2);
     lanes.forEach(([stream, lane], i) => {
       pen.fillStyle = colors.idle;
-      pen.fillRect(GUTTER, i * row + 1, this.width, row - 4);
-      drawLane(this, lane, stream, i * row + 1, row - 4, stream === COMPUTE ? waitsOf(each) : null);
-      this.label(picture.streams[stream].replace("collectives over", "over"), i * row + row / 2 - 1, stream === COMPUTE);
+      pen.fillRect(GUTTER, i * row + 2, this.width, row - 4);
+      drawLane(this, lane, stream, i * row + 2, row - 4, stream === COMPUTE ? waitsOf(each) : null);
+      this.label(picture.streams[stream].replace("collectives over", "over"), i * row + row / 2, stream === COMPUTE);
     });
     this.line();
   }
 
   tell(time, y) {
-    const found = this.lanes[Math.floor(y / 24)];
+    const found = this.lanes[Math.floor(y / this.row)];
     if (!found) return false;
     tellNode(picture.classes[shown], found[1], found[0], time, 2 / this.scale);
     return true;
@@ -155,8 +161,8 @@ class Streams extends Panel {
 
 class Memory extends Panel {
   draw() {
-    const each = picture.classes[shown], held = memoryOf(each), top = 20, high = 150;
-    const pen = this.begin(held ? top + high + 26 : 30);
+    const each = picture.classes[shown], held = memoryOf(each), top = 1.5 * em, high = 11 * em;
+    const pen = this.begin(held ? top + high + 2 * em : 2 * em);
     if (!held) {
       this.label("memory", 12);
       pen.textAlign = "left";
@@ -164,10 +170,10 @@ class Memory extends Panel {
       return;
     }
     this.axis(top + high + 2);
-    const limit = data.capacity, most = each.memory.peak;
-    const upTo = 1.06 * (limit && limit < 2.5 * most ? Math.max(most, limit) : most);
+    const limit = data.capacity, most = each.memory.peak, near = limit && limit < 4 * most;
+    const upTo = 1.06 * (near ? Math.max(most, limit) : most);
     const y = (value) => top + high - (value / upTo) * high;
-    const [unit, name] = unitOf(upTo, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]), step = tickStep(upTo, 6, unit);
+    const [unit, name] = unitOf(upTo, 1024, BYTE_UNITS), step = tickStep(upTo, 6, unit);
     for (let value = 0; value <= upTo; value += step) {
       pen.fillStyle = colors.line;
       pen.fillRect(GUTTER, Math.round(y(value)), this.width, 1);
@@ -178,12 +184,14 @@ class Memory extends Panel {
     pen.textAlign = x < GUTTER + this.width / 2 ? "left" : "right";
     pen.fillStyle = colors.text;
     const where = at < view.from || at > view.to ? " (not in this window)" : "";
-    pen.fillText(`peak ${bytesText(most)}${where}, ${bytesText(each.memory.static)} of it always`, x, y(most) - 9);
-    if (limit && limit <= upTo) {
+    pen.fillText(`peak ${bytesText(most)}${where}`, x, y(most) - 0.65 * em);
+    if (limit) {
+      const line = near ? y(limit) : 1, below = near && y(limit) < em;
       pen.fillStyle = colors.alarm;
-      pen.fillRect(GUTTER, y(limit), this.width, 1.5);
-      pen.textAlign = "right";
-      pen.fillText(`memory of the device: ${bytesText(limit)}`, GUTTER + this.width, y(limit) - 8);
+      pen.fillRect(GUTTER, line, this.width, 1.5);
+      pen.textAlign = pen.textAlign === "left" ? "right" : "left";
+      const text = `memory of the device: ${bytesText(limit)}${near ? "" : ", above the axis"}`;
+      pen.fillText(text, pen.textAlign === "right" ? GUTTER + this.width : GUTTER + 4, line + (near && !below ? -0.6 : 0.75) * em);
     }
     this.line();
   }
@@ -206,9 +214,9 @@ class Memory extends Panel {
     }
     pen.lineTo(this.x(view.to), y(0));
     pen.closePath();
-    pen.fillStyle = colors.memory;
+    pen.fillStyle = colors.c5;
     pen.fill();
-    pen.fillStyle = colors.static;
+    pen.fillStyle = colors.c0;
     pen.fillRect(GUTTER, y(fixed), this.width, y(0) - y(fixed));
     pen.restore();
   }
@@ -225,144 +233,109 @@ class Memory extends Panel {
     const i = lastUpTo(held.times, time);
     const value = i < 0 ? each.memory.static : held.bytes[i];
     make(tip, "b", {}, bytesText(value));
-    make(tip, "div", {}, `${exact(value)} bytes, ${exact(value - each.memory.static)} of them of this moment`);
+    make(tip, "div", {}, `${exact(value)} bytes: ${bytesText(each.memory.static)} for the whole step, ${bytesText(value - each.memory.static)} at this moment`);
     tellWhere(each, time);
     return true;
   }
 }
 
-// -- where the time goes --------------------------------------------------------------------------
+// -- the search -----------------------------------------------------------------------------------
 
-const FIXED = ["matrix products", "attention", "element-wise", "launch gaps", "interference"];
-function partColor(name, number) {
-  if (FIXED.includes(name)) return `var(--p-${FIXED.indexOf(name)})`;
-  if (name === "bubble") return "var(--idle)";
-  if (name === "optimizer") return "var(--k-optimizer)";
-  if (name === "host copies") return "var(--k-copy)";
-  if (name.endsWith("message")) return "var(--k-message)";
-  return `color-mix(in srgb, var(--k-collective) ${[100, 72, 50][number % 3]}%, var(--k-gradient))`;
-}
-const exposed = picture.parts.filter((name) => name.startsWith("exposed") && !name.endsWith("message"));
-const colorOf = (part) => partColor(picture.parts[part], Math.max(0, exposed.indexOf(picture.parts[part])));
-const percent = (part) => `${(100 * part / picture.step).toFixed(1)}%`;
-
-function drawBreakdown() {
-  const stack = byId("stack"), table = byId("parts");
-  stack.replaceChildren();
-  table.replaceChildren();
-  const order = picture.parts.map((_, part) => picture.classes.reduce((sum, each) => sum + (each.breakdown.find(([p]) => p === part) || [0, 0])[1], 0));
-  picture.classes.forEach((each, i) => {
-    const name = make(stack, "span", { class: i === shown ? "name shown" : "name" }, each.name);
-    name.addEventListener("click", () => choose(i));
-    const bar = make(stack, "div", { class: "parts" });
-    const parts = each.breakdown.filter(([part]) => part !== 0).sort((a, b) => order[b[0]] - order[a[0]]);
-    for (const [part, time] of parts) {
-      const box = make(bar, "i");
-      box.style.width = `${100 * time / picture.step}%`;
-      box.style.background = colorOf(part);
-      box.addEventListener("pointermove", (event) => {
-        tip.replaceChildren();
-        make(tip, "b", {}, picture.parts[part]);
-        make(tip, "div", {}, `${timeText(time)}, ${percent(time)} of the step of ${each.name}`);
-        placeTip(event.clientX, event.clientY);
+// Marks what has these words in its name or op, and lists where it is in the class that is shown.
+function search(text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const has = (row) => words.every((word) => `${row[TITLE]} ${row[OP]}`.toLowerCase().includes(word));
+  wanted = words.length ? picture.nodes.map(has) : null;
+  places = [];
+  place = -1;
+  if (wanted) {
+    for (const [stream, lane] of lanesOf(picture.classes[shown])) {
+      lane.entries.forEach((number, i) => {
+        const entry = entryOf(number);
+        for (const at of entry.streams.get(stream).places) {
+          if (wanted[entry.nodes[at]]) places.push([lane.bases[i] + entry.starts[at], lane.bases[i] + entry.ends[at]]);
+        }
       });
-      box.addEventListener("pointerleave", () => { tip.hidden = true; });
     }
-  });
-  const each = picture.classes[shown];
-  rowOf(table, "th", "", `${each.name}`, "time", "share");
-  for (const [part, time] of each.breakdown) rowOf(table, "td", colorOf(part), picture.parts[part], timeText(time), percent(time));
-  rowOf(table, "th", "", "the step", timeText(each.breakdown.reduce((sum, [, time]) => sum + time, 0)), "100.0%");
-}
-
-function rowOf(table, tag, color, name, ...numbers) {
-  const line = make(table, "tr"), first = make(line, tag);
-  if (color) colored(first, color);
-  first.append(`${color ? " " : ""}${name}`);
-  for (const text of numbers) make(line, tag, { class: "number" }, text);
-}
-
-function drawLevers() {
-  const box = byId("levers");
-  const rows = [{ name: "as it is", step_seconds: picture.step / 1e12, speedup: 1 }, ...data.levers];
-  for (const lever of rows) {
-    make(box, "span", {}, lever.name);
-    const track = make(box, "div", { class: lever.speedup === 1 && lever.name === "as it is" ? "track now" : "track" });
-    make(track, "i").style.width = `${Math.min(100, 100 * lever.step_seconds * 1e12 / picture.step)}%`;
-    const gain = lever.name === "as it is" ? "" : `, ${(100 * (lever.speedup - 1)).toFixed(1)}% faster`;
-    make(box, "span", {}, `${timeText(Math.round(lever.step_seconds * 1e12))}${gain}`);
+    places.sort((a, b) => a[0] - b[0]);
   }
+  const time = places.reduce((sum, [start, end]) => sum + end - start, 0);
+  byId("count").textContent = wanted ? `${exact(places.length)} in ${picture.classes[shown].name}, ${timeText(time)}` : "";
+  remember("find", text);
+  drawSoon();
 }
 
-function drawPath() {
-  const table = byId("path");
-  const head = make(table, "tr");
-  for (const name of ["class", "phase", "op", "counts as"]) make(head, "th", {}, name);
-  for (const name of ["nodes", "time", "share"]) make(head, "th", { class: "number" }, name);
-  const shownLinks = data.path.slice(0, 14), rest = data.path.slice(14);
-  const sum = (links, key) => links.reduce((total, link) => total + link[key], 0);
-  if (rest.length) shownLinks.push({ class: `${rest.length} others`, phase: "", op: "", part: "", nodes: sum(rest, "nodes"), seconds: sum(rest, "seconds") });
-  for (const link of shownLinks) {
-    const line = make(table, "tr");
-    for (const key of ["class", "phase", "op", "part"]) make(line, "td", {}, link[key]);
-    const time = Math.round(link.seconds * 1e12);
-    for (const text of [exact(link.nodes), timeText(time), percent(time)]) make(line, "td", { class: "number" }, text);
-  }
+function goTo(by) {
+  if (!places.length) return;
+  place = (place + by + places.length) % places.length;
+  const [start, end] = places[place], span = Math.max(8 * (end - start), 1000);
+  look((start + end - span) / 2, (start + end + span) / 2);
+  byId("count").textContent = `${exact(place + 1)} of ${exact(places.length)}, ${timeText(end - start)}`;
 }
 
 // -- the page -------------------------------------------------------------------------------------
 
-function choose(number) {
+const percent = (part) => `${(100 * part / picture.step).toFixed(1)}%`;
+
+function drawParts() {
+  const table = byId("parts"), each = picture.classes[shown];
+  table.replaceChildren();
+  const row = (tag, ...texts) => {
+    const line = make(table, "tr");
+    texts.forEach((text, i) => make(line, tag, i ? { class: "number" } : {}, text));
+  };
+  row("th", each.name, "time", "share of the step");
+  for (const [part, time] of each.breakdown) row("td", picture.parts[part], timeText(time), percent(time));
+  row("th", "the step", timeText(each.breakdown.reduce((sum, [, time]) => sum + time, 0)), "100.0%");
+}
+
+function showClass(number) {
   shown = number;
   byId("class").value = number;
-  drawBreakdown();
-  drawSoon();
+  remember("class", number);
+  drawParts();
+  search(byId("find").value);
 }
 
 function addLegend() {
   const used = new Set(picture.nodes.map((row) => row[KIND])), box = byId("legend");
   if (picture.classes.some((each) => each.waits.length)) used.add(kinds.indexOf("wait"));
-  const names = { collective: "collective", message: "message of the pipeline", copy: "copy to or from the host", wait: "compute waits for communication" };
-  kinds.forEach((kind, number) => {
-    if (!used.has(number)) return;
-    const item = make(box, "span");
-    colored(item, `var(--k-${kind})`);
-    item.append(names[kind] || kind);
-  });
-  const idle = make(box, "span");
-  colored(idle, "var(--idle)");
-  idle.append("idle");
+  const names = { weights: "gradients of weights", gradient: "sum of gradients", collective: "collective", message: "message of the pipeline", copy: "copy to or from the host", wait: "compute waits for communication" };
+  const item = (color, name) => { const span = make(box, "span"); colored(span, color); span.append(name); };
+  kinds.forEach((kind, number) => { if (used.has(number)) item(`var(--c${KIND_COLORS[kind]})`, names[kind] || kind); });
+  item("var(--idle)", "idle");
   const line = make(box, "span");
-  make(line, "i", { class: "line" });
+  make(line, "i", { class: "stroke" });
   line.append("critical path");
+  item("var(--c0)", "memory for the whole step");
+  item("var(--c5)", "memory for a time");
 }
 
 function start() {
   readColors();
-  for (const [name, value] of data.facts) {
-    const fact = make(byId("facts"), "div");
-    make(fact, "b", {}, value);
-    make(fact, "span", {}, name);
-  }
-  const choice = byId("class");
+  const choice = byId("class"), find = byId("find");
   picture.classes.forEach((each, i) => make(choice, "option", { value: i }, `${each.name}: ${exact(each.ranks)} rank${each.ranks === 1 ? "" : "s"}`));
   choice.value = shown;
-  choice.addEventListener("change", () => choose(Number(choice.value)));
+  choice.addEventListener("change", () => showClass(Number(choice.value)));
+  whenChosen.push((key) => { if (key.startsWith("class")) showClass(Number(key.slice(5))); });
   byId("in").addEventListener("click", () => zoom(0.5));
   byId("out").addEventListener("click", () => zoom(2));
   byId("whole").addEventListener("click", () => look(0, picture.step));
+  find.value = state.get("find") || "";
+  find.addEventListener("input", () => search(find.value));
+  find.addEventListener("keydown", (event) => { if (event.key === "Enter") goTo(event.shiftKey ? -1 : 1); });
   addLegend();
-  new Schedule(byId("schedule"), `the schedule of ${picture.classes.length} rank classes over a step of ${timeText(picture.step)}`);
-  new Streams(byId("streams"), "what each stream of a rank runs");
-  new Memory(byId("memory"), "what a rank holds");
-  drawBreakdown();
-  drawLevers();
-  drawPath();
+  new Schedule("schedule", "Schedule", `the schedule of ${picture.classes.length} rank classes over a step of ${timeText(picture.step)}`);
+  new Streams("streams", "Streams of one rank", "what each stream of a rank runs");
+  new Memory("memory", "Memory of one rank", "what a rank holds");
+  if (state.has("from")) look(Number(state.get("from")), Number(state.get("to")));
+  drawParts();
+  if (find.value) search(find.value);
   drawAll();
 }
 
 addEventListener("keydown", (event) => {
-  if (event.target instanceof HTMLSelectElement || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("select, input, svg") || event.ctrlKey || event.metaKey || event.altKey) return;
   const by = (view.to - view.from) / 5;
   const keys = { "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: () => look(0, picture.step),
     ArrowLeft: () => look(view.from - by, view.to - by), ArrowRight: () => look(view.from + by, view.to + by) };
@@ -370,6 +343,7 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
   keys[event.key]();
 });
-addEventListener("resize", drawSoon);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColors(); drawSoon(); });
+const again = () => { readColors(); drawSoon(); };
+addEventListener("resize", again);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
 start();

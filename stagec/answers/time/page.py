@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
-from stagec.jobs.request.command_line import job_words
-from stagec.jobs.request.machine import used_text
-from stagec.output.page import part, render
+from stagec.jobs.request.command_line import step_command
+from stagec.output.chart import Bar, Bars, PlotAxis
+from stagec.output.page import Row, command, facts, figures, page, paragraphs, table
 from stagec.output.tables import bytes_text, count_text, verdict_text
 from stagec.support.words import counted
 
@@ -19,6 +17,24 @@ if TYPE_CHECKING:
     from stagec.answers.time.timed import Timed
 
 _SCRIPTS = "answers/time/data.js", "answers/time/lanes.js", "answers/time/page.js"
+#: Classes whose parts are drawn.
+_MOST_CLASSES = 128
+_BODY = """<div class="bar">
+<button type="button" id="out" aria-label="zoom out">−</button>
+<button type="button" id="in" aria-label="zoom in">+</button>
+<button type="button" id="whole">whole step</button>
+<label>streams and memory of <select id="class"></select></label>
+<input type="search" id="find" placeholder="search for an op" aria-label="search for an op">
+<span id="count" role="status"></span><span class="last" id="window"></span>
+</div>
+<div class="legend" id="legend"></div>
+<div id="schedule"></div>
+<div id="streams"></div>
+<div id="memory"></div>
+<p class="quiet">The schedule is the compute stream of a rank of each class; numbers are
+microbatches, and where there is more than a pixel can show, heights are shares of the time. Drag to
+move, Ctrl and wheel or + and − to zoom, 0 for the whole step; point at anything to see what it is,
+click a class to see its streams. Enter in the search goes to the next place of an op.</p>"""
 
 
 def step_page(timed: Timed, report: TimeReport) -> str:
@@ -26,36 +42,101 @@ def step_page(timed: Timed, report: TimeReport) -> str:
     from stagec.analysis.time_picture import time_picture
 
     machine = timed.machine
-    words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
-    if used := {level.name: level.used for level in machine.network if level.used is not None}:
-        words += ["--used-ranks", used_text(used)]
-    command = shlex.join([*words, *([] if timed.overlap else ["--no-overlap"])])
     picture = time_picture(timed.issued, timed.step, timed.plans)
-    return time_page(report, picture, command, machine.title, machine.memory.capacity.value)
+    commands = [step_command(timed.options, machine, overlap=timed.overlap)]
+    commands.append(f"{step_command(timed.options, None)} --html memory.html")
+    return time_page(report, picture, commands, machine.title, machine.memory.capacity.value)
 
 
 def time_page(
-    found: TimeReport, picture: Mapping[str, Any], command: str, title: str, capacity: float
+    found: TimeReport,
+    picture: Mapping[str, Any],
+    commands: Sequence[str],
+    title: str,
+    capacity: float,
 ) -> str:
     """The text of the page of a job, whose machine is called `title` and has so many bytes of
-    memory."""
+    memory; `commands` give its time and its memory."""
     mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
     about = f"{counted(found.ranks, 'rank')}: {mesh}. "
     about += " ".join(_left_out(picture, levers=bool(found.levers)))
-    body = "".join(f'<p class="about">{escape(text)}</p>' for text in (about, *found.cautions))
-    body += f"<div><code>{escape(command)}</code></div>"
-    told = found.as_json()
-    data = {
-        "facts": list(_facts(found)),
-        "capacity": round(capacity),
-        "levers": sorted(told["levers"], key=lambda each: float(each["step_seconds"])),
-        "path": told["critical_path"],
-        "picture": picture,
-    }
     name = f"{found.model} on {title}"
-    return render(
-        name, body + part("answers/time/page.html"), ("answers/time/page.css",), _SCRIPTS, data
+    charts = [_parts(picture, name)]
+    if found.levers:
+        charts.append(_levers(found, name))
+    body = [
+        *paragraphs([about, *found.cautions], "quiet"),
+        *map(command, commands, ("", "each buffer:")),
+        facts(_facts(found)),
+        _BODY,
+        figures(charts),
+        '<div class="rows"><table id="parts" aria-label="parts of the step"></table></div>',
+        "<h2>Critical path</h2>",
+        *paragraphs(
+            ["What the step is made of, from its start to its end, with the waits before each."],
+            "quiet",
+        ),
+        _path(found),
+    ]
+    data = {"capacity": round(capacity), "picture": picture}
+    return page(name, body, _SCRIPTS, data)
+
+
+def _parts(picture: Mapping[str, Any], about: str) -> Bars:
+    """Where the time of each class goes, without the bubble."""
+    bars = [
+        Bar(
+            each["name"],
+            {picture["parts"][p]: time / 1e12 for p, time in each["breakdown"] if p},
+            key=f"class{n}",
+        )
+        for n, each in enumerate(picture["classes"])
+    ]
+    sums = {n: sum(bar.parts.get(n, 0) for bar in bars) for bar in bars for n in bar.parts}
+    order = sorted(sums, key=lambda n: -sums[n])
+    bars = [Bar(b.name, {n: b.parts[n] for n in order if n in b.parts}, key=b.key) for b in bars]
+    return Bars(
+        title="Where the time of each class goes",
+        about=about,
+        bars=bars,
+        axis=PlotAxis("time without the bubble", seconds_text),
+        most=_MOST_CLASSES,
+        limit=(picture["step"] / 1e12, "the step"),
     )
+
+
+def _levers(found: TimeReport, about: str) -> Bars:
+    """The step on machines that are better in one respect."""
+    rows = [("as it is", found.step_seconds, 1.0)]
+    rows += sorted(
+        ((each.name, each.step_seconds, each.speedup) for each in found.levers),
+        key=lambda row: row[1],
+    )
+    bars = [
+        Bar(f"{name} ({speedup - 1:.1%} faster)" if n else name, {"time of the step": seconds})
+        for n, (name, seconds, speedup) in enumerate(rows)
+    ]
+    return Bars(
+        title="What would help: machines that are better in one respect",
+        about=about,
+        bars=bars,
+        axis=PlotAxis("time of the step", seconds_text),
+    )
+
+
+def _path(found: TimeReport) -> str:
+    heads = ["class", "phase", "op", "counts as", "nodes", "time", "share of the step"]
+    rows = [
+        Row(
+            [p.cls, p.phase, p.op, p.part, p.nodes, p.seconds, p.seconds / found.step_seconds],
+            [
+                *(p.cls, p.phase, p.op, p.part, f"{p.nodes:,}", seconds_text(p.seconds)),
+                f"{p.seconds / found.step_seconds:.1%}",
+            ],
+        )
+        for p in found.critical_path[:_MOST_CLASSES]
+    ]
+    return table(heads, rows, "path")
 
 
 def _facts(found: TimeReport) -> Iterator[tuple[str, str]]:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.jobs.request.flags import SHORTHANDS, words
+from stagec.jobs.request.machine import used_text
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import STEP
 from stagec.jobs.request.units import settled
 
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
 #: The options of a step of serving.
 _SERVING = ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode")
+
+
+def step_command(options: JobOptions, machine: Machine | None, *, overlap: bool = True) -> str:
+    """The command that answers for a step: `stagec time` on a machine, or `stagec memory`."""
+    if machine is None:
+        return shlex.join(["stagec", "memory", *job_words(options)])
+    said = ["stagec", "time", *job_words(options), "--machine", machine.name]
+    if used := {level.name: level.used for level in machine.network if level.used is not None}:
+        said += ["--used-ranks", used_text(used)]
+    return shlex.join([*said, *([] if overlap else ["--no-overlap"])])
 
 
 def job_words(options: JobOptions) -> Iterator[str]:
