@@ -59,9 +59,10 @@ SEARCH = (
     CommandOption("top", Whole(1, 1000), "How many to show.", 5),
     CommandOption(
         "objective",
-        OneOf(["time", "tokens-per-rank", "cost", "memory"]),
+        OneOf(["time", "tokens-per-rank", "cost", "memory", "goodput"]),
         "What is best: the shortest step (default), most tokens/s per rank, fewest "
-        "rank-seconds, or the smallest peak of memory.",
+        "rank-seconds, or the smallest peak of memory; of --serve server goodput (default), most "
+        "tokens/s per rank within the limits, or cost, the cheapest tokens within them.",
     ),
     CommandOption(
         "price",
