@@ -12,6 +12,7 @@ from stagec.jobs.request.machine import USED_RANKS
 from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole, switch
 from stagec.jobs.request.options import SIZES, STACK
 from stagec.searches.question import Machines, Pareto, Prices
+from stagec.searches.server.launch import EngineRunType
 from stagec.searches.serving import SERVING
 from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 
@@ -85,6 +86,12 @@ SEARCH = (
     ),
     switch("cache", "Whether to keep answers and to use kept ones.", default=True),
     *SERVING,
+    CommandOption(
+        "emit_run",
+        EngineRunType(),
+        "Of server: the files that start the best server with an engine, vllm, sglang or trtllm: "
+        "printed, or written into a folder. Only what the engine has flags for is searched.",
+    ),
     replace(
         DRAFT_OPTION,
         help="Of decode: the model that makes the --speculative drafts, on further ranks beside "

@@ -58,6 +58,8 @@ def command(**given: Any) -> int:
         raise error("--json and --csv are two forms of the answer", remedy="choose one of them")
     if given["serve"] == SERVER:
         return _servers(given)
+    if given["emit_run"] is not None:
+        raise error("--emit-run is about servers", remedy="add --serve server")
     asked = questions(given, the_session())
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])
@@ -88,6 +90,10 @@ def _servers(given: Mapping[str, Any]) -> int:
         answer = search_servers(given, session, progress)
     session.remark(*answer.data["cautions"])
     show(answer, given)
+    run = given["emit_run"]
+    if run is not None and run.folder is not None and answer.best:
+        paths = answer.write_launch(run.folder)
+        log(f"wrote {', '.join(map(str, paths))}")
     if not answer.best:
         raise error(
             "no server is within the limits of time and memory",

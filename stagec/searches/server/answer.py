@@ -18,10 +18,14 @@ from stagec.jobs.builder import model_name
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.tables import bytes_text, console, table
+from stagec.searches.server.run import launched
 from stagec.searches.server.servers import AGGREGATED, ServerPlan, WorkerPool, behind
+from stagec.support.files import write_file
 from stagec.support.processors import processors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stagec.searches.server.run import FoundServers
 
 SCHEMA = 1
@@ -119,6 +123,15 @@ class ServerSearchAnswer(Report):
         cells = [[_title(row), *_figures(row), row["reason"]] for row in self.data["best"]]
         return page_of(self.title, self.plot(), head, cells, self.data["cautions"])
 
+    def write_launch(self, folder: Path) -> list[Path]:
+        """Write the files that start the best server into a folder, which is made; their paths.
+        Raises `OSError`."""
+        files: Mapping[str, str] = (self.data["launch"] or {"files": {}})["files"]
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_file(folder / name, text)
+        return [folder / name for name in files]
+
     def as_csv(self) -> str:
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -176,6 +189,7 @@ def _data(found: FoundServers) -> dict[str, Any]:
             for ranks, server in found.by_ranks.items()
         ],
         "front": [_row(found, server, None) for server in found.front],
+        "launch": _launch(found),
         "cut": dict(found.cut.most_common()),
         "cautions": list(found.cautions),
     }
@@ -256,6 +270,19 @@ def _command(found: FoundServers, server: ServerPlan) -> str | None:
     return shlex.join([*words, *more, "--machine", server.decode.kind.machine.name])
 
 
+def _launch(found: FoundServers) -> dict[str, Any] | None:
+    """The files that start the best server with the engine that was asked for."""
+    from stagec.searches.server.launch import ENGINES
+
+    run = found.question.run
+    if run is None or not found.best:
+        return None
+    server = found.best[0]
+    about = f"{model_name(found.question.model)}, {server.mode}, {server.ranks} ranks"
+    files = ENGINES[run.engine].files(about, launched(found.question, server))
+    return {"engine": run.engine, "files": files}
+
+
 def _value(row: Mapping[str, Any], name: str) -> Any:
     pool, dot, key = name.partition(".")
     if not dot:
@@ -268,22 +295,14 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
 
 def _print(found: Mapping[str, Any], stream: TextIO) -> None:
     out = console(stream, 160)
-    best = found["best"]
     out.print(
         f"{found['model']}: {found['workers']:,} workers, {found['timed']:,} fit, "
         f"{found['servers']:,} servers of prompts of {found['prompt']:,} tokens, "
         f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
         markup=False,
     )
-    if best:
-        out.print(_best_table(found))
-        for number, row in enumerate(best, 1):
-            out.print(f"[{number}] {row['reason']}", markup=False)
-        for mode, row in found["modes"].items():
-            out.print(f"{mode}: {_mode(row, best)}", markup=False)
-        for number, row in enumerate(best, 1):
-            if row["command"]:
-                out.print(f"[{number}] {row['command']}", markup=False)
+    if found["best"]:
+        _print_best(found, out)
     if len(found["searches"]) > 1:
         out.print(_ranks_table(found))
     if found["front"]:
@@ -293,6 +312,21 @@ def _print(found: Mapping[str, Any], stream: TextIO) -> None:
         out.print("left out:", markup=False)
     for why, count in shown:
         out.print(f"  {count:,}: {why}", markup=False)
+    for name, text in (found["launch"] or {"files": {}})["files"].items():
+        out.print(f"--- {name}", markup=False)
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_best(found: Mapping[str, Any], out: Any) -> None:
+    best = found["best"]
+    out.print(_best_table(found))
+    for number, row in enumerate(best, 1):
+        out.print(f"[{number}] {row['reason']}", markup=False)
+    for mode, row in found["modes"].items():
+        out.print(f"{mode}: {_mode(row, best)}", markup=False)
+    for number, row in enumerate(best, 1):
+        if row["command"]:
+            out.print(f"[{number}] {row['command']}", markup=False)
 
 
 def _mode(row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stagec.ir.module import BATCH
 from stagec.ir.serving import MIXED
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.limit import AT_HAND, Limit
@@ -22,10 +23,11 @@ from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import doubled
 from stagec.searches.job_file import with_job
 from stagec.searches.question import GOODPUT, layers_of, prices_of, said_values, space_of
+from stagec.searches.server.launch import EngineRun, engine_of, layout_of
+from stagec.searches.server.worker import ServerLoad, WorkerTask
 from stagec.searches.serving import BUDGETS, SERVER
 from stagec.searches.space import listed
 from stagec.searches.stack import with_stack
-from stagec.searches.server.worker import ServerLoad, WorkerTask
 from stagec.support.diagnostics import error
 
 #: Options of other searches, which a server has not.
@@ -50,8 +52,9 @@ _COPIES = "copies of a smaller worker"
 @dataclass(frozen=True)
 class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
-    that are `refused`, by their message. `layers` are those of the model; `prices` what a rank of
-    each machine costs an hour."""
+    that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
+    `prices` what a rank of each machine costs an hour; `run` is the engine whose launch files are
+    wanted."""
 
     model: JobOptions
     load: ServerLoad
@@ -62,6 +65,8 @@ class ServerQuestion:
     wanted: int
     prices: Mapping[str, float | None]
     points: int
+    experts: bool = False
+    run: EngineRun | None = None
     refused: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -91,6 +96,8 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         given["top"],
         prices_of(machines, given["price"]),
         0,
+        EXPERTS in known,
+        given["emit_run"],
     )
     return _with_tasks(question, given, of_job, machines, known, layers, session)
 
@@ -145,8 +152,11 @@ def _with_tasks(
                 points += found.points
                 refused += found.refused
                 every = (found.jobs[n] for n in range(len(found.jobs)))
-                jobs = [job for job in every if not _is_copied(job)]
-                refused[_COPIES] += len(found.jobs) - len(jobs)
+                single = [job for job in every if not _is_copied(job)]
+                refused[_COPIES] += len(found.jobs) - len(single)
+                lacks = [_lacks(question, job) for job in single]
+                refused.update(filter(None, lacks))
+                jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
                 about = limit, question.load, budgets, given["batch"]
                 tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in jobs)
     return replace(question, tasks=tasks, refused=+refused, points=points)
@@ -155,6 +165,14 @@ def _with_tasks(
 def _stacks(text: str) -> Iterator[str]:
     """The stacks of a list."""
     yield from dict.fromkeys(name.strip() for name in text.split(","))
+
+
+def _lacks(question: ServerQuestion, job: JobOptions) -> str:
+    """Why the engine that is to run a worker cannot: that of --emit-run, or else of its stack."""
+    name = question.run.engine if question.run is not None else job.stack
+    engine = engine_of(name)
+    what = engine.lacks(layout_of(job, experts=question.experts)) if engine is not None else ""
+    return f"{name} has no flags for {what}" if what else ""
 
 
 def _is_copied(options: JobOptions) -> bool:

@@ -20,6 +20,7 @@ from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving import DISAGGREGATED as TWO_PODS
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
+from stagec.searches.server.launch import LaunchedWorker, layout_of
 from stagec.searches.server.question import ServerQuestion
 from stagec.searches.server.servers import (
     AGGREGATED,
@@ -36,7 +37,7 @@ from stagec.searches.server.servers import (
     prefill_rate,
 )
 from stagec.searches.server.worker import Worker, WorkerTask, kind_of, timed_worker
-from stagec.searches.serving import without_step
+from stagec.searches.serving import BUDGETS, without_step
 from stagec.searches.stack import as_written
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.network import message_seconds
@@ -145,12 +146,12 @@ def _best(question: ServerQuestion, servers: Iterable[ServerPlan]) -> list[Serve
     return sorted(within, key=lambda s: _value(question, s))
 
 
-def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, float, float]:
+def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, ...]:
     """What servers are compared by, less is better: of equal cost that with more tokens, and of
-    equal ones that with less time between them."""
+    equal ones that with less time between them, and to the first one."""
     rate, cost = -float(f"{server.per_rank:.9g}"), float(f"{server.cost:.9g}")
     first, then = (cost, rate) if question.objective == "cost" else (rate, cost)
-    return first, then, server.tpot
+    return first, then, server.tpot, server.ttft
 
 
 def exactly(question: ServerQuestion, server: ServerPlan) -> ServerPlan:
@@ -204,3 +205,22 @@ def strategy_words(job: JobOptions) -> str:
     """The flags of a worker, as `--prefill` and `--decode` take them."""
     plain = without_step(job.changed(model="", sizes={}, ranks=None))
     return shlex.join(job_words(as_written(plain).changed(stack=IDEAL)))
+
+
+def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorker]:
+    """The workers of a server as an engine starts them."""
+    load, point = question.load, server.point
+    roles = ["server"] if server.prefill is None else ["prefill", "decode"]
+    found: list[LaunchedWorker] = []
+    for role, pool in zip(roles, server.pools, strict=True):
+        options, worker = pool.kind.options, pool.kind.worker
+        each = pool.step.sequences // worker.groups
+        if role == "prefill":
+            tokens = each // worker.stages * load.prompt
+        else:
+            tokens = max(point.budget if point is not None else min(BUDGETS), each)
+        more = point.work.prompts * worker.stages if point is not None else 0
+        layout = layout_of(options, experts=question.experts)
+        about = each + more, tokens, load.prompt + load.output, options
+        found.append(LaunchedWorker(role, pool.workers, layout, *about))
+    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stagec.analysis.steady_server import matched, per_token
-from stagec.searches.server.worker import ServerLoad, MixedPoint, StepPoint, Worker
+from stagec.searches.server.worker import MixedPoint, ServerLoad, StepPoint, Worker
 from stagec.time.costs.network import message_seconds
 
 if TYPE_CHECKING:
@@ -162,26 +162,35 @@ class _Prefills:
 def disaggregated_servers(
     kinds: Sequence[WorkerKind], ranks: int, load: ServerLoad, layers: int
 ) -> Iterator[ServerPlan]:
-    """Servers of whole workers that prefill, and whole ones that decode, of the same stack. Of the
-    kinds that prefill on as many ranks of a machine that which ends most requests within the limit
-    of the first token goes with each that decodes."""
-    best: dict[tuple[str, str, int], _Prefills] = {}
-    for each in (p for kind in kinds for p in _prefills(kind, load, layers)):
-        options, worker = each.kind.options, each.kind.worker
-        key = options.stack, each.kind.machine.name, worker.ranks
-        if key not in best or each.rate > best[key].rate:
-            best[key] = each
+    """Servers of whole workers that prefill, and whole ones that decode, of the same stack. Of
+    those that prefill on as many ranks of a machine, the ones that no other beats in requests and
+    in time to the first token go with each that decodes."""
+    every = [p for kind in kinds for p in _prefills(kind, load, layers)]
+    first = [p for p in every if not any(_beats(q, p) for q in every)]
     for kind in kinds:
         worker = kind.worker
-        mine = [p for (stack, _, _), p in best.items() if stack == kind.options.stack]
+        mine = [p for p in first if p.kind.options.stack == kind.options.stack]
         for point in worker.decode:
             rate = decode_rate(point, load)
             for prefill in mine:
                 pools = matched(ranks, prefill.kind.worker.ranks, worker.ranks, prefill.rate, rate)
                 if pools is not None:
                     decode = WorkerPool(kind, pools.decode, point)
-                    first = WorkerPool(prefill.kind, pools.prefill, prefill.step)
-                    yield joined(ranks, load, first, decode, prefill.sent, pools.requests)
+                    before = WorkerPool(prefill.kind, pools.prefill, prefill.step)
+                    yield joined(ranks, load, before, decode, prefill.sent, pools.requests)
+
+
+def _beats(one: _Prefills, other: _Prefills) -> bool:
+    """Whether a worker beats another one that could stand in its place."""
+    if _place(one) != _place(other):
+        return False
+    mine, theirs = (-one.rate, one.ttft), (-other.rate, other.ttft)
+    return all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+
+
+def _place(prefill: _Prefills) -> tuple[str, str, int]:
+    kind = prefill.kind
+    return kind.options.stack, kind.machine.name, kind.worker.ranks
 
 
 def joined(
@@ -242,7 +251,7 @@ def estimated(machine: Machine, worker: Worker, step: StepPoint, layers: int) ->
 def front(servers: Iterable[ServerPlan]) -> list[ServerPlan]:
     """Those that no other beats in tokens a rank and tokens a user, the fastest for users first."""
     found: list[ServerPlan] = []
-    for each in sorted(servers, key=lambda s: (-s.per_user, -s.per_rank)):
+    for each in sorted(servers, key=lambda s: (-s.per_user, -s.per_rank, s.ttft)):
         if not found or each.per_rank > found[-1].per_rank * (1 + 1e-9):
             found.append(each)
     return found
