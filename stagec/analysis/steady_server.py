@@ -93,17 +93,24 @@ def matched(
     as few as do; a worker ends `prefill` or `decode` requests a second. None if there is no room
     for one of each.
 
-    The requests of x and y workers are min(x p, y d), and y is what x leaves, so the most is next
-    to where both are equal: x = N d / (r_d p + r_p d).
+    The requests of x and y workers are min(x p, y d), and each is at most what the other leaves, so
+    the most is next to where both are equal: x = N d / (r_d p + r_p d), y = N p / (r_d p + r_p d).
     """
-    most = (ranks - decode_ranks) // prefill_ranks
-    if most < 1:
+    if ranks < prefill_ranks + decode_ranks:
         return None
-    level = floor(ranks * decode / (decode_ranks * prefill + prefill_ranks * decode))
-    best = 0.0
-    for x in {min(max(1, level + more), most) for more in (-1, 0, 1, 2)}:
-        y = (ranks - x * prefill_ranks) // decode_ranks
-        best = max(best, min(x * prefill, y * decode))
+    scale = ranks / (decode_ranks * prefill + prefill_ranks * decode)
+    pairs: list[tuple[int, int]] = []
+    for more in (-1, 0, 1, 2):
+        x = min(max(1, floor(scale * decode) + more), (ranks - decode_ranks) // prefill_ranks)
+        y = min(max(1, floor(scale * prefill) + more), (ranks - prefill_ranks) // decode_ranks)
+        pairs += (
+            (x, (ranks - x * prefill_ranks) // decode_ranks),
+            (
+                (ranks - y * decode_ranks) // prefill_ranks,
+                y,
+            ),
+        )
+    best = max(min(x * prefill, y * decode) for x, y in pairs)
     # as few of each as end so many
     x, y = (max(1, ceil(best / each - 1e-9)) for each in (prefill, decode))
     return MatchedPools(x, y, min(best, x * prefill, y * decode))
