@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.output.report import Report
     from stagec.searches.answer import SearchAnswer
+    from stagec.searches.server.answer import ServerSearchAnswer
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -284,10 +285,11 @@ def time_step(
 
 def search(
     model: str | Path = "", *, progress: Progress | None = None, **flags: Any
-) -> SearchAnswer:
+) -> SearchAnswer | ServerSearchAnswer:
     """The strategies that fit and are fastest: `best[0].step_seconds`, `best[0].strategy`. Flags
     are those of `stagec search`, with values as `tp="1..8"` or `zero=[0, 1, 3]`. `progress` is
     called with what goes on; if it raises KeyboardInterrupt, the answer is what is known by then.
+    With `serve="server"` it is about whole servers: `best[0].mode`, `best[0].per_rank`, `front`.
     Raises `DiagnosticError`.
 
         stagec.search("llama3-8b", ranks=16, machine="h100-sxm").best[0].step_seconds
@@ -295,12 +297,15 @@ def search(
     from stagec.searches import answer as verb
     from stagec.searches.asked import SEARCH
     from stagec.searches.question import questions
+    from stagec.searches.server.answer import search_servers
+    from stagec.searches.serving import SERVER
 
     with asked() as session:
         given, _ = values_of(SEARCH, flags)
-        return verb.search(
-            questions({**given, "model": str(model)}, session), given, progress or _silent
-        )
+        given["model"] = str(model)
+        if given["serve"] == SERVER:
+            return search_servers(given, session, progress or _silent)
+        return verb.search(questions(given, session), given, progress or _silent)
 
 
 def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer:

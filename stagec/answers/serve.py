@@ -133,7 +133,7 @@ def _served(
     steps, apart = _options(asked), asked.serve == DISAGGREGATED
     output_tokens = given["output_tokens"]
     with session.once() as aside:
-        target = _at_least(steps[DECODE], partial(one_group, session=aside)) if apart else None
+        target = at_least(steps[DECODE], partial(one_group, session=aside)) if apart else None
         prefill, transfer = _prefill(steps[PREFILL], machine, aside, target)
         asking = output_tokens, given["batches"], accepted.tokens
         rows = list(_rows(steps, machine, aside, prefill, *asking, apart=apart))
@@ -220,7 +220,7 @@ def _request(report: TimeReport) -> float:
     return report.step.request / PICOSECONDS
 
 
-def _sending(
+def sending(
     options: JobOptions, machine: Machine, session: Session, target: Module
 ) -> tuple[TimeReport, TransferTime]:
     """The time of a step of prefill by itself, and of the caches that it hands over to a pod that
@@ -238,15 +238,15 @@ def _handover(machine: Machine, session: Session, options: JobOptions) -> Handov
     """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
     that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
     decodes = options_of_pod(DECODE, options.changed(batch=None))
-    target = _at_least(decodes, partial(one_group, session=session))
+    target = at_least(decodes, partial(one_group, session=session))
 
     @cache
     def of(prompt: int) -> tuple[float, float]:
         def look(each: JobOptions) -> tuple[float, float]:
-            _, sent = _sending(each, machine, session, target)
+            _, sent = sending(each, machine, session, target)
             return sent.alone_seconds / (each.batch or 1), sent.exposed_seconds
 
-        return _at_least(options.changed(prompt=prompt), look)
+        return at_least(options.changed(prompt=prompt), look)
 
     def between(tokens: int) -> tuple[float, float]:
         low = 1 << max(6, tokens.bit_length() - 1)
@@ -274,7 +274,7 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     yield from divisors(most)
 
 
-def _at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:
+def at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:
     """What is found of a step of as few sequences as the strategy takes at once. Raises
     `DiagnosticError`."""
     problem: DiagnosticError | None = None
@@ -301,11 +301,11 @@ def _prefill(
         if target is None:
             more, ranks, request = _prompts(last, machine, session)
             return PodStep(sequences, seconds + more, ranks, request=request), None
-        step, sent = _sending(last, machine, session, target)
-        sending = sent.alone_seconds, sent.exposed_seconds, _request(step)
-        return PodStep(sequences, seconds + step.step_seconds, step.ranks, *sending), sent
+        step, sent = sending(last, machine, session, target)
+        links = sent.alone_seconds, sent.exposed_seconds, _request(step)
+        return PodStep(sequences, seconds + step.step_seconds, step.ranks, *links), sent
 
-    return _at_least(options, look)
+    return at_least(options, look)
 
 
 def _prefills(options: JobOptions) -> JobOptions:

@@ -12,6 +12,7 @@ from stagec.jobs.request.machine import USED_RANKS
 from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole, switch
 from stagec.jobs.request.options import SIZES, STACK
 from stagec.searches.question import Machines, Pareto, Prices
+from stagec.searches.server.launch import EngineRunType
 from stagec.searches.serving import SERVING
 from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 
@@ -59,9 +60,10 @@ SEARCH = (
     CommandOption("top", Whole(1, 1000), "How many to show.", 5),
     CommandOption(
         "objective",
-        OneOf(["time", "tokens-per-rank", "cost", "memory"]),
+        OneOf(["time", "tokens-per-rank", "cost", "memory", "goodput"]),
         "What is best: the shortest step (default), most tokens/s per rank, fewest "
-        "rank-seconds, or the smallest peak of memory.",
+        "rank-seconds, or the smallest peak of memory; of --serve server goodput (default), most "
+        "tokens/s per rank within the limits, or cost, the cheapest tokens within them.",
     ),
     CommandOption(
         "price",
@@ -84,6 +86,12 @@ SEARCH = (
     ),
     switch("cache", "Whether to keep answers and to use kept ones.", default=True),
     *SERVING,
+    CommandOption(
+        "emit_run",
+        EngineRunType(),
+        "Of server: the files that start the best server with an engine, vllm, sglang or trtllm: "
+        "printed, or written into a folder. Only what the engine has flags for is searched.",
+    ),
     replace(
         DRAFT_OPTION,
         help="Of decode: the model that makes the --speculative drafts, on further ranks beside "

@@ -53,6 +53,8 @@ from stagec.text.build import parse_op
 #: Points that a search lists one by one, and seconds that it takes for each.
 _MOST_POINTS, _EACH = 2_000_000, 1e-4
 PARETO = ("time", "memory", "ranks")
+#: What is best of a server: most tokens within the limits.
+GOODPUT = "goodput"
 _FORM = "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints one to start from"
 
 
@@ -107,6 +109,8 @@ class Prices(Kind[tuple[float, ...]]):
 def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     """What is asked. Raises `DiagnosticError`."""
     given, of_job = with_job(given, session)
+    if given["objective"] == GOODPUT:
+        raise error(f"--objective {GOODPUT} is about servers", remedy="add --serve server")
     if not given["machine"]:
         raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
     used = given["used_ranks"]
@@ -133,10 +137,10 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     with session.once() if serves else nullcontext(session.aside()) as aside:
         builder = main_pod(first, aside, symbolic=not serves)
     known = {n: v for n, v in builder.module.symbols.items() if v is not None}
-    layers = _layers(builder.module, known)
+    layers = layers_of(builder.module, known)
     if options.part:
         layers = Layers(layers_of_part(builder, known), 0)
-    prices, said = _prices(machines, given["price"]), _said(given, session)
+    prices, said = prices_of(machines, given["price"]), said_values(given, session)
     other_ranks = ranks_of_others(options)
     found: list[Question] = []
     ranks: Sequence[int] = given["ranks"]
@@ -150,7 +154,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
     for (machine, main_ranks), (step, sizes) in product(places, steps):
-        space = _space(given, said, of_job, sizes, layers.total, main_ranks, machine)
+        space = space_of(given, said, of_job, sizes, layers.total, main_ranks, machine)
         base = with_stack(on_machine(step, machine), space.knobs, session)
         found.append(
             Question(
@@ -180,7 +184,7 @@ def _batches(
         yield base_options(options, mine), mine
 
 
-def _prices(
+def prices_of(
     machines: Sequence[Machine], prices: tuple[float, ...] | None
 ) -> dict[str, float | None]:
     """What a rank of each machine costs an hour, if that is known."""
@@ -195,7 +199,7 @@ def _prices(
     return dict(zip(names, prices if len(prices) > 1 else prices * len(names), strict=True))
 
 
-def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
+def layers_of(module: Module, sizes: Mapping[str, int]) -> Layers:
     """The layers of a model, in the order in which it has them."""
     counts = [op.expr("count") for op in module.walk() if op.name == "stg.repeat"]
     names = [count.symbol_name for count in counts]
@@ -208,14 +212,14 @@ def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
 # -- space -----------------------------------------------------------------------------------------
 
 
-def _said(given: Mapping[str, Any], session: Session) -> dict[str, tuple[Any, ...]]:
+def said_values(given: Mapping[str, Any], session: Session) -> dict[str, tuple[Any, ...]]:
     """The values of flags that a text, a preset and flags say."""
     said = dict(_of_text(given["space"], session)) if given["space"] else {}
     said |= _of_preset(given["seed_from"]) if given["seed_from"] else {}
     return said | {n: given[n] for n in KNOBS if given[n] is not None}
 
 
-def _space(
+def space_of(
     given: Mapping[str, Any],
     said: Mapping[str, tuple[Any, ...]],
     of_job: Mapping[str, tuple[Any, ...]],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, MIXED, MODES, PREFILL
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.jobs.request.option import CommandOption, OneOf
+from stagec.jobs.request.option import CommandOption, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import CACHES, STEP, mixed_step
 from stagec.jobs.request.times import TimeType
@@ -20,10 +20,14 @@ from stagec.support.diagnostics import error
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
+#: Whole servers, aggregated or disaggregated: see `stagec.searches.server`.
+SERVER = "server"
+#: The most tokens of a step of a server that are tried where --chunk gives none.
+BUDGETS = (2048, 8192)
 #: The most sequences of a step that are tried where none are given.
 _MOST = {DECODE: 4096, PREFILL: 64}
 #: The limits of the time of a step, and the steps that they are about.
-_LIMITS = {"ttft": (PREFILL, MIXED), "tpot": (DECODE, MIXED)}
+_LIMITS = {"ttft": (PREFILL, MIXED, SERVER), "tpot": (DECODE, MIXED, SERVER)}
 #: Options of the step that are no knobs of the search.
 _STEP = tuple(n for n in STEP if n != "batch")
 
@@ -31,17 +35,28 @@ _STEP = tuple(n for n in STEP if n != "batch")
 SERVING = (
     CommandOption(
         "serve",
-        OneOf(MODES),
+        OneOf((*MODES, SERVER)),
         "Search for a step of serving, by default for most tokens/s per rank; --batch are "
-        "sequences of it, of mixed those of each group that decode.",
+        "sequences of it, of mixed those of each group that decode. server: for a whole server of "
+        "--prompt and --output-tokens, aggregated or disaggregated; --chunk is the most tokens of "
+        "a step, --batch sequences in decode of each worker.",
     ),
     *(STEP[n] for n in _STEP),
+    CommandOption(
+        "output_tokens",
+        Whole(2),
+        "Of server: tokens that each sequence makes (default: 128).",
+        128,
+        metavar="N",
+    ),
     *CACHES.values(),
     CommandOption(
-        "ttft", TimeType(), "Of prefill and mixed: the most time to the first token, 500ms."
+        "ttft", TimeType(), "Of prefill, mixed and server: the most time to the first token, 500ms."
     ),
     CommandOption(
-        "tpot", TimeType(), "Of decode and mixed: the most time for each further token, 30ms."
+        "tpot",
+        TimeType(),
+        "Of decode, mixed and server: the most time for each further token, 30ms.",
     ),
 )
 

@@ -19,6 +19,8 @@ from stagec.jobs.request.result import CSV, JSON, OUTPUT, PAGE
 from stagec.searches.answer import search
 from stagec.searches.asked import SEARCH
 from stagec.searches.question import questions, space_text
+from stagec.searches.server.answer import search_servers
+from stagec.searches.serving import SERVER
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: What other commands have of the same name is something else.
@@ -54,6 +56,10 @@ def command(**given: Any) -> int:
     """
     if given["as_json"] and given["as_csv"]:
         raise error("--json and --csv are two forms of the answer", remedy="choose one of them")
+    if given["serve"] == SERVER:
+        return _servers(given)
+    if given["emit_run"] is not None:
+        raise error("--emit-run is about servers", remedy="add --serve server")
     asked = questions(given, the_session())
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])
@@ -74,6 +80,26 @@ def command(**given: Any) -> int:
         return INTERRUPTED
     if not data["best"]:
         raise _nothing(data["nearest"], serves=asked[0].base.serve is not None)
+    return 0
+
+
+def _servers(given: Mapping[str, Any]) -> int:
+    """The search of `--serve server`."""
+    session = the_session()
+    with session.live() as progress:
+        answer = search_servers(given, session, progress)
+    session.remark(*answer.data["cautions"])
+    show(answer, given)
+    run = given["emit_run"]
+    if run is not None and run.folder is not None and answer.best:
+        paths = answer.write_launch(run.folder)
+        log(f"wrote {', '.join(map(str, paths))}")
+    if not answer.best:
+        raise error(
+            "no server is within the limits of time and memory",
+            remedy="what was left out is counted above; give more --ranks, a longer --ttft or "
+            "--tpot, or what holds less: --weight-dtype fp8, --kv-dtype fp8",
+        )
     return 0
 
 

@@ -1,0 +1,121 @@
+"""Servers in a steady state, aggregated and disaggregated, from the seconds of their steps.
+
+Each sequence that ends is followed by another one, and requests come evenly spaced: nothing waits.
+A sequence takes one token of its O from the step that ends its prompt, and O - 1 from steps that
+decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunks:
+    """How the prompts of a group of ranks go through its steps: `steps` of a prompt with `size`
+    tokens each, of so many `prompts` at a time. `share` is that of the steps that have some."""
+
+    steps: int
+    size: int
+    prompts: int
+    share: float
+
+    @property
+    def past(self) -> int:
+        """Tokens of a prompt that are cached before one of its steps, in the mean."""
+        return self.size * (self.steps - 1) // 2
+
+
+def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunks | None:
+    """The chunks of prompts beside so many `sequences` that decode, in steps of at most `budget`
+    tokens; None if prompts would come faster than these steps take them.
+
+    In O - 1 steps each of the B sequences is replaced once, so B prompts of P tokens are computed,
+    each in m = ceil(P / (T - B)) steps of T - B tokens. Where a whole prompt is within the budget,
+    as many are together as keep up.
+    """
+    room, turns = budget - sequences, output - 1
+    if room < 1:
+        return None
+    steps = ceil(prompt / room)
+    prompts = 1
+    if steps == 1:
+        prompts = max(1, ceil(sequences / turns))
+        if prompts * prompt > room:
+            return None
+    share = sequences * steps / (prompts * turns)
+    if share > 1:
+        return None
+    return PromptChunks(steps, ceil(prompt / steps), prompts, share)
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyRates:
+    """What one worker or server gives: seconds to the first token and between tokens of a sequence,
+    and requests that it ends a second."""
+
+    ttft: float
+    tpot: float
+    requests: float
+
+
+def aggregated(
+    decode: float, mixed: float, sequences: int, work: PromptChunks, output: int, request: float
+) -> SteadyRates:
+    """A worker whose steps decode `sequences`, of which a share has prompts beside them: `decode`
+    and `mixed` are the seconds of both steps, `request` those of a request outside of them.
+
+        TPOT = share * t_mixed + (1 - share) * t_decode,  requests/s = B / ((O - 1) * TPOT)
+        TTFT = request + m * t_mixed
+    """
+    tpot = work.share * mixed + (1 - work.share) * decode
+    return SteadyRates(
+        request + work.steps * mixed, tpot, sequences / ((output - 1) * tpot) if tpot else 0.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedPools:
+    """Whole workers that prefill and that decode, and the requests a second that both keep up
+    with."""
+
+    prefill: int
+    decode: int
+    requests: float
+
+
+def matched(
+    ranks: int, prefill_ranks: int, decode_ranks: int, prefill: float, decode: float
+) -> MatchedPools | None:
+    """The workers of each kind on at most so many ranks that end most requests a second together,
+    as few as do; a worker ends `prefill` or `decode` requests a second. None if there is no room
+    for one of each.
+
+    The requests of x and y workers are min(x p, y d), and each is at most what the other leaves, so
+    the most is next to where both are equal: x = N d / (r_d p + r_p d), y = N p / (r_d p + r_p d).
+    """
+    if ranks < prefill_ranks + decode_ranks:
+        return None
+    scale = ranks / (decode_ranks * prefill + prefill_ranks * decode)
+    pairs: list[tuple[int, int]] = []
+    for more in (-1, 0, 1, 2):
+        x = min(max(1, floor(scale * decode) + more), (ranks - decode_ranks) // prefill_ranks)
+        y = min(max(1, floor(scale * prefill) + more), (ranks - prefill_ranks) // decode_ranks)
+        pairs += (
+            (x, (ranks - x * prefill_ranks) // decode_ranks),
+            (
+                (ranks - y * decode_ranks) // prefill_ranks,
+                y,
+            ),
+        )
+    best = max(min(x * prefill, y * decode) for x, y in pairs)
+    # as few of each as end so many
+    x, y = (max(1, ceil(best / each - 1e-9)) for each in (prefill, decode))
+    return MatchedPools(x, y, min(best, x * prefill, y * decode))
+
+
+def per_token(parts: Mapping[str, float], times: float) -> dict[str, float]:
+    """Parts of the seconds of a step, each so many times."""
+    return {name: seconds * times for name, seconds in parts.items()}

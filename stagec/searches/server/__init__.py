@@ -1,0 +1,1 @@
+"""`stagec search --serve server`: which server gives most tokens, or the cheapest ones."""

@@ -1,0 +1,418 @@
+"""The answer of `stagec search --serve server`."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.markup import escape
+
+from stagec.answers.sweep.page import page_of
+from stagec.answers.sweep.plot import PlotAxis, PlotPoint, plot
+from stagec.answers.time.table import seconds_text
+from stagec.jobs.builder import model_name
+from stagec.jobs.session import Session
+from stagec.output.report import Report
+from stagec.output.tables import bytes_text, console, table
+from stagec.searches.server.run import launched
+from stagec.searches.server.servers import AGGREGATED, ServerPlan, WorkerPool, behind
+from stagec.support.files import write_file
+from stagec.support.processors import processors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stagec.searches.server.run import FoundServers
+
+SCHEMA = 1
+#: Columns of `--csv`: keys of a row of `best`, with dots for those of its pools.
+_COLUMNS = (
+    *("mode", "ranks", "per_rank", "per_user", "tokens_per_second", "ttft", "tpot", "cost"),
+    *(
+        f"{pool}.{name}"
+        for pool in ("prefill", "decode")
+        for name in ("strategy", "ranks", "replicas", "batch", "stack", "machine")
+    ),
+    "reason",
+)
+_MOST_CUT = 10
+
+
+@dataclass(frozen=True)
+class FoundServer:
+    """A server that a search found. `row` has all its figures."""
+
+    row: Mapping[str, Any]
+
+    @property
+    def mode(self) -> str:
+        """`aggregated` or `disaggregated`."""
+        return str(self.row["mode"])
+
+    @property
+    def prefill(self) -> Mapping[str, Any] | None:
+        """The workers that prefill; None where those that decode do it."""
+        found: Mapping[str, Any] | None = self.row["prefill"]
+        return found
+
+    @property
+    def decode(self) -> Mapping[str, Any]:
+        """The workers that decode: `strategy`, `ranks` of each, `replicas`, `batch` of each."""
+        found: Mapping[str, Any] = self.row["decode"]
+        return found
+
+    @property
+    def per_rank(self) -> float:
+        """Tokens a second that come out, of each rank."""
+        return float(self.row["per_rank"])
+
+    @property
+    def per_user(self) -> float:
+        """Tokens of one sequence a second."""
+        return float(self.row["per_user"])
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return float(self.row["ttft"])
+
+    @property
+    def tpot(self) -> float:
+        """Seconds for each further token."""
+        return float(self.row["tpot"])
+
+
+@dataclass(frozen=True)
+class ServerSearchAnswer(Report):
+    """What a search for a server found: the object of `stagec search --serve server --json`."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def best(self) -> Sequence[FoundServer]:
+        """The best servers, the first one first."""
+        return [FoundServer(row) for row in self.data["best"]]
+
+    @property
+    def front(self) -> Sequence[Mapping[str, Any]]:
+        """Those that no other beats in tokens per rank and per user."""
+        found: Sequence[Mapping[str, Any]] = self.data["front"]
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self.data)
+
+    @property
+    def title(self) -> str:
+        return f"{self.data['model']}: servers"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each server of the front."""
+        return [dict(row) for row in self.front]
+
+    def plot(self) -> str:
+        return _plot(self.data)
+
+    def page(self) -> str:
+        """The front as a picture, and a row for each of the best."""
+        head = ["server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why"]
+        cells = [[_title(row), *_figures(row), row["reason"]] for row in self.data["best"]]
+        return page_of(self.title, self.plot(), head, cells, self.data["cautions"])
+
+    def write_launch(self, folder: Path) -> list[Path]:
+        """Write the files that start the best server into a folder, which is made; their paths.
+        Raises `OSError`."""
+        files: Mapping[str, str] = (self.data["launch"] or {"files": {}})["files"]
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_file(folder / name, text)
+        return [folder / name for name in files]
+
+    def as_csv(self) -> str:
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for row in self.data["best"]:
+            writer.writerow([_value(row, name) for name in _COLUMNS])
+        return text.getvalue()
+
+    def print(self, stream: TextIO) -> None:
+        _print(self.data, stream)
+
+
+def search_servers(
+    given: Mapping[str, Any],
+    session: Session,
+    progress: Callable[[str], None] = lambda text: None,
+) -> ServerSearchAnswer:
+    """The servers that options ask for. Raises `DiagnosticError`, `OSError`; `KeyboardInterrupt`
+    where it is interrupted, for there is no answer before all workers are timed."""
+    from stagec.searches.server.question import server_question
+    from stagec.searches.server.run import find_servers
+
+    question = server_question(given, session)
+    found = find_servers(question, given["jobs"] or processors(), progress)
+    return ServerSearchAnswer(_data(found))
+
+
+# -- as plain data ---------------------------------------------------------------------------------
+
+
+def _data(found: FoundServers) -> dict[str, Any]:
+    question, load = found.question, found.question.load
+    first = found.best[0] if found.best else None
+    return {
+        "schema": SCHEMA,
+        "model": model_name(question.model),
+        "serve": "server",
+        "objective": question.objective,
+        "priced": any(price is not None for price in question.prices.values()),
+        "prompt": load.prompt,
+        "output": load.output,
+        "limits": {n: getattr(load, n) for n in ("ttft", "tpot")},
+        "points": question.points,
+        "workers": len(question.tasks),
+        "timed": found.timed,
+        "servers": found.servers,
+        "seconds": found.seconds,
+        "best": [_row(found, server, first) for server in found.best],
+        "modes": {
+            mode: None if server is None else _row(found, server, first)
+            for mode, server in found.by_mode.items()
+        },
+        "searches": [
+            {"ranks": ranks, "best": None if server is None else _row(found, server, server)}
+            for ranks, server in found.by_ranks.items()
+        ],
+        "front": [_row(found, server, None) for server in found.front],
+        "launch": _launch(found),
+        "cut": dict(found.cut.most_common()),
+        "cautions": list(found.cautions),
+    }
+
+
+def _row(found: FoundServers, server: ServerPlan, best: ServerPlan | None) -> dict[str, Any]:
+    prefill, point, sent = server.prefill, server.point, server.sent
+    row: dict[str, Any] = {
+        "mode": server.mode,
+        "ranks": server.ranks,
+        "idle_ranks": server.ranks - server.used,
+        "per_rank": server.per_rank,
+        "per_user": server.per_user,
+        "tokens_per_second": server.tokens_per_second,
+        "requests_per_second": server.tokens_per_second / found.question.load.output,
+        "ttft": server.ttft,
+        "tpot": server.tpot,
+        "cost": server.cost,
+        "prefill": None if prefill is None else _pool(prefill, prefill.step.peak),
+        "decode": _pool(server.decode, server.decode.step.peak if point is None else point.peak),
+    }
+    row["decode"]["chunk"] = None if point is None else point.work.size
+    row["decode"]["max_tokens"] = None if point is None else point.budget
+    row["decode"]["mixed_share"] = None if point is None else point.work.share
+    row["transfer"] = (
+        None if sent is None else {"busy_seconds": sent.busy, "exposed_seconds": sent.exposed}
+    )
+    row["parts"] = dict(server.parts)
+    row["within"] = server.is_within(found.question.load)
+    if best is not None:
+        row["reason"] = _reason(found, server, best)
+        row["command"] = _command(found, server)
+    return row
+
+
+def _reason(found: FoundServers, server: ServerPlan, best: ServerPlan) -> str:
+    if server is best:
+        return f"the best of {found.servers:,} servers of {found.timed:,} workers"
+    return behind(server, best)
+
+
+def _pool(pool: WorkerPool, peak: int) -> dict[str, Any]:
+    from stagec.searches.server.run import strategy_words
+
+    kind, worker = pool.kind, pool.kind.worker
+    return {
+        "strategy": strategy_words(kind.options) or "one rank",
+        "ranks": worker.ranks,
+        "replicas": pool.workers,
+        "batch": pool.step.sequences,
+        "stack": kind.options.stack,
+        "machine": kind.machine.name,
+        "step_seconds": pool.step.seconds,
+        "memory_peak": peak,
+        "room": worker.room,
+    }
+
+
+def _command(found: FoundServers, server: ServerPlan) -> str | None:
+    """The command that times the workers of a server; None where they are on machines that are
+    unlike."""
+    from stagec.jobs.request.command_line import job_words
+    from stagec.searches.server.run import pods_of, strategy_words
+
+    question, load = found.question, found.question.load
+    options = server.decode.kind.options
+    words = ["stagec", "serve"]
+    if server.prefill is None:
+        plain = question.model.changed(stack=options.stack, serve=None)
+        words += [*job_words(plain), *shlex.split(strategy_words(options))]
+        words += ["--prompt", str(load.prompt)]
+    elif len({pool.kind.machine.name for pool in server.pools}) == 1:
+        words += job_words(pods_of(question, server.prefill, server.decode))
+    else:
+        return None
+    batch = str(server.decode.step.sequences)
+    more = ["--output-tokens", str(load.output), "--batches", batch]
+    return shlex.join([*words, *more, "--machine", server.decode.kind.machine.name])
+
+
+def _launch(found: FoundServers) -> dict[str, Any] | None:
+    """The files that start the best server with the engine that was asked for."""
+    from stagec.searches.server.launch import ENGINES
+
+    run = found.question.run
+    if run is None or not found.best:
+        return None
+    server = found.best[0]
+    about = f"{model_name(found.question.model)}, {server.mode}, {server.ranks} ranks"
+    files = ENGINES[run.engine].files(about, launched(found.question, server))
+    return {"engine": run.engine, "files": files}
+
+
+def _value(row: Mapping[str, Any], name: str) -> Any:
+    pool, dot, key = name.partition(".")
+    if not dot:
+        return row[name]
+    return "" if row[pool] is None else row[pool][key]
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def _print(found: Mapping[str, Any], stream: TextIO) -> None:
+    out = console(stream, 160)
+    out.print(
+        f"{found['model']}: {found['workers']:,} workers, {found['timed']:,} fit, "
+        f"{found['servers']:,} servers of prompts of {found['prompt']:,} tokens, "
+        f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
+        markup=False,
+    )
+    if found["best"]:
+        _print_best(found, out)
+    if len(found["searches"]) > 1:
+        out.print(_ranks_table(found))
+    if found["front"]:
+        out.print(_front_table(found))
+    shown = list(found["cut"].items())[:_MOST_CUT]
+    if shown:
+        out.print("left out:", markup=False)
+    for why, count in shown:
+        out.print(f"  {count:,}: {why}", markup=False)
+    for name, text in (found["launch"] or {"files": {}})["files"].items():
+        out.print(f"--- {name}", markup=False)
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_best(found: Mapping[str, Any], out: Any) -> None:
+    best = found["best"]
+    out.print(_best_table(found))
+    for number, row in enumerate(best, 1):
+        out.print(f"[{number}] {row['reason']}", markup=False)
+    for mode, row in found["modes"].items():
+        out.print(f"{mode}: {_mode(row, best)}", markup=False)
+    for number, row in enumerate(best, 1):
+        if row["command"]:
+            out.print(f"[{number}] {row['command']}", markup=False)
+
+
+def _mode(row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]]) -> str:
+    if row is None:
+        return "none is within the limits"
+    change = row["per_rank"] / best[0]["per_rank"] - 1
+    more = "the best" if not change else f"{change:+.1%} tokens/s per rank"
+    return f"{more}, {_title(row)}"
+
+
+def _best_table(found: Mapping[str, Any]) -> Any:
+    priced = found["priced"]
+    made = table(
+        "Best servers",
+        *("", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
+        *(["per 10^6 tokens"] if priced else []),
+        *("memory", "idle"),
+        text_columns=2,
+    )
+    for number, row in enumerate(found["best"], 1):
+        peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
+        made.add_row(
+            rf"\[{number}]",
+            escape(_title(row)),
+            *_figures(row),
+            *([f"{row['cost']:,.4g}"] if priced else []),
+            bytes_text(max(peaks)),
+            str(row["idle_ranks"] or ""),
+        )
+    return made
+
+
+def _figures(row: Mapping[str, Any]) -> list[str]:
+    """Tokens a second of a rank and of a user, and both times."""
+    rates = (f"{row[name]:,.1f}" for name in ("per_rank", "per_user"))
+    return [*rates, *(seconds_text(row[name]) for name in ("ttft", "tpot"))]
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    """`2 x --tp 2 (prefill 1) : 1 x --tp 4 (decode 128)`, with stack and machine where needed."""
+    pools = [(name, row[name]) for name in ("prefill", "decode") if row[name] is not None]
+    told: list[str] = []
+    for name, pool in pools:
+        does = "" if row["mode"] == AGGREGATED else f"{name} "
+        text = f"{pool['replicas']} x {pool['strategy']}, {does}batch {pool['batch']}"
+        if row["mode"] == AGGREGATED:
+            text += f", {pool['max_tokens']:,} tokens a step"
+        told.append(f"{text} ({pool['stack']}, {pool['machine']})")
+    return " + ".join(told)
+
+
+def _ranks_table(found: Mapping[str, Any]) -> Any:
+    made = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
+    for each in found["searches"]:
+        row = each["best"]
+        if row is None:
+            made.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
+            continue
+        made.add_row(
+            str(each["ranks"]),
+            escape(_title(row)),
+            *_figures(row),
+        )
+    return made
+
+
+def _front_table(found: Mapping[str, Any]) -> Any:
+    made = table(
+        "Tokens of a rank against tokens of a user",
+        *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
+        text_columns=1,
+    )
+    for row in found["front"]:
+        made.add_row(
+            escape(_title(row)),
+            *_figures(row),
+        )
+    return made
+
+
+def _plot(found: Mapping[str, Any]) -> str:
+    points = [
+        PlotPoint(row["per_user"], row["per_rank"], row["mode"], _title(row), row["within"])
+        for row in found["front"]
+    ]
+    x = PlotAxis("tokens/s per user", lambda v: f"{v:,.3g}")
+    y = PlotAxis("tokens/s per rank", lambda v: f"{v:,.3g}")
+    front = [(p.x, p.y) for p in points]
+    return plot(points, x, y, joined=False, front=front if len(front) > 1 else [])

@@ -1,0 +1,336 @@
+"""`--emit-run`: the command lines and files that start a server with an engine.
+
+Flags are those of vLLM (`vllm serve --help`, `vllm-router`), SGLang (`sglang.launch_server`,
+`sglang_router.launch_router`) and TensorRT-LLM (`trtllm-serve`, its `--config` YAML, and
+`trtllm-serve disaggregated`).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from stagec.jobs.request.experts import mesh_axes
+from stagec.jobs.request.option import Kind
+from stagec.jobs.request.options import JobOptions
+
+_PORT, _BOOTSTRAP = 8000, 8998
+_HEAD = """#!/bin/sh
+# {about}
+: "${{MODEL:?set MODEL to the weights: a folder or a repository}}"
+"""
+_CHECKPOINT = "# MODEL has weights of {dtype}: the engine reads that from its configuration\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """An engine, and the folder for its files; None for those that are printed."""
+
+    engine: str
+    folder: Path | None = None
+
+
+class EngineRunType(Kind[EngineRun]):
+    """`vllm`, or `vllm=FOLDER`."""
+
+    name = "ENGINE[=FOLDER]"
+
+    def read(self, text: str) -> EngineRun:
+        """The engine and its folder."""
+        engine, equals, folder = text.partition("=")
+        if engine not in ENGINES:
+            raise ValueError(f"'{engine}' is not one of {', '.join(ENGINES)}")
+        if equals and not folder:
+            raise ValueError(f"expects a folder, {engine}=run, found '{text}'")
+        return EngineRun(engine, Path(folder) if folder else None)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLayout:
+    """How the ranks of a worker share the model, as engines say it: attention is split over `tp`
+    ranks, `dp` of which groups have sequences of their own, experts over `ep` groups of `moe_tp`
+    ranks each; all of it on each of `pp` stages. `problem` says why engines have no words for
+    it."""
+
+    tp: int
+    dp: int
+    pp: int
+    ep: int
+    moe_tp: int
+    problem: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of a stage."""
+        return self.tp * self.dp
+
+
+def layout_of(options: JobOptions, *, experts: bool) -> WorkerLayout:
+    """The layout of a worker of a model with or without experts."""
+    mesh = {axis: size or 1 for axis, size in mesh_axes(options).items()}
+    tp, data, pp = (mesh.pop(axis, 1) for axis in ("tp", "ep", "pp"))
+    own, dp = (1, data * tp) if options.dp_attention else (tp, data)
+    ep, moe_tp = (options.ep, 1 if options.etp == 1 else tp) if experts else (1, own * dp)
+    problem = ""
+    if prod(mesh.values()) > 1:
+        problem = "axes beside tp, pp, dp and ep"
+    elif not experts and dp > 1:
+        problem = "attention data parallelism of a dense model"
+    elif ep * moe_tp != own * dp:
+        problem = "experts on several ranks"
+    return WorkerLayout(own, dp, pp, ep, moe_tp, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedWorker:
+    """A worker to be started: what it does (`server`, `prefill` or `decode`), how many there are,
+    its layout, the sequences in flight and the most tokens of a step of each group of ranks, and
+    the longest sequence. Weights and caches have the types of the job."""
+
+    role: str
+    workers: int
+    layout: WorkerLayout
+    sequences: int
+    tokens: int
+    longest: int
+    options: JobOptions
+
+    @property
+    def urls(self) -> list[str]:
+        """Where the workers are reached: names of hosts to be replaced."""
+        return [f"http://{self.role}-{n}:{_PORT}" for n in range(self.workers)]
+
+
+class Engine(ABC):
+    """An engine: which layouts it has, and its launch files."""
+
+    def lacks(self, layout: WorkerLayout) -> str:
+        """What of a layout the engine has no flags for; empty if it has."""
+        return layout.problem
+
+    @abstractmethod
+    def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
+        """The launch files by their names: of one kind of worker, or of those that prefill and
+        those that decode."""
+
+
+def _script(about: str, words: Sequence[str], more: str = "") -> str:
+    """A script with one flag a line."""
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("-") or not lines:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}"
+    return _HEAD.format(about=about) + more + " \\\n  ".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)
+
+
+def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
+    """Flags of weights and caches, and what is to be known of the weights."""
+    words, more = ["--dtype", "bfloat16"], ""
+    if options.weight_dtype == "fp8":
+        words += ["--quantization", "fp8"]
+    elif options.weight_dtype not in (None, "bf16"):
+        more = _CHECKPOINT.format(dtype=options.weight_dtype)
+    if options.kv_dtype == "fp8":
+        words += ["--kv-cache-dtype", fp8]
+    return words, more
+
+
+class VLLM(Engine):
+    """vLLM."""
+
+    def lacks(self, layout: WorkerLayout) -> str:
+        if layout.problem:
+            return layout.problem
+        if layout.ep > 1 and layout.moe_tp > 1:
+            return "experts that are split and shared out at once"
+        return ""
+
+    def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
+        several = len(workers) > 1
+        found = {f"{w.role}.sh": self._server(about, w, several=several) for w in workers}
+        if several or workers[0].workers > 1:
+            found["router.sh"] = self._router(about, workers)
+        return found
+
+    def _server(self, about: str, worker: LaunchedWorker, *, several: bool) -> str:
+        layout = worker.layout
+        precision, more = _precision(worker.options, "fp8")
+        words = ["vllm serve", '"$MODEL"', "--port", str(_PORT)]
+        words += ["--tensor-parallel-size", str(layout.tp)]
+        if layout.pp > 1:
+            words += ["--pipeline-parallel-size", str(layout.pp)]
+        if layout.dp > 1:
+            words += ["--data-parallel-size", str(layout.dp)]
+        if layout.ep > 1:
+            words.append("--enable-expert-parallel")
+        words += ["--max-num-seqs", str(worker.sequences)]
+        words += ["--max-num-batched-tokens", str(worker.tokens)]
+        words += ["--max-model-len", str(worker.longest), *precision]
+        if worker.options.page > 1:
+            words += ["--block-size", str(worker.options.page)]
+        if several:
+            config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+            words += ["--kv-transfer-config", _quoted(json.dumps(config))]
+        return _script(about, words, more)
+
+    def _router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
+        words = ["vllm-router", "--host", "0.0.0.0", "--port", str(_PORT)]
+        words += ["--policy", "round_robin"]
+        if len(workers) == 1:
+            return _script(about, [*words, "--worker-urls", *workers[0].urls])
+        words.append("--vllm-pd-disaggregation")
+        for worker in workers:
+            words += (word for url in worker.urls for word in (f"--{worker.role}", url))
+        return _script(about, words)
+
+
+class SGLang(Engine):
+    """SGLang: sizes of data-parallel attention are those of all groups together."""
+
+    def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
+        several = len(workers) > 1
+        found = {f"{w.role}.sh": self._server(about, w) for w in workers}
+        if several or workers[0].workers > 1:
+            found["router.sh"] = self._router(about, workers)
+        return found
+
+    def _server(self, about: str, worker: LaunchedWorker) -> str:
+        layout = worker.layout
+        precision, more = _precision(worker.options, "fp8_e4m3")
+        words = ["python -m sglang.launch_server", "--model-path", '"$MODEL"']
+        words += ["--host", "0.0.0.0", "--port", str(_PORT), "--tp-size", str(layout.ranks)]
+        if layout.pp > 1:
+            words += ["--pp-size", str(layout.pp)]
+        if layout.dp > 1:
+            words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
+        if layout.ep > 1:
+            words += ["--ep-size", str(layout.ep)]
+        words += ["--max-running-requests", str(worker.sequences * layout.dp)]
+        words += ["--chunked-prefill-size", str(worker.tokens * layout.dp)]
+        words += ["--context-length", str(worker.longest), *precision]
+        if worker.options.page > 1:
+            words += ["--page-size", str(worker.options.page)]
+        if worker.role == "server":
+            words.append("--enable-mixed-chunk")
+        else:
+            words += ["--disaggregation-mode", worker.role]
+        if worker.role == "prefill":
+            words += ["--disaggregation-bootstrap-port", str(_BOOTSTRAP)]
+        return _script(about, words, more)
+
+    def _router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
+        words = ["python -m sglang_router.launch_router", "--host", "0.0.0.0"]
+        words += ["--port", str(_PORT)]
+        if len(workers) == 1:
+            return _script(about, [*words, "--worker-urls", *workers[0].urls])
+        words.append("--pd-disaggregation")
+        prefill, decode = workers
+        words += (w for url in prefill.urls for w in ("--prefill", url, str(_BOOTSTRAP)))
+        words += (w for url in decode.urls for w in ("--decode", url))
+        return _script(about, words)
+
+
+class TensorRTLLM(Engine):
+    """TensorRT-LLM: a YAML for each kind of worker, and one for the server that joins them."""
+
+    def lacks(self, layout: WorkerLayout) -> str:
+        if layout.problem:
+            return layout.problem
+        if layout.dp > 1 and layout.tp > 1:
+            return "attention that is split within groups that have sequences of their own"
+        return ""
+
+    def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for worker in workers:
+            several = len(workers) > 1
+            found[f"{worker.role}.yaml"] = f"# {about}\n" + _yaml(self._config(worker, several))
+            words = ["trtllm-serve", '"$MODEL"', "--host", "0.0.0.0", "--port", str(_PORT)]
+            _, more = _precision(worker.options, "fp8")
+            script = _script(about, [*words, "--config", f"{worker.role}.yaml"], more)
+            found[f"{worker.role}.sh"] = script
+        if len(workers) > 1:
+            found["disaggregated.yaml"] = f"# {about}\n" + _yaml(self._joined(*workers))
+            words = ["trtllm-serve disaggregated", "-c", "disaggregated.yaml"]
+            found["router.sh"] = _script(about, words)
+        return found
+
+    def _config(self, worker: LaunchedWorker, several: bool) -> dict[str, Any]:
+        layout = worker.layout
+        caches: dict[str, Any] = {"free_gpu_memory_fraction": 0.9}
+        if worker.options.kv_dtype == "fp8":
+            caches["dtype"] = "fp8"
+        if worker.options.page > 1:
+            caches["tokens_per_block"] = worker.options.page
+        found: dict[str, Any] = {
+            "backend": "pytorch",
+            "tensor_parallel_size": layout.ranks,
+            "pipeline_parallel_size": layout.pp,
+        }
+        if layout.ep > 1 or layout.moe_tp != layout.ranks:
+            found["moe_expert_parallel_size"] = layout.ep
+            found["moe_tensor_parallel_size"] = layout.moe_tp
+        found |= {
+            "enable_attention_dp": layout.dp > 1,
+            "max_batch_size": worker.sequences,
+            "max_num_tokens": worker.tokens,
+            "max_seq_len": worker.longest,
+            "enable_chunked_prefill": True,
+            "kv_cache_config": caches,
+        }
+        if worker.role != "prefill":
+            found["cuda_graph_config"] = {
+                "enable_padding": True,
+                "max_batch_size": worker.sequences,
+            }
+        if several:
+            found["disable_overlap_scheduler"] = worker.role == "prefill"
+            found["cache_transceiver_config"] = {"backend": "DEFAULT"}
+        return found
+
+    def _joined(self, prefill: LaunchedWorker, decode: LaunchedWorker) -> dict[str, Any]:
+        def pool(worker: LaunchedWorker) -> dict[str, Any]:
+            urls = [url.removeprefix("http://") for url in worker.urls]
+            return {"num_instances": worker.workers, "urls": urls}
+
+        return {
+            "hostname": "0.0.0.0",
+            "port": _PORT,
+            "backend": "pytorch",
+            "context_servers": pool(prefill),
+            "generation_servers": pool(decode),
+        }
+
+
+ENGINES: Mapping[str, Engine] = {"vllm": VLLM(), "sglang": SGLang(), "trtllm": TensorRTLLM()}
+
+
+def engine_of(stack: str) -> Engine | None:
+    """The engine that a stack is about; None for others."""
+    return ENGINES.get(stack.partition("@")[0])
+
+
+def _yaml(data: Mapping[str, Any]) -> str:
+    return "\n".join(_lines(data, "")) + "\n"
+
+
+def _lines(data: Mapping[str, Any], before: str) -> Iterator[str]:
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield f"{before}{name}:"
+            yield from _lines(value, before + "  ")
+        else:
+            # JSON is YAML: texts with quotes, lists in brackets
+            yield f"{before}{name}: {value if isinstance(value, str) else json.dumps(value)}"

@@ -1,0 +1,180 @@
+"""What a search for a server is asked: options of the command as one question."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stagec.ir.module import BATCH
+from stagec.ir.serving import MIXED
+from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.experts import mesh_axes
+from stagec.jobs.request.limit import AT_HAND, Limit
+from stagec.jobs.request.machine import machine_of, with_used
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving import CACHES
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.session import Session
+from stagec.machines import Machine
+from stagec.searches.explore.layout import Layers
+from stagec.searches.explore.space import doubled
+from stagec.searches.job_file import with_job
+from stagec.searches.question import GOODPUT, layers_of, prices_of, said_values, space_of
+from stagec.searches.server.launch import EngineRun, engine_of, layout_of
+from stagec.searches.server.worker import ServerLoad, WorkerTask
+from stagec.searches.serving import BUDGETS, SERVER
+from stagec.searches.space import listed
+from stagec.searches.stack import with_stack
+from stagec.support.diagnostics import error
+
+#: Options of other searches, which a server has not.
+_OTHERS = {
+    "context": "contexts follow from --prompt and --output-tokens",
+    "step": "steps follow from --prompt, --output-tokens and --chunk",
+    "speculative": "drafts are not searched for servers yet",
+    "draft": "drafts are not searched for servers yet",
+    "part": "parts are not searched for servers yet",
+    "pareto": "the front of tokens/s per rank and per user is part of the answer",
+    "seed_from": "a preset is one step",
+    "exhaustive": "all workers are evaluated",
+    "neighbours": "all workers are evaluated",
+    "sensitivity": "it is about one step",
+    "scheduler": "workers are timed on this machine; --jobs says by how many processes",
+}
+OBJECTIVES = (GOODPUT, "cost")
+#: Data-parallel ranks that nothing joins are workers of their own.
+_COPIES = "copies of a smaller worker"
+
+
+@dataclass(frozen=True)
+class ServerQuestion:
+    """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
+    that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
+    `prices` what a rank of each machine costs an hour; `run` is the engine whose launch files are
+    wanted."""
+
+    model: JobOptions
+    load: ServerLoad
+    ranks: Sequence[int]
+    layers: int
+    tasks: Sequence[WorkerTask]
+    objective: str
+    wanted: int
+    prices: Mapping[str, float | None]
+    points: int
+    experts: bool = False
+    run: EngineRun | None = None
+    refused: Counter[str] = field(default_factory=Counter[str])
+
+
+def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestion:
+    """What is asked. Raises `DiagnosticError`, `OSError`."""
+    given, of_job = with_job(given, session)
+    _check(given)
+    asked: Sequence[str | Machine] = given["machine"]
+    used = given["used_ranks"]
+    machines = [
+        machine_of(m, session, used) if isinstance(m, str) else with_used(m, used) for m in asked
+    ]
+    caches = {n: given[n] for n in CACHES if given[n] is not None}
+    plain = JobOptions(given["model"], sizes=dict(given["sizes"]), serve=MIXED, **caches)
+    with session.once(session.aside()) as aside:
+        builder = JobBuilder(plain.changed(step="decode=1x1"), aside)
+    known = {n: v for n, v in builder.module.symbols.items() if v is not None and n != BATCH}
+    layers = layers_of(builder.module, known)
+    load = ServerLoad(given["prompt"], given["output_tokens"], given["ttft"], given["tpot"])
+    question = ServerQuestion(
+        plain,
+        load,
+        given["ranks"],
+        layers.total,
+        [],
+        given["objective"] or OBJECTIVES[0],
+        given["top"],
+        prices_of(machines, given["price"]),
+        0,
+        EXPERTS in known,
+        given["emit_run"],
+    )
+    return _with_tasks(question, given, of_job, machines, known, layers, session)
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuse what is missing, and options of other searches. Raises `DiagnosticError`."""
+    for name, why in _OTHERS.items():
+        if given[name]:
+            raise error(
+                f"--{name.replace('_', '-')} is not for --serve {SERVER}: {why}",
+                remedy="leave it out",
+            )
+    needed = {
+        "machine": ("a search needs a machine", "add --machine h100-sxm, for example"),
+        "ranks": ("a search needs the number of ranks", "add --ranks 8, for example"),
+        "prompt": (f"--serve {SERVER} expects --prompt: the tokens of a request", "--prompt 2048"),
+    }
+    for name, (what, remedy) in needed.items():
+        if not given[name]:
+            raise error(what, remedy=remedy if remedy.startswith("add") else f"give {remedy}")
+    if given["objective"] not in (None, *OBJECTIVES):
+        raise error(
+            f"--objective {given['objective']} is about one step",
+            remedy=f"give {' or '.join(OBJECTIVES)}",
+        )
+
+
+def _with_tasks(
+    question: ServerQuestion,
+    given: Mapping[str, Any],
+    of_job: Mapping[str, tuple[Any, ...]],
+    machines: Sequence[Machine],
+    sizes: Mapping[str, int],
+    layers: Layers,
+    session: Session,
+) -> ServerQuestion:
+    """The question with the workers of its space: on so many ranks as double, up to all of them,
+    for each machine and stack."""
+    said = said_values(given, session)
+    budgets = (given["chunk"],) if given["chunk"] else BUDGETS
+    tasks: list[WorkerTask] = []
+    refused, points = Counter[str](), 0
+    limit = given["limit"] or Limit(AT_HAND, 0)
+    most = max(question.ranks)
+    for machine in machines:
+        for stack in _stacks(given["stack"]):
+            base = on_machine(question.model.changed(stack=stack), machine)
+            for ranks in doubled(1, most):
+                space = space_of(given, said, of_job, sizes, layers.total, ranks, machine)
+                flags = with_stack(base, space.knobs, session).changed(ranks=ranks)
+                found = listed(space, flags.changed(step="decode=1x1"), sizes, layers.total)
+                points += found.points
+                refused += found.refused
+                every = (found.jobs[n] for n in range(len(found.jobs)))
+                single = [job for job in every if not _is_copied(job)]
+                refused[_COPIES] += len(found.jobs) - len(single)
+                lacks = [_lacks(question, job) for job in single]
+                refused.update(filter(None, lacks))
+                jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
+                about = limit, question.load, budgets, given["batch"]
+                tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in jobs)
+    return replace(question, tasks=tasks, refused=+refused, points=points)
+
+
+def _stacks(text: str) -> Iterator[str]:
+    """The stacks of a list."""
+    yield from dict.fromkeys(name.strip() for name in text.split(","))
+
+
+def _lacks(question: ServerQuestion, job: JobOptions) -> str:
+    """Why the engine that is to run a worker cannot: that of --emit-run, or else of its stack."""
+    name = question.run.engine if question.run is not None else job.stack
+    engine = engine_of(name)
+    what = engine.lacks(layout_of(job, experts=question.experts)) if engine is not None else ""
+    return f"{name} has no flags for {what}" if what else ""
+
+
+def _is_copied(options: JobOptions) -> bool:
+    """Whether the ranks of a job are several workers: ranks that only share out sequences."""
+    return (mesh_axes(options).get("dp") or 1) > 1

@@ -1,0 +1,226 @@
+"""A search for a server: workers are timed, servers are made of them, and the best are looked at
+again with the caches that cross between their pools."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stagec.answers.serve import at_least, sending
+from stagec.ir.serving import DECODE
+from stagec.jobs.pod_options import options_of_pod
+from stagec.jobs.pods import one_group
+from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.options import IDEAL, JobOptions
+from stagec.jobs.request.serving import DISAGGREGATED as TWO_PODS
+from stagec.jobs.request.units import on_machine
+from stagec.jobs.session import Session
+from stagec.searches.server.launch import LaunchedWorker, layout_of
+from stagec.searches.server.question import ServerQuestion
+from stagec.searches.server.servers import (
+    AGGREGATED,
+    DISAGGREGATED,
+    CacheTransfer,
+    ServerPlan,
+    WorkerKind,
+    WorkerPool,
+    aggregated_servers,
+    decode_rate,
+    disaggregated_servers,
+    front,
+    joined,
+    prefill_rate,
+)
+from stagec.searches.server.worker import Worker, WorkerTask, kind_of, timed_worker
+from stagec.searches.serving import BUDGETS, without_step
+from stagec.searches.stack import as_written
+from stagec.support.diagnostics import DiagnosticError
+from stagec.time.costs.network import message_seconds
+from stagec.traces.workers import crew
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stagec.machines import Machine
+
+Tell = Callable[[str], None]
+#: Bytes of a message by which networks are compared.
+_MESSAGE = 1 << 20
+
+
+@dataclass(frozen=True)
+class FoundServers:
+    """The best servers, best first; the best of each mode, and of each number of ranks; those that
+    no other beats within the limit of the first token; and what was left out, by reason."""
+
+    question: ServerQuestion
+    best: Sequence[ServerPlan]
+    by_mode: dict[str, ServerPlan | None]
+    by_ranks: dict[int, ServerPlan | None]
+    front: Sequence[ServerPlan]
+    servers: int
+    timed: int
+    cut: Counter[str]
+    cautions: Sequence[str]
+    seconds: float
+
+
+def find_servers(question: ServerQuestion, processes: int, tell: Tell) -> FoundServers:
+    """The servers of a question. Raises `KeyboardInterrupt`."""
+    began = time.monotonic()
+    cut = Counter[str](question.refused)
+    kinds = list(_kinds(question, processes, tell, cut))
+    tell("matching workers")
+    servers = list(_servers(question, kinds))
+    within = [s for s in servers if s.is_within(question.load)]
+    late = len(servers) - len(within)
+    if late:
+        cut["servers beyond the limits of time"] += late
+    best = _best(question, within)
+    by_mode = {m: next((s for s in best if s.mode == m), None) for m in _MODES}
+    by_ranks = {n: next((s for s in best if s.ranks == n), None) for n in question.ranks}
+    load = question.load
+    early = [s for s in servers if load.ttft is None or s.ttft <= load.ttft]
+    return FoundServers(
+        question,
+        best[: question.wanted],
+        by_mode,
+        by_ranks,
+        front(early),
+        len(servers),
+        sum(bool(kind.worker.decode) for kind in kinds),
+        cut,
+        list(dict.fromkeys(c for kind in kinds for c in kind.worker.cautions)),
+        time.monotonic() - began,
+    )
+
+
+_MODES = (AGGREGATED, DISAGGREGATED)
+
+
+def _kinds(
+    question: ServerQuestion, processes: int, tell: Tell, cut: Counter[str]
+) -> Iterator[WorkerKind]:
+    """The workers that can be, timed."""
+    tasks = sorted(question.tasks, key=lambda t: repr(kind_of(t)))
+    with crew(timed_worker, processes, kind_of) as run:
+        for done, (number, found) in enumerate(run(tasks), 1):
+            tell(f"{done:,} of {len(tasks):,} workers timed")
+            task: WorkerTask = tasks[number]
+            worker: Worker = found
+            if worker.refused:
+                cut[f"refused by the compiler: {worker.refused[:60]}"] += 1
+            elif not worker.decode:
+                cut["too much memory for one sequence"] += 1
+            else:
+                price = question.prices[task.machine.name]
+                yield WorkerKind(task.options, task.machine, worker, price)
+
+
+def _servers(question: ServerQuestion, kinds: Sequence[WorkerKind]) -> Iterator[ServerPlan]:
+    for ranks in question.ranks:
+        yield from aggregated_servers(kinds, ranks, question.load)
+        yield from disaggregated_servers(kinds, ranks, question.load, question.layers)
+
+
+def _best(question: ServerQuestion, servers: Iterable[ServerPlan]) -> list[ServerPlan]:
+    """The best of each layout, best first: so many of them, and the first of each mode and number
+    of ranks, with the exact transfer of caches."""
+    order = sorted(servers, key=lambda s: _value(question, s))
+    each: dict[tuple[object, ...], ServerPlan] = {}
+    for server in order:
+        each.setdefault(server.layout, server)
+    kept = list(each.values())
+    first: dict[object, ServerPlan] = {}
+    for server in kept:
+        first.setdefault(server.mode, server)
+        first.setdefault(server.ranks, server)
+    chosen = {id(s) for s in [*kept[: question.wanted], *first.values()]}
+    exact = [exactly(question, s) for s in kept if id(s) in chosen]
+    within = [s for s in exact if s.is_within(question.load)]
+    return sorted(within, key=lambda s: _value(question, s))
+
+
+def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, ...]:
+    """What servers are compared by, less is better: of equal cost that with more tokens, and of
+    equal ones that with less time between them, and to the first one."""
+    rate, cost = -float(f"{server.per_rank:.9g}"), float(f"{server.cost:.9g}")
+    first, then = (cost, rate) if question.objective == "cost" else (rate, cost)
+    return first, then, server.tpot, server.ttft
+
+
+def exactly(question: ServerQuestion, server: ServerPlan) -> ServerPlan:
+    """A server with the caches that cross between its pools as both strategies have them, message
+    by message. Where the pods cannot meet the estimate stays."""
+    if server.prefill is None:
+        return server
+    prefill, decode = server.prefill, server.decode
+    try:
+        sent = _sent(question, prefill, decode)
+    except DiagnosticError:
+        return server
+    rate = prefill_rate(prefill.step, sent)
+    each = decode_rate(decode.step, question.load)
+    requests = min(prefill.workers * rate, decode.workers * each)
+    return joined(server.ranks, question.load, prefill, decode, sent, requests)
+
+
+def _sent(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> CacheTransfer:
+    session = Session()
+    prompts = prefill.step.sequences // prefill.kind.worker.stages
+    options = pods_of(question, prefill, decode).changed(batch=prompts)
+    machine = _joined(prefill.kind.machine, decode.kind.machine)
+    target = at_least(
+        options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
+    )
+    _, sent = sending(on_machine(options, machine), machine, session, target)
+    return CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds)
+
+
+def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> JobOptions:
+    """The job of both pods."""
+    return question.model.changed(
+        stack=decode.kind.options.stack,
+        serve=TWO_PODS,
+        prompt=question.load.prompt,
+        prefill=strategy_words(prefill.kind.options),
+        decode=strategy_words(decode.kind.options),
+    )
+
+
+def _joined(machine: Machine, other: Machine) -> Machine:
+    """A machine whose outermost level joins it with another one: the slower of theirs."""
+    mine, theirs = machine.network[-1], other.network[-1]
+    if message_seconds(machine, _MESSAGE, mine) >= message_seconds(other, _MESSAGE, theirs):
+        return machine
+    return machine.model_copy(update={"network": [*machine.network[:-1], theirs]})
+
+
+def strategy_words(job: JobOptions) -> str:
+    """The flags of a worker, as `--prefill` and `--decode` take them."""
+    plain = without_step(job.changed(model="", sizes={}, ranks=None))
+    return shlex.join(job_words(as_written(plain).changed(stack=IDEAL)))
+
+
+def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorker]:
+    """The workers of a server as an engine starts them."""
+    load, point = question.load, server.point
+    roles = ["server"] if server.prefill is None else ["prefill", "decode"]
+    found: list[LaunchedWorker] = []
+    for role, pool in zip(roles, server.pools, strict=True):
+        options, worker = pool.kind.options, pool.kind.worker
+        each = pool.step.sequences // worker.groups
+        if role == "prefill":
+            tokens = each // worker.stages * load.prompt
+        else:
+            tokens = max(point.budget if point is not None else min(BUDGETS), each)
+        more = point.work.prompts * worker.stages if point is not None else 0
+        layout = layout_of(options, experts=question.experts)
+        about = each + more, tokens, load.prompt + load.output, options
+        found.append(LaunchedWorker(role, pool.workers, layout, *about))
+    return found

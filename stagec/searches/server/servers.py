@@ -1,0 +1,270 @@
+"""Servers made of workers: aggregated ones, and disaggregated ones with whole workers of each kind,
+on a number of ranks; which of them no other beats, and why one is behind another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stagec.analysis.steady_server import matched, per_token
+from stagec.searches.server.worker import MixedPoint, ServerLoad, StepPoint, Worker
+from stagec.time.costs.network import message_seconds
+
+if TYPE_CHECKING:
+    from stagec.jobs.request.options import JobOptions
+    from stagec.machines import Machine
+
+AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
+_IDLE, _WAITS = "idle ranks", "pools that wait"
+#: Differences below this part of a token's rank-seconds are not told, and at most so many others.
+_LEAST, _MOST = 0.005, 3
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """A kind of worker: its job, the machine that it is on, what a rank of that costs an hour if it
+    is known, and what was timed."""
+
+    options: JobOptions
+    machine: Machine
+    worker: Worker
+    price: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPool:
+    """Workers of a kind: how many, and the step that each of them runs."""
+
+    kind: WorkerKind
+    workers: int
+    step: StepPoint
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all of them."""
+        return self.workers * self.kind.worker.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTransfer:
+    """The caches of a step of prefill on their way: seconds for which the links of a rank are busy,
+    and those that are left behind the step."""
+
+    busy: float
+    exposed: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """A server on `ranks`: `decode` are the workers that decode, and prefill beside it unless there
+    are others for that, with the caches `sent` between them. `parts` are the rank-seconds of a
+    token that comes out."""
+
+    ranks: int
+    decode: WorkerPool
+    ttft: float
+    tpot: float
+    tokens_per_second: float
+    parts: Mapping[str, float] = field(repr=False)
+    point: MixedPoint | None = None
+    prefill: WorkerPool | None = None
+    sent: CacheTransfer | None = None
+
+    @property
+    def mode(self) -> str:
+        """Whether the same workers prefill and decode."""
+        return AGGREGATED if self.prefill is None else DISAGGREGATED
+
+    @property
+    def pools(self) -> list[WorkerPool]:
+        """Its workers by what they do."""
+        return [self.decode] if self.prefill is None else [self.prefill, self.decode]
+
+    @property
+    def used(self) -> int:
+        """Ranks that have something to do."""
+        return sum(pool.ranks for pool in self.pools)
+
+    @property
+    def per_rank(self) -> float:
+        """Tokens a second, of all of the ranks."""
+        return self.tokens_per_second / self.ranks
+
+    @property
+    def per_user(self) -> float:
+        """Tokens of one sequence a second."""
+        return 1 / self.tpot
+
+    @property
+    def cost(self) -> float:
+        """What 10^6 tokens cost: rank-hours of the ranks that are used, times their price if that
+        is known."""
+        hourly = sum(pool.ranks * (pool.kind.price or 1.0) for pool in self.pools)
+        return hourly / 3600 / self.tokens_per_second * 1e6
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """What tells servers apart, whatever their batches and numbers of workers."""
+        return self.ranks, *((id(pool.kind)) for pool in self.pools), self.mode
+
+    def is_within(self, load: ServerLoad) -> bool:
+        """Whether it keeps the limits."""
+        first = load.ttft is None or self.ttft <= load.ttft
+        return first and (load.tpot is None or self.tpot <= load.tpot)
+
+
+def aggregated_servers(
+    kinds: Iterable[WorkerKind], ranks: int, load: ServerLoad
+) -> Iterator[ServerPlan]:
+    """Servers of as many workers of a kind as there are ranks for."""
+    for kind in kinds:
+        worker = kind.worker
+        copies = ranks // worker.ranks
+        for point in worker.mixed if copies else ():
+            steady = point.steady
+            rate = copies * steady.requests
+            tokens = load.output * rate
+            share = point.work.share
+            scale = copies * worker.ranks / tokens / steady.tpot
+            more = {
+                n: share * (point.mixed.parts.get(n, 0.0) - point.decode.parts.get(n, 0.0))
+                for n in {**point.mixed.parts, **point.decode.parts}
+            }
+            parts = {
+                **_named(DECODE_PART, per_token(point.decode.parts, scale)),
+                **_named(PREFILL_PART, per_token(more, scale)),
+                _IDLE: (ranks - copies * worker.ranks) / tokens,
+            }
+            pool = WorkerPool(kind, copies, point.decode)
+            about = steady.ttft, steady.tpot, tokens, parts, point
+            yield ServerPlan(ranks, pool, *about)
+
+
+DECODE_PART, PREFILL_PART = "decode", "prefill"
+
+
+def _named(what: str, parts: Mapping[str, float]) -> dict[str, float]:
+    return {f"{what} {name}": seconds for name, seconds in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefills:
+    """A worker that prefills: its step, requests a second, and the caches that it sends."""
+
+    kind: WorkerKind
+    step: StepPoint
+    rate: float
+    ttft: float
+    sent: CacheTransfer
+
+
+def disaggregated_servers(
+    kinds: Sequence[WorkerKind], ranks: int, load: ServerLoad, layers: int
+) -> Iterator[ServerPlan]:
+    """Servers of whole workers that prefill, and whole ones that decode, of the same stack. Of
+    those that prefill on as many ranks of a machine, the ones that no other beats in requests and
+    in time to the first token go with each that decodes."""
+    every = [p for kind in kinds for p in _prefills(kind, load, layers)]
+    first = [p for p in every if not any(_beats(q, p) for q in every)]
+    for kind in kinds:
+        worker = kind.worker
+        mine = [p for p in first if p.kind.options.stack == kind.options.stack]
+        for point in worker.decode:
+            rate = decode_rate(point, load)
+            for prefill in mine:
+                pools = matched(ranks, prefill.kind.worker.ranks, worker.ranks, prefill.rate, rate)
+                if pools is not None:
+                    decode = WorkerPool(kind, pools.decode, point)
+                    before = WorkerPool(prefill.kind, pools.prefill, prefill.step)
+                    yield joined(ranks, load, before, decode, prefill.sent, pools.requests)
+
+
+def _beats(one: _Prefills, other: _Prefills) -> bool:
+    """Whether a worker beats another one that could stand in its place."""
+    if _place(one) != _place(other):
+        return False
+    mine, theirs = (-one.rate, one.ttft), (-other.rate, other.ttft)
+    return all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+
+
+def _place(prefill: _Prefills) -> tuple[str, str, int]:
+    kind = prefill.kind
+    return kind.options.stack, kind.machine.name, kind.worker.ranks
+
+
+def joined(
+    ranks: int,
+    load: ServerLoad,
+    prefill: WorkerPool,
+    decode: WorkerPool,
+    sent: CacheTransfer,
+    requests: float,
+) -> ServerPlan:
+    """The server of two pools that end so many requests a second together."""
+    first, worker = prefill.step, prefill.kind.worker
+    tokens, turns = requests * load.output, load.output - 1
+    of_prefill = worker.ranks / first.sequences / load.output
+    of_decode = decode.kind.worker.ranks * turns / decode.step.sequences / load.output
+    parts = {
+        **_named(DECODE_PART, per_token(decode.step.parts, of_decode)),
+        **_named(PREFILL_PART, per_token(first.parts, of_prefill)),
+    }
+    used = prefill.ranks + decode.ranks
+    parts[_WAITS] = used / tokens - sum(parts.values())
+    parts[_IDLE] = (ranks - used) / tokens
+    ttft = worker.request + first.seconds + sent.exposed
+    about = ttft, decode.step.seconds, tokens, parts
+    return ServerPlan(ranks, decode, *about, prefill=prefill, sent=sent)
+
+
+def prefill_rate(step: StepPoint, sent: CacheTransfer) -> float:
+    """Requests that a worker ends a second: as fast as it computes or sends, whatever takes longer.
+    Stages are taken to be alike, so a step begins as often as there are stages in one."""
+    return min(step.sequences / step.seconds, 1 / sent.busy if sent.busy else float("inf"))
+
+
+def decode_rate(step: StepPoint, load: ServerLoad) -> float:
+    """Requests that a worker ends a second that only decodes, O - 1 steps of each."""
+    return step.sequences / ((load.output - 1) * step.seconds)
+
+
+def _prefills(kind: WorkerKind, load: ServerLoad, layers: int) -> Iterator[_Prefills]:
+    worker, machine = kind.worker, kind.machine
+    for step in worker.prefill:
+        sent = estimated(machine, worker, step, layers)
+        ttft = worker.request + step.seconds + sent.exposed
+        if load.ttft is None or ttft <= load.ttft:
+            yield _Prefills(kind, step, prefill_rate(step, sent), ttft, sent)
+
+
+def estimated(machine: Machine, worker: Worker, step: StepPoint, layers: int) -> CacheTransfer:
+    """The caches of a step on their way, before it is known where they go: the rank that has most
+    of them sends them over the outermost level of the network, a layer at a time, while the next
+    one is computed; the last one is left. `busy` is of one request."""
+    prompts, layers = step.sequences // worker.stages, max(1, layers // worker.stages)
+    each = message_seconds(machine, worker.cached / layers, machine.network[-1])
+    whole = each * prompts * layers
+    return CacheTransfer(each * layers, max(whole - step.seconds, 0.0) + each * prompts)
+
+
+def front(servers: Iterable[ServerPlan]) -> list[ServerPlan]:
+    """Those that no other beats in tokens a rank and tokens a user, the fastest for users first."""
+    found: list[ServerPlan] = []
+    for each in sorted(servers, key=lambda s: (-s.per_user, -s.per_rank, s.ttft)):
+        if not found or each.per_rank > found[-1].per_rank * (1 + 1e-9):
+            found.append(each)
+    return found
+
+
+def behind(mine: ServerPlan, best: ServerPlan) -> str:
+    """`-10.9% tokens/s per rank: decode computation +8.1%, ...`: what a token takes more rank-time
+    for than with the best one, in parts of all that it takes there."""
+    total = sum(best.parts.values())
+    change = mine.per_rank / best.per_rank - 1
+    names = {**mine.parts, **best.parts}
+    more = {n: (mine.parts.get(n, 0.0) - best.parts.get(n, 0.0)) / total for n in names}
+    order = sorted(more.items(), key=lambda item: (-abs(item[1]), item[0]))
+    told = [f"{n} {d:+.1%}" for n, d in order[:_MOST] if abs(d) >= _LEAST]
+    why = ", ".join(told) or "no part differs by as much as 0.5%"
+    return f"{change:+.1%} tokens/s per rank: {why}"

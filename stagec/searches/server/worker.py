@@ -1,0 +1,294 @@
+"""What one worker of a server does: its steps at each batch, compiled and timed.
+
+A worker are the ranks that share weights and wait for each other: a server has several of them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, TypeVar
+
+from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks
+from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.memory.timeline import CACHES
+from stagec.searches.explore.reasons import grouped
+from stagec.serving.step import SequenceClass, step_of
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.streams import PICOSECONDS
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+#: Objects that come and go between two looks for garbage, see `stagec.searches.jobs`.
+_RARELY = 500_000
+#: The most sequences of a group of ranks that are tried, and how often the largest batch that is
+#: possible is looked for between two that double.
+_MOST, _HALVINGS = 4096, 4
+_ONE = "decode=1x1"
+BUBBLE = "bubble"
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """Requests: prompts of so many tokens, of which `output` come out; seconds that they may take
+    to the first token and for each further one."""
+
+    prompt: int
+    output: int
+    ttft: float | None = None
+    tpot: float | None = None
+
+    @property
+    def context(self) -> int:
+        """Tokens that are cached of a sequence that decodes, in the mean."""
+        return self.prompt + self.output // 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
+    that are tried, `batches` the sequences in decode, those that double if None."""
+
+    options: JobOptions
+    machine: Machine
+    limit: Limit
+    load: ServerLoad
+    budgets: tuple[int, ...]
+    batches: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """A step of a worker that has so many `sequences` in flight, on all of its stages together: its
+    seconds, from the first stage to the last, where they go, and the bytes that a rank holds."""
+
+    sequences: int
+    seconds: float
+    parts: Mapping[str, float]
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPoint:
+    """Steps that decode, some with chunks of prompts beside: those of `work`, of at most `budget`
+    tokens of each group of ranks."""
+
+    decode: StepPoint
+    mixed: StepPoint
+    budget: int
+    work: PromptChunks
+    steady: SteadyRates
+
+    @property
+    def peak(self) -> int:
+        """The bytes that a rank holds."""
+        return max(self.decode.peak, self.mixed.peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that was timed. `groups` of its ranks have sequences of their own; `room` are the
+    bytes that a rank may hold, `request` the seconds of a request outside of its steps, `cached`
+    the bytes that the rank with most of them caches of a prompt that it has. Without points it does
+    not fit; `refused` says why it is none at all."""
+
+    ranks: int
+    groups: int = 1
+    stages: int = 1
+    room: int = 0
+    request: float = 0.0
+    cached: float = 0.0
+    decode: Sequence[StepPoint] = ()
+    mixed: Sequence[MixedPoint] = ()
+    prefill: Sequence[StepPoint] = ()
+    cautions: Sequence[str] = ()
+    refused: str = ""
+
+
+def kind_of(task: WorkerTask) -> Hashable:
+    """What tasks have in common that are likely to share compiles: all but degrees."""
+    options = task.options
+    axes = options.pp, options.tp > 1, options.ep > 1, options.dp_attention, options.etp
+    return (options.stack, options.weight_dtype, *axes)
+
+
+def timed_worker(task: WorkerTask) -> Worker:
+    """All steps of a worker."""
+    gc.set_threshold(_RARELY, 20, 100)
+    try:
+        return _Timing(task).worker()
+    except DiagnosticError as problem:
+        return Worker(task.options.ranks or 1, refused=problem.diagnostics[0].message)
+    except NotAnIntegerError as problem:
+        return Worker(task.options.ranks or 1, refused=str(problem))
+
+
+@dataclass
+class _Timing:
+    task: WorkerTask
+    _request: float = 0.0
+    _cached: float = 0.0
+    _cautions: dict[str, None] = field(default_factory=dict[str, None])
+    _decodes: dict[int, StepPoint | None] = field(default_factory=dict[int, "StepPoint | None"])
+
+    def __post_init__(self) -> None:
+        options = self.task.options.changed(serve=MIXED, step=_ONE, batch=None)
+        if options.pp > 1:
+            options = options.changed(microbatches=1)
+        module = JobBuilder(options, Session()).module
+        mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+        self._options = options.changed(step=None)
+        self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
+        self._groups = module.env[read_strategy(module).batch]
+        self._room = self.task.limit.room(mesh, self.task.machine)
+
+    def worker(self) -> Worker:
+        task = self.task
+        batches = task.batches
+        wanted = None if batches is None else [*map(self._each, batches)]
+        decode = list(_climbed(self._decode, self._is_slow, wanted))
+        mixed: list[MixedPoint] = []
+        for budget in task.budgets if decode else ():
+            mixed += _climbed(partial(self._mixed, budget), self._is_late, wanted)
+        prefill = [*self._prefills()] if decode else []
+        about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
+        return Worker(*about, decode, mixed, prefill, tuple(self._cautions))
+
+    def _each(self, batch: int) -> int:
+        """The sequences of each group and stage, of a batch of the worker."""
+        return max(1, batch // (self._groups * self._stages))
+
+    def _is_slow(self, point: StepPoint) -> bool:
+        limit = self.task.load.tpot
+        return limit is not None and point.seconds > limit
+
+    def _is_late(self, point: MixedPoint) -> bool:
+        load, found = self.task.load, point.steady
+        slow = load.tpot is not None and found.tpot > load.tpot
+        return slow or (load.ttft is not None and found.ttft > load.ttft)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _decode(self, each: int) -> StepPoint | None:
+        if each not in self._decodes:
+            batch = each * self._groups
+            context = self.task.load.context
+            asked = self._options.changed(serve=DECODE, batch=batch, context=context)
+            self._decodes[each] = self._step(asked, batch * self._stages)
+        return self._decodes[each]
+
+    def _mixed(self, budget: int, each: int) -> MixedPoint | None:
+        load = self.task.load
+        work = chunks(each, budget, load.prompt, load.output)
+        decode = self._decode(each) if work is not None else None
+        if work is None or decode is None:
+            return None
+        classes = [
+            SequenceClass(1, load.context, 1, each),
+            SequenceClass(work.size, work.past, 1, work.prompts),
+        ]
+        asked = self._options.changed(step=str(step_of(classes)))
+        mixed = self._step(asked, decode.sequences)
+        if mixed is None:
+            return None
+        about = decode.seconds, mixed.seconds, decode.sequences, work, load.output, self._request
+        return MixedPoint(decode, mixed, budget, work, aggregated(*about))
+
+    def _prefills(self) -> Iterator[StepPoint]:
+        """Steps that prefill whole prompts: one of each group, and as many as a step takes."""
+        prompt = self.task.load.prompt
+        most = max(1, max(self.task.budgets) // prompt)
+        each = 1
+        while each <= most:
+            batch = each * self._groups
+            asked = self._options.changed(serve=PREFILL, batch=batch, prompt=prompt)
+            found = self._step(asked, batch * self._stages, sends=batch)
+            if found is None:
+                return
+            yield found
+            each *= 2
+
+    def _step(self, asked: JobOptions, sequences: int, sends: int = 0) -> StepPoint | None:
+        """A step; None if it does not fit. Every stage holds the caches of the sequences of all
+        stages, of which the step has those of one. Of a prompt that `sends` its caches, their bytes
+        are noted."""
+        job = CompiledJob.of(asked, Session())
+        held = job.figures().by_stage
+        more = self._stages - 1
+        peak = max(sum(each.values()) + more * each.get(CACHES, 0) for each in held)
+        if peak > self._room:
+            return None
+        report = job.time(self.task.machine)
+        self._request = report.step.request / PICOSECONDS
+        self._cautions |= dict.fromkeys(report.cautions)
+        if sends:
+            self._cached = max(each.get(CACHES, 0) for each in held) / sends
+        parts = _filled(grouped(report.breakdown, {}), report.step_seconds, self._stages)
+        return StepPoint(sequences, report.step_seconds, parts, peak)
+
+
+def _filled(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:
+    """Where the seconds of a step on pipeline stages go if others fill its bubble, on each stage
+    for as long; what is left is the time of stages that wait for a longer one."""
+    if stages == 1:
+        return parts
+    found = {name: stages * each for name, each in parts.items() if name != BUBBLE}
+    return {**found, "unequal stages": seconds - sum(found.values())}
+
+
+def _climbed(
+    at: Callable[[int], P | None], is_late: Callable[[P], bool], wanted: Sequence[int] | None
+) -> Iterator[P]:
+    """Points at batches that double while there are some, or at those that are `wanted`; then, to
+    within a part of a doubling, at the largest batch that there is, and the largest that is not
+    late."""
+    found: dict[int, P] = {}
+    for each in wanted or [1 << power for power in range(_MOST.bit_length())]:
+        point = at(each)
+        if point is not None:
+            found[each] = point
+        elif wanted is None:
+            break
+    if wanted is None and found:
+        last = max(found)
+        if last < _MOST:
+            _between(last, 2 * last, at, lambda p: False, found)
+        if is_late(found[max(found)]):
+            for low, high in pairwise(sorted(found)):
+                if is_late(found[high]) and not is_late(found[low]):
+                    _between(low, high, at, is_late, found)
+                    break
+    yield from (found[each] for each in sorted(found))
+
+
+def _between(
+    low: int,
+    high: int,
+    at: Callable[[int], P | None],
+    is_late: Callable[[P], bool],
+    found: dict[int, P],
+) -> None:
+    """Look between two batches, of which the first one is possible, for the largest one that is."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) // 2
+        if middle == low:
+            return
+        point = found.get(middle) or at(middle)
+        if point is not None:
+            found[middle] = point
+        if point is None or is_late(point):
+            high = middle
+        else:
+            low = middle

@@ -1,0 +1,298 @@
+"""`stagec search --serve server`: steady states, whole pools, the front, and launch files."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stagec as library
+from stagec.analysis.steady_server import aggregated, chunks, matched
+from stagec.jobs.request.options import JobOptions
+from stagec.searches.server.launch import ENGINES, LaunchedWorker, layout_of
+from tests.support import stagec
+
+SMALL: Mapping[str, Any] = {
+    "serve": "server",
+    "sizes": {"L": 2},
+    "ranks": 2,
+    "machine": "h100-sxm",
+    "prompt": 500,
+    "output_tokens": 50,
+    "batch": (4, 16),
+    "pp": 1,
+    "dp_attention": False,
+    "jobs": 1,
+}
+WORDS = ["search", "llama3-8b", "--serve", "server", "--set", "L=2", "--jobs", "1"]
+
+
+def found(**more: Any) -> Mapping[str, Any]:
+    answer: Any = library.search("llama3-8b", **{**SMALL, **more})
+    data: Mapping[str, Any] = answer.as_json()
+    return data
+
+
+# -- steady states ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sequences", "budget"), [(1, 64), (8, 64), (12, 64), (3, 4096)])
+def test_prompts_are_computed_as_fast_as_they_come(sequences: int, budget: int) -> None:
+    prompt, output = 100, 50
+    work = chunks(sequences, budget, prompt, output)
+    assert work is not None
+    assert sequences + work.size * work.prompts <= budget
+    assert 0 < work.share <= 1
+    steady = aggregated(1.0, 3.0, sequences, work, output, 0.25)
+    # Little's law, of sequences in decode; and prompts that are computed are those that come
+    assert steady.requests * (output - 1) * steady.tpot == pytest.approx(sequences)
+    computed = work.share * work.prompts / work.steps / steady.tpot
+    assert computed == pytest.approx(steady.requests)
+    assert steady.ttft == 0.25 + 3 * work.steps
+
+
+def test_prompts_that_come_too_fast_have_no_steady_state() -> None:
+    assert chunks(64, 64, 100, 50) is None
+    assert chunks(60, 64, 100, 50) is None
+    assert chunks(200, 300, 100, 50) is None  # four prompts a step are needed, one fits
+
+
+def test_pools_are_those_of_all_numbers_of_workers() -> None:
+    source = random.Random(7)
+    for _ in range(200):
+        ranks = source.randrange(1, 40)
+        of_prefill, of_decode = source.randrange(1, 9), source.randrange(1, 9)
+        prefill, decode = source.uniform(0.1, 9), source.uniform(0.1, 9)
+        pools = matched(ranks, of_prefill, of_decode, prefill, decode)
+        rates = [
+            min(x * prefill, y * decode)
+            for x in range(1, ranks + 1)
+            for y in range(1, ranks + 1)
+            if x * of_prefill + y * of_decode <= ranks
+        ]
+        if not rates:
+            assert pools is None
+            continue
+        assert pools is not None
+        assert pools.prefill * of_prefill + pools.decode * of_decode <= ranks
+        assert pools.requests == pytest.approx(max(rates))
+
+
+# -- a search --------------------------------------------------------------------------------------
+
+
+def test_the_best_is_the_best_of_the_front_and_its_command_times_it(tmp_path: Path) -> None:
+    data = found()
+    best, front = data["best"][0], data["front"]
+    assert best["per_rank"] == pytest.approx(max(row["per_rank"] for row in front), rel=0.02)
+    rates = [(row["per_user"], row["per_rank"]) for row in front]
+    assert rates == sorted(rates, key=lambda r: (-r[0], r[1]))
+    for row in [*data["best"], *front]:
+        assert sum(row["parts"].values()) * row["per_rank"] == pytest.approx(1)
+        used = sum(row[p]["ranks"] * row[p]["replicas"] for p in ("prefill", "decode") if row[p])
+        assert used + row["idle_ranks"] == row["ranks"] == 2
+        assert (row["prefill"] is None) == (row["mode"] == "aggregated")
+    two = data["modes"]["disaggregated"]
+    served = json.loads(stagec(*shlex.split(two["command"])[1:], "--json").out)
+    assert served["points"][0]["tpot"] == pytest.approx(two["tpot"], rel=1e-9)
+    # the command prefills one prompt at a time
+    if two["prefill"]["batch"] == 1:
+        assert served["points"][0]["ttft"] == pytest.approx(two["ttft"], rel=1e-6)
+
+
+def test_limits_hold_and_a_tighter_one_gives_no_more() -> None:
+    free = found()["best"][0]
+    held = found(tpot=0.9 * free["tpot"], ttft=1.0)
+    assert all(row["tpot"] <= 0.9 * free["tpot"] for row in held["best"])
+    assert all(row["ttft"] <= 1.0 for row in [*held["best"], *held["front"]])
+    assert held["best"][0]["per_rank"] <= free["per_rank"]
+    assert sum(n for why, n in held["cut"].items() if "limits of time" in why) > 0
+
+
+def test_more_ranks_give_no_fewer_tokens() -> None:
+    data = found(ranks="1..4", tp=1, batch=(16,))
+    totals = [row["best"]["tokens_per_second"] for row in data["searches"]]
+    assert [row["ranks"] for row in data["searches"]] == [1, 2, 4]
+    assert totals == sorted(totals)
+    assert data["searches"][0]["best"]["mode"] == "aggregated"  # two pools need two ranks
+
+
+def test_pools_may_be_on_machines_that_are_unlike() -> None:
+    # a machine for prompts that costs little, and one for decode that reads fast
+    about = {"machine": "h100-sxm,h200", "price": (2.0, 3.0), "tp": 1, "prompt": 2000}
+    data = found(**about, objective="cost", top=50)
+    machines = {
+        (row["prefill"]["machine"], row["decode"]["machine"])
+        for row in data["best"]
+        if row["prefill"] is not None
+    }
+    assert {("h100-sxm", "h200"), ("h200", "h100-sxm")} <= machines
+    costs = [row["cost"] for row in data["best"]]
+    assert costs == sorted(costs)
+    for row in data["best"]:
+        prices = {"h100-sxm": 2.0, "h200": 3.0}
+        pools = [row[p] for p in ("prefill", "decode") if row[p] is not None]
+        hourly = sum(p["ranks"] * p["replicas"] * prices[p["machine"]] for p in pools)
+        assert row["cost"] == pytest.approx(hourly / 3600 / row["tokens_per_second"] * 1e6)
+    unlike = next(r for r in data["best"] if r["prefill"] and len(machines) > 1)
+    assert unlike["reason"]
+
+
+def test_stacks_and_formats_of_weights_are_searched() -> None:
+    about = {"stack": "vllm,sglang", "weight_dtype": ("bf16", "fp8"), "batch": (4,), "tp": 1}
+    data = found(**about, top=50)
+    stacks = {row["decode"]["stack"] for row in data["best"]}
+    assert stacks == {"vllm", "sglang"}
+    assert all(
+        row["prefill"]["stack"] == row["decode"]["stack"] for row in data["best"] if row["prefill"]
+    )
+    assert {"fp8" in row["decode"]["strategy"] for row in data["best"]} == {True, False}
+
+
+def test_page_table_and_columns(tmp_path: Path) -> None:
+    answer: Any = library.search("llama3-8b", **{**SMALL, "tp": 1, "batch": (4,)})
+    page = answer.page()
+    assert "tokens/s per user" in page
+    assert "<svg" in page
+    header, *rows = answer.as_csv().splitlines()
+    assert header.startswith("mode,ranks,per_rank")
+    assert len(rows) == len(answer.best)
+    assert "aggregated: " in str(answer)
+    assert "disaggregated: " in str(answer)
+
+
+# -- launch files ----------------------------------------------------------------------------------
+
+
+def worker(role: str, **flags: Any) -> LaunchedWorker:
+    options = JobOptions("deepseek-v3", weight_dtype="fp8", kv_dtype="fp8", **flags)
+    return LaunchedWorker(role, 2, layout_of(options, experts=True), 64, 8192, 4500, options)
+
+
+def test_layouts_of_workers() -> None:
+    wide = layout_of(JobOptions("m", dp=4, ep=8, tp=2, etp=1, dp_attention=True), experts=True)
+    assert (wide.tp, wide.dp, wide.ep, wide.moe_tp, wide.problem) == (1, 8, 8, 1, "")
+    mixed = layout_of(JobOptions("m", dp=2, ep=2, tp=4), experts=True)
+    assert (mixed.tp, mixed.dp, mixed.ep, mixed.moe_tp) == (4, 2, 2, 4)
+    assert ENGINES["vllm"].lacks(mixed)
+    assert ENGINES["trtllm"].lacks(mixed)
+    assert not ENGINES["sglang"].lacks(mixed)
+    copied = layout_of(JobOptions("m", tp=4, etp=1, dp_attention=True), experts=True)
+    assert all(engine.lacks(copied) for engine in ENGINES.values())
+    dense = layout_of(JobOptions("m", tp=4, dp_attention=True), experts=False)
+    assert all(engine.lacks(dense) for engine in ENGINES.values())
+    assert not any(
+        e.lacks(layout_of(JobOptions("m", tp=4), experts=False)) for e in ENGINES.values()
+    )
+
+
+def test_vllm_files() -> None:
+    files = ENGINES["vllm"].files("about", [worker("server", dp=8, ep=8)])
+    assert (
+        files["server.sh"]
+        == """#!/bin/sh
+# about
+: "${MODEL:?set MODEL to the weights: a folder or a repository}"
+vllm serve "$MODEL" \\
+  --port 8000 \\
+  --tensor-parallel-size 1 \\
+  --data-parallel-size 8 \\
+  --enable-expert-parallel \\
+  --max-num-seqs 64 \\
+  --max-num-batched-tokens 8192 \\
+  --max-model-len 4500 \\
+  --dtype bfloat16 \\
+  --quantization fp8 \\
+  --kv-cache-dtype fp8
+"""
+    )
+    assert "--worker-urls http://server-0:8000 http://server-1:8000" in files["router.sh"]
+    pods = ENGINES["vllm"].files("about", [worker("prefill", tp=4), worker("decode", tp=8)])
+    assert sorted(pods) == ["decode.sh", "prefill.sh", "router.sh"]
+    assert '"kv_connector": "NixlConnector"' in pods["prefill.sh"]
+    assert "--decode http://decode-1:8000" in pods["router.sh"]
+
+
+def test_sglang_files() -> None:
+    files = ENGINES["sglang"].files(
+        "about", [worker("prefill", tp=4), worker("decode", dp=2, ep=2, tp=4)]
+    )
+    assert "--disaggregation-mode prefill" in files["prefill.sh"]
+    decode = files["decode.sh"]
+    for words in ("--tp-size 8", "--dp-size 2", "--enable-dp-attention", "--ep-size 2"):
+        assert words in decode
+    assert "--max-running-requests 128" in decode  # of both groups
+    assert "--chunked-prefill-size 16384" in decode
+    assert "--prefill http://prefill-0:8000 8998" in files["router.sh"]
+    alone = ENGINES["sglang"].files("about", [worker("server", tp=4)])["server.sh"]
+    assert "--enable-mixed-chunk" in alone
+    assert "disaggregation" not in alone
+
+
+def test_trtllm_files() -> None:
+    import yaml
+
+    files = ENGINES["trtllm"].files(
+        "about", [worker("prefill", tp=4), worker("decode", dp=8, ep=8)]
+    )
+    prefill, decode, joined = (
+        yaml.safe_load(files[name])
+        for name in ("prefill.yaml", "decode.yaml", "disaggregated.yaml")
+    )
+    assert prefill["tensor_parallel_size"] == 4
+    assert prefill["disable_overlap_scheduler"]
+    assert decode["tensor_parallel_size"] == decode["moe_expert_parallel_size"] == 8
+    assert decode["enable_attention_dp"]
+    assert not prefill["enable_attention_dp"]
+    assert decode["kv_cache_config"]["dtype"] == "fp8"
+    assert joined["context_servers"] == {
+        "num_instances": 2,
+        "urls": ["prefill-0:8000", "prefill-1:8000"],
+    }
+    assert "--config decode.yaml" in files["decode.sh"]
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+ASKED = [*WORDS, "--prompt", "500", "--output-tokens", "50", "--ranks", "1", "--batch", "4"]
+
+
+def test_launch_files_are_written(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = stagec(*ASKED, "--machine", "h100-sxm", "--emit-run", f"vllm={folder}", "--json")
+    data = json.loads(done.out)
+    assert data["best"][0]["mode"] == "aggregated"
+    assert data["best"][0]["prefill"] is None
+    assert data["launch"]["files"]["server.sh"] == (folder / "server.sh").read_text()
+    assert "--max-num-seqs 5" in data["launch"]["files"]["server.sh"]  # four, and a prompt
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "a search needs a machine"),
+        (("--machine", "h100-sxm", "--tpot", "1us"), "no server is within the limits"),
+        (("--machine", "h100-sxm", "--objective", "time"), "--objective time is about one step"),
+        (("--machine", "h100-sxm", "--context", "3"), "--context is not for --serve server"),
+        (("--machine", "h100-sxm", "--emit-run", "tgi"), "'tgi' is not one of vllm"),
+        (("--machine", "h100-sxm", "--emit-run", "vllm="), "expects a folder"),
+        (("--machine", "h100-sxm", "--price", "1,2"), "--price has 2 prices"),
+        (("--machine", "h100-sxm", "--stack", "vlm"), "no stack 'vlm'"),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
+    done = stagec(*ASKED, *words)
+    assert done.code in (1, 2)
+    assert message in done.err
+
+
+@pytest.mark.parametrize("words", [("--objective", "goodput"), ("--emit-run", "vllm")])
+def test_options_of_servers_need_one(words: tuple[str, ...]) -> None:
+    done = stagec(*("search", "llama3-8b", "--ranks", "1", "--machine", "h100-sxm"), *words)
+    assert done.code == 1
+    assert "add --serve server" in done.err
