@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagec.ir_spec.strategy.axes import whole_experts
 from stagec.ir_spec.strategy.statement import (
     Flag,
     FlagValues,
@@ -15,6 +16,17 @@ from stagec.ir_spec.strategy.statement import (
     parameter,
 )
 
+#: Ranks of experts have all tokens.
+GATHER = "gather"
+
+
+def same_tokens(flag: Callable[[str], Any]) -> bool:
+    """Whether experts are whole on tensor-parallel ranks that all have the same tokens. `flag`
+    gives the value of a flag."""
+    if flag("tp") == 1 or flag("ep") == 1 or flag("sp") or flag("dp_attention"):
+        return False
+    return whole_experts(flag)
+
 
 @dataclass(frozen=True)
 class MoeRule(Record):
@@ -22,13 +34,15 @@ class MoeRule(Record):
 
     dispatch: str = parameter(
         "name",
-        "all_to_all: a copy for each expert; deepep: one for each node, and from there on",
+        "all_to_all: a copy for each expert; deepep: one for each node, and from there on; gather: "
+        "the ranks of experts have all tokens, each takes those of its own experts",
         default="all_to_all",
-        choices=("all_to_all", "deepep"),
+        choices=("all_to_all", "deepep", GATHER),
         flag=Flag(
             "moe_dispatch",
             "Tokens go to their experts by an all-to-all, a copy for each expert, or once to each "
-            "node and from there on (deepep).",
+            "node and from there on (deepep); or all ranks gather all tokens, and add up what "
+            "their own experts make of them (gather).",
             default="all-to-all",
             needs=("ep",),
             rare=True,
@@ -45,6 +59,12 @@ class MoeOp(Statement):
     How many nodes that are follows from k and, where the router takes experts of few groups
     (`top_groups` of `stg.route`), from their number. It changes seconds: traces have the bytes of
     an all-to-all either way.
+
+    With `gather` nothing is sent to an expert. Tokens that are split over the ranks of the experts
+    are gathered, a rank fills the buffers of its own experts, and what experts make of a token is
+    added up over these ranks: a reduce_scatter back to where tokens are split, an all_reduce where
+    they are not (vLLM's and SGLang's expert parallelism without kernels of all-to-alls). Flags ask
+    for it where experts are whole on the ranks of tensor parallelism, which have the same tokens.
     """
 
     name, record = "stg.moe", MoeRule
@@ -52,4 +72,7 @@ class MoeOp(Statement):
     example = "stg.moe[dispatch = deepep]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        return super().from_flags(request) if "ep" in request.axes else iter(())
+        if "ep" in request.axes:
+            yield from super().from_flags(request)
+        elif same_tokens(request.__getitem__):
+            yield {"dispatch": GATHER}

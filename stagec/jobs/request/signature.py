@@ -81,7 +81,8 @@ class JobFlags(TypedDict, total=False):
     cp_inputs: Literal["regather", "save-gathered"] | None
     #: Expert-parallel ranks, some of the data-parallel ones.
     ep: int | None
-    #: Ranks that split each expert: as many as tp (0, the default), or 1.
+    #: Ranks that split each expert: as many as tp, or 1. 0, the default, is 1 where --ep takes
+    #: ranks of tp, else as many as tp.
     etp: int | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
@@ -237,8 +238,9 @@ class JobFlags(TypedDict, total=False):
     #: Bytes up to which --all-reduce holds; the library adds what is larger.
     all_reduce_below: int | None
     #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
-    #: from there on (deepep).
-    moe_dispatch: Literal["all-to-all", "deepep"] | None
+    #: from there on (deepep); or all ranks gather all tokens, and add up what their own experts
+    #: make of them (gather).
+    moe_dispatch: Literal["all-to-all", "deepep", "gather"] | None
     #: How the weights of the blocks are stored while serving, and frozen ones in training.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "nf4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
