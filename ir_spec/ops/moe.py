@@ -33,6 +33,7 @@ _SCORES = (
     Param("scale", "ratio", "multiply the weights by this (default 1)"),
 )
 _SHARED = tuple(p.name for p in _SCORES)
+_LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its own experts")
 
 
 class Route(OpDef):
@@ -160,6 +161,8 @@ class Dispatch(OpDef):
 
     Without a capacity the type says that a router deals the rows, `routed(E=2, T)`: products read
     weights of those experts that get tokens. With one, buffers are padded and all experts are read.
+    With `local` experts are split without an all_to_all: a rank that has all tokens fills the
+    buffers of its own experts.
     """
 
     name = "stg.dispatch"
@@ -169,6 +172,7 @@ class Dispatch(OpDef):
         Param("capacity", "ratio", "the capacity factor (default 1)"),
         Param("load_from", "int", "experts have loads, those of the layers from this one on"),
         Param("spread", "flag", "tokens choose some experts more often, so few reach fewer"),
+        _LOCAL,
     )
     example = "%xs = stg.dispatch[count = E](%x, %experts) : bf16[E, B, S*T/E, D]"
 
@@ -177,7 +181,7 @@ class Dispatch(OpDef):
         capacity = op.expr("capacity") if "capacity" in op.attrs else const(1)
         return make_rule(
             ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d",
-            whole="etc",
+            whole=_whole(op),
             linear=[0],
             numbered="s",
             sizes={"e": count, "c": k * capacity / count},
@@ -196,15 +200,16 @@ class Dispatch(OpDef):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if len(op.operands) == 3:
             return super().grad(b, op, grads)
-        return gradients(b, op, [*grads, op.operands[1]], by="stg.combine")
+        return gradients(b, op, [*grads, op.operands[1]], _local(op), by="stg.combine")
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("count") if operand == 1 else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, experts = args[:2]
-        out = np.zeros([ctx.size(d.local) for d in op.result.tensor.dims])
-        place, kept = _rows(experts, out)
+        buffers = op.result.tensor.dims
+        out = np.zeros([ctx.size(d.local) for d in buffers])
+        place, kept = _rows(experts, out, ctx.start(buffers[0]))
         copies = np.broadcast_to(x[:, :, None], (*experts.shape, x.shape[-1]))
         if len(args) == 3:
             copies = copies * args[2][..., None]
@@ -216,16 +221,18 @@ class Combine(OpDef):
     """The weighted sum of what the experts of each token made: [E, B, C, D] to [B, S, D].
 
     Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
-    copies: 2 with weights, 1 without.
+    copies: 2 with weights, 1 without. With `local` a rank adds up those of its own experts, and the
+    result is a partial sum.
     """
 
     name = "stg.combine"
     operands = ("y", "experts", "weights*")
+    params = (_LOCAL,)
     example = "%o = stg.combine(%ys, %experts, %weights) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
         operands = ("eb(sc)d", "bst", "bst")[: len(op.operands)]
-        return make_rule(",".join(operands) + "->bsd", whole="etc", linear=[0], numbered="s")
+        return make_rule(",".join(operands) + "->bsd", whole=_whole(op), linear=[0], numbered="s")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * (len(op.operands) - 1)
@@ -233,10 +240,13 @@ class Combine(OpDef):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, (y, experts, *weights) = present(grads[0]), op.operands
         dys = b.value(
-            "stg.dispatch", [dy, experts, *weights], _capacity(y, experts), hint=y.prefixed("d_")
+            "stg.dispatch",
+            [dy, experts, *weights],
+            _capacity(y, experts) | _local(op),
+            hint=y.prefixed("d_"),
         )
         dws = [
-            b.value("stg.combine_weights_grad", [dy, y, experts], hint=w.prefixed("d_"))
+            b.value("stg.combine_weights_grad", [dy, y, experts], _local(op), hint=w.prefixed("d_"))
             for w in weights
         ]
         return [dys, None, *dws]
@@ -263,7 +273,7 @@ class Combine(OpDef):
         return op.operands[0].tensor.shape[0] if operand == 1 else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        copies = _copies(args[0], args[1])
+        copies = _copies(args[0], args[1], ctx.start(op.operands[0].tensor.dims[0]))
         if len(args) == 3:
             copies = copies * args[2][..., None]
         return [copies.sum(2)]
@@ -296,9 +306,13 @@ class CombineWeightsGrad(OpDef):
 
     name = "stg.combine_weights_grad"
     operands = ("dy", "y", "experts")
-    index = IndexRule("bsd,eb(sc)d,bst->bst", whole="etc", linear=(1,), numbered="s")
+    params = (_LOCAL,)
     element_types = ("f32",)
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
+
+    def rule(self, op: Operation) -> Rule:
+        text = "bsd,eb(sc)d,bst->bst"
+        return make_rule(text, whole=_whole(op), linear=[1], numbered="s")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * 2
@@ -308,7 +322,8 @@ class CombineWeightsGrad(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, experts = args
-        return [(_copies(y, experts) * dy[:, :, None]).sum(-1)]
+        first = ctx.start(op.operands[1].tensor.dims[0])
+        return [(_copies(y, experts, first) * dy[:, :, None]).sum(-1)]
 
 
 def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
@@ -323,26 +338,41 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
     return attrs | ({"load_from": load.first} if load is not None else {})
 
 
+def _whole(op: Operation) -> str:
+    """The factors that are not split: of ops that are `local` experts may be."""
+    return "tc" if op.flag("local") else "etc"
+
+
+def _local(op: Operation) -> dict[str, RawAttr]:
+    return {"local": True} if op.flag("local") else {}
+
+
 def _load(op: Operation) -> Load | None:
     """The load of the rows of each expert."""
     name = op.expr("count").symbol_name
     return Load(name, op.integer("load_from")) if name and "load_from" in op.attrs else None
 
 
-def _rows(experts: Array, buffers: Array) -> tuple[tuple[Array, Array, Array], Array]:
-    """Where the copies [B, S, T] go in the buffers [E, B, C, D], and which of them find room."""
+def _rows(experts: Array, buffers: Array, first: int) -> tuple[tuple[Array, Array, Array], Array]:
+    """Where the copies [B, S, T] go in the buffers [E, B, C, D] of the experts from the `first` one
+    on, and which of them find room: those of other experts are not here."""
     count: int = buffers.shape[0]
-    flat = experts.reshape(experts.shape[0], -1, 1)
+    mine = experts - first
+    here = (mine >= 0) & (mine < count)
+    mine = np.clip(mine, 0, count - 1)
+    flat = np.where(here, mine, -1).reshape(experts.shape[0], -1, 1)
     before: Array = np.cumsum(np.equal(flat, np.arange(count)), axis=1)
-    row: Array = np.take_along_axis(before, flat, -1).reshape(experts.shape) - 1
     shape: tuple[int, ...] = experts.shape
+    places = mine.reshape(shape[0], -1, 1)
+    row: Array = np.take_along_axis(before, places, -1).reshape(shape) - 1
     batch = np.indices(shape)[0]
-    return (experts, batch, row), row < buffers.shape[2]
+    return (mine, batch, row), here & (row < buffers.shape[2])
 
 
-def _copies(y: Array, experts: Array) -> Array:
-    """The k rows of each token, [B, S, T, D]; zero where a copy was dropped."""
-    place, kept = _rows(experts, y)
+def _copies(y: Array, experts: Array, first: int) -> Array:
+    """The k rows of each token, [B, S, T, D]; zero where a copy was dropped, or its expert is of
+    another rank."""
+    place, kept = _rows(experts, y, first)
     copies = np.zeros((*experts.shape, y.shape[-1]))
     copies[kept] = y[tuple(i[kept] for i in place)]
     return copies

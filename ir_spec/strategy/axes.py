@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from stagec.ir_spec.strategy.statement import Flag
 
@@ -41,6 +42,27 @@ FLAGS = (
     _axis("cp", "Context-parallel ranks."),
     _axis("ep", "Expert-parallel ranks, some of the data-parallel ones.", EXPERTS),
 )
+
+
+def whole_experts(flag: Callable[[str], Any]) -> bool:
+    """Whether tensor parallelism leaves experts whole: `etp` is 1; or it is left out, and `ep`
+    counts more ranks than the data-parallel ones, so that it takes those of `tp` as well. `flag`
+    gives the value of a flag.
+
+    | dp | tp | ep | etp | whole |
+    |----|----|----|-----|-------|
+    | 8  | 2  | 8  | 0   | no    |
+    | 1  | 8  | 8  | 0   | yes   |
+    | 2  | 4  | 8  | 0   | yes   |
+    | 8  | 2  | 8  | 1   | yes   |
+    """
+    etp, ep = flag("etp"), flag("ep")
+    if etp or ep == 1:
+        return bool(etp == 1)
+    tp, data = flag("tp"), flag("dp") if flag("dp") > 1 else flag("dp_shard")
+    return bool(tp > 1 and data % ep and ep % tp == 0 and data * tp % ep == 0)
+
+
 #: The order of these axes: ranks are numbered row-major, so that those along the last are
 #: neighbours.
 MESH_ORDER = Flag(

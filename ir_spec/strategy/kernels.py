@@ -63,8 +63,8 @@ class KernelsOp(Statement):
     What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no
     library has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these
     saves. `swiglu`, `geglu`: the activation of the gate, then the product; backward keeps the
-    activated gate beside gate and up. `rmsnorm`: in fp32, cast back and scaled,
-    as `LlamaRMSNorm` of transformers; backward keeps the input in fp32 and the normalized input, where the kernel of
+    activated gate beside gate and up. `rmsnorm`: in fp32, cast back and scaled, as `LlamaRMSNorm`
+    of transformers; backward keeps the input in fp32 and the normalized input, where the kernel of
     `torch.nn.RMSNorm` keeps its input. A zero-centered scale is applied in fp32, as in
     `Gemma3RMSNorm`. `attention`: keys and values that heads share are copied for each head before
     the kernel, which backward keeps, as `repeat_kv` of torchtitan's Llama models. `clamp`: the

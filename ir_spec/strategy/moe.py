@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagec.ir_spec.strategy.axes import whole_experts
 from stagec.ir_spec.strategy.statement import (
     Flag,
     FlagValues,
@@ -15,6 +16,17 @@ from stagec.ir_spec.strategy.statement import (
     parameter,
 )
 
+#: Ranks of experts have all tokens.
+GATHER = "gather"
+
+
+def same_tokens(flag: Callable[[str], Any]) -> bool:
+    """Whether experts are whole on tensor-parallel ranks that all have the same tokens. `flag`
+    gives the value of a flag."""
+    if flag("tp") == 1 or flag("ep") == 1 or flag("sp") or flag("dp_attention"):
+        return False
+    return whole_experts(flag)
+
 
 @dataclass(frozen=True)
 class MoeRule(Record):
@@ -22,13 +34,15 @@ class MoeRule(Record):
 
     dispatch: str = parameter(
         "name",
-        "all_to_all: a copy for each expert; deepep: one for each node, and there for each rank",
+        "all_to_all: a copy for each expert; deepep: one for each node, and there for each rank; "
+        "gather: the ranks of experts have all tokens, each takes those of its own experts",
         default="all_to_all",
-        choices=("all_to_all", "deepep"),
+        choices=("all_to_all", "deepep", GATHER),
         flag=Flag(
             "moe_dispatch",
             "Tokens go to their experts by an all-to-all, a copy for each expert, or once to each "
-            "node and there to each rank (deepep).",
+            "node and there to each rank (deepep); or all ranks gather all tokens, and add up what "
+            "their own experts make of them (gather).",
             default="all-to-all",
             needs=("ep",),
             rare=True,
@@ -69,8 +83,7 @@ class MoeOp(Statement):
     node; results of a rank and of a node are added up before they go back (DeepEP, normal kernels,
     and HybridEP of Megatron-Core; arXiv 2412.19437, section 3.2.2). How many nodes that are follows
     from k and, where the router takes experts of few groups (`top_groups` of `stg.route`), from
-    their number. It changes seconds: traces have the bytes of
-    an all-to-all either way.
+    their number. It changes seconds: traces have the bytes of an all-to-all either way.
 
     Tokens that products take in 8 or 4 bits are cast before they are sent, as in DeepSeek-V3; with
     `payload = tokens` behind, as by Megatron-Core, whose dispatcher knows nothing of 8 bits.
@@ -79,6 +92,12 @@ class MoeOp(Statement):
     own copies it into that of the experts, where a rank has several, and another one copies their
     results back (`sort-expert-rows`), forward and backward. `deepep` brings rows in the order of
     their experts, so `sort` changes nothing then.
+
+    With `gather` nothing is sent to an expert. Tokens that are split over the ranks of the experts
+    are gathered, a rank fills the buffers of its own experts, and what experts make of a token is
+    added up over these ranks: a reduce_scatter back to where tokens are split, an all_reduce where
+    they are not (vLLM's and SGLang's expert parallelism without kernels of all-to-alls). Flags ask
+    for it where experts are whole on the ranks of tensor parallelism, which have the same tokens.
     """
 
     name, record = "stg.moe", MoeRule
@@ -86,9 +105,12 @@ class MoeOp(Statement):
     example = "stg.moe[dispatch = deepep]"
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        if request["moe_sort"] and request["moe_dispatch"] == "deepep":
-            what = "--moe-sort is about all-to-alls, but --moe-dispatch is deepep"
-            yield what, "leave out --moe-sort: deepep brings rows in the order of their experts"
+        if request["moe_sort"] and (how := request["moe_dispatch"]) != "all-to-all":
+            what = f"--moe-sort is about all-to-alls, but --moe-dispatch is {how}"
+            yield what, "leave out --moe-sort: rows are in the order of their experts"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        return super().from_flags(request) if "ep" in request.axes else iter(())
+        if "ep" in request.axes:
+            yield from super().from_flags(request)
+        elif same_tokens(request.__getitem__):
+            yield {"dispatch": GATHER}

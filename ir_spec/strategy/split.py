@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERTS, REPLICAS, TENSOR_PARALLEL
+from stagec.ir_spec.strategy.axes import (
+    DATA_AXES,
+    EXPERTS,
+    REPLICAS,
+    TENSOR_PARALLEL,
+    whole_experts,
+)
 from stagec.ir_spec.strategy.statement import (
     Axes,
     Flag,
@@ -56,7 +62,8 @@ class SplitOp(Statement):
     flags = (
         Flag(
             "etp",
-            "Ranks that split each expert: as many as tp (0, the default), or 1.",
+            "Ranks that split each expert: as many as tp, or 1. 0, the default, is 1 where --ep "
+            "takes ranks of tp, else as many as tp.",
             "int",
             0,
             least=0,
@@ -85,8 +92,8 @@ class SplitOp(Statement):
             yield {"dims": "B", "over": data}
         if "ep" in request.axes:
             yield {"dims": "B", "over": "ep", "weak": True}
-        whole = request["etp"] == 1 and (request["ep"] > 1 or "ep" in request.axes)
-        experts = request.over("ep", *(("tp",) if whole else ()))
+        whole = whole_experts(request.__getitem__) and (request["ep"] > 1 or "ep" in request.axes)
+        experts = request.over("ep", *(("tp", REPLICAS) if whole else ()))
         if experts and EXPERTS in request.sizes:
             yield {"dims": EXPERTS, "over": experts, "only_with": "M"}
         if "cp" in request.axes:
@@ -98,7 +105,7 @@ class SplitOp(Statement):
         """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
         for."""
         over = request.over("tp", REPLICAS)
-        whole = ("M",) if request["etp"] == 1 else ()
+        whole = ("M",) if whole_experts(request.__getitem__) else ()
         dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
         if REPLICAS in request.axes and "G" in dims:
             dims.remove("G")

@@ -1,11 +1,24 @@
-"""gather-dimensions: gathers operands in a dimension whose split an op treats specially."""
+"""gather-dimensions: gathers operands in a dimension whose split an op treats specially, and the
+tokens of experts where these are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Strategy,
+    Value,
+    made_by,
+    read_strategy,
+    symbol,
+)
 from stagec.ir.builder import RawAttr
+from stagec.ir_spec.strategy.moe import GATHER, MoeRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.special import special_ops
@@ -19,6 +32,8 @@ class GatherDimensions(Pass):
     """Pin operands whole in the dimensions of `stg.gather` where an op treats a split specially.
 
     With the sequence of keys and values whole, each rank computes attention for its own queries.
+    Where `stg.moe[dispatch = gather]` made ops `local`, what they take of tokens is pinned as not
+    split over the axes of the experts.
     With `regather` the pins are marked `again`: 'differentiate' gives backward pins of its own.
 
     Before:
@@ -50,10 +65,12 @@ class GatherDimensions(Pass):
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:
-        return bool(read_strategy(module).gathered)
+        strategy = read_strategy(module)
+        return bool(strategy.gathered) or strategy.one(MoeRule).dispatch == GATHER
 
     def run(self, module: Module) -> None:
         gather_dimensions(module, read_strategy(module))
+        gather_tokens(module, read_strategy(module))
 
 
 def gather_dimensions(module: Module, strategy: Strategy) -> None:
@@ -71,6 +88,33 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
                 pinned = b.value(PIN, [value], attrs, type=whole, hint=value.name)
                 op.set_operand(index, pinned)
     assumptions.check()
+
+
+def gather_tokens(module: Module, strategy: Strategy) -> None:
+    """Pin what ops that are `local` take of tokens, in place, where tokens are split over axes of
+    the experts."""
+    placer = Placer(module, strategy, Assumptions(module, GatherDimensions.name, strategy.loc))
+    pinned: dict[Value, Value] = {}
+    for op in [op for op in module.walk() if op.flag("local")]:
+        experts = {d.size for d in _buffer(op).tensor.dims[:1]}
+        rules = (r for r in strategy.splits if experts & set(map(symbol, r.dims)))
+        axes = {axis for rule in rules for axis in rule.over}
+        b = Builder.before(module.registry, op, loc=made_by(GatherDimensions.name, op.loc))
+        for index, value in enumerate(op.operands):
+            if value is _buffer(op):
+                continue
+            whole = placer.gathered(value.tensor, axes)
+            if whole == placer.place(value.tensor.unplaced(), rest=False):
+                continue
+            if value not in pinned:
+                pinned[value] = b.value(PIN, [value], type=whole, hint=value.name)
+            op.set_operand(index, pinned[value])
+
+
+def _buffer(op: Operation) -> Value:
+    """The buffers of experts among the operands and results of an op."""
+    values = (*op.operands, *op.results)
+    return max(values, key=lambda v: v.tensor.rank)
 
 
 def _concerned(module: Module, rule: GatherRule) -> dict[Operation, list[int]]:

@@ -1,4 +1,5 @@
-"""size-experts: capacity factors of experts, and loads that differ between experts."""
+"""size-experts: capacity factors of experts, loads that differ between them, and which ops deal
+rows where the experts are."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from stagec.api import (
 from stagec.ir.expr import UnboundError
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.strategy.moe import GATHER, MoeRule
 from stagec.ir_spec.strategy.routing import SPREAD, RoutingRule
 from stagec.sharding.strategy import ExpertLoadRule
 
@@ -31,7 +33,7 @@ class SizeExperts(Pass):
     """Give the buffers of experts the sizes of `stg.capacity`, or the loads of `stg.expert_load`.
 
     With `stg.routing[popularity = spread]` the ops that deal rows to experts have the flag
-    `spread`.
+    `spread`. With `stg.moe[dispatch = gather]` those that deal rows and take them back are `local`.
 
     A capacity factor becomes an attribute of the ops that fill these buffers. With loads, their
     attribute `load_from` is the number of their first layer with experts. Sizes are inferred again.
@@ -64,7 +66,7 @@ class SizeExperts(Pass):
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
         sized = strategy.capacity is not None or bool(strategy.loads)
-        return sized or strategy.one(RoutingRule).popularity == SPREAD
+        return sized or bool(_flags(strategy))
 
     def run(self, module: Module) -> None:
         size_experts(module, read_strategy(module))
@@ -81,11 +83,18 @@ def size_experts(module: Module, strategy: Strategy) -> None:
             op.attrs["capacity"] = strategy.capacity
     if strategy.loads:
         _set_loads(module, strategy)
-    if strategy.one(RoutingRule).popularity == SPREAD:
+    for name in _flags(strategy):
         for op in module.walk():
-            if "spread" in op.definition.params_by_name:
-                op.attrs["spread"] = True
+            if name in op.definition.params_by_name:
+                op.attrs[name] = True
     _infer_again(module)
+
+
+def _flags(strategy: Strategy) -> list[str]:
+    """The flags of the ops that deal rows to experts, or take them back."""
+    spread = strategy.one(RoutingRule).popularity == SPREAD
+    local = strategy.one(MoeRule).dispatch == GATHER
+    return [name for name, said in (("spread", spread), ("local", local)) if said]
 
 
 def _set_loads(module: Module, strategy: Strategy) -> None:

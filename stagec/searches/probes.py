@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from stagec.analysis.figures import OTHERS
 from stagec.ir.module import BATCH
+from stagec.ir_spec.strategy.axes import whole_experts
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
@@ -98,7 +100,7 @@ class Probe:
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     """The work of a microbatch of a job."""
-    whole = options.etp == 1 and options.tp > 1 and options.ep > 1
+    whole = options.tp > 1 and options.ep > 1 and whole_experts(partial(getattr, options))
     data = options.ep // options.tp if whole else options.ep
     batch = microbatch_of(options, sizes) * data
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}

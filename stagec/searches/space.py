@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from stagec.ir.module import BATCH
-from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER, whole_experts
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.legal import count_of, needless, rules
 from stagec.jobs.request.combine import complete, in_usual_order
@@ -263,6 +263,10 @@ def _order_of(options: JobOptions) -> str:
 
 
 def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> bool:
+    """Whether a flag has no effect, or experts are whole without it."""
+    if flag.name == "etp" and options.etp:
+        left_out = whole_experts(lambda name: 0 if name == flag.name else getattr(options, name))
+        return left_out or needless(flag, options, sizes)
     return needless(flag, options, sizes)
 
 

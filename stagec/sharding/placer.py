@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from stagec.ir.core import Value
@@ -67,6 +67,14 @@ class Placer:
                 self._assumptions.divides(d.size, over, self._strategy.loc)
             else:
                 dims.append(d)
+        return replace(placed, dims=tuple(dims))
+
+    def gathered(self, type_: TensorType, axes: Collection[str]) -> TensorType:
+        """The type as placed, but not split over these axes."""
+        placed = self.place(type_.unplaced(), rest=False)
+        dims = (
+            replace(d, split=tuple(u for u in d.split if u.axis not in axes)) for d in placed.dims
+        )
         return replace(placed, dims=tuple(dims))
 
     def _split(self, d: Dim, rule: SplitRule) -> Dim:

@@ -127,6 +127,21 @@ def test_rows_left_over_are_where_they_were_filled(axes: dict[str, int], model: 
     assert_same(model, {**axes, "sp": True, "capacity_factor": Fraction(2)})
 
 
+#: Meshes whose ranks of experts have all tokens.
+GATHERED: Sequence[Mapping[str, Any]] = (
+    {"dp": 2, "ep": 4, "tp": 2, "moe_dispatch": "gather"},
+    {"tp": 2, "ep": 2, "zero": 1},
+    {"dp": 2, "ep": 2, "moe_dispatch": "gather", "microbatches": 2},
+    {"dp": 2, "ep": 2, "tp": 2, "etp": 1, "zero": 3},
+    {"dp": 2, "ep": 2, "cp": 2, "moe_dispatch": "gather", "cp_mode": "all-gather"},
+)
+
+
+@crossed(axes=GATHERED, model=[MIXTRAL, DEEPSEEK])
+def test_ranks_of_experts_have_all_tokens(axes: dict[str, Any], model: str) -> None:
+    assert_same(model, axes)
+
+
 def test_tokens_go_to_their_experts_and_come_back() -> None:
     """A wrong combine weight or expert would show here: each expert scales by its own number."""
     module = tiny_module(MIXTRAL, "inline,infer-shapes")

@@ -101,6 +101,22 @@ def test_experts_serve(model: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     first(
+        {"tp": 4, "ep": 4},
+        {"dp": 2, "ep": 2, "moe_dispatch": "gather"},
+        {"dp": 2, "ep": 4, "tp": 2, "moe_dispatch": "gather"},
+        {"dp": 2, "ep": 2, "tp": 2, "moe_dispatch": "gather"},
+        {"dp": 2, "ep": 2, "tp": 2, "etp": 1},
+    ),
+    ids=named,
+)
+@pytest.mark.parametrize("model", first(MIXTRAL, QWEN))
+def test_ranks_of_experts_have_all_tokens(model: str, options: dict[str, Any]) -> None:
+    assert_serves(job_of(model, **options), ONE_BY_ONE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    first(
         {"tp": 2},
         {"dp": 2, "ep": 2, "tp": 2},
         {"tp": 4},

@@ -244,7 +244,8 @@ seen.after = document.querySelector("#parts th").textContent;
 const bars = ([figure]) => all("svg.wide rect", figure);
 seen.bars = {};
 for (const bar of bars(all("figure:has(svg)"))) {
-  seen.bars[bar.dataset.key] = (seen.bars[bar.dataset.key] || 0) + Number(bar.getAttribute("width"));
+  const key = bar.dataset.key;
+  seen.bars[key] = (seen.bars[key] || 0) + Number(bar.getAttribute("width"));
 }
 seen.levers = bars(all("figure:has(svg)").slice(1)).length;
 seen.path = all("table[data-name=path] tr").length;

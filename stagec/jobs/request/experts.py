@@ -4,8 +4,10 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS, ordered
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, ordered, whole_experts
+from stagec.ir_spec.strategy.moe import GATHER, same_tokens
 from stagec.jobs.request.combine import divisors, nearest
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
@@ -47,14 +49,33 @@ def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> Non
             f"--etp {options.etp}: experts are split over all of tp = {tp or 'open'}, or not",
             remedy="leave --etp out (all of tp), or choose --etp 1",
         )
-    if options.etp == 1 and tp != 1 and not (options.sp or options.dp_attention):
-        split = "--dp-attention" if options.serve else "--sp"
+    split = options.sp or options.dp_attention
+    if options.etp == 1 and tp != 1 and not split and options.ep == 1 and options.mesh is None:
         raise error(
-            f"--etp 1 with tp = {tp or 'open'}: whole experts need the tokens split over tp",
-            remedy=f"add {split}, or leave --etp out",
+            f"--etp 1 with tp = {tp}: each rank would have all experts, and all of the same tokens",
+            remedy=f"split the experts over these ranks, --ep {tp}, or leave --etp out",
         )
     if options.mesh is None:
         _check_sizes(options, symbols.get(EXPERTS))
+    _check_tokens(options)
+
+
+def _check_tokens(options: JobOptions) -> None:
+    """Ranks that have the same tokens send each other none: tokens are split over tensor-parallel
+    ranks that have whole experts, or all ranks of experts have all tokens."""
+    same = whole_experts(partial(getattr, options)) and not (options.sp or options.dp_attention)
+    exchanged = options.moe_dispatch != GATHER
+    if options.mesh is None:
+        exchanged &= same_tokens(partial(getattr, options)) and mesh_axes(options).get("ep", 1) != 1
+    elif options.mesh.get("tp", 1) == 1:
+        return
+    if same and exchanged:
+        raise error(
+            "whole experts are split over data-parallel and tensor-parallel ranks, of which the "
+            "latter have the same tokens: an all-to-all would send them several times",
+            remedy=f"add {'--dp-attention' if options.serve else '--sp'}, which splits the tokens, "
+            f"or let all ranks have all of them: --moe-dispatch {GATHER}",
+        )
 
 
 def _check_sizes(options: JobOptions, experts: int | None) -> None:
@@ -63,7 +84,8 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
     axis = _data_axis(options)
     ranks, unit = getattr(options, axis), options.tp if _whole(options) else 1
     count = experts + options.redundant_experts if experts is not None else 0
-    fits = [n * unit for n in divisors(ranks) if count % (n * unit) == 0]
+    units = {unit} if options.etp else {unit, options.tp}
+    fits = sorted({n * u for n in divisors(ranks) for u in units if count % (n * u) == 0})
     choices = f"choose --ep among {nearest(options.ep, fits)}"
     flag = axis.replace("_", "-")
     if ranks * unit % options.ep or options.ep % unit:
@@ -84,7 +106,7 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
 
 
 def _whole(options: JobOptions) -> bool:
-    return bool(options.etp == 1 and options.tp > 1 and options.ep > 1)
+    return options.tp > 1 and options.ep > 1 and whole_experts(partial(getattr, options))
 
 
 def _data_axis(options: JobOptions) -> str:

@@ -81,7 +81,8 @@ class JobFlags(TypedDict, total=False):
     cp_inputs: Literal["regather", "save-gathered"] | None
     #: Expert-parallel ranks, some of the data-parallel ones.
     ep: int | None
-    #: Ranks that split each expert: as many as tp (0, the default), or 1.
+    #: Ranks that split each expert: as many as tp, or 1. 0, the default, is 1 where --ep takes
+    #: ranks of tp, else as many as tp.
     etp: int | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
