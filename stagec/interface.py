@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
 from stagec.answers.check import CheckAnswer, check
@@ -281,6 +281,22 @@ def time_step(
     if not isinstance(answer, StepAnswer):
         raise error("time_step: the job has two steps", remedy="use stagec.job(...).time(machine)")
     return answer
+
+
+@overload
+def search(
+    model: str | Path = "",
+    *,
+    serve: Literal["server"],
+    progress: Progress | None = None,
+    **flags: Any,
+) -> ServerSearchAnswer: ...
+
+
+@overload
+def search(
+    model: str | Path = "", *, progress: Progress | None = None, **flags: Any
+) -> SearchAnswer: ...
 
 
 def search(

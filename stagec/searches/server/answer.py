@@ -9,17 +9,13 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.markup import escape
-
-from stagec.answers.sweep.page import page_of
-from stagec.answers.sweep.plot import PlotAxis, PlotPoint, plot
-from stagec.answers.time.table import seconds_text
 from stagec.jobs.builder import model_name
 from stagec.jobs.session import Session
 from stagec.output.report import Report
-from stagec.output.tables import bytes_text, console, table
+from stagec.output.svg_text import SVGText
 from stagec.searches.server.run import launched
-from stagec.searches.server.servers import AGGREGATED, ServerPlan, WorkerPool, behind
+from stagec.searches.server.servers import ServerPlan, WorkerPool, behind
+from stagec.searches.server.table import print_servers
 from stagec.support.files import write_file
 from stagec.support.processors import processors
 
@@ -39,7 +35,6 @@ _COLUMNS = (
     ),
     "reason",
 )
-_MOST_CUT = 10
 
 
 @dataclass(frozen=True)
@@ -114,14 +109,15 @@ class ServerSearchAnswer(Report):
         """A row for each server of the front."""
         return [dict(row) for row in self.front]
 
-    def plot(self) -> str:
-        return _plot(self.data)
+    def plot(self) -> SVGText:
+        from stagec.searches.server.page import front_plot
+
+        return SVGText(front_plot(self.data).svg())
 
     def page(self) -> str:
-        """The front as a picture, and a row for each of the best."""
-        head = ["server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why"]
-        cells = [[_title(row), *_figures(row), row["reason"]] for row in self.data["best"]]
-        return page_of(self.title, self.plot(), head, cells, self.data["cautions"])
+        from stagec.searches.server.page import server_page
+
+        return server_page(self.title, self.data)
 
     def write_launch(self, folder: Path) -> list[Path]:
         """Write the files that start the best server into a folder, which is made; their paths.
@@ -141,7 +137,7 @@ class ServerSearchAnswer(Report):
         return text.getvalue()
 
     def print(self, stream: TextIO) -> None:
-        _print(self.data, stream)
+        print_servers(self.data, stream)
 
 
 def search_servers(
@@ -288,131 +284,3 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
     if not dot:
         return row[name]
     return "" if row[pool] is None else row[pool][key]
-
-
-# -- for people ------------------------------------------------------------------------------------
-
-
-def _print(found: Mapping[str, Any], stream: TextIO) -> None:
-    out = console(stream, 160)
-    out.print(
-        f"{found['model']}: {found['workers']:,} workers, {found['timed']:,} fit, "
-        f"{found['servers']:,} servers of prompts of {found['prompt']:,} tokens, "
-        f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
-        markup=False,
-    )
-    if found["best"]:
-        _print_best(found, out)
-    if len(found["searches"]) > 1:
-        out.print(_ranks_table(found))
-    if found["front"]:
-        out.print(_front_table(found))
-    shown = list(found["cut"].items())[:_MOST_CUT]
-    if shown:
-        out.print("left out:", markup=False)
-    for why, count in shown:
-        out.print(f"  {count:,}: {why}", markup=False)
-    for name, text in (found["launch"] or {"files": {}})["files"].items():
-        out.print(f"--- {name}", markup=False)
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_best(found: Mapping[str, Any], out: Any) -> None:
-    best = found["best"]
-    out.print(_best_table(found))
-    for number, row in enumerate(best, 1):
-        out.print(f"[{number}] {row['reason']}", markup=False)
-    for mode, row in found["modes"].items():
-        out.print(f"{mode}: {_mode(row, best)}", markup=False)
-    for number, row in enumerate(best, 1):
-        if row["command"]:
-            out.print(f"[{number}] {row['command']}", markup=False)
-
-
-def _mode(row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]]) -> str:
-    if row is None:
-        return "none is within the limits"
-    change = row["per_rank"] / best[0]["per_rank"] - 1
-    more = "the best" if not change else f"{change:+.1%} tokens/s per rank"
-    return f"{more}, {_title(row)}"
-
-
-def _best_table(found: Mapping[str, Any]) -> Any:
-    priced = found["priced"]
-    made = table(
-        "Best servers",
-        *("", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
-        *(["per 10^6 tokens"] if priced else []),
-        *("memory", "idle"),
-        text_columns=2,
-    )
-    for number, row in enumerate(found["best"], 1):
-        peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
-        made.add_row(
-            rf"\[{number}]",
-            escape(_title(row)),
-            *_figures(row),
-            *([f"{row['cost']:,.4g}"] if priced else []),
-            bytes_text(max(peaks)),
-            str(row["idle_ranks"] or ""),
-        )
-    return made
-
-
-def _figures(row: Mapping[str, Any]) -> list[str]:
-    """Tokens a second of a rank and of a user, and both times."""
-    rates = (f"{row[name]:,.1f}" for name in ("per_rank", "per_user"))
-    return [*rates, *(seconds_text(row[name]) for name in ("ttft", "tpot"))]
-
-
-def _title(row: Mapping[str, Any]) -> str:
-    """`2 x --tp 2 (prefill 1) : 1 x --tp 4 (decode 128)`, with stack and machine where needed."""
-    pools = [(name, row[name]) for name in ("prefill", "decode") if row[name] is not None]
-    told: list[str] = []
-    for name, pool in pools:
-        does = "" if row["mode"] == AGGREGATED else f"{name} "
-        text = f"{pool['replicas']} x {pool['strategy']}, {does}batch {pool['batch']}"
-        if row["mode"] == AGGREGATED:
-            text += f", {pool['max_tokens']:,} tokens a step"
-        told.append(f"{text} ({pool['stack']}, {pool['machine']})")
-    return " + ".join(told)
-
-
-def _ranks_table(found: Mapping[str, Any]) -> Any:
-    made = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
-    for each in found["searches"]:
-        row = each["best"]
-        if row is None:
-            made.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
-            continue
-        made.add_row(
-            str(each["ranks"]),
-            escape(_title(row)),
-            *_figures(row),
-        )
-    return made
-
-
-def _front_table(found: Mapping[str, Any]) -> Any:
-    made = table(
-        "Tokens of a rank against tokens of a user",
-        *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
-        text_columns=1,
-    )
-    for row in found["front"]:
-        made.add_row(
-            escape(_title(row)),
-            *_figures(row),
-        )
-    return made
-
-
-def _plot(found: Mapping[str, Any]) -> str:
-    points = [
-        PlotPoint(row["per_user"], row["per_rank"], row["mode"], _title(row), row["within"])
-        for row in found["front"]
-    ]
-    x = PlotAxis("tokens/s per user", lambda v: f"{v:,.3g}")
-    y = PlotAxis("tokens/s per rank", lambda v: f"{v:,.3g}")
-    front = [(p.x, p.y) for p in points]
-    return plot(points, x, y, joined=False, front=front if len(front) > 1 else [])

@@ -1,0 +1,45 @@
+"""The page of a search for servers, and its picture: tokens of a rank against those of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stagec.output.chart import Plot, PlotAxis, PlotPoint
+from stagec.output.page import Row, figures, page, paragraphs, table
+from stagec.searches.server.table import figures_of, server_text
+
+_HEADS = ("server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why")
+_FIGURES = ("per_rank", "per_user", "ttft", "tpot")
+
+
+def front_plot(found: Mapping[str, Any]) -> Plot:
+    """The servers that no other beats, and which of them are within the limits of time."""
+    points = [
+        PlotPoint(row["per_user"], row["per_rank"], row["mode"], server_text(row), row["within"])
+        for row in found["front"]
+    ]
+    front = [(p.x, p.y) for p in points]
+    return Plot(
+        title="Tokens per second per rank over tokens per second of a user",
+        about=f"{found['model']}: servers",
+        points=points,
+        x=PlotAxis("tokens per second per user", lambda v: f"{v:,.3g}"),
+        y=PlotAxis("tokens per second per rank", lambda v: f"{v:,.3g}"),
+        joined=False,
+        front=front if len(front) > 1 else [],
+    )
+
+
+def server_page(title: str, found: Mapping[str, Any]) -> str:
+    """The front as a picture, and a row for each of the best."""
+    rows = [
+        Row(
+            [server_text(row), *(row[name] for name in _FIGURES), row["reason"]],
+            [server_text(row), *figures_of(row), row["reason"]],
+            f"row{n}",
+        )
+        for n, row in enumerate(found["best"])
+    ]
+    body = [figures([front_plot(found)]), "<h2>The best</h2>", table(_HEADS, rows)]
+    return page(title, [*body, *paragraphs(found["cautions"])])

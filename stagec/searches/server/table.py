@@ -1,0 +1,129 @@
+"""The table of a search for servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.markup import escape
+
+from stagec.answers.time.table import seconds_text
+from stagec.output.tables import bytes_text, console, table
+from stagec.searches.server.servers import AGGREGATED
+
+_MOST_CUT = 10
+
+
+def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
+    """Print the best servers, the front, and what was left out."""
+    out = console(stream, 160)
+    out.print(
+        f"{found['model']}: {found['workers']:,} workers, {found['timed']:,} fit, "
+        f"{found['servers']:,} servers of prompts of {found['prompt']:,} tokens, "
+        f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
+        markup=False,
+    )
+    if found["best"]:
+        _print_best(found, out)
+    if len(found["searches"]) > 1:
+        out.print(_ranks_table(found))
+    if found["front"]:
+        out.print(_front_table(found))
+    shown = list(found["cut"].items())[:_MOST_CUT]
+    if shown:
+        out.print("left out:", markup=False)
+    for why, count in shown:
+        out.print(f"  {count:,}: {why}", markup=False)
+    for name, text in (found["launch"] or {"files": {}})["files"].items():
+        out.print(f"--- {name}", markup=False)
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_best(found: Mapping[str, Any], out: Any) -> None:
+    best = found["best"]
+    out.print(_best_table(found))
+    for number, row in enumerate(best, 1):
+        out.print(f"[{number}] {row['reason']}", markup=False)
+    for mode, row in found["modes"].items():
+        out.print(f"{mode}: {_mode(row, best)}", markup=False)
+    for number, row in enumerate(best, 1):
+        if row["command"]:
+            out.print(f"[{number}] {row['command']}", markup=False)
+
+
+def _mode(row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]]) -> str:
+    if row is None:
+        return "no server is within the limits"
+    change = row["per_rank"] / best[0]["per_rank"] - 1
+    more = "the best" if not change else f"{change:+.1%} tokens/s per rank"
+    return f"{more}, {server_text(row)}"
+
+
+def _best_table(found: Mapping[str, Any]) -> Any:
+    priced = found["priced"]
+    made = table(
+        "Best servers",
+        *("", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
+        *(["per 10^6 tokens"] if priced else []),
+        *("memory", "idle"),
+        text_columns=2,
+    )
+    for number, row in enumerate(found["best"], 1):
+        peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
+        made.add_row(
+            rf"\[{number}]",
+            escape(server_text(row)),
+            *figures_of(row),
+            *([f"{row['cost']:,.4g}"] if priced else []),
+            bytes_text(max(peaks)),
+            str(row["idle_ranks"] or ""),
+        )
+    return made
+
+
+def figures_of(row: Mapping[str, Any]) -> list[str]:
+    """Tokens a second of a rank and of a user, and both times."""
+    rates = (f"{row[name]:,.1f}" for name in ("per_rank", "per_user"))
+    return [*rates, *(seconds_text(row[name]) for name in ("ttft", "tpot"))]
+
+
+def server_text(row: Mapping[str, Any]) -> str:
+    """`2 x --tp 2 (prefill 1) : 1 x --tp 4 (decode 128)`, with stack and machine where needed."""
+    pools = [(name, row[name]) for name in ("prefill", "decode") if row[name] is not None]
+    told: list[str] = []
+    for name, pool in pools:
+        does = "" if row["mode"] == AGGREGATED else f"{name} "
+        text = f"{pool['replicas']} x {pool['strategy']}, {does}batch {pool['batch']}"
+        if row["mode"] == AGGREGATED:
+            text += f", {pool['max_tokens']:,} tokens a step"
+        told.append(f"{text} ({pool['stack']}, {pool['machine']})")
+    return " + ".join(told)
+
+
+def _ranks_table(found: Mapping[str, Any]) -> Any:
+    made = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
+    for each in found["searches"]:
+        row = each["best"]
+        if row is None:
+            made.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
+            continue
+        made.add_row(
+            str(each["ranks"]),
+            escape(server_text(row)),
+            *figures_of(row),
+        )
+    return made
+
+
+def _front_table(found: Mapping[str, Any]) -> Any:
+    made = table(
+        "Tokens of a rank against tokens of a user",
+        *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
+        text_columns=1,
+    )
+    for row in found["front"]:
+        made.add_row(
+            escape(server_text(row)),
+            *figures_of(row),
+        )
+    return made
