@@ -243,8 +243,9 @@ class JobFlags(TypedDict, total=False):
     #: Bytes up to which --all-reduce holds; the library adds what is larger.
     all_reduce_below: int | None
     #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
-    #: there to each rank (deepep).
-    moe_dispatch: Literal["all-to-all", "deepep"] | None
+    #: there to each rank (deepep); or all ranks gather all tokens, and add up what their own
+    #: experts make of them (gather).
+    moe_dispatch: Literal["all-to-all", "deepep", "gather"] | None
     #: Tokens are sent in the element type of the products of experts, cast before (products), or in
     #: their own, cast where they arrive (tokens).
     moe_payload: Literal["products", "tokens"] | None
