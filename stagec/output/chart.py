@@ -143,7 +143,8 @@ class PlotAxis:
 class Plot(Chart):
     """Points over two axes. With `joined` the points of a series are; without `dots` lines alone
     are seen. `front` are points to join by a line, `bounds` points that are faint, and `limit` is a
-    line at this height, with its text."""
+    line at this height, with its text. `unfit_about` says why points do not fit, for the
+    legend."""
 
     points: Sequence[PlotPoint]
     x: PlotAxis
@@ -154,6 +155,7 @@ class Plot(Chart):
     bounds: Sequence[tuple[float, float]] = ()
     bounds_about: str = ""
     limit: tuple[float, str] | None = None
+    unfit_about: str = "does not fit the memory"
 
     def draw(self, width: int) -> tuple[list[str], float]:
         xs = [*(p.x for p in self.points), *(b[0] for b in self.bounds)]
@@ -179,7 +181,7 @@ class Plot(Chart):
             items.append(("", f"and {len(series) - _MOST_SERIES} others"))
         if not all(p.fits for p in self.points):
             hollow = '<circle class="unfit s6" cx="7" cy="-4" r="4"/>'
-            items.append((hollow, "hollow: does not fit the memory"))
+            items.append((hollow, f"hollow: {self.unfit_about}"))
         if self.front:
             line = '<path class="front" d="M0,-4H16"/>'
             items.append((line, "no other is better in both respects"))

@@ -20,14 +20,16 @@ def front_plot(found: Mapping[str, Any]) -> Plot:
         for row in found["front"]
     ]
     front = [(p.x, p.y) for p in points]
+    machines = dict.fromkeys(row["decode"]["machine"] for row in found["front"])
     return Plot(
         title="Tokens per second per rank over tokens per second of a user",
-        about=f"{found['model']}: servers",
+        about=f"{found['model']} on {', '.join(machines)}: servers",
         points=points,
         x=PlotAxis("tokens per second per user", lambda v: f"{v:,.3g}"),
         y=PlotAxis("tokens per second per rank", lambda v: f"{v:,.3g}"),
         joined=False,
         front=front if len(front) > 1 else [],
+        unfit_about="slower than --ttft or --tpot allow",
     )
 
 
