@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
+from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
 from stagec.answers.requests.options import OVER_TIME, is_over_time
@@ -152,6 +153,7 @@ def _served(
         handover=transfer,
         points=rows,
         best=_best(rows, given["ttft"], given["tpot"]),
+        errors=stack_errors(steps[DECODE].stack, machine),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.serving_rates import ServingRates
+from stagec.answers.intervals import TPOT, TTFT, StackErrors
 from stagec.answers.time.table import seconds_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.output.report import Report
@@ -51,7 +52,8 @@ class ServedBatch:
 class ServeAnswer(Report):
     """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
     `prompt` tokens, of which `output` tokens come out. `best` gives most tokens a second for each
-    rank within the limits; None if no batch is within them."""
+    rank within the limits; None if no batch is within them. `errors` are those of the seconds of
+    its stack, where they are known."""
 
     model: str
     machine: str
@@ -62,6 +64,7 @@ class ServeAnswer(Report):
     handover: TransferTime | None
     points: Sequence[ServedBatch]
     best: ServedBatch | None
+    errors: StackErrors | None
 
     @property
     def cautions(self) -> list[str]:
@@ -96,6 +99,7 @@ class ServeAnswer(Report):
             "points": [point.as_json() for point in self.points],
             "best": self.best.as_json() if self.best is not None else None,
             "cautions": self.cautions,
+            **({} if self.errors is None else {"intervals": self.errors.as_json()}),
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -142,3 +146,15 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
             f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
             markup=False,
         )
+    if found.errors is not None:
+        for kind in (TTFT, TPOT):
+            out.print(_interval_text(found.errors, kind), markup=False)
+
+
+def _interval_text(errors: StackErrors, kind: str) -> str:
+    """Between which parts of a predicted time measured ones are."""
+    found, said = errors.intervals[kind], errors.said(kind)
+    if found is None:
+        return f"{kind.upper()} interval: unknown, {said}"
+    times = f"{found.low:.2f} to {found.high:.2f} times what is predicted"
+    return f"{kind.upper()} interval: {times}, as 8 of 10 of {said}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
+from stagec.answers.intervals import StackErrors, kind_of, stack_errors
 from stagec.answers.time.pods import PodsTime, alone_seconds, transfer_of, turn_seconds
 from stagec.answers.time.table import accepted_text, print_time, seconds_text
 from stagec.answers.time.timed import Timed, time_job
@@ -35,13 +36,14 @@ class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
     which `alone_seconds` says what each takes without that; of a draft model on the ranks of its
     model `turn_seconds` are those of both. `serve` is the kind of a step of serving, `stack` names
-    the stack of the software. `drawn` gives what pictures are made of."""
+    the stack of the software, and `errors` what is known of its seconds. `drawn` gives what pictures are made of."""
 
     serve: str | None
     stack: Mapping[str, str]
     accepted: Accepted
     alone_seconds: Mapping[str, float]
     turn_seconds: Mapping[str, float]
+    errors: StackErrors | None
     drawn: Callable[[], Timed] = field(repr=False, compare=False)
 
     @property
@@ -56,7 +58,20 @@ class StepAnswer(TimeReport, Report):
     def as_json(self) -> dict[str, Any]:
         each = {"alone_seconds": self.alone_seconds, "turn_seconds": self.turn_seconds}
         said = {name: dict(seconds) for name, seconds in each.items() if seconds}
-        return {**super().as_json(), **self.stack, **self._served(), **said}
+        return {
+            **super().as_json(),
+            **self.stack,
+            **({} if self.errors is None else {"interval": self.interval}),
+            **self._served(),
+            **said,
+        }
+
+    @property
+    def interval(self) -> dict[str, Any] | None:
+        """Between which seconds 8 of 10 measured steps like it would be, and how many were
+        measured; None where no such step was."""
+        found = self.errors and self.errors.intervals[kind_of(self.serve)]
+        return found and found.of(self.step_seconds)
 
     def _served(self) -> dict[str, Any]:
         """Of a step of serving: the time to the first token, or that for each further one."""
@@ -83,13 +98,22 @@ class StepAnswer(TimeReport, Report):
         return step_page(self.drawn(), self)
 
     def print(self, stream: TextIO) -> None:
-        print_time(self, stream)
+        print_time(self, stream, self._interval_text())
         said = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
         for text, seconds in said.items():
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())
             if each:
                 console(stream).print(f"{text}: {each}", markup=False)
         stream.write(accepted_text(self.step_seconds, self.accepted))
+
+    def _interval_text(self) -> str:
+        if self.errors is None:
+            return ""
+        said, found = self.errors.said(kind_of(self.serve)), self.interval
+        if found is None:
+            return f"interval: unknown, {said}"
+        low, high = (seconds_text(found[n]) for n in ("low_seconds", "high_seconds"))
+        return f"interval: {low} to {high}, as 8 of 10 of {said}"
 
 
 def _remark(
@@ -152,6 +176,7 @@ def time(
         accepted=accepted,
         alone_seconds=alone,
         turn_seconds=turns,
+        errors=stack_errors(options.stack, machine),
         drawn=drawn,
     )
 

@@ -23,8 +23,9 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / scale:,.3f} {unit}" if unit == "s" else f"{seconds / scale:,.2f} {unit}"
 
 
-def print_time(found: TimeReport, stream: TextIO) -> None:
-    """The step, where its time goes, its critical path, and what would help."""
+def print_time(found: TimeReport, stream: TextIO, interval: str = "") -> None:
+    """The step, the interval that it is in, where its time goes, its critical path, and what would
+    help."""
     out = console(stream)
     mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
     out.print(
@@ -39,6 +40,8 @@ def print_time(found: TimeReport, stream: TextIO) -> None:
     facts.append(f"HFU {found.hfu:.1%}")
     facts.append(f"of {count_text(round(found.peak_flops), 'FLOP/s')}")
     out.print(", ".join(facts), markup=False)
+    if interval:
+        out.print(interval, markup=False)
     if found.found["modelled"] < sum(found.found.values()):
         counts = ", ".join(f"{count:,} {way}" for way, count in found.found.items())
         out.print(f"kernels and collectives: {counts}", markup=False)

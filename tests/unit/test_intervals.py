@@ -1,0 +1,67 @@
+"""Intervals of seconds, from errors of a stack's measured rows."""
+
+from __future__ import annotations
+
+import csv
+from importlib import resources
+
+import pytest
+
+import stagec
+from stagec.answers.intervals import STEP, TPOT, TTFT, Interval, kind_of, stack_errors
+from stagec.ir_spec.strategy.sustained import FAMILIES
+from stagec.machines import load_machine
+from stagec.models import stacks
+
+
+def test_the_table_is_of_stacks_and_families_that_are_there() -> None:
+    """Rows stand once, are of enough measurements, and their ends are in order."""
+    text = resources.files("stagec.models.stacks").joinpath("errors.csv").read_text("utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    keys = [(row["stack"], row["family"], row["kind"]) for row in rows]
+    assert len({*keys}) == len(keys) > 0
+    for (stack, family, kind), row in zip(keys, rows, strict=True):
+        assert stack in stacks()
+        assert family in FAMILIES
+        assert kind in (STEP, TTFT, TPOT)
+        assert int(row["rows"]) >= 5
+        assert 0 < float(row["low"]) <= float(row["high"])
+
+
+def test_what_is_known_is_by_stack_family_and_kind() -> None:
+    h100 = load_machine("h100-sxm")
+    errors = stack_errors("nemo@25.11", h100)
+    assert errors is not None
+    assert errors.intervals[STEP] is not None
+    assert errors.intervals[TPOT] is None
+    assert errors.said(TPOT) == "no measured servers of nemo on hopper"
+    assert stack_errors("ideal", h100) is None
+    unknown = stack_errors("nemo", load_machine("mi300x"))
+    assert unknown is not None
+    assert set(unknown.intervals.values()) == {None}
+    assert "on mi300x" in unknown.said(STEP)
+
+
+def test_seconds_are_parts_of_what_is_predicted() -> None:
+    assert Interval(0.5, 2.0, 7).of(3.0) == {
+        "low_seconds": 1.5,
+        "high_seconds": 6.0,
+        "measured": 7,
+    }
+
+
+@pytest.mark.parametrize(("serve", "kind"), [(None, STEP), ("prefill", TTFT), ("decode", TPOT)])
+def test_steps_of_serving_are_like_servers(serve: str | None, kind: str) -> None:
+    assert kind_of(serve) == kind
+
+
+def test_answers_have_them() -> None:
+    """Of a stack they stand in JSON and in the text, of the ideal program nowhere."""
+    job = stagec.job("llama3-8b", tp=8, sizes={"L": 1, "B": 1, "S": 64}, stack="nemo")
+    step = job.time("h100-sxm")
+    found = step.as_json()["interval"]
+    assert found["low_seconds"] <= found["high_seconds"]
+    assert f"as 8 of 10 of {found['measured']} measured steps of nemo on hopper" in str(step)
+    ideal = stagec.job("llama3-8b", tp=8, sizes={"L": 1, "B": 1, "S": 64}).time("h100-sxm")
+    assert "interval" not in ideal.as_json()
+    assert "interval" not in str(ideal)

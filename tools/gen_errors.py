@@ -1,0 +1,72 @@
+"""Write how far seconds of stacks are off: `python -m tools.gen_errors`, some minutes.
+
+Predicts all rows of `stagec validate --time --all` and `--serve --all`, and writes by stack, family
+of devices and kind of seconds the 10th and 90th percentile of measured over predicted seconds, of
+the rows on which nothing was fitted if there are ten, of all judged ones else. Fewer than five rows
+are not written.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+
+from stagec.answers.intervals import STEP, TPOT, TTFT
+from stagec.jobs.session import Session
+from stagec.machines import load_machine
+from stagec.support.files import write_file
+from stagec.validation.answer import validate_servers, validate_steps
+
+TABLE = Path(__file__).parents[1] / "stagec" / "models" / "stacks" / "errors.csv"
+_LEFT_OUT, _FEWEST = 10, 5
+_PERCENTILES = 10, 90
+
+#: Stack, family of devices and kind of seconds; measured over predicted, and whether it was fitted.
+Row = tuple[tuple[str, str, str], float, bool]
+
+
+def _steps() -> Iterator[Row]:
+    for each in validate_steps(None, Session(), everything=True).steps:
+        if each.step.judged and each.predicted is not None:
+            stack, family = each.step.options().stack, each.step.on_machine().family
+            yield (stack, family, STEP), each.step.seconds / each.predicted, each.step.fitted
+
+
+def _servers() -> Iterator[Row]:
+    for each in validate_servers(None, Session(), everything=True).servers:
+        server = each.server
+        if server.judged and not isinstance(each.result, str):
+            family = load_machine(server.machine).family
+            measured = {TTFT: server.ttft, TPOT: server.tpot}
+            for (kind, seconds), predicted in zip(measured.items(), each.result, strict=True):
+                yield (server.stack, family, kind), seconds / predicted, server.fitted
+
+
+def errors_text() -> str:
+    """The table."""
+    every: dict[tuple[str, str, str], list[tuple[float, bool]]] = defaultdict(list)
+    for rows in (_steps(), _servers()):
+        for key, ratio, fitted in rows:
+            every[key].append((ratio, fitted))
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["stack", "family", "kind", "rows", "low", "high"])
+    for key, ratios in sorted(every.items()):
+        left_out = [ratio for ratio, fitted in ratios if not fitted]
+        used = left_out if len(left_out) >= _LEFT_OUT else [ratio for ratio, _ in ratios]
+        if len(used) >= _FEWEST and key[0] != "ideal" and key[1]:
+            low, high = np.percentile(used, _PERCENTILES)
+            writer.writerow([*key, len(used), f"{low:.3f}", f"{high:.3f}"])
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    text = errors_text()
+    write_file(TABLE, text)
+    sys.stdout.write(text)
