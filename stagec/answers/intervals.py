@@ -12,11 +12,11 @@ import csv
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from stagec.ir.serving import PREFILL
 from stagec.jobs.request.options import IDEAL
+from stagec.models import library_text
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -80,10 +80,10 @@ def stack_errors(stack: str, machine: Machine) -> StackErrors | None:
 
 @cache
 def _measured() -> Mapping[tuple[str, str, str], Interval]:
-    text = resources.files("stagec.models.stacks").joinpath("errors.csv").read_text("utf-8")
+    rows = csv.DictReader(library_text("stacks/errors.csv").splitlines())
     return {
         (row["stack"], row["family"], row["kind"]): Interval(
             float(row["low"]), float(row["high"]), int(row["rows"])
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in rows
     }

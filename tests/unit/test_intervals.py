@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from importlib import resources
 
 import pytest
 
@@ -11,13 +10,12 @@ import stagec
 from stagec.answers.intervals import STEP, TPOT, TTFT, Interval, kind_of, stack_errors
 from stagec.ir_spec.strategy.sustained import FAMILIES
 from stagec.machines import load_machine
-from stagec.models import stacks
+from stagec.models import library_text, stacks
 
 
 def test_the_table_is_of_stacks_and_families_that_are_there() -> None:
     """Rows stand once, are of enough measurements, and their ends are in order."""
-    text = resources.files("stagec.models.stacks").joinpath("errors.csv").read_text("utf-8")
-    rows = list(csv.DictReader(text.splitlines()))
+    rows = list(csv.DictReader(library_text("stacks/errors.csv").splitlines()))
     keys = [(row["stack"], row["family"], row["kind"]) for row in rows]
     assert len({*keys}) == len(keys) > 0
     for (stack, family, kind), row in zip(keys, rows, strict=True):

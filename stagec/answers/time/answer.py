@@ -36,7 +36,8 @@ class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
     which `alone_seconds` says what each takes without that; of a draft model on the ranks of its
     model `turn_seconds` are those of both. `serve` is the kind of a step of serving, `stack` names
-    the stack of the software, and `errors` what is known of its seconds. `drawn` gives what pictures are made of."""
+    the stack of the software, and `errors` what is known of its seconds. `drawn` gives what
+    pictures are made of."""
 
     serve: str | None
     stack: Mapping[str, str]
@@ -70,8 +71,8 @@ class StepAnswer(TimeReport, Report):
     def interval(self) -> dict[str, Any] | None:
         """Between which seconds 8 of 10 measured steps like it would be, and how many were
         measured; None where no such step was."""
-        found = self.errors and self.errors.intervals[kind_of(self.serve)]
-        return found and found.of(self.step_seconds)
+        found = None if self.errors is None else self.errors.intervals[kind_of(self.serve)]
+        return None if found is None else found.of(self.step_seconds)
 
     def _served(self) -> dict[str, Any]:
         """Of a step of serving: the time to the first token, or that for each further one."""
