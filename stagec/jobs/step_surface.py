@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stagec.jobs.step_modules import StepModules
-from stagec.serving.replica import SECOND, StepLine
+from stagec.serving.replica import StepLine
 from stagec.serving.step import SequenceClass, Step, step_of
 
 #: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
@@ -212,13 +211,6 @@ class ExactSteps:
     def check(self) -> SurfaceCheck:
         """All steps are exact."""
         return SurfaceCheck(0, 0.0, 0.0)
-
-
-def exact_times(
-    modules: StepModules, seconds: Callable[[StepModules, Step], float]
-) -> Callable[[Step], int]:
-    """Femtoseconds of a step."""
-    return lambda step: max(1, round(seconds(modules, step) * SECOND))
 
 
 def _step(count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int) -> Step:

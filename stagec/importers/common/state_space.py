@@ -49,10 +49,8 @@ class Mamba2:
         """Add the block."""
         if self.grouped:
             text.assume("H_m % G_m == 0")
-        if self == Mamba2():
-            return text.use("mamba2", "D H_m P N Q W")
         symbols = "D H_m P N Q W G_m" if self.grouped else "D H_m P N Q W"
-        return text.use("mamba2_heads", symbols, *self._options())
+        return text.use("mamba2", symbols, *self._options())
 
     def _options(self) -> Iterator[str]:
         yield from ["grouped"] if self.grouped else []

@@ -378,10 +378,10 @@ def relative(body: Body, name: str, statics: str) -> str:
     return body.let(name, f"stg.relative_bias[{statics}]({table})")
 
 
-def translate(body: Body, n: str, steps: Sequence[str], length: str = "T") -> None:
-    """Append the head and the loss of `%labels` [B, length]."""
+def translate(body: Body, n: str, steps: Sequence[str]) -> None:
+    """Append the head and the loss of `%labels` [B, T]."""
     logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
-    body.let("loss", f"stg.cross_entropy[mean = B*{length}]({logits}, %labels)")
+    body.let("loss", f"stg.cross_entropy[mean = B*T]({logits}, %labels)")
     body.do("stg.return(%loss)")
 
 

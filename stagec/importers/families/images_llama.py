@@ -16,29 +16,24 @@ from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import MultiHead
 
-#: The tower pads the rows of a tile to a multiple of so many.
-_ROWS = 8
-#: Rows of a tile: its patches and a class token.
-_TILE = "E_v*E_v + 1"
-_PADDED = f"{_ROWS}*ceildiv({_TILE}, {_ROWS})"
 _INDICES = (3, 7, 15, 23, 30)
 
 
-def gated(body: Body, out: str, x: str, gate: str, rule: str = "bsd") -> str:
-    """Append x times the tanh of a scalar parameter; the result's name."""
-    g = body.let(f"{out}_g", f"stg.tanh({body.param(gate, '')})")
-    return body.let(out, f'stg.einsum["{rule},->{rule}"]({x}, {g})')
+def _tiles(text: ModelText, function: str, *given: str, symbols: str = "D_v E_v") -> Callee:
+    return text.use("tiles", symbols, *given, function=function)
 
 
 @dataclass(frozen=True, slots=True)
 class _Gated(Layer):
-    """A layer each part of which is gated before it is added to the stream."""
+    """A layer each part of which goes through a `gate` before it is added to the stream."""
+
+    gate: Callee = field(kw_only=True)
 
     def write(self, body: Body, x: str) -> str:
         """Append the layer on `x`; the result's name."""
         for number, part in enumerate(self.parts, 1):
             a = part.write(body, x, number)
-            a = gated(body, f"g{number}", a, f"{part.name}_gate")
+            a = body.call(f"g{number}", self.gate.with_(f"as = {part.name}_gate"), a)
             x = body.let(f"r{number}", f"stg.add({x}, {a})")
         return x
 
@@ -63,7 +58,7 @@ def read_mllama_images(config: Config) -> ModelText:
     if crossed:
         seen = Attention(qk_norm=RMS, rope=None, mask="", crossed=True)
         cross = Part(seen.write(text), "attn", operands=["%images"])
-        kinds["cross"] = _Gated([cross, Part(block, "ffn")])
+        kinds["cross"] = _Gated([cross, Part(block, "ffn")], gate=_tiles(text, "tanh_gate"))
     order = ["cross" if i in crossed else "layers" for i in range(kin.count)]
     parts = _read_tower(vision, text)
     body = Body()
@@ -115,22 +110,9 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
         Part(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
         Part(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
     ]
-    cut = 'stg.reshape["bxc(hp)(wq)->bxchpwq", factors = (p, q), sizes = (P, P)]({})'
-    weight = body.param("w_patch", "C, P, P, D_v")
-    steps = [
-        cut,
-        f'stg.einsum["bxchpwq,cpqd->bxhwd"]({{}}, {weight})',
-        'stg.reshape["bxhwd->bx(hw)d"]({})',
-    ]
-    h = body.steps("p", "%tiles", steps)
-    h = _by_arrangement(body, "pre_tile", h)
-    token = body.param("class_token", "D_v")
-    token = body.let("token", f'stg.broadcast["d->bxsd", sizes = (B, X_v, 1)]({token})')
-    h = body.let("pc", f"stg.concat[dim = 2]({token}, {h})")
-    h = LAYER.write(body, "pn", _placed(body, h), "pre_norm", "D_v")
-    padded = body.let("padded", f"stg.pad[dim = 2, size = {_PADDED}]({h})")
-    layer = _whole_layer(text, parts)
-    h = body.let("v0", f'stg.reshape["bxnd->b(xn)d"]({padded})')
+    symbols = "C P D_v A_v E_v X_v"
+    h = body.call("v0", _tiles(text, "tiles_joined", symbols=symbols), "%tiles", "%aspects")
+    layer = Layer(parts)
     streams: list[str] = []
     before = 0
     for number, end in enumerate(kept, 1):
@@ -142,67 +124,18 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
         before = end
         streams.append(h)
     *inner, h = streams
-    h = LAYER.write(body, "post", h, "post_norm", "D_v")
-    h = _by_arrangement(body, "post_tile", _apart(body, "post_tiles", h))
-    h = body.let("all", f'stg.reshape["bxnd->b(xn)d"]({h})')
+    h = body.call("all", _tiles(text, "tiles_between"), h, "%aspects")
     count = text.symbols["L_global"].value or 1
-    h = write_stack(text, body, h, {"global": _Gated(parts)}, ["global"] * count, out="seen")
-    every = [
-        body.let(f"u{i}", f"stg.slice[dim = 2, size = {_TILE}]({_apart(body, f't{i}', s)})")
-        for i, s in enumerate([h, *inner])
-    ]
+    h = write_stack(
+        text,
+        body,
+        h,
+        {"global": _Gated(parts, gate=_tiles(text, "tanh_gate"))},
+        ["global"] * count,
+        out="seen",
+    )
+    rows = _tiles(text, "tile_rows")
+    every = [body.call(f"u{i}", rows, s) for i, s in enumerate([h, *inner])]
     u = body.let("u", f"stg.concat[dim = 3]({', '.join(every)})")
-    wide = f"{len(every)}*D_v"
-    steps = [
-        f'stg.einsum["bxnu,ud->bxnd"]({{}}, {body.param("w_projector", f"{wide}, D")})',
-        f'stg.add["bxnd,d->bxnd"]({{}}, {body.param("b_projector", "D")})',
-        'stg.reshape["bxnd->b(xn)d"]({})',
-    ]
-    body.steps("images", u, steps)
-
-
-@dataclass(frozen=True, slots=True)
-class _Called(Layer):
-    """A layer that is a function of the text."""
-
-    callee: Callee = field(default_factory=lambda: Callee(""))
-
-    def write(self, body: Body, x: str) -> str:
-        """Append its call on `x`; the result's name."""
-        return body.let("r", f"stg.call @{self.callee}({x})")
-
-
-def _whole_layer(text: ModelText, parts: Sequence[Part]) -> Layer:
-    """Add a layer of these parts as a function; its call."""
-    body = Body()
-    body.do(f"stg.return({Layer(parts).write(body, '%h')})")
-    return _Called(parts, callee=text.function("tile_layer", "%h", body))
-
-
-def _apart(body: Body, out: str, x: str) -> str:
-    """Append the tiles of x apart again."""
-    sizes = f"factors = n, sizes = {_PADDED}"
-    return body.let(out, f'stg.reshape["b(xn)d->bxnd", {sizes}]({x})')
-
-
-def _by_arrangement(body: Body, name: str, x: str) -> str:
-    """Append what is learned for each tile of an arrangement, behind a gate."""
-    table = body.param(f"{name}_positions", "A_v, X_v*D_v")
-    e = body.let(f"{name}0", f"stg.embedding({table}, %aspects)")
-    e = body.let(f"{name}1", f'stg.reshape["b(xd)->bxd", factors = d, sizes = D_v]({e})')
-    e = gated(body, f"{name}2", e, f"{name}_gate", "bxd")
-    return body.let(name, f'stg.add["bxnd,bxd->bxnd"]({x}, {e})')
-
-
-def _placed(body: Body, x: str) -> str:
-    """Append learned positions: those of a tile, and of a share by the gate those of a tile in its
-    arrangement: x + p + g (t - p)."""
-    p = body.param("positions", f"{_TILE}, D_v")
-    table = body.param("tile_positions", f"A_v, X_v*({_TILE})*D_v")
-    t = body.let("tile0", f"stg.embedding({table}, %aspects)")
-    cut = f'"b(xnd)->bxnd", factors = (n, d), sizes = ({_TILE}, D_v)'
-    t = body.let("tile1", f"stg.reshape[{cut}]({t})")
-    minus = body.let("minus", f"stg.scale[by = -1]({p})")
-    delta = body.let("delta", f'stg.add["bxnd,nd->bxnd"]({t}, {minus})')
-    moved = gated(body, "moved", delta, "position_gate", "bxnd")
-    return body.let("placed", f'stg.add["bxnd,bxnd,nd->bxnd"]({x}, {moved}, {p})')
+    projector = _tiles(text, "tile_projector", f"U = {len(every)}*D_v", symbols="D D_v")
+    body.call("images", projector, u)

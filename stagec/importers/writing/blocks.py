@@ -84,7 +84,7 @@ LAYER_SCALE = Norm("layer", "scale")
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions: the symbol of their base, and how many first elements of a head are
-    rotated, or last ones; pairs are the two halves of these, or neighbours. `scaling` are the
+    rotated; pairs are the two halves of these, or neighbours. `scaling` are the
     static parameters that stretch the frequencies. With `sections`, static parameters too, the
     positions are data, an operand `%places` of the block. What is rotated may be `cached` in place
     of what follows from it; `inverse` rotates the other way."""
@@ -93,7 +93,6 @@ class Rope:
     part: str | None = None
     interleaved: bool = False
     scaling: str = ""
-    last: bool = False
     sections: str = ""
     cached: bool = False
     inverse: bool = False
@@ -107,7 +106,7 @@ class Rope:
         """The static parameters of the operation."""
         parts = [f"base = {self.base}"]
         if self.part:
-            parts.append(f"{'last' if self.last else 'first'} = {self.part}")
+            parts.append(f"first = {self.part}")
         flags = {"interleaved": self.interleaved, "inverse": self.inverse, "cached": self.cached}
         parts += [name for name, there in flags.items() if there]
         return ", ".join(filter(None, [*parts, self.scaling, self.sections]))
@@ -143,8 +142,6 @@ class Attention:
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
-        if self == Attention():
-            return text.use("gqa", "D H G K theta")
         symbols = ["D H K", self.groups, self.value_dim, self.rope.base if self.rope else ""]
         return text.use("attention", " ".join(symbols), *self._options())
 

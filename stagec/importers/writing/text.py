@@ -77,9 +77,9 @@ class Body:
         """Append lines as they are."""
         self.lines += lines
 
-    def nested(self, head: str, inner: Body, end: str = "}") -> None:
-        """Append a region: `head`, the lines of another body, `end`."""
-        self.lines += [head, *("  " + line for line in inner.all()), end]
+    def nested(self, head: str, inner: Body) -> None:
+        """Append a region: `head`, the lines of another body, and its end."""
+        self.lines += [head, *("  " + line for line in inner.all()), "}"]
 
     def all(self, *, params_first: bool = False) -> list[str]:
         """The lines, aligned."""

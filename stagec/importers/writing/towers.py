@@ -36,8 +36,7 @@ class MultiHead:
     and values are of another sequence; `statics` are the static parameters of the kernel, `bias`
     says that what is added to the scores is an operand of the block; `relative` are the static
     parameters of one by distance that the block has itself; with `pairs` it has a table of biases
-    [N, H], and an operand says the row of each pair. Queries and keys may be normed, all heads as
-    one row, and rotated."""
+    [N, H], and an operand says the row of each pair. Queries and keys may be rotated."""
 
     biases: str = "qkvo"
     statics: str = ""
@@ -46,7 +45,6 @@ class MultiHead:
     name: str = "attention"
     relative: str = ""
     pairs: bool = False
-    normed: bool = False
     rope: Rope | None = None
 
     @property
@@ -64,7 +62,6 @@ class MultiHead:
         if "q" in self.biases:
             yield "qkv_bias" if "k" in self.biases else "qkv_bias = without_k"
         yield from ["out_bias"] * ("o" in self.biases)
-        yield from ["qk_norm = rms", "norm_of = row"] * self.normed
         if self.rope != Rope():
             yield f"rope = ({self.rope.statics()})" if self.rope else "rope = no"
         yield from ["keys_of = beside"] * self.cross
@@ -214,11 +211,11 @@ def with_class_token(
 
 
 def with_positions(
-    body: Body, out: str, x: str, dims: str, *, start: int = 0, size: str = "", role: str = ""
+    body: Body, out: str, x: str, dims: str, *, start: int = 0, size: str = ""
 ) -> str:
     """Append learned positions to `x`: of a table of these dimensions the rows from `start` on,
     `size` of them (empty: all); the result's name."""
-    p = body.param("positions", dims, role=role)
+    p = body.param("positions", dims)
     if size:
         begin = f"start = {start}, " if start else ""
         p = body.let("p", f"stg.slice[dim = 0, {begin}size = {size}]({p})")
