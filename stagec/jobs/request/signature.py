@@ -127,6 +127,9 @@ class JobFlags(TypedDict, total=False):
     no_vocab_parallel: bool | None
     #: Gather inputs of split matmuls again in backward, or keep them.
     tp_inputs: Literal["regather", "save-gathered"] | None
+    #: Split products wait for inputs that are gathered (whole), or work beside the gather on the
+    #: parts that are there (in-steps).
+    tp_gathers: Literal["whole", "in-steps"] | None
     #: Sums of split products run behind the product (whole), or part by part beside the rest of it
     #: (in-steps).
     tp_outputs: Literal["whole", "in-steps"] | None
@@ -157,9 +160,10 @@ class JobFlags(TypedDict, total=False):
     compute_dtype: Literal["f32", "bf16", "f16", "param"] | None
     #: The optimizer's moments.
     moment_dtype: Literal["f32", "bf16", "f16", "param"] | None
-    #: 8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; with block,
-    #: e4m3 with a scale for each 128 elements.
-    fp8: Literal["none", "hybrid", "e4m3", "block"] | None
+    #: Products of the blocks in few bits: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; e4m3
+    #: with a scale for each 128 elements (block) or 32 (mxfp8); e2m1 with a scale for each 16
+    #: (nvfp4).
+    fp8: Literal["none", "hybrid", "e4m3", "block", "mxfp8", "nvfp4"] | None
     #: Scales of --fp8 are known before (delayed: casts run in the kernels around them) or come from
     #: the operand itself (current: casts are kernels).
     fp8_scaling: Literal["delayed", "current"] | None
@@ -209,8 +213,9 @@ class JobFlags(TypedDict, total=False):
     #: The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its products and
     #: softmax one by one (math), or the one that the machine was measured with (device).
     attention: Literal["device", "math", "flash-1", "flash-2", "flash-3", "cudnn", "triton"] | None
-    #: Run these ops operation by operation, as PyTorch code that no compiler has seen and no fused
-    #: kernel replaces: swiglu, geglu, rmsnorm. Backward keeps what each operation saves.
+    #: Run these operation by operation, as PyTorch code that no compiler has seen and no fused
+    #: kernel replaces: swiglu, geglu, rmsnorm, clamp, expert_bias. Backward keeps what each
+    #: operation saves.
     eager: str | Sequence[str] | None
     #: The time that a host takes from one computation to the next, such as '9 us', where devices
     #: wait for it: of the machine if it is left out.
@@ -237,8 +242,14 @@ class JobFlags(TypedDict, total=False):
     #: Bytes up to which --all-reduce holds; the library adds what is larger.
     all_reduce_below: int | None
     #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
-    #: from there on (deepep).
+    #: there to each rank (deepep).
     moe_dispatch: Literal["all-to-all", "deepep"] | None
+    #: Tokens are sent in the element type of the products of experts, cast before (products), or in
+    #: their own, cast where they arrive (tokens).
+    moe_payload: Literal["products", "tokens"] | None
+    #: Rows that an all-to-all brought from several ranks are copied into the order of their
+    #: experts, and results back into that of the ranks.
+    moe_sort: bool | None
     #: How the weights of the blocks are stored while serving, and frozen ones in training.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "nf4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
