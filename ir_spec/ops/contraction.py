@@ -30,7 +30,6 @@ from stagec.ir_spec.ops.base import (
     work,
 )
 
-
 #: The types that `stg.quantize` casts to, and the one whose second copy is transformed.
 QUANTIZED = EIGHT_BITS | WITHOUT_SCALES.keys()
 HADAMARD = "f4e2m1s"

@@ -60,15 +60,16 @@ class KernelsOp(Statement):
     says so. With `math` attention is no kernel: its two products and the softmax between them are
     ops (`expand-attention`).
 
-    What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no library
-    has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these saves.
-    `swiglu`, `geglu`: the activation of the gate, then the product; backward keeps the activated
-    gate beside gate and up. `rmsnorm`: in fp32, cast back and scaled, as `LlamaRMSNorm` of
-    transformers; backward keeps the input in fp32 and the normalized input, where the kernel of
-    `torch.nn.RMSNorm` keeps its input. A zero-centered scale is applied in fp32, as in
-    `Gemma3RMSNorm`. `clamp`: the limits of a gated activation, gate and up by themselves, then
-    concatenated for the kernel that activates them, which backward keeps beside what was clamped.
-    `expert_bias`: what experts made is cast to fp32, its bias is added and the sum is cast back.
+    What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no
+    library has a kernel for all of it (`expand-kernels`). Backward then keeps what each of
+    these saves. `swiglu`, `geglu`: the activation of the gate, then the product; backward keeps
+    the activated gate beside gate and up. `rmsnorm`: in fp32, cast back and scaled, as
+    `LlamaRMSNorm` of transformers; backward keeps the input in fp32 and the normalized input,
+    where the kernel of `torch.nn.RMSNorm` keeps its input. A zero-centered scale is applied in
+    fp32, as in `Gemma3RMSNorm`. `clamp`: the limits of a gated activation, gate and up by
+    themselves, then concatenated for the kernel that activates them, which backward keeps
+    beside what was clamped. `expert_bias`: what experts made is cast to fp32, its bias is added
+    and the sum is cast back.
     """
 
     name, record = "stg.kernels", KernelsRule

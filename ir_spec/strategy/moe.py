@@ -67,9 +67,9 @@ class MoeOp(Statement):
     An `all_to_all` sends a copy of a token for each of the k experts that it takes. `deepep` sends
     one to each node that has some of them, from where one is forwarded to each such rank of the
     node; results of a rank and of a node are added up before they go back (DeepEP, normal kernels,
-    and HybridEP of Megatron-Core; arXiv 2412.19437, section 3.2.2). How many nodes that are follows from k and, where the router takes experts of few groups
-    (`top_groups` of `stg.route`), from their number. It changes seconds: traces have the bytes of
-    an all-to-all either way.
+    and HybridEP of Megatron-Core; arXiv 2412.19437, section 3.2.2). How many nodes that are follows
+    from k and, where the router takes experts of few groups (`top_groups` of `stg.route`), from
+    their number. It changes seconds: traces have the bytes of an all-to-all either way.
 
     Tokens that products take in 8 or 4 bits are cast before they are sent, as in DeepSeek-V3; with
     `payload = tokens` behind, as by Megatron-Core, whose dispatcher knows nothing of 8 bits.

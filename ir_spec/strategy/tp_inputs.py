@@ -42,8 +42,8 @@ class TpInputsRule(Record):
         choices=("whole", "in_steps"),
         flag=Flag(
             "tp_gathers",
-            "Split products wait for inputs that are gathered (whole), or work beside the gather on "
-            "the parts that are there (in-steps).",
+            "Split products wait for inputs that are gathered (whole), or work beside the gather "
+            "on the parts that are there (in-steps).",
             needs=("tp", "sp"),
             rare=True,
         ),
