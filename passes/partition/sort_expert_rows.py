@@ -70,10 +70,9 @@ def sort_expert_rows(module: Module) -> None:
 
 def _has_experts(type_: TensorType) -> bool:
     """Whether a value has rows of the experts of a rank, several of them, and of all its peers."""
-    names = {d.routed.of for d in type_.dims if d.routed} | {
-        d.load.of for d in type_.dims if d.load
-    }
-    sizes = [d for d in type_.dims if d.size in names or d.size.symbol_name in names]
+    routed = {d.routed.of for d in type_.dims if d.routed}
+    loaded = {d.load.of for d in type_.dims if d.load}
+    sizes = [d for d in type_.dims if d.size in routed or d.size.symbol_name in loaded]
     return any(d.split and not same(d.local, const(1)) for d in sizes)
 
 

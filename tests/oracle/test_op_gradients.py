@@ -176,6 +176,8 @@ CASES = {
     "gelu-erf": Case(X, "%y = stg.gelu[form = erf](%x)", "B, S, D"),
     "gelu-quick": Case(X, "%y = stg.gelu[form = quick](%x)", "B, S, D"),
     "relu-squared": Case(X, "%r = stg.relu(%x)\n    %y = stg.mul(%r, %r)", "B, S, D"),
+    "clamp": Case(X, "%y = stg.clamp[least = -1/2, most = 1/4](%x)", "B, S, D"),
+    "clamp-above": Case(X, "%y = stg.clamp[most = 1/4](%x)", "B, S, D"),
     "sigmoid": Case(X, "%y = stg.sigmoid(%x)", "B, S, D"),
     "soft-cap": Case(
         X,
