@@ -15,8 +15,8 @@ _INTRO = (
     "Every flag of `compile`, `analyze` and `memory` that says how to parallelize, in the sections "
     "of `--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
     "[strategies.md](strategies.md) says what each does to placements and traffic, "
-    "[the reference](reference/ops/index.md#statements-of-a-strategy) what else a statement takes. All "
-    "of them can be swept: `--sweep zero=1,2,3`."
+    "[the reference](reference/ops/index.md#statements-of-a-strategy) what else a statement takes. "
+    "All of them can be swept: `--sweep zero=1,2,3`."
 )
 _MESH = "stg.mesh"
 _HEAD = ("| flag | writes | values | default | meaning |", "|---|---|---|---|---|")

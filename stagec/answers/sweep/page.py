@@ -133,7 +133,7 @@ def _drawn(jobs: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[S
 
 
 def _series(row: SweepRow, x: str, joined: bool) -> str:
-    """What tells lines apart: all that is swept but x; points, the first thing that is."""
+    """What distinguishes lines: all that is swept but x; points, the first thing that is."""
     rest = [(n, v) for n, v in row["configuration"].items() if n != x]
     if not joined:
         rest = rest[:1]

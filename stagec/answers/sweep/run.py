@@ -1,6 +1,6 @@
 """`--sweep` of `analyze`, `memory` and `time`: one job in many configurations, a row for each.
 
-Rows are computed by worker processes or by a cluster. A configuration that is none is a row too,
+Rows are computed by worker processes or by a cluster. An impossible configuration is a row too,
 with the reason.
 """
 

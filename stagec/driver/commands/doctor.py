@@ -43,7 +43,7 @@ class Package:
 @dataclass(frozen=True)
 class Installation(Report):
     """An installation. `problems` are what keeps commands from working; a missing optional package
-    is none."""
+    is not one."""
 
     stagec: str
     python: str

@@ -43,7 +43,7 @@ _LESS = "let it run, or give a smaller space"
     OUTPUT,
 )
 def command(**given: Any) -> int:
-    """Search the strategies that fit and are fastest, and tell why the others lose.
+    """Search the strategies that fit and are fastest, and say why the others lose.
 
     Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A);
     'stagec compile --help-all' says what it means. What is not given varies as practitioners vary
@@ -78,7 +78,7 @@ def command(**given: Any) -> int:
 
 
 def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
-    """What is told where no point is left."""
+    """What is reported where no point is left."""
     from stagec.output.tables import bytes_text
 
     if near is None:
