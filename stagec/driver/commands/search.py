@@ -15,7 +15,7 @@ from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, write_output
 from stagec.ir_spec.strategy.statement import Section
 from stagec.jobs.request.option import CommandOption, switch
-from stagec.jobs.request.result import CSV, JSON, OUTPUT, PAGE
+from stagec.jobs.request.result import CSV, FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.searches.answer import search
 from stagec.searches.asked import SEARCH
 from stagec.searches.question import questions, space_text
@@ -34,6 +34,7 @@ _LESS = "let it run, or give a smaller space"
     switch("print_space", "Print what varies, and stop."),
     JSON,
     CSV,
+    FORM,
     CommandOption(
         "html",
         PAGE,
@@ -52,8 +53,7 @@ def command(**given: Any) -> int:
 
         stagec search llama3-8b --ranks 64 --machine h100-sxm --batch 256
     """
-    if given["as_json"] and given["as_csv"]:
-        raise error("--json and --csv are two forms of the answer", remedy="choose one of them")
+    form_of(given)
     asked = questions(given, the_session())
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])
