@@ -19,7 +19,7 @@ DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: help test test-ci test-all test-torch check demo bless docs site pictures man bench mutants fuzz proto lit wheel clean distclean
+.PHONY: help test test-ci test-all test-torch check demo bless docs site site-version pictures man bench mutants fuzz proto lit wheel clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make demo    compile a Llama 3 8B for 64 GPUs  make bless   accept changed goldens"
 	@echo "make docs    regenerate the generated docs     make bench   time the compiler"
 	@echo "make site    the documentation as a site       make man     man pages, into build/man"
+	@echo "make site-version    one version of the site, into the branch gh-pages (VERSION=0.2)"
 	@echo "make lit     the lit suite, with stock lit     make proto   regenerate the trace schema"
 	@echo "make pictures    draw the pictures of docs/gallery.md with Chromium"
 	@echo "make mutants make lines of passes wrong, one by one: their lit tests must notice (K=TEXT chooses)"
@@ -81,6 +82,12 @@ docs: $(VENV)/.stamp-run
 site: $(VENV)/.stamp-site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "build/site/index.html"
+
+# One of several versions, which the branch gh-pages keeps; nothing is pushed.
+VERSION ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+site-version: $(VENV)/.stamp-site
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike set-default latest
 
 pictures: $(VENV)/.stamp-run
 	$(BIN)/python -m tools.pictures

@@ -32,10 +32,13 @@ _LINK = re.compile(r"(\[[^\]]*\])\(([^)\s]+)\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Anchors of headings as in the pages' own links; folders with an index as a section each."""
+    """Anchors of headings as in the pages' own links; folders with an index as a section each; a
+    choice of versions where mike builds the site."""
     settings: Any = config
     settings.mdx_configs.setdefault("toc", {})["slugify"] = _slug
     settings.nav = _with_folders(settings.nav)
+    if "mike" in config.plugins:  # it builds one of several versions: pages can choose another one
+        settings.extra["version"] = {"provider": "mike"}
     return config
 
 

@@ -1,11 +1,13 @@
-"""Looks for words in pages that have a standard term: `[tool.stagec.words]` in pyproject.toml says
-which, what to write instead, and which pages have not been edited yet. Code is not looked at.
+"""Looks for words that have a standard term, in pages and in the strings of the code: docstrings,
+help, messages. `[tool.stagec.words]` in pyproject.toml says which, what to write instead, and which
+files have not been edited yet. Sentences of a page have fewer words in the mean than `sentence`.
 
 `python -m tools.words` prints `FILE:LINE: WORD: write ...` and exits with 1 if there are any.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -15,13 +17,18 @@ from pathlib import Path
 
 from tools.markup import ROOT
 
-_CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|^    [^\n]*$|\]\([^)\n]*\)", re.DOTALL | re.M)
-_PLACES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ir_spec/*.md", "docs/**/*.md")
+_BLOCK = re.compile(r"^```.*?^```$|^    [^\n]*$", re.DOTALL | re.M)
+_CODE = re.compile(rf"{_BLOCK.pattern}|`[^`\n]*`|\]\([^)\n]*\)", re.DOTALL | re.M)
+_NO_SENTENCE = re.compile(r"^\|[^\n]*$|^#[^\n]*$|<!--.*?-->", re.DOTALL | re.M)
+_PARAGRAPH, _END = re.compile(r"\n\s*\n|\n(?=[-*\d])"), re.compile(r"(?<=[.!?])[\])*_\"]*\s+")
+_LEAST_WORDS, _LEAST_SENTENCES = 3, 10
+_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ir_spec/*.md", "docs/**/*.md")
+_SOURCES = ("stagec/**/*.py", "passes/**/*.py", "ir_spec/**/*.py")
 
 
 @dataclass(frozen=True)
 class WordFinding:
-    """A word of a page, and what to write instead."""
+    """A word of a file, and what to write instead."""
 
     path: Path
     line: int
@@ -32,37 +39,67 @@ class WordFinding:
         return f"{self.path}:{self.line}: '{self.word}': write {self.instead}"
 
 
-def pages(later: Sequence[str]) -> list[Path]:
-    """The pages that are looked at: not those whose names begin with one of `later`. Raises
-    ValueError for one of these that no page begins with."""
-    known = {path.relative_to(ROOT).as_posix(): path for p in _PLACES for path in ROOT.glob(p)}
+def files(later: Sequence[str]) -> list[Path]:
+    """The files that are looked at: not those whose names begin with one of `later`. Raises
+    ValueError for one of these that no file begins with."""
+    patterns = (*_PAGES, *_SOURCES)
+    known = {path.relative_to(ROOT).as_posix(): path for p in patterns for path in ROOT.glob(p)}
     if missing := [name for name in later if not any(k.startswith(name) for k in known)]:
-        raise ValueError(f"[tool.stagec.words] names no pages: {', '.join(missing)}")
-    return [p for name, p in sorted(known.items()) if not name.startswith(tuple(later))]
+        raise ValueError(f"[tool.stagec.words] names no files: {', '.join(missing)}")
+    kept = (p for name, p in sorted(known.items()) if not name.startswith(tuple(later)))
+    return [path for path in kept if not path.stem.endswith("_pb2")]
+
+
+def prose(path: Path, text: str) -> str:
+    """The text of a file without its code, on the same lines."""
+    if path.suffix == ".py":
+        return _strings(text)
+    return _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
+
+
+def _strings(text: str) -> str:
+    """The strings of Python code that have a space, without what they quote as code. A string over
+    several lines begins on its own, whatever it is concatenated with."""
+    lines = [""] * (text.count("\n") + 2)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            for number, line in enumerate(node.value.splitlines(), node.lineno - 1):
+                lines[min(number, len(lines) - 1)] += f" {re.sub('`[^`]*`', '``', line)} "
+    return "\n".join(lines)
 
 
 def findings(path: Path, text: str, words: Mapping[str, str]) -> Iterator[WordFinding]:
-    """The words of a text, outside of its code and the targets of its links."""
-    prose = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
+    """The words of the prose of a file."""
+    shown = prose(path, text)
     for pattern, instead in words.items():
-        for match in re.finditer(rf"\b(?:{pattern})\b", prose):
-            line = prose.count("\n", 0, match.start()) + 1
+        for match in re.finditer(rf"\b(?:{pattern})\b", shown):
+            line = shown.count("\n", 0, match.start()) + 1
             yield WordFinding(path, line, match[0], instead)
 
 
+def mean_sentence(text: str) -> float:
+    """The words of a sentence of a page in the mean, tables and headings left out; 0 of a page of
+    less than ten sentences. Quoted code is a word."""
+    shown = re.sub(r"`[^`\n]*`", "x", re.sub(r"\]\([^)\n]*\)", "]", _BLOCK.sub("", text)))
+    paragraphs = _PARAGRAPH.split(_NO_SENTENCE.sub("", shown))
+    counts = [len(s.split()) for p in paragraphs for s in _END.split(p.strip())]
+    sentences = [count for count in counts if count >= _LEAST_WORDS]
+    return sum(sentences) / len(sentences) if len(sentences) >= _LEAST_SENTENCES else 0
+
+
 def main() -> int:
-    """Look at all pages."""
+    """Look at all files."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     table = config["tool"]["stagec"]["words"]
-    found = [
-        finding
-        for path in pages(table["later"])
-        for finding in findings(
-            path.relative_to(ROOT), path.read_text(encoding="utf-8"), table["instead"]
-        )
-    ]
-    print(*found, sep="\n", end="\n" if found else "")
-    return int(bool(found))
+    problems = list[object]()
+    for path in files(table["later"]):
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+        problems += findings(name, text, table["instead"])
+        mean = mean_sentence(text) if path.suffix == ".md" else 0
+        if mean >= table["sentence"] and not name.as_posix().startswith(tuple(table["longer"])):
+            problems.append(f"{name}: sentences have {mean:.1f} words in the mean: split some")
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -319,7 +319,7 @@ figures = family.at(sizes)
 figures.ranks, figures.parameters, figures.sent, figures.peak
 dict(figures.memory)
 
-# == Time: What `stagec time` tells, for programs.
+# == Time: What `stagec time` reports, for programs.
 # -- time_step, TimeReport
 found = time_step("llama3-8b", "h100-sxm", tp=4, dp=2, sizes={"L": 4}, zero=1)
 round(found.step_seconds, 3), round(found.mfu, 2), found.slowest

@@ -225,7 +225,7 @@ class Dropout(Elementwise):
     results = ("result", "mask?")
     params = (
         Param("p", "ratio", "the probability of a zero", required=True),
-        Param("seed", "int", "tells one dropout from another (default 0)"),
+        Param("seed", "int", "distinguishes one dropout from another (default 0)"),
     )
     element_types = ("x", "u8")
     example = "%y, %mask = stg.dropout[p = 1/10](%x) : (bf16[B], u8[B])"

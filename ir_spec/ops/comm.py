@@ -226,7 +226,7 @@ class AllGather(Collective):
         Param("kept", "int", "this many first iterations find it there: nothing is sent"),
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
-        Param("unit", "int", "tells calls apart that are not merged into one"),
+        Param("unit", "int", "distinguishes calls that are not merged into one"),
         Param(
             "beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"
         ),

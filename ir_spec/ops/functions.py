@@ -64,7 +64,7 @@ class CallOp(_Opened):
 
     A parameter in brackets gives a symbol of the function a value, `F = F_shared`, or chooses one
     of its options: `bias`, `qk_norm = rms`, `rope = (base = theta, first = R)`. Other symbols are
-    those of whoever calls, other options what the function says. What the function computes is
+    those of the caller, other options what the function says. What the function computes is
     named by a path of the function's name, or of `as`: `%layers/mla/q`. A second call of one name
     gets a number: `%layers/mla_2/q`.
     """

@@ -1,4 +1,4 @@
-"""Linear attention with decay: lightning attention and its kin, and the gated delta rule."""
+"""Linear attention with decay: lightning attention and its variants, and the gated delta rule."""
 
 from __future__ import annotations
 

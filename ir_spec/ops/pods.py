@@ -77,7 +77,7 @@ class HandOverOp(PodOp):
     """Sends a value to the ranks of another pod, which hold it in their own placement.
 
     Each rank cuts what it holds, or the last `rows` of it, into `pieces` and sends `ways` messages,
-    of one piece each. It goes on at once. Layers that `shares` tell apart go to other ranks.
+    of one piece each. It goes on at once. Layers that `shares` distinguish go to other ranks.
     """
 
     name = "stg.hand_over"

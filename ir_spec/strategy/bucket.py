@@ -59,7 +59,7 @@ class BucketOp(Statement):
 
     The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
     cut, and the one with which a call reaches its size closes it. Each chunk of a pipeline stage
-    has calls of its own. PyTorch's first call, of 1 MiB, is not modelled.
+    has calls of its own. PyTorch's first call, of 1 MiB, is not modeled.
     """
 
     name, record = "stg.bucket", BucketRule

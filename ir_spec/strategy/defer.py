@@ -25,7 +25,7 @@ class DeferRule(Record):
 
 class DeferOp(Statement):
     """Partial sums over these axes are handed on through products and rotations, and reduced where
-    another reduction is due.
+    another reduction is needed.
 
     For axes over which a value is replicated that others of its op split, as key and value heads
     are where tensor parallelism is wider than they are many.

@@ -26,7 +26,7 @@ class GatherOp(Statement):
     `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one. With
     `regather`, backward keeps the rank's own part and gathers it again, as Transformer Engine and
     PyTorch do with keys and values under context parallelism. With `of`, the values of these names
-    are whole in the dimensions instead, whoever uses them.
+    are whole in the dimensions instead, whichever op uses them.
     """
 
     name, record, repeats = "stg.gather", GatherRule, True

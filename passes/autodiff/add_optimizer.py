@@ -275,7 +275,7 @@ def _free_gradients(module: Module, rule: GradientsRule) -> None:
 def _clip_factor(
     b: Builder, grads: Sequence[Value], clip: Expr, part: str, peers: Sequence[str]
 ) -> Value:
-    """The factor that clips the norm of all gradients. The parts of a model tell each other their
+    """The factor that clips the norm of all gradients. The parts of a model send each other their
     shares of it."""
     squares = [b.value("stg.squared_norm", [g], hint=g.prefixed("sq_")) for g in grads]
     norm = _added(b, squares, "norm_sq")

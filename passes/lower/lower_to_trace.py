@@ -375,7 +375,8 @@ class _Lowering:
     def _cross(self, op: Operation, b: Builder) -> None:
         """A message for each rank of the other pod that a rank meets; what arrives is there when
         all of them have come. Into a new buffer, or where it is yielded, they are received one
-        after the other, so that the last one stands for the value, whoever views or carries it."""
+        after the other, so that the last one stands for the value, whichever op views or carries
+        it."""
         sends = not op.results
         attrs: dict[str, RawAttr] = {
             "pod": op.text("to" if sends else "source"),

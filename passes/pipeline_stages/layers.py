@@ -7,7 +7,7 @@ hand it on, to gradients, updated parameters and the optimizer's state:
     %g_sum  = stg.sum["lbd->bd"](%H)                                 %g_sum does not, it is a sum
     %W_new, %m_new = stg.sgd(%W, %g_W, %m)                           %m and the results do, as %W
 
-A dimension that is only as large as the number of layers is none of these.
+A dimension that is only as large as the number of layers is not one of these.
 """
 
 from __future__ import annotations

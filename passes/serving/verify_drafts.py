@@ -1,4 +1,5 @@
-"""verify-drafts: a step of decode takes the words of a draft model, and tells what it chose."""
+"""verify-drafts: a step of decode takes the tokens of a draft model, and sends back what it
+chose."""
 
 from __future__ import annotations
 

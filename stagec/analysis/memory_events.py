@@ -66,7 +66,8 @@ def _plan(module: Module, func: Operation) -> _Plan:
 
 @dataclass(frozen=True)
 class _Section:
-    """Actions that run together (two of an overlapped pair), and what tells them from others."""
+    """Actions that run together (two of an overlapped pair), and what distinguishes them from
+    others."""
 
     key: Hashable
     runs: Sequence[MemoryRun]

@@ -87,8 +87,8 @@ class FunctionMoments:
 
 
 def worst(rows: Ints, sizes: Sequence[int]) -> tuple[int, int]:
-    """The largest sum of a row's counts times the sizes, and the first row that has it; 0 if there
-    are none."""
+    """The largest sum of a row's counts times the sizes, and the first row that has it; 0
+    without rows."""
     if not rows.size:
         return 0, 0
     bound = int(np.abs(rows).sum(axis=1).max()) * max(map(abs, sizes), default=0)

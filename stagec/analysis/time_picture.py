@@ -3,7 +3,7 @@ as plain data for JSON.
 
 What is the same again and again is said once: a class is a row of pieces, each a part of an action,
 a piece is a base and the number of an `entry`, an entry the times of nodes after the base. Of a job
-with far too many distinct entries, those of the classes that wait most tell their computations by
+with far too many distinct entries, those of the classes that wait most show their computations by
 kind only.
 """
 
@@ -141,7 +141,7 @@ class _Tables:
         return self._entries[key]
 
     def several(self, kind: str, flops: int) -> int:
-        """The number of computations of a kind that are told as one."""
+        """The number of computations of a kind that are shown as one."""
         return self._made((kind, "several", ALL_KINDS.index(kind), 0, 0, flops, 0, -1, 0))
 
     def wait(self, part: str) -> int:

@@ -82,7 +82,7 @@ class Comparison:
 
 
 def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
-    """Compare two traces, folders or archives; `examples` are told of each difference. The trace of
+    """Compare two traces, folders or archives; `examples` are given each difference. The trace of
     one rank is compared with that rank of a job. Raises `DiagnosticError` for what cannot be
     read."""
     jobs, notes = _paired(_job(a), _job(b), (a, b))

@@ -5,9 +5,8 @@ where the messages of each ordered pair of ranks are in order; it includes the l
 
 The merged graph is built of rank classes first. Mapping each rank to its class maps a cycle to a
 cycle, so classes without one prove that ranks have none. Otherwise ranks of a class that talk to
-different classes are told apart, such as pipeline stages that run the same program; if there still
-are cycles, ranks are looked at one by one.
-"""
+different classes are distinguished, such as pipeline stages that run the same program; if there
+still are cycles, ranks are looked at one by one."""
 
 from __future__ import annotations
 

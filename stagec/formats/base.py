@@ -201,7 +201,7 @@ class Format:
 
     def companions(self, job: TraceJob) -> Mapping[str, bytes]:
         """Further files beside those of ranks, which are made from more than the groups: what a
-        simulator wants to be told, for example."""
+        simulator reads, for example."""
         return {}
 
     def warnings(self, path: Path, groups: Groups, nodes: int) -> Sequence[str]:

@@ -84,7 +84,7 @@ class ScaleSimFormat(JobFormat):
     needs: ClassVar[frozenset[Need]] = frozenset({"model"})
 
     def check(self, job: TraceJob) -> None:
-        """Refuse an array that is none. Raises `DiagnosticError`."""
+        """Refuse an invalid array. Raises `DiagnosticError`."""
         if min(self.rows, self.columns) < 1:
             raise error(
                 f"an array of {self.rows} x {self.columns}: expected positive numbers",

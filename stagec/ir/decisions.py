@@ -116,7 +116,7 @@ class Where:
 
 
 class Watched(Mapping[str, Value]):
-    """Values of symbols that note whoever reads them; among them may be `coordinates`."""
+    """Values of symbols that note their readers; among them may be `coordinates`."""
 
     def __init__(
         self,

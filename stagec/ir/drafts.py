@@ -18,8 +18,8 @@ MOST_DRAFTS = 25
 
 
 def words_taken(module: Module) -> Value:
-    """The argument [B, S] with the words of a step of serving. Raises `DiagnosticError` if there
-    is none, or more than one."""
+    """The argument [B, S] with the tokens of a step of serving. Raises `DiagnosticError` unless
+    there is exactly one."""
     given = [a for a in module.main.body.args if not a.tensor.role]
     found = [a for a in given if a.tensor.rank == 2 and a.tensor.dtype[0] in "iu"]
     if len(found) != 1:

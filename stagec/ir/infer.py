@@ -119,9 +119,9 @@ def misfit(op: Operation, problem: Exception) -> Diagnostic:
             message = f"'{op.name}' has a malformed rule: {problem}"
             remedy = 'write a rule such as "bsd,dhk->bshk"'
         case NotATensorError():
-            message = f"'{op.name}' works on tensors, but %{problem.value.name} is none"
+            message = f"'{op.name}' works on tensors, but %{problem.value.name} is not a tensor"
         case KeyError():
-            message = f"'{op.name}' cannot tell the size of factor {problem}: no operand has it"
+            message = f"'{op.name}' cannot infer the size of factor {problem}: no operand has it"
         case _:
             message = f"'{op.name}' cannot be applied to operands of these shapes"
     return Diagnostic(message, op.loc, "error", remedy, tuple(notes))

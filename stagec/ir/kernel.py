@@ -46,7 +46,8 @@ class KernelShape:
 
 
 def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape | None:
-    """The product that a rule of two operands is, from the size of each factor; None if it is none.
+    """The product that a rule of two operands is, from the size of each factor; None if it is not
+    one.
 
     | factors                          | are        |
     |----------------------------------|------------|

@@ -1,7 +1,7 @@
 """Loads that differ between ranks and layers: how many rows each rank's experts take.
 
 A strategy gives relative loads of experts (`stg.expert_load`); `stg.rows` says how many rows a rank
-has under even load, and which axes tell the ranks apart. From both follows the value of `E_load`.
+has under even load, and which axes distinguish the ranks. From both follows the value of `E_load`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Loads:
 
     def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
         """The values for ranks at these coordinates, in the n-th layer of each repeat; of those
-        symbols that the coordinates tell."""
+        symbols that the coordinates determine."""
         found: dict[str, Fraction] = {}
         for load, op in self._rows.items():
             if not coords.keys() >= set(op.names("over")):

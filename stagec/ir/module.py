@@ -55,7 +55,7 @@ class Module:
         from stagec.text.ir_text import IRText
         from stagec.text.printer import print_module
 
-        return IRText(print_module(self))._repr_html_()
+        return IRText(print_module(self)).html()
 
     @property
     def name(self) -> str:

@@ -146,7 +146,7 @@ class OpDef:
         lost = [f for shape in rule.results for g in shape for f in g if f not in sizes]
         if lost:
             raise error(
-                f"'{op.name}' cannot tell the size of factor '{lost[0]}' of its result",
+                f"'{op.name}' cannot infer the size of factor '{lost[0]}' of its result",
                 op.loc,
                 remedy="use letters of the operands only",
             )
@@ -514,7 +514,7 @@ def _solve(
     known = product(sizes[f] for f in group if f in sizes)
     if len(unknown) > 1:
         raise error(
-            f"'{op.name}' cannot tell the sizes of factors {', '.join(unknown)} in a dimension of "
+            f"'{op.name}' cannot infer the sizes of factors {', '.join(unknown)} in a dimension of "
             f"%{value.name}",
             op.loc,
             remedy="give all but one of them in another operand",

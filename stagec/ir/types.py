@@ -208,7 +208,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor in global view. `placed` tells `replicated` from `not placed yet`.
+    """A tensor in global view. `placed` distinguishes `replicated` from `not placed yet`.
 
     `role` and `part` stand on arguments and results of functions only. A part is what one chunk of
     a pipeline stage holds of a value of the whole step: its name, and the number of the chunk.

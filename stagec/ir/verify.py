@@ -157,7 +157,7 @@ class _Checker:
                 continue  # a missing type is reported where the value is made
             if not op.has(Lowered):
                 self._problems.error(
-                    f"'{op.name}' works on tensors, but %{value.name} is none",
+                    f"'{op.name}' works on tensors, but %{value.name} is not a tensor",
                     value.loc if value in op.results or value in args else op.loc,
                     remedy=f"write its type, such as '%{value.name}: bf16[B, S]'",
                 )

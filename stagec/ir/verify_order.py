@@ -115,7 +115,7 @@ def _wrong(stack: LayerStack, order: LayerOrder) -> Iterator[tuple[Operation, st
 
 
 def _others(value: Value, user: Operation) -> list[Operation]:
-    """Whoever else uses a value; to end its lifetime is no use."""
+    """Another user of a value; to end its lifetime is no use."""
     return [u for u, _ in value.uses if u is not user and not u.has(EndsLifetime)]
 
 

@@ -1,1 +1,1 @@
-"""From a request to a job: built, written, told what it is made of."""
+"""From a request to a job: built, written, described."""

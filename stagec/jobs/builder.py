@@ -170,7 +170,7 @@ class JobBuilder:
         check_ranks(ranks, sizes)
 
     def _check_options(self, module: Module) -> None:
-        """Refuse options that do not go together; tell of those without effect."""
+        """Refuse options that do not go together; report those without effect."""
         found = check(self._request(module))
         errors = [d for d in found if d.severity == "error"]
         if errors:

@@ -279,7 +279,8 @@ class StepsAsked:
 
 
 def _counted(duration: Duration, most: int, progress: Callable[[str], None]) -> Duration:
-    """The same durations; `progress` is told how many steps were timed, of how many at most."""
+    """The same durations; `progress` is called with how many steps were timed, of how many at
+    most."""
     if isinstance(duration, int):
         return duration
     done = 0

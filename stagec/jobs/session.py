@@ -23,7 +23,7 @@ _READABLE = (".py", ".stg", ".toml")
 
 
 class Session:
-    """Made by whoever asks, and handed down. Diagnostics and lines for people go to `stream`;
+    """Made by the caller, and handed down. Diagnostics and lines for people go to `stream`;
     without one diagnostics are kept in `diagnostics`, and lines are dropped. A terminal shows
     progress as well."""
 

@@ -15,7 +15,7 @@ def verdict_on(
     machine: Machine, mesh: Mapping[str, Any], peak: int | None, session: Session
 ) -> dict[str, Any]:
     """`fit` and `cautions` of a job with such a peak, which is None while sizes are open. What to
-    know is told as well."""
+    know is reported as well."""
     from stagec.analysis.memory_fit import memory_fit
     from stagec.time.cautions import cautions
 

@@ -1,4 +1,5 @@
-"""Writing a job in the formats of `--format`: each into its folder, and what users are told."""
+"""Writing a job in the formats of `--format`: each into its folder, and what is reported to
+users."""
 
 from __future__ import annotations
 

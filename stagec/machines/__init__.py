@@ -57,7 +57,7 @@ def find_machine(name: str) -> Machine | None:
 
 
 def read_machine(name: str, text: str, file: str | None = None) -> Machine:
-    """The machine of a text. Raises `DiagnosticError` for what is none, with the place in it."""
+    """The machine of a text. Raises `DiagnosticError` for an invalid text, with the place in it."""
     file = file or f"{name}.toml"
     folder = Path(file).parent
 
@@ -74,7 +74,7 @@ def read_machine(name: str, text: str, file: str | None = None) -> Machine:
 
 def load_machine(given: str) -> Machine:
     """The machine of a name, an alias or a file (what has a slash or ends in `.toml`). Raises
-    `DiagnosticError` for a name that there is not and for a file that is none. `DEVICE+FILE` has
+    `DiagnosticError` for a name that there is not and for an invalid file. `DEVICE+FILE` has
     the network of an InfraGraph file."""
     parts = infragraph.parts_of(given)
     if parts is not None:

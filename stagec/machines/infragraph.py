@@ -1,7 +1,7 @@
 """The network of an InfraGraph file (MLCommons Chakra's infrastructure graph, YAML or JSON), for a
 device that is known: `--machine h100-sxm+pod.yaml`.
 
-The file tells which components there are and how links join them; the package `infragraph` of PyPI
+The file states which components there are and how links join them; the package `infragraph` of PyPI
 expands it to a graph. What is read from that graph:
 
     inside    the accelerators (xpu) of one device, joined by a switch, pairwise, or in a ring: what
@@ -37,13 +37,13 @@ _FIGURE = re.compile(r"([\d.eE+-]+)\s*(\w+)")
 
 
 def parts_of(given: str) -> tuple[str, str] | None:
-    """Device and file of `h100-sxm+pod.yaml`; None for what is none."""
+    """Device and file of `h100-sxm+pod.yaml`; None for another text."""
     device, plus, file = given.partition("+")
     if not file.lower().endswith(_ENDS):
         if plus or not given.lower().endswith(_ENDS):
             return None
         raise error(
-            f"'{given}' tells of a network, and nothing of devices",
+            f"'{given}' describes a network, and no devices",
             remedy=f"name a device in front: --machine h100-sxm+{given}",
         )
     return device, file
@@ -72,7 +72,7 @@ class _Level:
 
 def machine_text(device: str, file: str, text: str) -> str:
     """The text of a machine with this device and the network of an InfraGraph file. Raises
-    `DiagnosticError` for what is none, and for what it does not tell."""
+    `DiagnosticError` for an invalid file, and for what it does not state."""
     levels = _levels(_graph(file, text), partial(_wrong, file))
     return f'base = "{device}"\ntitle = "{device}, network of {Path(file).stem}"\n' + "".join(
         level.text(f"{Path(file).name}, InfraGraph") for level in levels

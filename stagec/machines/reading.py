@@ -60,7 +60,7 @@ def parsed(text: str, file: str) -> Tables:
 
 def bases(tables: Tables, file: str, text: str, read: Callable[[str], tuple[str, str]]) -> Tables:
     """The tables on those of their base, and that on its own; `read` gives file and text of a base.
-    Raises `DiagnosticError` for a base that is none or leads back."""
+    Raises `DiagnosticError` for an unknown base and for one that leads back."""
     chain = [(tables, file, text)]
     while "base" in chain[-1][0]:
         last, its_file, its_text = chain[-1]
@@ -243,7 +243,8 @@ def _place(
 
 
 def lines_of(text: str) -> dict[tuple[Any, ...], tuple[int, int]]:
-    """Line and column of the keys and tables of a text, as far as one scan of its lines tells."""
+    """Line and column of the keys and tables of a text, as far as one scan of its lines finds
+    them."""
     found: dict[tuple[Any, ...], tuple[int, int]] = {}
     table: tuple[Any, ...] = ()
     counts: dict[str, int] = {}

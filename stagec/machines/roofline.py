@@ -53,8 +53,8 @@ def _any() -> Machine:
 def roofline_machine(flops: float, bandwidth: float) -> Machine:
     """A machine whose computations take their FLOPs at `flops` FLOP/s, or their bytes at
     `bandwidth` bytes/s, whichever is longer, and launches no time. It is for durations of
-    computations: its network and its host link mean nothing. Raises `DiagnosticError` for rates
-    that are none."""
+    computations: its network and its host link mean nothing. Raises `DiagnosticError` for invalid
+    rates."""
     return _any().changed(
         {"compute.matrix": flops, "compute.vector": flops, "memory.bandwidth": bandwidth}
     )

@@ -64,7 +64,7 @@ class Memory(Text):
 
 
 class Level(Text):
-    """One level of the network; levels are told from the inside out.
+    """One level of the network; levels are listed from the inside out.
 
     `ranks` are the ranks that one unit of the level joins, those of the levels inside included;
     without it the level joins any number. `used` are those of them that a job uses; without it

@@ -1,1 +1,1 @@
-"""How people and scripts are told: streams, tables, errors, pages."""
+"""What people and scripts read: streams, tables, errors, pages."""

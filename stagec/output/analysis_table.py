@@ -81,7 +81,7 @@ def _sum_text(values: list[Any], show: Callable[[Any], str]) -> str:
 
 
 def _messages(rows: list[dict[str, Any]]) -> Table:
-    """Sends and receives; the neighbour is told by the difference of its coordinate."""
+    """Sends and receives; the neighbour is printed as the difference of its coordinate."""
     made = table(
         "Messages", "end", "over", "peer", "phase", "dtype", "calls", "bytes", text_columns=5
     )

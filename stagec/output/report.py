@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, TextIO
 
@@ -45,8 +48,23 @@ class Report(ABC):
         raise error("this answer has no plot", remedy="write a page: --html FILE.html")
 
     def as_csv(self) -> str:
-        """What `--csv` prints. Raises `DiagnosticError` where there are no rows to print."""
-        raise error("this answer has no form with commas", remedy="use --json")
+        """What `--format csv` prints: by default the rows, with names as `to_pandas` has them and
+        lists as JSON."""
+        lines = [dict(_flat("", row)) for row in self.rows()]
+        text = io.StringIO()
+        names = dict.fromkeys(name for line in lines for name in line)
+        writer = csv.DictWriter(text, list(names), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
+
+    def as_markdown(self) -> str:
+        """The text for people with tables as Markdown has them."""
+        from stagec.output.markdown import MarkdownText
+
+        text = MarkdownText()
+        self.print(text)
+        return text.markdown()
 
     def to_pandas(self) -> Any:
         """The rows as a data frame; nested figures have names such as `time.step_seconds`. Raises
@@ -66,3 +84,12 @@ class Report(ABC):
         from html import escape
 
         return f'<pre style="line-height: 1.2">{escape(str(self))}</pre>'
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The figures of a row by their paths: `time.step_seconds`."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}" if name else str(key), inner)
+    else:
+        yield name, json.dumps(value) if isinstance(value, list) else value

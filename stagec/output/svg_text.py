@@ -1,6 +1,11 @@
-"""A plot as notebooks show it."""
+"""A plot as notebooks show it and as papers print it."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from stagec.support.diagnostics import error
 
 
 class SVGText(str):
@@ -10,3 +15,21 @@ class SVGText(str):
 
     def _repr_html_(self) -> str:
         return str(self)
+
+    def to_pdf(self) -> bytes:
+        """The plot as a PDF of vectors. Raises `DiagnosticError` without CairoSVG, which is
+        optional."""
+        return pdf(self)
+
+
+def pdf(svg: str) -> bytes:
+    """An SVG as a PDF of vectors. Raises `DiagnosticError` without CairoSVG, which is optional."""
+    try:
+        cairo: Any = import_module("cairosvg")
+    except (ImportError, OSError):  # without the package, or without the library that it loads
+        raise error(
+            "a PDF needs CairoSVG and the cairo library",
+            remedy="pip install 'stagec[pdf]', or write FILE.svg",
+        ) from None
+    drawn: bytes = cairo.svg2pdf(bytestring=svg.encode())
+    return drawn

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
+from rich.text import Text
+
+from stagec.output.markdown import MarkdownText, markdown_table
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
@@ -82,6 +85,8 @@ class _Table(Table):
     parts its columns, and short cells are not folded as long as all of them have room."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if isinstance(console.file, MarkdownText):
+            return (Text(line) for line in markdown_table(self))
         wide = options.update_width(_UNBOUNDED)
         natural = self.__rich_measure__(console, wide).maximum
         if console.is_terminal and natural > options.max_width:

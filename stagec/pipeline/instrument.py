@@ -1,7 +1,7 @@
 """What may happen around a pass: hooks, and printing, dumping, timing, verifying built on them.
 
 An instrument is any object with `before_pass` and `after_pass`; those that derive from `Hooks` are
-also told of the start, the end and errors.
+also notified of the start, the end and errors.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _run(pass_: Pass, module: Module) -> None:
             raise
         value = e.value
         raise error(
-            f"pass '{pass_.name}' works on tensors, but %{value.name} is none",
+            f"pass '{pass_.name}' works on tensors, but %{value.name} is not a tensor",
             value.loc,
             remedy="ops without a definition may give other values only where no pass reads them",
         ) from None

@@ -1,6 +1,6 @@
 """What a plug-in brings, looked at when it is loaded: names, kinds and classes.
 
-What is wrong is told with the class and its line, before anything runs.
+What is wrong is reported with the class and its line, before anything runs.
 """
 
 from __future__ import annotations

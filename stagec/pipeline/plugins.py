@@ -53,7 +53,7 @@ class Loaded:
         return parse_pipeline(text, self.passes, self.pipelines, **where)
 
     def add(self, plugin: Plugin) -> None:
-        """Take in one plug-in. Raises `DiagnosticError` for parts that are none, and for names that
+        """Take in one plug-in. Raises `DiagnosticError` for invalid parts, and for names that
         are taken."""
         problems = DiagnosticList()
         plugin = sound_parts(plugin, problems)

@@ -1,4 +1,4 @@
-"""Messages that differ in nothing but their numbers, told as one."""
+"""Messages that differ in nothing but their numbers, merged into one."""
 
 from __future__ import annotations
 

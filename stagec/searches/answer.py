@@ -90,7 +90,7 @@ def search(
     progress: Callable[[str], None] = lambda text: None,
 ) -> SearchAnswer:
     """The answer to questions that `questions(given)` made; `given` says who works, and what is
-    asked about the best. `progress` is told what goes on. Raises `DiagnosticError`, and
+    asked about the best. `progress` is called with messages. Raises `DiagnosticError`, and
     `KeyboardInterrupt` for one that comes while points are listed: there is no answer by then."""
     from stagec.searches.cache import cached
 

@@ -301,7 +301,7 @@ class JobBounds:
 
     def _is_another(self, number: int) -> bool:
         """Whether a job before this one differs from it in what is recomputed, and by its probe in
-        nothing that it does: where attention is one kernel, selective is none."""
+        nothing that it does: where attention is one kernel, selective does nothing."""
         mine = self._work[number]
         return (
             not mine.refused

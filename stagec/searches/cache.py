@@ -72,7 +72,8 @@ def _text(model: str) -> str:
 
 
 def _code() -> list[tuple[str, int, int]]:
-    """The sources of the compiler, as far as a change of them can be told without reading them."""
+    """The sources of the compiler, as far as a change of them can be noticed without reading
+    them."""
     root = Path(str(files("stagec")))
     roots = [root, *(p for p in (root.parent / n for n in ("passes", "ir_spec")) if p.is_dir())]
     found = (file for folder in roots for file in folder.rglob("*") if file.suffix in _SUFFIXES)

@@ -1,4 +1,4 @@
-"""What else a search tells: the neighbours of the best, and what its place depends on."""
+"""What else a search reports: the neighbours of the best, and what its place depends on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FACTORS = (0.5, 2.0)
 def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
     """The jobs of the space that differ from the best in one flag (ranks and batch stay, so that
     data parallelism and microbatches follow), fastest first. With `run` they are evaluated, else
-    they are told by what is known: their values, or their bounds."""
+    they are listed with what is known: their values, or their bounds."""
     best = answer.best[0]
     jobs, sizes = answer.listed.jobs, answer.question.sizes
     near = neighbours_of(jobs, best.number, sizes)

@@ -77,7 +77,7 @@ class Evaluated:
 
 
 def evaluate(task: Task) -> Evaluated | str:
-    """What a job is, or why it is none."""
+    """What a job is, or why it is not one."""
     from stagec.jobs.figures import CompiledJob
 
     gc.set_threshold(_RARELY, 20, 100)
@@ -139,7 +139,7 @@ def work(unit: Task | Asked) -> Evaluated | str | Probe:
 
 
 class Probes:
-    """Makes probes, each once; `tell` is told how many."""
+    """Makes probes, each once; `tell` is called with how many."""
 
     def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
         self._run, self._tell = run, tell

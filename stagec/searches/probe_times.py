@@ -78,7 +78,7 @@ def _gap(one: Chunk, other: Chunk) -> int:
 
 def span_of(each: ClassTimes, before: int, many: int) -> ClassSpan | None:
     """The span of a class of a model with so many layers, and so many others before them; None if
-    its nodes do not tell them."""
+    its nodes do not show them."""
     ran = list(_ran(each))
     computed = [r for r in ran if r.step.computes and r.step.node.is_computation]
     steps = [r for r in computed if r.phase >= 0]

@@ -223,7 +223,7 @@ def _work(asked: Asked) -> Probe:
 
 
 def _times(steps: Sequence[StepTime], before: int) -> ActionTimes | None:
-    """The actions of a pipeline, if the nodes tell layers apart."""
+    """The actions of a pipeline, if the nodes distinguish layers."""
     few, many = (
         [span_of(each, before, layers) for each in step.classes]
         for step, layers in zip(steps, FEW, strict=True)

@@ -254,7 +254,7 @@ def space_of(
         raise error(
             f"the space has {space.count:,} points: to list them takes about "
             f"{_long(space.count * _EACH)}",
-            remedy=f"vary less, up to {_MOST_POINTS:,} points; --print-space tells what varies",
+            remedy=f"vary less, up to {_MOST_POINTS:,} points; --print-space prints what varies",
         )
     return space
 

@@ -123,7 +123,7 @@ def _best(answer: Answer) -> JobOptions:
 
 
 def _telling(run: Run, tell: Tell) -> Run:
-    """Tells how many jobs are done."""
+    """Reports how many jobs are done."""
 
     def telling(units: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         for done, result in enumerate(run(units), 1):

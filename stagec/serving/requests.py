@@ -1,6 +1,6 @@
 """Requests to a server: when each arrives, how long its prompt is, how many tokens it gets.
 
-Forms of files are told apart by the names of their columns or members:
+Forms of files are distinguished by the names of their columns or members:
 
     arrival,prompt,output                                        CSV or JSONL, seconds
     arrived_at,num_prefill_tokens,num_decode_tokens              CSV of Vidur, seconds

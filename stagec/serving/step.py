@@ -85,7 +85,7 @@ class Step:
 
     @property
     def structure(self) -> tuple[tuple[int, bool, bool], ...]:
-        """What tells the modules of two steps apart, whatever their sizes. Of each class: its
+        """What distinguishes the modules of two steps, whatever their sizes. Of each class: its
         tokens if all are sampled (latents are absorbed for so few of them), else 0; whether some
         are sampled, and whether some are cached."""
         return tuple(

@@ -1,6 +1,6 @@
 """Which mesh axes split which factors of an op: the link between rules and placements.
 
-An assignment maps factors to axes. It tells the placement in which the op needs each operand, and
+An assignment maps factors to axes. It gives the placement in which the op needs each operand, and
 the placement of each result. It can be read back from results that have placements.
 """
 

@@ -237,7 +237,7 @@ def shared_out(
 
 
 def evenly(total: int, parts: int, loc: Loc = UNKNOWN, shape: str = "") -> tuple[int, ...]:
-    """The layers of each part of a model; `shape` is told where it has too few.
+    """The layers of each part of a model; `shape` is said to have too few in an error.
 
     All parts but the last and the first have the same number. These two may have one fewer,
     since they hold head and embedding. Any further difference is taken off the others, from the

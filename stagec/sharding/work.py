@@ -36,7 +36,7 @@ def work_of(op: Operation) -> ComputeWork:
 
 
 def _counted(method: str, given: object) -> Expr:
-    """What an op says that it counts. Raises `TypeError`: else a pass would be told for it."""
+    """What an op says that it counts. Raises `TypeError`: else a pass would be blamed for it."""
     if isinstance(given, Expr):
         return given
     if isinstance(given, int):

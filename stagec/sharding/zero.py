@@ -46,7 +46,7 @@ class Sharder:
         return sharded
 
     def check(self) -> None:
-        """Tell which parameters stay whole.
+        """Report which parameters stay whole.
 
         Raises `DiagnosticError` if they are more than 1% of all: that would be another strategy.
         """

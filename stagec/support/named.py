@@ -35,7 +35,7 @@ def by_name(kinds: str, *groups: Iterable[N], taken: Container[str] = ()) -> dic
 
 
 def find(kind: str, name: str, known: Mapping[str, T], more: str = "") -> T:
-    """What has this name; `more` is told behind the names. Raises `DiagnosticError` with the
+    """What has this name; `more` is printed after the names. Raises `DiagnosticError` with the
     nearest name if there is none."""
     if name not in known:
         raise error(

@@ -51,7 +51,7 @@ def command(
 
 
 def _results(tests: Sequence[Path], outputs: Path, jobs: int, verbose: bool) -> list[Result]:
-    """Run the tests, and tell of each that fails or rewrites a golden."""
+    """Run the tests, and report each that fails or rewrites a golden."""
     results: list[Result] = []
     for result in suite.run(tests, outputs, jobs):
         results.append(result)

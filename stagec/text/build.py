@@ -137,8 +137,8 @@ class _Resolver:
     # -- parameters --------------------------------------------------------------------------------
 
     def _params(self, op: Operation, syntax: OpSyntax) -> dict[str, FileLoc]:
-        """Give the op its parameters in the form of their kinds, and tell where each is written.
-        One that does not fit stays as it is written: the signature tells of it."""
+        """Give the op its parameters in the form of their kinds, and say where each is written.
+        One that does not fit stays as it is written: the signature reports it."""
         places: dict[str, FileLoc] = {}
         for name, value, loc in _parameters(op.definition, syntax):
             if name in places:

@@ -31,9 +31,13 @@ class IRText(str):
 
     __slots__ = ()
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The text as a notebook shows it."""
         lines = self.splitlines()
         return f'<div style="{_STYLE}; white-space: pre">{"".join(_folding(lines))}</div>'
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
 
 def _folding(lines: list[str]) -> Iterator[str]:

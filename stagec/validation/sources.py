@@ -47,7 +47,7 @@ class SourceRow:
 
     def read(self, cls: type[RecordT]) -> RecordT:
         """The record of the row. Raises `DiagnosticError` for a name that the record has not, or
-        the row has not, and for a table that is none."""
+        the row has not, and for an invalid table."""
         known = {each.name: each for each in fields(cls)}
         for name, value in self.given.items():
             if name not in known:

@@ -97,7 +97,7 @@ REFUSED = {
     ),
     "a mesh with two open axes": (
         ["--ranks", "48", "--mesh", "dp,tp"],
-        "--ranks 48 tells the size of one axis, but dp and tp are open",
+        "--ranks 48 gives the size of one axis, but dp and tp are open",
         "give all of them but one a size",
     ),
     "two data axes": (["--dp", "2", "--dp-shard", "2"], "both give the data-parallel", "R*N ranks"),

@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "no number": (events({**KERNEL, "args": {"correlation": {}}}), "'correlation': expects a"),
     "no text": (events({**KERNEL, "name": None}), "'name': expects a text"),
     "no thread": (events({**KERNEL, "cat": "cpu_op", "tid": []}), "expects 'pid' and 'tid'"),
-    "unmatched": (events(KERNEL), "no kernel can be told"),
+    "unmatched": (events(KERNEL), "no kernel can be identified"),
     "gzip of nothing": (gzip.compress(b""), "the file is empty"),
     "no gzip": (b"\x1f\x8b oops", "broken gzip"),
 }

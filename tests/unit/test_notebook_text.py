@@ -24,6 +24,11 @@ TEXT = """stg.module @m {
 """
 
 
+def shown_in_a_notebook(value: object) -> str:
+    show = getattr(value, "_repr_html_")  # noqa: B009
+    return str(show())
+
+
 def plain_text(html: str) -> str:
     """What a browser shows of lines that are all visible."""
     lines = re.sub("</summary>|</div>(?!$)", "\n", html)
@@ -31,38 +36,38 @@ def plain_text(html: str) -> str:
 
 
 def test_a_text_of_the_ir_shows_every_line() -> None:
-    shown = IRText(TEXT)._repr_html_()
+    shown = IRText(TEXT).html()
     assert plain_text(shown) == TEXT
     assert shown.count("<details open>") == shown.count("</details>") == 2
 
 
 def test_a_long_region_is_folded_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ir_text, "FOLDED", 2)
-    shown = IRText(TEXT)._repr_html_()
+    shown = IRText(TEXT).html()
     assert (shown.count("<details open>"), shown.count("<details>")) == (1, 1)
     assert "// 3 lines" in unescape(shown)
 
 
 def test_a_text_that_is_cut_is_shown_as_it_is() -> None:
     cut = TEXT.partition("    stg.return")[0]
-    shown = IRText(cut)._repr_html_()
+    shown = IRText(cut).html()
     assert plain_text(shown) == cut
     assert "<details" not in shown
 
 
 def test_a_module_shows_its_text() -> None:
     module: Module = parse_module(Source("<text>", TEXT), load_plugins(()).registry)
-    shown = plain_text(module._repr_html_())
+    shown = plain_text(shown_in_a_notebook(module))
     assert "%y = stg.add(%x, %x)" in shown
 
 
 def test_a_strategy_and_dumps_are_texts_with_colors() -> None:
     job = stagec.job("llama3-8b", tp=2, sizes={"L": 1})
     strategy = job.print_strategy()
-    assert plain_text(strategy._repr_html_()) == strategy
-    assert "--jp-mirror-editor-keyword-color" in job.dumps()["00-input"]._repr_html_()
+    assert plain_text(strategy.html()) == strategy
+    assert "--jp-mirror-editor-keyword-color" in job.dumps()["00-input"].html()
 
 
 def test_a_machine_shows_figures_with_their_sources() -> None:
-    shown = stagec.machine("h100-sxm")._repr_html_()
+    shown = shown_in_a_notebook(stagec.machine("h100-sxm"))
     assert "<td>memory.bandwidth</td><td>3.35 TB/s</td><td>ai-dynamo" in shown

@@ -138,7 +138,7 @@ def test_an_error_that_may_be_the_users_names_the_line_as_well(tmp_path: Path) -
     method = "def dtypes(self, op):\n        return [{}['no such key']]  # here"
     ran = run(tmp_path, OP.replace("METHOD", method), "my.twice", "infer-shapes")
     assert ran.code == 1
-    assert f"{tmp_path / 'm.stg'}:4:10: error: 'my.twice' cannot tell the size" in ran.err
+    assert f"{tmp_path / 'm.stg'}:4:10: error: 'my.twice' cannot infer the size" in ran.err
     line = line_of(tmp_path, "# here")
     assert f"mine.py:{line}:1: note: KeyError in dtypes of the op's definition" in ran.err
 

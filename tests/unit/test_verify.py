@@ -236,7 +236,7 @@ def test_values_without_types_are_not_alike() -> None:
     module = parse_module(Source("test.stg", text), Registry(BUILTIN), allow_unregistered=True)
     assert found(module, Sound()) == [
         "%a has no type, but the module is shaped",
-        "'stg.scale' works on tensors, but %u is none",
+        "'stg.scale' works on tensors, but %u is not a tensor",
     ]
 
 

@@ -27,9 +27,32 @@ def test_words_are_found_in_prose_alone() -> None:
     assert str(found[0]) == "page.md:3: 'told': write reported"
 
 
-def test_pages_to_be_edited_later_are_left_out() -> None:
-    names = {path.name for path in words.pages(["docs/reference/", "docs/flags.md"])}
-    assert "README.md" in names
-    assert not {"flags.md", "insert-collectives.md"} & names
-    with pytest.raises(ValueError, match="names no pages: docs/gone"):
-        words.pages(["docs/gone"])
+def test_files_to_be_edited_later_are_left_out() -> None:
+    names = {
+        path.name for path in words.files(["docs/reference/", "docs/flags.md", "stagec/time/"])
+    }
+    assert {"README.md", "interface.py"} <= names
+    assert not {"flags.md", "insert-collectives.md", "loop.py"} & names
+    with pytest.raises(ValueError, match="names no files: docs/gone"):
+        words.files(["docs/gone"])
+
+
+CODE = '''"""What is told.
+
+It quotes `told`, and told = 1.
+"""
+
+told = "told"
+message = f"it was {told} and told"
+'''
+
+
+def test_words_are_found_in_strings_of_code() -> None:
+    found = list(words.findings(Path("code.py"), CODE, {"told": "reported"}))
+    assert [f.line for f in found] == [1, 3, 7]
+
+
+def test_the_mean_sentence_of_a_page() -> None:
+    page = "# A heading of a page\n\n| a | table of cells |\n\n" + "It has `a b c` words. " * 9
+    assert words.mean_sentence(page) == 0
+    assert words.mean_sentence(page + "One that has six words, (too).") == 4.2

@@ -46,7 +46,7 @@ class Setting:
 
     def chosen(self, case: Case) -> Case:
         """The configuration with this value. Raises `DiagnosticError` for a figure that the machine
-        does not have, or a value that is none."""
+        does not have, or an invalid value."""
         options = case.options
         if self.what == "symbol":
             sizes = {**options.sizes, self.name: self.value}

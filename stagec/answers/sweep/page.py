@@ -204,7 +204,7 @@ def _cell(row: SweepRow, column: SweepColumn, columns: Sequence[SweepColumn], ke
 
 
 def _series(row: SweepRow, x: str, joined: bool) -> str:
-    """What tells lines apart: all that is swept but x; points, the first thing that is."""
+    """What distinguishes lines: all that is swept but x; points, the first thing that is."""
     rest = [(n, v) for n, v in row["configuration"].items() if n != x]
     if not joined:
         rest = rest[:1]

@@ -1,4 +1,4 @@
-"""A row of a sweep: what is known of one configuration, or why it is none."""
+"""A row of a sweep: what is known of one configuration, or why it is not a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Case:
 
 def row(case: Case) -> SweepRow:
     """What is known of a job in a line: the most that any of its ranks has, the time of its slowest
-    class, or why it is none."""
+    class, or why it is not a job."""
     session = Session()
     with _one_at_a_time:
         try:

@@ -1,6 +1,6 @@
 """`--sweep` of `analyze`, `memory` and `time`: one job in many configurations, a row for each.
 
-Rows are computed by worker processes or by a cluster. A configuration that is none is a row too,
+Rows are computed by worker processes or by a cluster. An impossible configuration is a row too,
 with the reason.
 """
 
@@ -21,6 +21,7 @@ from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import AnyText, CommandOption, switch
 from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.result import PLOTS, form_of
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
@@ -91,9 +92,9 @@ def check_alone(given: Mapping[str, Any]) -> None:
     if wrong:
         flag = wrong[0].removeprefix("as_")
         raise error(f"--{flag} is for many configurations", remedy="add --sweep")
-    if given["html"] is not None and given["html"].suffix == ".svg":
+    if given["html"] is not None and given["html"].suffix in PLOTS:
         raise error(
-            "--html FILE.svg is a plot, of many configurations",
+            f"--html FILE{given['html'].suffix} is a plot, of many configurations",
             remedy="add --sweep, or write a page: FILE.html",
         )
 
@@ -322,8 +323,7 @@ def _check_options(options: JobOptions, given: Mapping[str, Any]) -> None:
     if alone:
         flag = alone[0].replace("_", "-")
         raise error(f"--{flag} is about one job, --sweep about many", remedy=f"leave out --{flag}")
-    if given["as_json"] and given["as_csv"]:
-        raise error("--json and --csv are two forms of the rows", remedy="choose one of them")
+    form_of(given)
 
 
 def _is_given(value: object) -> bool:

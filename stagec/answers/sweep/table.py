@@ -152,7 +152,7 @@ def value_of(row: SweepRow, name: str, columns: Sequence[SweepColumn]) -> Any:
 
 def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream: TextIO) -> None:
     """A line for each configuration that is a job; below, what there is to know, and in one line
-    how many are none, and why."""
+    how many are not jobs, and why."""
     jobs = [row for row in rows if "error" not in row]
     columns = [c for c in columns if not rows or c.name not in rows[0]["configuration"]]
     out, numbers = console(stream, _WIDTH), dict[str, int]()

@@ -145,7 +145,7 @@ def time(
     launch steps of serving op by op. `levers` says whether to try what would help: by default for
     steps of few actions. `measured` times win over the models. With `memory`, what pictures need of
     it is planned too. With `again` the structure of a job of one pod is compiled once in a process,
-    for what will ask for other sizes and degrees of it. `progress` is told what goes on. Raises
+    for what will ask for other sizes and degrees of it. `progress` is called with messages. Raises
     `DiagnosticError`."""
     options = on_machine(options, machine)
     how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}

@@ -93,7 +93,7 @@ def _print_breakdown(found: TimeReport, stream: TextIO) -> None:
     if 2 * found.breakdown.get(LAUNCH, 0.0) > found.step_seconds:
         console(stream).print(
             f"Hosts hold this step up: they issue computations more slowly than devices run them "
-            f"({LAUNCH}). 'stagec machines {found.machine}' tells of which framework that is; a "
+            f"({LAUNCH}). 'stagec machines {found.machine}' says which framework that is; a "
             "step that is compiled or captured as a graph is nearer to what 'no launch gaps' is.",
             markup=False,
         )

@@ -70,7 +70,7 @@ class Timed:
 
 
 class _Passes(Hooks):
-    """Tells which of so many passes runs."""
+    """Reports which of so many passes runs."""
 
     def __init__(self, count: int, progress: Callable[[str], None]) -> None:
         self._count, self._progress, self._done = count, progress, 0
@@ -99,7 +99,7 @@ def time_job(
     """The time of a job's step, and what it was computed from; with `memory`, the plans of that
     too, with `worst` what is held at the worst moments. Of a pod that prefills and one that decodes
     it is the step of each, in which caches take no time on their way. Pods that are `peers` are
-    met, and not compiled. `progress` is told what goes on. Raises `DiagnosticError`."""
+    met, and not compiled. `progress` is called with messages. Raises `DiagnosticError`."""
     from stagec.time.pods import IssuedPods
     from stagec.time.step import Issued
 

@@ -17,7 +17,7 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import machine_options
 from stagec.jobs.request.option import CommandOption, switch
-from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
+from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE_OR_PLOT
 from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import error
 
@@ -26,12 +26,13 @@ from stagec.support.diagnostics import error
 @takes_job
 @takes(
     JSON,
+    FORM,
     switch("symbolic", "Print expressions in the symbols instead of numbers."),
     *sweep_options(),
     CommandOption(
         "html",
         PAGE_OR_PLOT,
-        "Write a page with the counts; with --sweep a plot (FILE.svg: alone).",
+        "Write a page with the counts; with --sweep a plot (FILE.svg, FILE.pdf: alone).",
         metavar="FILE",
     ),
     *machine_options(

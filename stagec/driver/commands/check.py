@@ -4,13 +4,16 @@ trace well-formed."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stagec.answers.check import check, gap_counts
+from stagec.driver.shell.options import takes
 from stagec.driver.shell.session import log
 from stagec.driver.shell.show import show
+from stagec.jobs.request.option import switch
+from stagec.jobs.request.result import FORM, JSON, form_of
 
 if TYPE_CHECKING:
     from stagec.check.traces import CheckReport
@@ -18,9 +21,8 @@ if TYPE_CHECKING:
 
 @click.command("check")
 @click.argument("directory", metavar="DIR|ARCHIVE|TRACE", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--strict", is_flag=True, help="Warnings fail too.")
-def command(directory: Path, as_json: bool, strict: bool) -> int:
+@takes(JSON, FORM, switch("strict", "Warnings fail too."))
+def command(directory: Path, strict: bool, **given: Any) -> int:
     """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of
     deadlock. The trace of one rank is checked as far as it goes without the others.
 
@@ -28,9 +30,9 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
     trace that lacks what a simulator needs is not broken: it cannot be simulated as it is.
     """
     answer = check(directory, strict=strict)
-    if not as_json:
+    if form_of(given) != "json":
         _tell(answer.report, failed=not answer.ok)
-    show(answer, {"as_json": as_json, "output": None})
+    show(answer, {**given, "output": None})
     return int(not answer.ok)
 
 

@@ -14,7 +14,9 @@ from typing import Any, TextIO
 import click
 
 import stagec
+from stagec.driver.shell.options import takes
 from stagec.driver.shell.show import show
+from stagec.jobs.request.result import FORM, JSON
 from stagec.output.report import Report
 from stagec.pipeline.plugins import GROUP, load_plugins
 from stagec.support.diagnostics import DiagnosticError
@@ -24,6 +26,7 @@ OPTIONAL = {
     "distributed": ("stagec[dask]", "workers on a cluster: --scheduler"),
     "aiconfigurator-core": ("stagec[kernels]", "measured kernels: --kernels-from aiconfigurator"),
     "infragraph": ("stagec[infragraph]", "networks from InfraGraph files: --machine DEVICE+FILE"),
+    "cairosvg": ("stagec[pdf]", "plots as PDF: --html FILE.pdf"),
     "pandas": ("pandas", "answers as data frames: to_pandas()"),
 }
 _COMPILED = "compiled with Cython"
@@ -43,7 +46,7 @@ class Package:
 @dataclass(frozen=True)
 class Installation(Report):
     """An installation. `problems` are what keeps commands from working; a missing optional package
-    is none."""
+    is not one."""
 
     stagec: str
     python: str
@@ -82,12 +85,12 @@ class Installation(Report):
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(as_json: bool) -> int:
+@takes(JSON, FORM)
+def command(**given: Any) -> int:
     """Report the version, the interpreter, whether the clock is compiled, required and optional
     packages, plug-ins, and rows of published figures. Exit code 1 if anything is broken."""
     answer = installation()
-    show(answer, {"as_json": as_json, "output": None})
+    show(answer, {**given, "output": None})
     return int(bool(answer.problems))
 
 

@@ -29,7 +29,7 @@ _TOO_MUCH = 0.1
 @click.option("--quiet", is_flag=True, help="Print no summary and no progress.")
 def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: bool) -> None:
     """Read traces of torch.profiler, plain or gzip, one for each rank, and write the median time of
-    each kernel that can be told: a table for --measured. docs/measured.md says how they join.
+    each kernel that can be identified: a table for --measured. docs/measured.md says how they join.
 
     What was read, and what of the GPU's time is not in the table, goes to stderr.
     """
@@ -46,7 +46,8 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
         _summary(readings, found)
     if not found:
         raise error(
-            "no kernel can be told", remedy="profile with record_shapes=True, and with the host"
+            "no kernel can be identified",
+            remedy="profile with record_shapes=True, and with the host",
         )
     write_output(table_text(found, as_json=as_json or named), output)
 

@@ -22,7 +22,7 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.result import JSON, OUTPUT
+from stagec.jobs.request.result import FORM, JSON, OUTPUT, form_of
 from stagec.support.diagnostics import error
 
 
@@ -40,6 +40,7 @@ from stagec.support.diagnostics import error
         "Place all buffers: in one arena, or as PyTorch's caching allocator does.",
     ),
     JSON,
+    FORM,
     *PICTURES,
     *sweep_options(),
     OUTPUT,
@@ -78,7 +79,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     """Plan, draw and show; 1 if it does not fit."""
     plan = memory(options, the_session(), fit=given["fit"], limit=given["limit"])
     each = {"": plan} if isinstance(plan, MemoryPlan) else plan.pods
-    if given["as_json"] or given["output"]:
+    if form_of(given) in ("json", "csv") or given["output"]:
         for pod, one in each.items():
             _tell_verdict(f"{pod}/" if pod else "", one)
     builders = {pod: one.builder for pod, one in each.items()}

@@ -15,7 +15,7 @@ from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, write_output
 from stagec.ir_spec.strategy.statement import Section
 from stagec.jobs.request.option import CommandOption, switch
-from stagec.jobs.request.result import CSV, JSON, OUTPUT, PAGE
+from stagec.jobs.request.result import CSV, FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.searches.answer import search
 from stagec.searches.asked import SEARCH
 from stagec.searches.question import questions, space_text
@@ -36,6 +36,7 @@ _LESS = "let it run, or give a smaller space"
     switch("print_space", "Print what varies, and stop."),
     JSON,
     CSV,
+    FORM,
     CommandOption(
         "html",
         PAGE,
@@ -45,7 +46,7 @@ _LESS = "let it run, or give a smaller space"
     OUTPUT,
 )
 def command(**given: Any) -> int:
-    """Search the strategies that fit and are fastest, and tell why the others lose.
+    """Search the strategies that fit and are fastest, and say why the others lose.
 
     Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A);
     'stagec compile --help-all' says what it means. What is not given varies as practitioners vary
@@ -54,8 +55,7 @@ def command(**given: Any) -> int:
 
         stagec search llama3-8b --ranks 64 --machine h100-sxm --batch 256
     """
-    if given["as_json"] and given["as_csv"]:
-        raise error("--json and --csv are two forms of the answer", remedy="choose one of them")
+    form_of(given)
     if given["serve"] == SERVER:
         return _servers(given)
     if given["emit_run"] is not None:
@@ -104,7 +104,7 @@ def _servers(given: Mapping[str, Any]) -> int:
 
 
 def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
-    """What is told where no point is left."""
+    """What is reported where no point is left."""
     from stagec.output.tables import bytes_text
 
     if near is None:

@@ -1,4 +1,5 @@
-"""`stagec simulate`: run ASTRA-sim on a folder of `--format astra-sim`, and tell what it says."""
+"""`stagec simulate`: run ASTRA-sim on a folder of `--format astra-sim`, and print what it
+reports."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ level = "info"
 
 @dataclass(frozen=True)
 class Simulated:
-    """What ASTRA-sim tells of a job: when each rank ends (ns), where the time of the slowest goes,
-    and its peak of local memory in bytes, if the job has tensor names."""
+    """What ASTRA-sim reports of a job: when each rank ends (ns), where the time of the slowest
+    goes, and its peak of local memory in bytes, if the job has tensor names."""
 
     name: str
     ends: Mapping[int, RankEnd]
@@ -130,8 +131,8 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
 
 
 def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
-    """Run ASTRA-sim on a folder. Raises `DiagnosticError` for a folder that is none, and for ranks
-    that do not end."""
+    """Run ASTRA-sim on a folder. Raises `DiagnosticError` for a folder that is not one of a job,
+    and for ranks that do not end."""
     from stagec.formats.astra_sim.files import RENDEZVOUS
     from stagec.formats.astra_sim.log import peaks, rank_ends
 
@@ -194,7 +195,7 @@ def _is_range(given: object, ranks: int) -> bool:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a job. Raises `DiagnosticError` for what is none."""
+    """The JSON object in a file of a job. Raises `DiagnosticError` for other text."""
     try:
         found: object = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -318,7 +319,7 @@ def _parts(folder: Path, where: Path, about: Mapping[str, Any], slowest: RankEnd
         return breakdown(nodes, spans, over, slowest.end)
     except (OSError, ValueError, TraceError) as problem:
         raise error(
-            f"ASTRA-sim's log does not tell when each node ran: {problem}",
+            f"ASTRA-sim's log does not state when each node ran: {problem}",
             remedy="--totals does without it",
         ) from None
 

@@ -26,7 +26,7 @@ from stagec.text.build import parse_op
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def command(name: str | None, as_json: bool) -> None:
-    """List the stacks, or print the text of one, in which comments tell the source of each line. A
+    """List the stacks, or print the text of one, in which comments state the source of each line. A
     file of your own is checked; docs/stacks.md says how to write one."""
     session, registry = the_session(), load_plugins(()).registry
     if name is not None:

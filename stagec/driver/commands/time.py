@@ -21,7 +21,7 @@ from stagec.jobs.request.machine import GRAPHS, machine_options
 from stagec.jobs.request.measurements import MEASURED, measurements
 from stagec.jobs.request.option import switch
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.result import JSON, OUTPUT
+from stagec.jobs.request.result import FORM, JSON, OUTPUT
 from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -33,6 +33,7 @@ from stagec.support.diagnostics import DiagnosticError, error
         "The machine that the job runs on: a name that 'stagec machines' lists, or a file."
     ),
     JSON,
+    FORM,
     switch(
         "overlap",
         "Whether collectives run beside computations, or all of them are blocking.",

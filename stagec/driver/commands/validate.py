@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from stagec.driver.shell.options import takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
+from stagec.jobs.request.result import FORM
 from stagec.support.diagnostics import error
 
 #: The options that ask for measured rows, and what they are called here.
@@ -18,6 +20,7 @@ _ROWS = {"time": "steps", "memory": "memory", "serve": "servers"}
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON list; of the others one object."
 )
+@takes(FORM)
 @click.option("--time", "steps", is_flag=True, help="Compare measured seconds of steps.")
 @click.option("--memory", is_flag=True, help="Compare measured bytes, by category and moment.")
 @click.option("--serve", "servers", is_flag=True, help="Compare measured seconds of servers.")

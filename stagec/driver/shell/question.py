@@ -14,10 +14,13 @@ from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
 from stagec.jobs.request.machine import machine_options
 from stagec.jobs.request.option import CommandOption
-from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
+from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE_OR_PLOT
 
 _HTML = CommandOption(
-    "html", PAGE_OR_PLOT, "Write a page, or FILE.svg, with the answer.", metavar="FILE"
+    "html",
+    PAGE_OR_PLOT,
+    "Write a page with the answer, or its plot as FILE.svg or FILE.pdf.",
+    metavar="FILE",
 )
 
 
@@ -27,7 +30,7 @@ def command_of(question: JobQuestion) -> click.Command:
 
     @click.command(question.name, cls=LongCommand, help=getdoc(question.ask))
     @takes_job
-    @takes(*machine, *question.options, JSON, _HTML, OUTPUT)
+    @takes(*machine, *question.options, JSON, FORM, _HTML, OUTPUT)
     def command(**given: Any) -> int:
         options, session = take_options(given), the_session()
         values = {option.name: given[option.name] for option in question.options}

@@ -24,7 +24,8 @@ DEBUG = "STAGEC_DEBUG"
 
 
 def run_safely(run: Callable[[], object], session: Session) -> int:
-    """Run a command; the exit code. All that can go wrong is told on stderr, without a traceback.
+    """Run a command; the exit code. All that can go wrong is reported on stderr, without a
+    traceback.
 
     A command returns its exit code, or None for 0.
     """
@@ -88,7 +89,7 @@ def _os_error(problem: OSError, session: Session) -> int:
 
 
 def _mistake(problem: Exception, session: Session) -> int:
-    """Tell of a mistake in a plug-in, or in the compiler."""
+    """Report a mistake in a plug-in, or in the compiler."""
     if os.environ.get(DEBUG, "") not in ("", "0"):
         session.log(traceback.format_exc())
     from stagec.pipeline.blame import blamed

@@ -96,7 +96,7 @@ def section_of(flag: Flag) -> Section:
 
 
 class RareOption(click.Option):
-    """An option that `--help-all` tells of, and `--help` does not."""
+    """An option that `--help-all` shows, and `--help` does not."""
 
 
 class LongCommand(click.Command):

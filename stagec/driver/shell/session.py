@@ -16,7 +16,7 @@ from stagec.jobs.session import Session
 
 
 class _Stderr(io.TextIOBase):
-    """stderr; where it takes no more, nobody is there to be told."""
+    """stderr; where it takes no more, there is no reader."""
 
     def write(self, text: str, /) -> int:
         with suppress(OSError):

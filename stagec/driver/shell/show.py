@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
@@ -9,24 +10,57 @@ from pathlib import Path
 from typing import Any
 
 from stagec.answers.sweep.run import SweepAnswer
+from stagec.jobs.request.result import form_of
 from stagec.output.report import Report
+from stagec.output.svg_text import pdf
 from stagec.support.files import write_file
 
 
 def show(report: Report, given: Mapping[str, Any]) -> None:
-    """Write an answer as a command was asked to: its page or plot to `--html`, and `--json`,
-    `--csv`, or a text, to `-o` or to stdout, where a text is as wide as the terminal. The page is
-    written first: a reader of the text may close the pipe. Raises `DiagnosticError`, `OSError`."""
+    """Write an answer as a command was asked to: its page or plot to `--html`, and its text in the
+    form of `--format`, `--json` or `--csv` to `-o` or to stdout. The page is written first: a
+    reader of the text may close the pipe. Raises `DiagnosticError`, `OSError`."""
+    form = form_of(given)
     if (file := given.get("html")) is not None:
-        write_file(file, report.plot() if file.suffix == ".svg" else report.page())
-    if given["as_json"]:
-        write_output(json.dumps(report.as_json(), indent=1) + "\n", given["output"])
-    elif given.get("as_csv"):
-        write_output(report.as_csv(), given["output"])
-    elif given["output"]:
-        write_output(str(report), given["output"])
-    else:
+        write_file(file, _picture(report, file.suffix))
+    if form is None and not given["output"]:
         report.print(sys.stdout)
+    else:
+        write_output(_text(report, form), given["output"])
+
+
+def _picture(report: Report, suffix: str) -> str | bytes:
+    """The page of a report, or its plot for a file that ends in `.svg` or `.pdf`."""
+    match suffix:
+        case ".svg":
+            return report.plot()
+        case ".pdf":
+            return pdf(report.plot())
+        case _:
+            return report.page()
+
+
+def _text(report: Report, form: str | None) -> str:
+    match form:
+        case "json":
+            return json.dumps(report.as_json(), indent=1) + "\n"
+        case "csv":
+            return report.as_csv()
+        case "markdown":
+            return report.as_markdown()
+        case "rich":
+            text = _TerminalText()
+            report.print(text)
+            return text.getvalue()
+        case _:
+            return str(report)
+
+
+class _TerminalText(io.StringIO):
+    """A text as a terminal gets it: with colors, unless NO_COLOR is set, and of its width."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def show_sweep(answer: SweepAnswer, given: Mapping[str, Any]) -> int:

@@ -1,1 +1,1 @@
-"""ASTRA-sim: Chakra traces, and the files that tell the simulator of the machine."""
+"""ASTRA-sim: Chakra traces, and the files that describe the machine to the simulator."""

@@ -1,4 +1,4 @@
-"""What ASTRA-sim is told beside the traces: its system, its memory, what is logged, and a script
+"""What ASTRA-sim reads beside the traces: its system, its memory, what is logged, and a script
 that runs it. Keys and units: docs/consumers.md; astra-sim/system/Sys.cc."""
 
 from __future__ import annotations

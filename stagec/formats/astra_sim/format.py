@@ -32,7 +32,7 @@ _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 @dataclass(frozen=True)
 class AstraSimFormat(ChakraFormat):
-    """Chakra traces, and what ASTRA-sim is told of the machine: system.json, network.yml,
+    """Chakra traces, and what ASTRA-sim reads about the machine: system.json, network.yml,
     memory.json, logical_topology.json, and run.sh, which runs it.
 
     A computation takes the roofline of the machine, or with `durations` what `--machine` says, in

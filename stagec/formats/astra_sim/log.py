@@ -1,4 +1,4 @@
-"""What ASTRA-sim tells: when each rank ends, and when each node of a rank starts and ends.
+"""What ASTRA-sim reports: when each rank ends, and when each node of a rank starts and ends.
 
 A moment of a rank belongs to the computation that runs, else to the collective or the send that is
 under way (there is one at a time), else to the messages that it waits for, else it is idle:
@@ -62,7 +62,7 @@ def rank_ends(text: str) -> dict[int, RankEnd]:
 
 
 def peaks(text: str) -> dict[int, str]:
-    """The peak of local memory of each rank, as it is told: two decimals of a binary unit."""
+    """The peak of local memory of each rank, as it is reported: two decimals of a binary unit."""
     return {int(m[1]): f"{m[2]} {m[3]}" for m in _PEAK.finditer(text)}
 
 

@@ -44,7 +44,7 @@ class GoalFormat(JobFormat):
     pods: ClassVar[bool] = True
 
     def check(self, job: TraceJob) -> None:
-        """Refuse an algorithm that is none. Raises `DiagnosticError`."""
+        """Refuse an unknown algorithm. Raises `DiagnosticError`."""
         if self.collectives not in ALGORITHMS:
             raise error(
                 f"option 'collectives' of format 'goal' expects {', '.join(ALGORITHMS)}, found "

@@ -48,7 +48,7 @@ class Timeline:
 
     `mesh`, `times` and `memory` are asked for a class, the last one None where it is not known. A
     collective of a rank has a group, with a name and its ranks, a message a peer. Both ends of a
-    message have the same `way`, which tells apart streams between two ranks.
+    message have the same `way`, which distinguishes streams between two ranks.
     """
 
     mesh: Callable[[int], Mapping[str, int]]

@@ -287,7 +287,7 @@ class Config:
         return value
 
     def section(self, *keys: str) -> Config | None:
-        """The configuration in a key; None where no key is there. Whoever reads it finishes it."""
+        """The configuration in a key; None where no key is there. The reader of it finishes it."""
         found = self._find(keys)
         if found is None:
             return None

@@ -139,7 +139,7 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
     unsized = [a for a, n in mesh.items() if n is None]
     if len(unsized) > 1:
         raise error(
-            f"--ranks {ranks} tells the size of one axis, but {' and '.join(unsized)} are open",
+            f"--ranks {ranks} gives the size of one axis, but {' and '.join(unsized)} are open",
             remedy="give all of them but one a size, such as --mesh dp,tp=8",
         )
     raise error(

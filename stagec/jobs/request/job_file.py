@@ -131,7 +131,7 @@ def _beside(path: str, name: str) -> str:
 
 
 def key_place(source: Source, table: str, key: str) -> FileLoc:
-    """Where a key of a table stands; tomllib does not tell."""
+    """Where a key of a table stands; tomllib does not say."""
     inside, word = not table, re.escape(key).replace("_", "[-_]")
     for number, line in enumerate(source.text.splitlines(), 1):
         if header := re.match(r"\s*\[\s*[\"']?(.*?)[\"']?\s*\]", line):

@@ -1,4 +1,4 @@
-"""`--machine NAME|FILE`: the machine that a command asks about, and how its figures are told."""
+"""`--machine NAME|FILE`: the machine that a command asks about, and how its figures are printed."""
 
 from __future__ import annotations
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from stagec.jobs.request.option import CommandOption, Kind, switch
+from stagec.jobs.request.option import CommandOption, Kind, OneOf, switch
 from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
+
+#: How files of plots end.
+PLOTS = (".svg", ".pdf")
+_FORMS = ("plain", "rich", "json", "csv", "markdown")
 
 
 class ResultFile(Kind[Path]):
@@ -25,10 +31,10 @@ class ResultFile(Kind[Path]):
 
 
 class Page(ResultFile):
-    """A page to write, by its name; with `plots`, where that ends in .svg the plot of it alone."""
+    """A page to write, by its name; with `plots`, FILE.svg and FILE.pdf are its plot alone."""
 
     def __init__(self, *, plots: bool) -> None:
-        self._suffixes = (".html", ".htm", *([".svg"] if plots else []))
+        self._suffixes = (".html", ".htm", *(PLOTS if plots else ()))
 
     def read(self, text: str) -> Path:
         """The path. Raises `DiagnosticError` for a name that says of something else."""
@@ -46,6 +52,13 @@ PAGE, PAGE_OR_PLOT = Page(plots=False), Page(plots=True)
 #: What commands that answer have in common.
 JSON = switch("as_json", "Print one JSON object.", "--json")
 CSV = switch("as_csv", "Print comma-separated values.", "--csv")
+FORM = CommandOption(
+    "form",
+    OneOf(_FORMS),
+    "How to print the answer; by default rich, with colors and as wide as the terminal, or plain "
+    "where it goes to a file or a pipe.",
+    spelling="--format",
+)
 OUTPUT = CommandOption(
     "output",
     RESULT,
@@ -53,3 +66,16 @@ OUTPUT = CommandOption(
     metavar="FILE",
     spelling="-o --output",
 )
+
+
+def form_of(given: Mapping[str, Any]) -> str | None:
+    """The form that `--format`, `--json` or `--csv` asks for. Raises `DiagnosticError` for two."""
+    asked = {
+        "--json": "json" if given.get("as_json") else None,
+        "--csv": "csv" if given.get("as_csv") else None,
+        f"--format {given.get('form')}": given.get("form"),
+    }
+    forms = {option: form for option, form in asked.items() if form is not None}
+    if len({*forms.values()}) > 1:
+        raise error(f"{' and '.join(forms)} are two forms of the answer", remedy="choose one")
+    return next(iter(forms.values()), None)

@@ -2,7 +2,7 @@
 
 Every single change is compiled (of sizes the two nearest ones), then combinations that are expected
 to fit, cheapest first, until none is left that is expected to cost less than the best that were
-found, or the budget is spent. Whatever is told was compiled: an expectation can only miss.
+found, or the budget is spent. Whatever is reported was compiled: an expectation can only miss.
 
 The search alone is here: jobs in, suggestions out. Compiling is left to the caller.
 """

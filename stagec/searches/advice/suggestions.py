@@ -1,4 +1,5 @@
-"""What would fit, told on stderr: the search of `advice`, with compilers for it, and its answer."""
+"""What would fit, printed on stderr: the search of `advice`, with compilers for it, and its
+answer."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def _compiler(
 
 
 def _figures(options: JobOptions) -> Figures | None:
-    """The figures of a job, None for what is none; what is wrong with it is not told."""
+    """The figures of a job, None for what is not a job; what is wrong with it is not reported."""
     try:
         return figures(options)
     except (DiagnosticError, NotAnIntegerError):

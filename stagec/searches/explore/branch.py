@@ -74,7 +74,7 @@ class Search(Generic[T]):
             heappush(self._open, (bound, number))
 
     def learn(self, number: int, value: float | None, what: T) -> None:
-        """Take in what a point is; None: it is none, or does not fit."""
+        """Take in what a point is; None: it is not a job, or does not fit."""
         self.tried += 1
         if value is None:
             self.refused += 1
@@ -90,9 +90,8 @@ class Search(Generic[T]):
     ) -> Iterator[int]:
         """Refine and evaluate until nothing that is left can be among the best; yields how many
         points have been tried. `refine` gives better bounds of points that can have some, None for
-        points that are none. Points are evaluated when the first of all can have no better ones,
-        and no more at a time than are wanted still.
-        """
+        points that are not jobs. Points are evaluated when the first of all can have no better
+        ones, and no more at a time than are wanted still."""
         while batch := self.next(_REFINED * at_a_time):
             better = refine([n for n, _ in batch])
             lacking = self._wanted - len(self.best)
