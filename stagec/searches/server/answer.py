@@ -120,7 +120,10 @@ class ServerSearchAnswer(Report):
     def page(self) -> str:
         """The front as a picture, and a row for each of the best."""
         head = ["server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why"]
-        cells = [[_title(row), *_figures(row), row["reason"]] for row in self.data["best"]]
+        cells = [
+            [_title(row, several=several), *_figures(row), row["reason"]]
+            for row in self.data["best"]
+        ]
         return page_of(self.title, self.plot(), head, cells, self.data["cautions"])
 
     def write_launch(self, folder: Path) -> list[Path]:
@@ -171,6 +174,9 @@ def _data(found: FoundServers) -> dict[str, Any]:
         "serve": "server",
         "objective": question.objective,
         "priced": any(price is not None for price in question.prices.values()),
+        "places": list(
+            dict.fromkeys(f"{t.options.stack} on {t.machine.name}" for t in question.tasks)
+        ),
         "prompt": load.prompt,
         "output": load.output,
         "limits": {n: getattr(load, n) for n in ("ttft", "tpot")},
@@ -296,7 +302,8 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
 def _print(found: Mapping[str, Any], stream: TextIO) -> None:
     out = console(stream, 160)
     out.print(
-        f"{found['model']}: {found['workers']:,} workers, {found['timed']:,} fit, "
+        f"{found['model']}, {', '.join(found['places'])}: {found['workers']:,} workers, "
+        f"{found['timed']:,} fit, "
         f"{found['servers']:,} servers of prompts of {found['prompt']:,} tokens, "
         f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
         markup=False,
@@ -318,27 +325,29 @@ def _print(found: Mapping[str, Any], stream: TextIO) -> None:
 
 
 def _print_best(found: Mapping[str, Any], out: Any) -> None:
-    best = found["best"]
+    best, several = found["best"], len(found["places"]) > 1
     out.print(_best_table(found))
     for number, row in enumerate(best, 1):
         out.print(f"[{number}] {row['reason']}", markup=False)
     for mode, row in found["modes"].items():
-        out.print(f"{mode}: {_mode(row, best)}", markup=False)
+        out.print(f"{mode}: {_mode(row, best, several=several)}", markup=False)
     for number, row in enumerate(best, 1):
         if row["command"]:
             out.print(f"[{number}] {row['command']}", markup=False)
 
 
-def _mode(row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]]) -> str:
+def _mode(
+    row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]], *, several: bool
+) -> str:
     if row is None:
         return "none is within the limits"
     change = row["per_rank"] / best[0]["per_rank"] - 1
     more = "the best" if not change else f"{change:+.1%} tokens/s per rank"
-    return f"{more}, {_title(row)}"
+    return f"{more}, {_title(row, several=several)}"
 
 
 def _best_table(found: Mapping[str, Any]) -> Any:
-    priced = found["priced"]
+    priced, several = found["priced"], len(found["places"]) > 1
     made = table(
         "Best servers",
         *("", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
@@ -350,7 +359,7 @@ def _best_table(found: Mapping[str, Any]) -> Any:
         peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
         made.add_row(
             rf"\[{number}]",
-            escape(_title(row)),
+            escape(_title(row, several=several)),
             *_figures(row),
             *([f"{row['cost']:,.4g}"] if priced else []),
             bytes_text(max(peaks)),
@@ -365,8 +374,9 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
     return [*rates, *(seconds_text(row[name]) for name in ("ttft", "tpot"))]
 
 
-def _title(row: Mapping[str, Any]) -> str:
-    """`2 x --tp 2 (prefill 1) : 1 x --tp 4 (decode 128)`, with stack and machine where needed."""
+def _title(row: Mapping[str, Any], *, several: bool) -> str:
+    """`2 x --tp 2, prefill batch 1 + 1 x --tp 4, decode batch 128`; of `several` stacks and
+    machines which one each is on."""
     pools = [(name, row[name]) for name in ("prefill", "decode") if row[name] is not None]
     told: list[str] = []
     for name, pool in pools:
@@ -374,11 +384,13 @@ def _title(row: Mapping[str, Any]) -> str:
         text = f"{pool['replicas']} x {pool['strategy']}, {does}batch {pool['batch']}"
         if row["mode"] == AGGREGATED:
             text += f", {pool['max_tokens']:,} tokens a step"
-        told.append(f"{text} ({pool['stack']}, {pool['machine']})")
+        where = f" ({pool['stack']} on {pool['machine']})" if several else ""
+        told.append(text + where)
     return " + ".join(told)
 
 
 def _ranks_table(found: Mapping[str, Any]) -> Any:
+    several = len(found["places"]) > 1
     made = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
     for each in found["searches"]:
         row = each["best"]
@@ -387,13 +399,14 @@ def _ranks_table(found: Mapping[str, Any]) -> Any:
             continue
         made.add_row(
             str(each["ranks"]),
-            escape(_title(row)),
+            escape(_title(row, several=several)),
             *_figures(row),
         )
     return made
 
 
 def _front_table(found: Mapping[str, Any]) -> Any:
+    several = len(found["places"]) > 1
     made = table(
         "Tokens of a rank against tokens of a user",
         *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
@@ -401,15 +414,22 @@ def _front_table(found: Mapping[str, Any]) -> Any:
     )
     for row in found["front"]:
         made.add_row(
-            escape(_title(row)),
+            escape(_title(row, several=several)),
             *_figures(row),
         )
     return made
 
 
 def _plot(found: Mapping[str, Any]) -> str:
+    several = len(found["places"]) > 1
     points = [
-        PlotPoint(row["per_user"], row["per_rank"], row["mode"], _title(row), row["within"])
+        PlotPoint(
+            row["per_user"],
+            row["per_rank"],
+            row["mode"],
+            _title(row, several=several),
+            row["within"],
+        )
         for row in found["front"]
     ]
     x = PlotAxis("tokens/s per user", lambda v: f"{v:,.3g}")
