@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Whole servers, aggregated or disaggregated: see `stagec.searches.server`.
 SERVER = "server"
 #: The most tokens of a step of a server that are tried where --chunk gives none.
-BUDGETS = (2048, 8192)
+BUDGETS = (8192,)
 #: The most sequences of a step that are tried where none are given.
 _MOST = {DECODE: 4096, PREFILL: 64}
 #: The limits of the time of a step, and the steps that they are about.
@@ -113,10 +113,14 @@ def serving_space(
     sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine, mode: str | None
 ) -> Space:
     """What varies in servers: heads over ranks, stages, experts, and attention data-parallel beside
-    them. The sequence of prefill stays split between the blocks; a mixed step has no stages."""
+    them. The sequence of prefill stays split between the blocks; a mixed step has no stages, a
+    worker of a server one, or one on each of its nodes."""
     node = machine.network[0].ranks or ranks
+    stages = doubled(1, min(8, ranks, layers))
+    if mode == SERVER:
+        stages = tuple(dict.fromkeys((1, min(layers, max(1, ranks // node)))))
     knobs: dict[str, tuple[Any, ...]] = {
-        "pp": (1,) if mode == MIXED else doubled(1, min(8, ranks, layers)),
+        "pp": (1,) if mode == MIXED else stages,
         "tp": doubled(1, min(16, node, ranks)),
         "sp": (mode == PREFILL,),
         "dp_attention": (False, True) if mode != PREFILL else (False,),

@@ -167,6 +167,9 @@ def _data(found: FoundServers) -> dict[str, Any]:
         "serve": "server",
         "objective": question.objective,
         "priced": any(price is not None for price in question.prices.values()),
+        "places": list(
+            dict.fromkeys(f"{t.options.stack} on {t.machine.name}" for t in question.tasks)
+        ),
         "prompt": load.prompt,
         "output": load.output,
         "limits": {n: getattr(load, n) for n in ("ttft", "tpot")},

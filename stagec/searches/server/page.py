@@ -15,15 +15,21 @@ _FIGURES = ("per_rank", "per_user", "ttft", "tpot")
 
 def front_plot(found: Mapping[str, Any]) -> Plot:
     """The servers that no other beats, and which of them are within the limits of time."""
+    several = len(found["places"]) > 1
     points = [
-        PlotPoint(row["per_user"], row["per_rank"], row["mode"], server_text(row), row["within"])
+        PlotPoint(
+            row["per_user"],
+            row["per_rank"],
+            row["mode"],
+            server_text(row, several=several),
+            row["within"],
+        )
         for row in found["front"]
     ]
     front = [(p.x, p.y) for p in points]
-    machines = dict.fromkeys(row["decode"]["machine"] for row in found["front"])
     return Plot(
         title="Tokens per second per rank over tokens per second of a user",
-        about=f"{found['model']} on {', '.join(machines)}: servers",
+        about=f"{found['model']}: {', '.join(found['places'])}",
         points=points,
         x=PlotAxis("tokens per second per user", lambda v: f"{v:,.3g}"),
         y=PlotAxis("tokens per second per rank", lambda v: f"{v:,.3g}"),
@@ -35,13 +41,15 @@ def front_plot(found: Mapping[str, Any]) -> Plot:
 
 def server_page(title: str, found: Mapping[str, Any]) -> str:
     """The front as a picture, and a row for each of the best."""
+    several = len(found["places"]) > 1
     rows = [
         Row(
-            [server_text(row), *(row[name] for name in _FIGURES), row["reason"]],
-            [server_text(row), *figures_of(row), row["reason"]],
+            [name, *(row[each] for each in _FIGURES), row["reason"]],
+            [name, *figures_of(row), row["reason"]],
             f"row{n}",
         )
         for n, row in enumerate(found["best"])
+        for name in [server_text(row, several=several)]
     ]
     body = [figures([front_plot(found)]), "<h2>The best</h2>", table(_HEADS, rows)]
     return page(title, [*body, *paragraphs(found["cautions"])])

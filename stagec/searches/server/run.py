@@ -81,7 +81,12 @@ def find_servers(question: ServerQuestion, processes: int, tell: Tell) -> FoundS
     late = len(servers) - len(within)
     if late:
         cut["servers beyond the limits of time"] += late
-    best = _best(question, within)
+    exact = _exact(question, within)
+    servers = [exact.get(id(s), s) for s in servers]
+    best = sorted(
+        (s for s in exact.values() if s.is_within(question.load)),
+        key=lambda s: _value(question, s),
+    )
     by_mode = {m: next((s for s in best if s.mode == m), None) for m in _MODES}
     by_ranks = {n: next((s for s in best if s.ranks == n), None) for n in question.ranks}
     load = question.load
@@ -128,9 +133,9 @@ def _servers(question: ServerQuestion, kinds: Sequence[WorkerKind]) -> Iterator[
         yield from disaggregated_servers(kinds, ranks, question.load, question.layers)
 
 
-def _best(question: ServerQuestion, servers: Iterable[ServerPlan]) -> list[ServerPlan]:
-    """The best of each layout, best first: so many of them, and the first of each mode and number
-    of ranks, with the exact transfer of caches."""
+def _exact(question: ServerQuestion, servers: Iterable[ServerPlan]) -> dict[int, ServerPlan]:
+    """The best of each layout, so many of them, and the first of each mode and number of ranks,
+    with the exact transfer of caches: by the `id` of what they are without."""
     order = sorted(servers, key=lambda s: _value(question, s))
     each: dict[tuple[object, ...], ServerPlan] = {}
     for server in order:
@@ -138,12 +143,8 @@ def _best(question: ServerQuestion, servers: Iterable[ServerPlan]) -> list[Serve
     kept = list(each.values())
     first: dict[object, ServerPlan] = {}
     for server in kept:
-        first.setdefault(server.mode, server)
-        first.setdefault(server.ranks, server)
-    chosen = {id(s) for s in [*kept[: question.wanted], *first.values()]}
-    exact = [exactly(question, s) for s in kept if id(s) in chosen]
-    within = [s for s in exact if s.is_within(question.load)]
-    return sorted(within, key=lambda s: _value(question, s))
+        first.setdefault((server.mode, server.ranks), server)
+    return {id(s): exactly(question, s) for s in [*kept[: question.wanted], *first.values()]}
 
 
 def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, ...]:

@@ -105,8 +105,9 @@ class ServerPlan:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """What tells servers apart, whatever their batches and numbers of workers."""
-        return self.ranks, *((id(pool.kind)) for pool in self.pools), self.mode
+        """What tells servers apart, whatever their batches, numbers of workers and what prefills
+        for those that decode."""
+        return self.ranks, self.mode, id(self.decode.kind)
 
     def is_within(self, load: ServerLoad) -> bool:
         """Whether it keeps the limits."""

@@ -18,7 +18,8 @@ def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
     """Print the best servers, the front, and what was left out."""
     out = console(stream, 160)
     out.print(
-        f"{found['model']}: {found['workers']:,} workers, {found['timed']:,} fit, "
+        f"{found['model']}, {', '.join(found['places'])}: {found['workers']:,} workers, "
+        f"{found['timed']:,} fit, "
         f"{found['servers']:,} servers of prompts of {found['prompt']:,} tokens, "
         f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
         markup=False,
@@ -40,27 +41,29 @@ def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
 
 
 def _print_best(found: Mapping[str, Any], out: Any) -> None:
-    best = found["best"]
+    best, several = found["best"], len(found["places"]) > 1
     out.print(_best_table(found))
     for number, row in enumerate(best, 1):
         out.print(f"[{number}] {row['reason']}", markup=False)
     for mode, row in found["modes"].items():
-        out.print(f"{mode}: {_mode(row, best)}", markup=False)
+        out.print(f"{mode}: {_mode(row, best, several=several)}", markup=False)
     for number, row in enumerate(best, 1):
         if row["command"]:
             out.print(f"[{number}] {row['command']}", markup=False)
 
 
-def _mode(row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]]) -> str:
+def _mode(
+    row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]], *, several: bool
+) -> str:
     if row is None:
         return "no server is within the limits"
     change = row["per_rank"] / best[0]["per_rank"] - 1
     more = "the best" if not change else f"{change:+.1%} tokens/s per rank"
-    return f"{more}, {server_text(row)}"
+    return f"{more}, {server_text(row, several=several)}"
 
 
 def _best_table(found: Mapping[str, Any]) -> Any:
-    priced = found["priced"]
+    priced, several = found["priced"], len(found["places"]) > 1
     made = table(
         "Best servers",
         *("", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
@@ -72,7 +75,7 @@ def _best_table(found: Mapping[str, Any]) -> Any:
         peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
         made.add_row(
             rf"\[{number}]",
-            escape(server_text(row)),
+            escape(server_text(row, several=several)),
             *figures_of(row),
             *([f"{row['cost']:,.4g}"] if priced else []),
             bytes_text(max(peaks)),
@@ -87,8 +90,9 @@ def figures_of(row: Mapping[str, Any]) -> list[str]:
     return [*rates, *(seconds_text(row[name]) for name in ("ttft", "tpot"))]
 
 
-def server_text(row: Mapping[str, Any]) -> str:
-    """`2 x --tp 2 (prefill 1) : 1 x --tp 4 (decode 128)`, with stack and machine where needed."""
+def server_text(row: Mapping[str, Any], *, several: bool) -> str:
+    """`2 x --tp 2, prefill batch 1 + 1 x --tp 4, decode batch 128`; of `several` stacks and
+    machines which one each is on."""
     pools = [(name, row[name]) for name in ("prefill", "decode") if row[name] is not None]
     told: list[str] = []
     for name, pool in pools:
@@ -96,11 +100,13 @@ def server_text(row: Mapping[str, Any]) -> str:
         text = f"{pool['replicas']} x {pool['strategy']}, {does}batch {pool['batch']}"
         if row["mode"] == AGGREGATED:
             text += f", {pool['max_tokens']:,} tokens a step"
-        told.append(f"{text} ({pool['stack']}, {pool['machine']})")
+        where = f" ({pool['stack']} on {pool['machine']})" if several else ""
+        told.append(text + where)
     return " + ".join(told)
 
 
 def _ranks_table(found: Mapping[str, Any]) -> Any:
+    several = len(found["places"]) > 1
     made = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
     for each in found["searches"]:
         row = each["best"]
@@ -109,13 +115,14 @@ def _ranks_table(found: Mapping[str, Any]) -> Any:
             continue
         made.add_row(
             str(each["ranks"]),
-            escape(server_text(row)),
+            escape(server_text(row, several=several)),
             *figures_of(row),
         )
     return made
 
 
 def _front_table(found: Mapping[str, Any]) -> Any:
+    several = len(found["places"]) > 1
     made = table(
         "Tokens of a rank against tokens of a user",
         *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
@@ -123,7 +130,7 @@ def _front_table(found: Mapping[str, Any]) -> Any:
     )
     for row in found["front"]:
         made.add_row(
-            escape(server_text(row)),
+            escape(server_text(row, several=several)),
             *figures_of(row),
         )
     return made
