@@ -92,7 +92,7 @@ def table(heads: Sequence[str], rows: Sequence[Row], name: str = "rows") -> str:
         cells += f'<td colspan="{more}"></td>' if more else ""
         lines.append(f"<tr{key}>{cells}</tr>")
     head = "".join(
-        f'<th{_number if i in numbers and rows else ""}>{escape(h)}</th>'
+        f"<th{_number if i in numbers and rows else ''}>{escape(h)}</th>"
         for i, h in enumerate(heads)
     )
     search = " data-search" if len(rows) > _FEW else ""

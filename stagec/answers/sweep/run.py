@@ -21,6 +21,7 @@ from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import AnyText, CommandOption, switch
 from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.result import PLOTS
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.support.diagnostics import DiagnosticError, error
@@ -90,9 +91,9 @@ def check_alone(given: Mapping[str, Any]) -> None:
     if wrong:
         flag = wrong[0].removeprefix("as_")
         raise error(f"--{flag} is for many configurations", remedy="add --sweep")
-    if given["html"] is not None and given["html"].suffix == ".svg":
+    if given["html"] is not None and given["html"].suffix in PLOTS:
         raise error(
-            "--html FILE.svg is a plot, of many configurations",
+            f"--html FILE{given['html'].suffix} is a plot, of many configurations",
             remedy="add --sweep, or write a page: FILE.html",
         )
 

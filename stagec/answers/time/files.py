@@ -22,7 +22,7 @@ TIME_FILES = (
     CommandOption(
         "html",
         PAGE_OR_PLOT,
-        "Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
+        "Write a page that shows the step; with --sweep a plot (FILE.svg, FILE.pdf: alone).",
         metavar="FILE",
     ),
     CommandOption("perfetto", RESULT, "Write a trace for ui.perfetto.dev.", metavar="FILE"),

@@ -31,7 +31,7 @@ from stagec.support.diagnostics import error
     CommandOption(
         "html",
         PAGE_OR_PLOT,
-        "Write a page with the counts; with --sweep a plot (FILE.svg: alone).",
+        "Write a page with the counts; with --sweep a plot (FILE.svg, FILE.pdf: alone).",
         metavar="FILE",
     ),
     *machine_options(

@@ -17,7 +17,7 @@ from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.result import JSON, OUTPUT, PAGE_OR_PLOT
 
 _HTML = CommandOption(
-    "html", PAGE_OR_PLOT, "Write a page, or FILE.svg, with the answer.", metavar="FILE"
+    "html", PAGE_OR_PLOT, "Write a page, or FILE.svg or FILE.pdf, with the answer.", metavar="FILE"
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stagec.answers.sweep.run import SweepAnswer
+from stagec.jobs.request.result import PLOTS
 from stagec.output.report import Report
 from stagec.support.files import write_file
 
@@ -18,7 +19,7 @@ def show(report: Report, given: Mapping[str, Any]) -> None:
     `--csv`, or a text, to `-o` or to stdout, where a text is as wide as the terminal. The page is
     written first: a reader of the text may close the pipe. Raises `DiagnosticError`, `OSError`."""
     if (file := given.get("html")) is not None:
-        write_file(file, report.plot() if file.suffix == ".svg" else report.page())
+        write_file(file, _drawn(report, file))
     if given["as_json"]:
         write_output(json.dumps(report.as_json(), indent=1) + "\n", given["output"])
     elif given.get("as_csv"):
@@ -27,6 +28,18 @@ def show(report: Report, given: Mapping[str, Any]) -> None:
         write_output(str(report), given["output"])
     else:
         report.print(sys.stdout)
+
+
+def _drawn(report: Report, file: Path) -> str | bytes:
+    """The page, or the plot alone where the name of the file says so."""
+    if file.suffix not in PLOTS:
+        return report.page()
+    plot = report.plot()
+    if file.suffix == ".svg":
+        return plot
+    from stagec.output.chart import pdf_of
+
+    return pdf_of(plot)
 
 
 def show_sweep(answer: SweepAnswer, given: Mapping[str, Any]) -> int:

@@ -8,6 +8,9 @@ from stagec.jobs.request.option import CommandOption, Kind, switch
 from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
 
+#: Suffixes of files that have a plot alone.
+PLOTS = (".svg", ".pdf")
+
 
 class ResultFile(Kind[Path]):
     """A file to write, or `-` for stdout.
@@ -25,10 +28,11 @@ class ResultFile(Kind[Path]):
 
 
 class Page(ResultFile):
-    """A page to write, by its name; with `plots`, where that ends in .svg the plot of it alone."""
+    """A page to write, by its name; with `plots`, where that ends in .svg or .pdf the plot of it
+    alone."""
 
     def __init__(self, *, plots: bool) -> None:
-        self._suffixes = (".html", ".htm", *([".svg"] if plots else []))
+        self._suffixes = (".html", ".htm", *(PLOTS if plots else ()))
 
     def read(self, text: str) -> Path:
         """The path. Raises `DiagnosticError` for a name that says of something else."""
