@@ -19,7 +19,7 @@ DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: help test test-ci test-all test-torch check demo bless docs site site-version pictures man bench mutants fuzz proto lit wheel clean distclean
+.PHONY: help test test-ci test-all test-torch check demo bless docs site site-version pictures pages-check man bench mutants fuzz proto lit wheel clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make site-version    one version of the site, into the branch gh-pages (VERSION=0.2)"
 	@echo "make lit     the lit suite, with stock lit     make proto   regenerate the trace schema"
 	@echo "make pictures    draw the pictures of docs/gallery.md with Chromium"
+	@echo "make pages-check look at pages (PAGES=step.html, AXE=axe.min.js)"
 	@echo "make mutants make lines of passes wrong, one by one: their lit tests must notice (K=TEXT chooses)"
 	@echo "make fuzz    try mutated inputs (FOR=600 seconds, SEED=1)"
 	@echo "make wheel   build a wheel with the compiled clock, an sdist, and a wheel of published figures"
@@ -91,6 +92,10 @@ site-version: $(VENV)/.stamp-site
 
 pictures: $(VENV)/.stamp-run
 	$(BIN)/python -m tools.pictures
+
+# PAGES are files that commands wrote with --html, AXE is axe.min.js of the npm package axe-core.
+pages-check: $(VENV)/.stamp-run
+	$(BIN)/python -m tools.pages_check $(or $(AXE),-) build/pages $(PAGES)
 
 man: $(VENV)/.stamp-test
 	$(BIN)/python -m tools.man build/man

@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
-from importlib import import_module
 from importlib.resources import files
 from math import ceil, floor, log10
 from typing import Any, ClassVar
-
-from stagec.support.diagnostics import error
 
 WIDE, NARROW = 880, 380
 #: Colors of series, in `colors.css`.
@@ -92,19 +89,6 @@ class Chart(ABC):
         about = f"<desc>{escape(self.command)}</desc>\n" if self.command else ""
         name = escape(self.title)
         return f'{head} aria-label="{name}">\n{about}{css}' + "\n".join([*parts, "</svg>"])
-
-
-def pdf_of(svg: str) -> bytes:
-    """A picture as PDF. Raises `DiagnosticError` without CairoSVG, which is optional."""
-    try:
-        cairosvg: Any = import_module("cairosvg")
-    except (ImportError, OSError):  # OSError: without the library cairo
-        raise error(
-            "CairoSVG, which writes PDF, is not installed",
-            remedy="pip install cairosvg, or write FILE.svg",
-        ) from None
-    made: bytes = cairosvg.svg2pdf(bytestring=svg.encode())
-    return made
 
 
 # -- points and lines ------------------------------------------------------------------------------

@@ -101,11 +101,11 @@ def _threads(points: Sequence[Mapping[str, Any]], about: str) -> Threads:
     """A line for each point through its value of each flag, and its time."""
     names = list(dict.fromkeys(n for p in points for n in p["flags"]))
     names = [n for n in names if len({str(p["flags"].get(n, "")) for p in points}) > 1]
-    scales: dict[str, Callable[[float], str]] = {"step": seconds_text, "memory": _bytes}
+    scales: dict[str, Callable[[float], str]] = {"step time": seconds_text, "memory": _bytes}
     threads = [
         Thread(
             {n: p["flags"].get(n, "") for n in names}
-            | {"step": p["step_seconds"], "memory": p["memory_peak"]},
+            | {"step time": p["step_seconds"], "memory": p["memory_peak"]},
             _told(p),
             f"p{n}",
         )

@@ -56,9 +56,10 @@ class Chart {
     const wide = this.svg.clientWidth || this.box.clientWidth, height = this.alone ? 460 : 290;
     this.zoom = parseFloat(getComputedStyle(document.documentElement).fontSize) / 14;
     const whole = wide / this.zoom;
+    this.low = whole < 520 ? 18 : 0;
     [this.left, this.top] = [58, 44];
     this.width = Math.max(80, whole - this.left - 14);
-    this.height = height - this.top - 62;
+    this.height = height - this.top - 62 - this.low;
     this.svg.replaceChildren();
     this.svg.setAttribute("viewBox", `0 0 ${whole} ${height}`);
     this.svg.setAttribute("height", height * this.zoom);
@@ -161,9 +162,9 @@ class Chart {
     let x = this.left + this.width;
     const names = [...new Set(what.map((_, i) => phase(i)).filter(Boolean))];
     for (const name of names.reverse()) {
-      const text = shape(this.svg, "text", { class: "quiet", x, y: y + 45, "text-anchor": "end" }, name);
+      const text = shape(this.svg, "text", { class: "quiet", x, y: y + 45 + this.low, "text-anchor": "end" }, name);
       x -= text.getComputedTextLength() + 14;
-      shape(this.svg, "rect", { class: `f${PHASES[name] ?? 6}`, x, y: y + 36, width: 10, height: 10 });
+      shape(this.svg, "rect", { class: `f${PHASES[name] ?? 6}`, x, y: y + 36 + this.low, width: 10, height: 10 });
       x -= 10;
     }
   }

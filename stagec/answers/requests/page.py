@@ -21,7 +21,7 @@ _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "time of a request"}
 def requests_page(answer: RequestsAnswer) -> str:
     """The pictures, the percentiles, and what there is to say."""
     drawn = [load_plot(answer), _shares(answer), _spreads(answer)]
-    heads = ["", "mean", *(f"p{n}" for n in PERCENTILES)]
+    heads = ["figure", "mean", *(f"p{n}" for n in PERCENTILES)]
     rows = [
         Row([_TITLES[name], *seconds], [_TITLES[name], *map(seconds_text, seconds)])
         for name, seconds in (

@@ -231,25 +231,27 @@ class Columns {
   constructor(panel) {
     this.panel = panel;
     this.count = Math.ceil(panel.width);
-    this.rows = new Map();
+    this.rows = kinds.map(() => null);
+    [this.scale, this.from] = [panel.scale, view.from];
   }
 
   add(kind, start, end, time) {
-    const panel = this.panel, x0 = panel.x(start) - GUTTER, x1 = Math.max(x0 + 1e-6, panel.x(end) - GUTTER);
+    const x0 = (start - this.from) * this.scale, x1 = (end - this.from) * this.scale;
     if (x1 < 0 || x0 >= this.count) return;
-    let row = this.rows.get(kind);
-    if (!row) this.rows.set(kind, (row = new Float32Array(this.count)));
-    const density = (time * panel.scale) / (x1 - x0);
-    const first = Math.max(0, Math.floor(x0)), last = Math.min(this.count - 1, Math.floor(x1));
-    for (let i = first; i <= last; i += 1) row[i] += density * Math.max(0, Math.min(x1, i + 1) - Math.max(x0, i));
-    if (time * panel.scale < 1e-3) row[first] += 1e-3;
+    const row = (this.rows[kind] ||= new Float32Array(this.count)), first = x0 > 0 ? Math.floor(x0) : 0;
+    const last = Math.min(this.count - 1, Math.floor(x1)), share = time * this.scale;
+    row[first] += share < 1e-3 ? 1e-3 : 0;
+    if (first === last) { row[first] += x1 > x0 ? (share * (Math.min(x1, first + 1) - Math.max(x0, first))) / (x1 - x0) : share; return; }
+    const density = share / (x1 - x0);
+    row[first] += density * (first + 1 - Math.max(x0, first));
+    for (let i = first + 1; i < last; i += 1) row[i] += density;
+    row[last] += density * Math.min(1, x1 - last);
   }
 
   draw(y, height, least) {
     const pen = this.panel.pen, tops = new Float32Array(this.count);
-    const order = [...this.rows.keys()].sort((a, b) => a - b);
-    for (const kind of order) {
-      const row = this.rows.get(kind);
+    this.rows.forEach((row, kind) => {
+      if (!row) return;
       pen.fillStyle = colors.kinds[kind];
       for (let i = 0; i < this.count; i += 1) {
         if (row[i] <= 0) continue;
@@ -260,7 +262,7 @@ class Columns {
         for (let k = i; k < end; k += 1) tops[k] = from + high;
         i = end - 1;
       }
-    }
+    });
   }
 }
 
@@ -292,7 +294,8 @@ function drawLane(panel, lane, stream, y, height, waits) {
     const on = entryOf(lane.entries[i]).streams.get(stream), wide = (lane.lasts[i] - lane.firsts[i]) * panel.scale;
     let named = false;
     if (wide < COARSE) {
-      for (const [kind, time] of on.share) columns.add(kind, lane.firsts[i], lane.lasts[i], time);
+      on.shares ||= [...on.share].flat();
+      for (let k = 0; k < on.shares.length; k += 2) columns.add(on.shares[k], lane.firsts[i], lane.lasts[i], on.shares[k + 1]);
       if (wanted && on.places.some((place) => wanted[entryOf(lane.entries[i]).nodes[place]])) found.push([lane.firsts[i], lane.lasts[i]]);
     } else named = drawNodes(panel, lane, i, on, columns, rect, y, height, found);
     if (stream === COMPUTE) addRun(panel, runs, lane, i, on, named);

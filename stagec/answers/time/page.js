@@ -161,7 +161,8 @@ class Streams extends Panel {
 
 class Memory extends Panel {
   draw() {
-    const each = picture.classes[shown], held = memoryOf(each), top = 1.5 * em, high = 11 * em;
+    const each = picture.classes[shown], held = memoryOf(each), high = 11 * em;
+    const limit = data.capacity, near = limit && limit < 4 * (each.memory ? each.memory.peak : 0), top = (near ? 1.5 : 2.8) * em;
     const pen = this.begin(held ? top + high + 2 * em : 2 * em);
     if (!held) {
       this.label("memory", 12);
@@ -170,7 +171,7 @@ class Memory extends Panel {
       return;
     }
     this.axis(top + high + 2);
-    const limit = data.capacity, most = each.memory.peak, near = limit && limit < 4 * most;
+    const most = each.memory.peak;
     const upTo = 1.06 * (near ? Math.max(most, limit) : most);
     const y = (value) => top + high - (value / upTo) * high;
     const [unit, name] = unitOf(upTo, 1024, BYTE_UNITS), step = tickStep(upTo, 6, unit);

@@ -1,0 +1,187 @@
+"""Charts and pages are legible: contrast, room for texts, marks inside, and what a browser does
+with them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from html import unescape
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from stagec.output.chart import (
+    COLORS,
+    NARROW,
+    WIDE,
+    Bar,
+    Bars,
+    Cell,
+    Chart,
+    Heat,
+    Plot,
+    PlotAxis,
+    PlotPoint,
+    Thread,
+    Threads,
+    style,
+)
+from stagec.output.page import Row, figures, page, table
+from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
+
+_PAIR = re.compile(r"--(\w+): light-dark\((#\w+), (#\w+)\);")
+_NUMBER = PlotAxis("a number", lambda v: f"{v:,g}")
+_POINTS = [
+    PlotPoint(x, y, f"series {n}", f"at {x} of {n}", fits=n != 1, key=f"row{n}")
+    for n in range(3)
+    for x, y in ((1, 10), (2, 20 * n + 5), (4, 30))
+]
+_CELLS = {
+    ("1", "a"): Cell(1.0, "1 s", "the least"),
+    ("2", "a"): Cell(2.0, "2 s", "too much memory", fits=False),
+    ("1", "b"): Cell(None, "–", "does not divide"),
+}
+CHARTS: dict[str, Chart] = {
+    "plot": Plot(
+        title="A plot", points=_POINTS, x=_NUMBER, y=_NUMBER, front=[(1, 10), (2, 5)],
+        bounds=[(3, 3)], bounds_about="bounds", limit=(40, "a limit"),
+    ),
+    "lines": Plot(title="Lines", points=_POINTS, x=_NUMBER, y=_NUMBER, joined=True, dots=False),
+    "bars": Bars(
+        title="Bars",
+        bars=[Bar("one", {"a": 1.0, "b": 2.0}, key="row0"), Bar("two", {"b": 1.0}, fits=False)],
+        axis=_NUMBER,
+        limit=(3.5, "a limit"),
+    ),
+    "heat": Heat(
+        title="Heat", across=("x", ["1", "2"]), up=("y", ["a", "b"]), cells=_CELLS, value="time"
+    ),
+    "threads": Threads(
+        title="Threads",
+        axes=["flag", "time"],
+        threads=[Thread({"flag": n % 2, "time": n}, f"thread {n}", f"row{n}") for n in range(4)],
+        scales={"time": "{:g} s".format},
+    ),
+}  # fmt: skip
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(a: str, b: str) -> float:
+    low, high = sorted((_luminance(a), _luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_texts_have_the_contrast_of_wcag(theme: int) -> None:
+    """4.5 for texts, those in bars too (success criterion 1.4.3)."""
+    text = files("stagec.output").joinpath("colors.css").read_text("utf-8")
+    colors = {name: pair[theme] for name, *pair in _PAIR.findall(text)}
+    for back in ("back", "card"):
+        for ink in ("text", "quiet", "alarm", "link"):
+            assert _contrast(colors[ink], colors[back]) >= 4.5, (ink, back)
+    for n in range(COLORS):
+        assert _contrast(colors[f"i{n}"], colors[f"c{n}"]) >= 4.5, n
+
+
+def test_a_picture_alone_has_its_colors() -> None:
+    """No variables, which programs that draw SVG for papers do not know; those of a page has."""
+    assert "var(" not in style(alone=True)
+    assert "prefers-color-scheme: dark" in style(alone=True)
+    assert "var(--c0)" in style(alone=False)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_all_is_inside(name: str, width: int) -> None:
+    parts, height = CHARTS[name].draw(width)
+    root = ElementTree.fromstring(f"<svg>{''.join(parts)}</svg>")
+    for node in root:
+        for x, y in (("x", "y"), ("cx", "cy")):
+            if x in node.attrib:
+                assert -1 <= float(node.attrib[x]) <= width, ElementTree.tostring(node)
+                assert -1 <= float(node.attrib[y]) <= height, ElementTree.tostring(node)
+    assert root.findall(".//title")
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_marks_of_an_axis_do_not_overlap(width: int) -> None:
+    """Of a hundred texts across those are written that have room."""
+    points = [PlotPoint(f"value {n:03}", 1.0, "", "") for n in range(100)]
+    chart = Plot(title="", points=points, x=PlotAxis("x", str), y=_NUMBER, joined=True)
+    root = ElementTree.fromstring(f"<svg>{''.join(chart.draw(width)[0])}</svg>")
+    places = [float(t.attrib["x"]) for t in root.iter("text") if (t.text or "").startswith("value")]
+    assert len(places) > 2
+    assert all(b - a > 6 * len("value 000") for a, b in pairwise(places))
+
+
+def test_bars_are_as_long_as_their_parts() -> None:
+    parts, _ = CHARTS["bars"].draw(WIDE)
+    root = ElementTree.fromstring(f"<svg>{''.join(parts)}</svg>")
+    one_a, one_b, two_b = (float(r.attrib["width"]) + 0.6 for r in root.findall("rect"))
+    assert one_b == pytest.approx(2 * one_a, abs=0.2)
+    assert two_b == pytest.approx(one_a, abs=0.2)
+
+
+_PROBE = """<script>
+const seen = { problems };
+const column = (i) => all("tbody tr:not([hidden])").map((row) => row.cells[i].textContent);
+const heads = all("th button");
+seen.sorted = column(1);
+heads[1].click();
+seen.down = column(1);
+const [input] = all("input[type=search]");
+input.value = "name 5";
+input.dispatchEvent(new Event("input"));
+seen.searched = column(0);
+const [mark] = all("svg.wide [data-key=row2]");
+mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+seen.chosen = all("tr.chosen").map((row) => row.cells[0].textContent);
+seen.command = document.querySelector("#opens code").textContent;
+seen.link = document.querySelector("#opens a").getAttribute("href");
+seen.state = state.toString();
+const svg = all("svg.wide")[0];
+svg.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+seen.tip = tip.textContent;
+const saved = new XMLSerializer().serializeToString(standalone(svg));
+seen.saved = [saved.includes("var("), saved.includes('fill="rgb(0, 114, 178)"')];
+document.body.replaceChildren(JSON.stringify(seen));
+</script></body>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_a_page_in_a_browser(tmp_path: Path) -> None:
+    """Its address has an order; heads sort, the search leaves rows, a mark chooses its row and
+    shows the command, keys point, and what is saved has its colors."""
+    rows = [
+        Row([f"name {n}", (7 * n) % 10], (), f"row{n}", f"run --html s{n}.html") for n in range(10)
+    ]
+    body = [figures([CHARTS["plot"]]), table(["name", "value"], rows)]
+    text = page("A page", body)
+    probed = tmp_path / "page.html"
+    probed.write_text(text.replace("</head>", ERRORS, 1).replace("</body>", _PROBE, 1), "utf-8")
+    flags = (*BROWSER_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
+    address = f"{probed.as_uri()}#sort.rows=1"
+    ran = subprocess.run(
+        [str(BROWSER), *flags, address], capture_output=True, timeout=120, check=True
+    )
+    match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
+    assert match is not None
+    seen = json.loads(unescape(match[1]))
+    assert seen["problems"] == []
+    assert seen["sorted"] == [str(n) for n in range(10)]
+    assert seen["down"] == [str(n) for n in reversed(range(10))]
+    assert seen["searched"] == ["name 5"]
+    assert seen["chosen"] == ["name 2"]
+    assert (seen["command"], seen["link"]) == ("run --html s2.html", "s2.html")
+    assert seen["state"] == "sort.rows=1d&rows.rows=name+5&chosen=row2"
+    assert seen["tip"].startswith("at 1 of 0")
+    assert seen["saved"] == [False, True]
