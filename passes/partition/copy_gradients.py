@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
+from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Recasts
-from stagec.ir_spec.ops.comm import ReduceScatter
+from stagec.ir_spec.ops.comm import ReduceScatter, operand_dim
+from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
@@ -62,19 +64,31 @@ class CopyGradients(Pass):
 def copy_operands(module: Module, reduction: Operation) -> None:
     """Copy the operands of a reduction right before it, in its element type, in place."""
     builder = Builder.before(module.registry, reduction, loc=reduction.loc, phase="gradient")
-    made = [_uncast(value) for value in reduction.operands]
+    made = [_source(value) for value in reduction.operands]
     dtype = reduction.operands[0].tensor.dtype
-    attrs = {"to": dtype} if any(v.tensor.dtype != dtype for v in made) else {}
+    attrs: dict[str, RawAttr] = {}
+    if any(v.tensor.dtype != dtype for v in made):
+        attrs["to"] = dtype
+    dims = [operand_dim(reduction, i) for i in range(len(made))]
+    if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, reduction.operands, strict=True)):
+        sizes = [v.tensor.shape[d] for v, d in zip(reduction.operands, dims, strict=True)]
+        attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
     copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
-    casts = [v.producer for v in reduction.operands]
+    before = list(reduction.operands)
     reduction.set_operands(copies.results)
-    for cast in casts:
-        if cast is not None and cast.has(Recasts) and not any(r.uses for r in cast.results):
-            cast.erase()
+    for value in before:
+        while not value.uses and (op := value.producer) is not None and _is_of_copy(op):
+            value = op.operands[0]
+            op.erase()
 
 
-def _uncast(value: Value) -> Value:
-    """What was cast for a reduction, and for nothing else; else the value."""
-    cast = value.producer
-    alone = cast is not None and cast.has(Recasts) and len(list(value.uses)) == 1
-    return cast.operands[0] if cast is not None and alone else value
+def _source(value: Value) -> Value:
+    """What was cast or filled up for a reduction, and for nothing else; else the value."""
+    while (op := value.producer) is not None and _is_of_copy(op) and len(value.uses) == 1:
+        value = op.operands[0]
+    return value
+
+
+def _is_of_copy(op: Operation) -> bool:
+    """Whether a copy into the buffer of a call can do it."""
+    return op.has(Recasts) or (isinstance(op.definition, Pad) and "start" not in op.attrs)
