@@ -70,16 +70,23 @@ def copy_operands(module: Module, reduction: Operation) -> None:
     if any(v.tensor.dtype != dtype for v in made):
         attrs["to"] = dtype
     dims = [operand_dim(reduction, i) for i in range(len(made))]
-    if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, reduction.operands, strict=True)):
-        sizes = [v.tensor.shape[d] for v, d in zip(reduction.operands, dims, strict=True)]
+    before = list(reduction.operands)
+    if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, before, strict=True)):
+        sizes = [v.tensor.shape[d] for v, d in zip(before, dims, strict=True)]
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
     copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
-    before = list(reduction.operands)
     reduction.set_operands(copies.results)
     for value in before:
-        while not value.uses and (op := value.producer) is not None and _is_of_copy(op):
-            value = op.operands[0]
-            op.erase()
+        _erase_unused(value)
+
+
+def _erase_unused(value: Value) -> None:
+    """Erase casts and padding that the copy does."""
+    op = value.producer
+    if not value.uses and op is not None and _is_of_copy(op):
+        source = op.operands[0]
+        op.erase()
+        _erase_unused(source)
 
 
 def _source(value: Value) -> Value:
