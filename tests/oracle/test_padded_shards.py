@@ -11,19 +11,21 @@ from stagec.ir.expr import evaluate
 from stagec.ir.opdef import Array
 from tests.support import LLAMA, PLACE, STEP, inputs_of, run_numeric, tiny_module
 
-SIZES = {"B": 3, "L": 2}
+SIZES = {"B": 6, "L": 2}
+FSDP = {"recompute": "full", "recompute_every": 2, "shard_units": "ends", "shard_copies": True}
+NARROW = {"reduce_dtype": "bf16"}  # and cast behind it: kept until backward ends
 
 
 @pytest.mark.parametrize("rule", ["dim0", "flat"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"recompute": "full", "recompute_every": 2, "shard_units": "ends", "shard_copies": True}],
-    ids=["plain", "fsdp"],
+    [{"dp": 3}, {"dp": 3, **FSDP}, {"dp_replicate": 2, "dp_shard": 3, **FSDP, **NARROW}],
+    ids=["plain", "fsdp", "hsdp"],
 )
 def test_a_step_equals_that_on_one_device(rule: str, options: dict[str, Any]) -> None:
     alone = tiny_module(LLAMA, STEP, sizes=SIZES)
     module = tiny_module(
-        LLAMA, f"{STEP},{PLACE},units", sizes=SIZES, dp=3, zero=3, shard_padding=rule, **options
+        LLAMA, f"{STEP},{PLACE}", sizes=SIZES, zero=3, shard_padding=rule, **options
     )
     inputs = inputs_of(alone, 2)
     names = [a.name for a in module.main.body.args]
