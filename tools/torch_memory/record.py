@@ -9,6 +9,7 @@ read at each operation, so storages that FSDP2 frees by resizing count as nothin
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -115,12 +116,13 @@ class StorageTracker(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
-    """What FSDP2 gathers is `buffers`, what it reduces is `gradients`."""
+    """What FSDP2 gathers is `buffers`, what it reduces is `gradients`; what it has reduced is
+    `buffers` until it is a gradient."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as calls
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     gather, alloc = calls.DefaultAllGather.allocate, FSDPParam.alloc_all_gather_outputs
+    unshard = FSDPParam.init_unsharded_param
     scatter = calls.DefaultReduceScatter.allocate
 
     def gathered(self: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -128,9 +130,11 @@ def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
         tracker.mark(made, "buffers")
         return made
 
+    kinds = itertools.cycle(("gradients", "buffers"))
+
     def reduced(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         made = scatter(self, *args, **kwargs)
-        tracker.mark(made, "gradients")
+        tracker.mark(made, next(kinds))  # the input of a reduce-scatter, then its output
         return made
 
     def unsharded(self: Any) -> None:
@@ -138,16 +142,23 @@ def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
         for each in self.all_gather_outputs:
             tracker.mark(each, "buffers")
 
-    del group
+    def watched(self: Any) -> None:
+        first = not hasattr(self, "_unsharded_param")
+        unshard(self)
+        if first:
+            _watch_gradient(self._unsharded_param, tracker)
+
     calls.DefaultAllGather.allocate = gathered
     calls.DefaultReduceScatter.allocate = reduced
     FSDPParam.alloc_all_gather_outputs = unsharded
+    FSDPParam.init_unsharded_param = watched
     try:
         yield
     finally:
         calls.DefaultAllGather.allocate = gather
         calls.DefaultReduceScatter.allocate = scatter
         FSDPParam.alloc_all_gather_outputs = alloc
+        FSDPParam.init_unsharded_param = unshard
 
 
 def record(run: TorchRun) -> Recorded:
@@ -177,9 +188,9 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
         run.check()
         for each in model.parameters():
             tracker.mark(each, "parameters")
+            _watch_gradient(each, tracker)
         for each in model.buffers():
             tracker.mark(each, "buffers")
-        _watch_gradients(model, tracker)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         tokens = torch.zeros(run.sizes["B"], run.sizes["S"], dtype=torch.int64)
         labels = torch.zeros_like(tokens) if titan else tokens
@@ -219,12 +230,11 @@ def _step(
     tracker.recorded.after_update = tracker.by_category()
 
 
-def _watch_gradients(model: nn.Module, tracker: StorageTracker) -> None:
+def _watch_gradient(parameter: Tensor, tracker: StorageTracker) -> None:
     """A gradient is one when it has been accumulated."""
 
-    def accumulated(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            tracker.mark(parameter.grad, "gradients")
+    def accumulated(of: Tensor) -> None:
+        if of.grad is not None:
+            tracker.mark(of.grad, "gradients")
 
-    for each in model.parameters():
-        each.register_post_accumulate_grad_hook(accumulated)
+    parameter.register_post_accumulate_grad_hook(accumulated)
