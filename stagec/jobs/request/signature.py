@@ -258,6 +258,9 @@ class JobFlags(TypedDict, total=False):
     #: Fill the vocabulary up to a multiple of this and the ranks that split it, as Megatron's
     #: --make-vocab-size-divisible-by.
     pad_vocab: int | None
+    #: Fill feed-forward widths, those of experts too, up to a multiple of this on each rank that
+    #: splits them, as engines do where blocks of weights of few bits do not divide.
+    pad_widths: int | None
     #: A part of the model with a mesh and a strategy of its own, by the value that it computes:
     #: 'encoder=e: tp=2,dp=2'. May be given several times.
     part: str | Sequence[str] | None
