@@ -241,6 +241,9 @@ class JobFlags(TypedDict, total=False):
     #: from there on (deepep); or all ranks gather all tokens, and add up what their own experts
     #: make of them (gather).
     moe_dispatch: Literal["all-to-all", "deepep", "gather"] | None
+    #: Of --serve: two half batches, of which one computes while tokens of the other are on their
+    #: way to experts and back.
+    two_batch_overlap: bool | None
     #: How the weights of the blocks are stored while serving, and frozen ones in training.
     weight_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "nf4"] | None
     #: What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with nvfp4,
