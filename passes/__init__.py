@@ -58,6 +58,8 @@ from stagec.passes.strategy.freeze_parameters import FreezeParameters
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
 from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
 from stagec.passes.strategy.normalize_strategy import NormalizeStrategy
+from stagec.passes.strategy.overlap_batches import OverlapBatches
+from stagec.passes.strategy.pad_dimensions import PadDimensions
 from stagec.passes.strategy.pad_vocabulary import PadVocabulary
 from stagec.passes.strategy.place_values import PlaceValues
 from stagec.passes.strategy.ring_attention import RingAttention
@@ -80,6 +82,7 @@ PLUGIN = Plugin(
         SampleTokens,
         GatherLogits,
         PadVocabulary,
+        PadDimensions,
         NormalizeStrategy,
         AddLora,
         FreezeParameters,
@@ -92,6 +95,7 @@ PLUGIN = Plugin(
         CopyExperts,
         QuantizeWeights,
         SizeExperts,
+        OverlapBatches,
         ChooseRecompute,
         SplitMicrobatches,
         PlaceValues,
@@ -133,9 +137,9 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "pad-vocabulary,normalize-strategy,copy-experts,add-lora,"
+        "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
         "freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
-        "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
+        "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,insert-collectives,hoist-reductions,narrow-collectives,"

@@ -24,6 +24,7 @@ from stagec.ir_spec.strategy.microbatches import MicrobatchesOp
 from stagec.ir_spec.strategy.moe import MoeOp
 from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.optimizer import OptimizerOp
+from stagec.ir_spec.strategy.pad_dimensions import PadDimensionsOp
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyOp
 from stagec.ir_spec.strategy.part import PartOp
 from stagec.ir_spec.strategy.pipeline import PipelineOp
@@ -78,5 +79,6 @@ STATEMENTS: tuple[Statement, ...] = (
     LoraOp(),
     FreezeOp(),
     PadVocabularyOp(),
+    PadDimensionsOp(),
     PartOp(),
 )

@@ -18,9 +18,11 @@ REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
 HEADS = ("H", "G", "H_v", "H_m", "G_m", "I")
 #: Heads and feed-forward widths of the stages of an image encoder behind the first one.
 _STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
+#: Feed-forward widths: dense, of an expert, of shared experts.
+WIDTHS = ("F", "M", "F_shared")
 #: What tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of shared
 #: experts), vocabulary.
-TENSOR_PARALLEL = (*HEADS, "F", "M", "F_shared", "F_v", "V", *_STAGES)
+TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)
 #: The part of tensor parallelism over which KV heads are replicated, where there are too few.
 REPLICAS = "tpr"
 #: The dimension that only models with experts have.

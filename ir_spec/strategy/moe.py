@@ -73,6 +73,17 @@ class MoeRule(Record):
             rare=True,
         ),
     )
+    two_batches: bool = parameter(
+        "flag",
+        "of serving: two half batches, of which one computes while tokens of the other move",
+        flag=Flag(
+            "two_batch_overlap",
+            "Of --serve: two half batches, of which one computes while tokens of the other are on "
+            "their way to experts and back.",
+            needs=("ep",),
+            rare=True,
+        ),
+    )
 
 
 class MoeOp(Statement):
@@ -98,6 +109,11 @@ class MoeOp(Statement):
     added up over these ranks: a reduce_scatter back to where tokens are split, an all_reduce where
     they are not (vLLM's and SGLang's expert parallelism without kernels of all-to-alls). Flags ask
     for it where experts are whole on the ranks of tensor parallelism, which have the same tokens.
+
+    With `two_batches` a step of serving has two half batches that take turns in each layer, so that
+    collectives of one run beside the computation of the other (DeepSeek, open-infra-index, day 6;
+    SGLang's two-batch overlap). Each reads the weights of a rank: it pays where collectives take
+    longer than that.
     """
 
     name, record = "stg.moe", MoeRule
@@ -110,7 +126,8 @@ class MoeOp(Statement):
             yield what, "leave out --moe-sort: rows are in the order of their experts"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if "ep" in request.axes:
-            yield from super().from_flags(request)
-        elif same_tokens(request.__getitem__):
-            yield {"dispatch": GATHER}
+        said = self.flag_values(request) if "ep" in request.axes else {}
+        if same_tokens(request.__getitem__):
+            said["dispatch"] = GATHER
+        if said:
+            yield said

@@ -18,6 +18,7 @@ from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.time.timed import time_job
 from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
@@ -272,7 +273,9 @@ def _sequences(options: JobOptions) -> Iterator[int]:
         options = options_of(pod_names(options)[0], options).changed(draft=None)
     module = JobBuilder(options).module
     verify_module(module)  # so that its ranks can be numbered
-    most = prod(_mesh(module).values()) * max(1, read_strategy(module).microbatches)
+    strategy = read_strategy(module)
+    halves = 2 if strategy.one(MoeRule).two_batches else 1
+    most = prod(_mesh(module).values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 
 

@@ -9,6 +9,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
+from stagec.ir_spec.strategy.axes import WIDTHS
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Loc, made_by
 
@@ -24,7 +25,7 @@ class Assumptions:
         """`by` is the name of the pass, `loc` the place that asks for them."""
         self._module, self._by, self._loc = module, by, loc
         self._wanted = _known_sizes(module)
-        self._failed: list[tuple[Expr, Expr, Loc, bool]] = []
+        self._failed: list[tuple[Expr, Expr, Loc, Expr]] = []
         self._declared: Operation | None = None
         self._assumed = {r for r, _ in module.relations}
         self.facts = Facts(r for r, _ in module.relations)  # the present values prove nothing
@@ -39,7 +40,7 @@ class Assumptions:
         if known and above not in sizes:
             sizes.append(above)
             if not relation.holds(env):
-                self._failed.append((above, below * divisor, loc, bool(below.symbols)))
+                self._failed.append((above, below * divisor, loc, below))
         if not self.facts.divides(divisor, size):
             self.facts.add(relation)
             self._declare(relation)
@@ -58,11 +59,13 @@ class Assumptions:
         """Raise `DiagnosticError` for all sizes that do not divide."""
         problems = DiagnosticList()
         env = self._module.env
-        for size, divisor, loc, share in self._failed:
+        for size, divisor, loc, below in self._failed:
             have, tried = evaluate(size, env), evaluate(divisor, env)
             common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
             remedy = _choices(size, divisor, common, tried)
-            if share:
+            if size.symbol_name in WIDTHS and not below.symbols and below != const(1):
+                remedy += f", or --pad-widths {below}"
+            if below.symbols:
                 remedy = f"choose {size} as a multiple of {tried}"
                 if (capacity := self._capacity()) is not None:
                     more = Fraction(-(-have // tried) * tried, have) * capacity

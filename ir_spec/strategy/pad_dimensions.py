@@ -1,0 +1,64 @@
+"""Dimensions that are filled up, so that ranks have whole blocks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.axes import WIDTHS
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class PadDimensionsRule(Record):
+    """What a rank's part of these dimensions is a multiple of."""
+
+    dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
+    multiple: int = parameter(
+        "int",
+        "the part of a rank is a multiple of this",
+        required=True,
+        least=1,
+        flag=Flag(
+            "pad_widths",
+            "Fill feed-forward widths, those of experts too, up to a multiple of this on each rank "
+            "that splits them, as engines do where blocks of weights of few bits do not divide.",
+            default=0,
+            least=0,
+            metavar="N",
+            numerics=True,
+            rare=True,
+        ),
+    )
+
+
+class PadDimensionsOp(Statement):
+    """Dimensions are filled up to a multiple of `multiple` and the ranks that split them. With
+    `stg.pad_dimensions[M, multiple = 32]` the 2,880 columns of an expert of gpt-oss, 90 blocks of
+    32, are 2,944 over tp = 4: 23 blocks on each rank. Columns that are added have weights and FLOPs
+    like others, which are counted; engines set them to zero.
+
+    vLLM fills experts in mxfp4 up to 128 columns of a rank on Hopper and 256 on Blackwell
+    (`model_executor/layers/quantization/mxfp4.py`), and refuses fp8 blocks that do not divide.
+    """
+
+    name, record, repeats = "stg.pad_dimensions", PadDimensionsRule, True
+    section = Section.SERVING
+    example = "stg.pad_dimensions[(F, M), multiple = 128]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        dims = tuple(name for name in WIDTHS if name in request.sizes)
+        if request["pad_widths"] and dims:
+            yield {"dims": dims, "multiple": request["pad_widths"]}
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        if request["pad_widths"] and not any(name in request.sizes for name in WIDTHS):
+            yield "--pad-widths: the model has no feed-forward width", "leave it out"

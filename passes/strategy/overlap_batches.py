@@ -1,0 +1,242 @@
+"""overlap-batches: a step of serving becomes two half batches, of which one computes while tokens
+of the other are on their way to experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from stagec.api import (
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    TensorType,
+    Type,
+    Value,
+    const,
+    error,
+    made_by,
+    read_strategy,
+    symbol,
+)
+from stagec.ir.copies import Copier, sized
+from stagec.ir.traits import Recasts, Repeats
+from stagec.ir.types import CACHED
+from stagec.ir_spec.strategy.moe import MoeRule
+from stagec.support.source import Loc
+
+
+@dataclass(frozen=True)
+class OverlapBatches(Pass):
+    """Make two half batches of a step of serving, as `stg.moe[two_batches]` says.
+
+    What has the batch as a dimension, caches too, is there twice, each of half the size; weights
+    are there once. In a layer the halves take turns: up to the ops that deal tokens to experts,
+    then up to those that take them back, then to its end. Collectives of one half run beside the
+    computation of the other.
+
+    Before:
+        stg.strategy @s {
+          stg.moe[two_batches]
+        }
+        stg.func @f(%x: bf16[B, D], %w: bf16[D, F | frozen], %c: bf16[B, F | cache]) -> bf16[B, F] {
+          %y = stg.einsum["bd,df->bf"](%x, %w) : bf16[B, F]
+          %z = stg.add(%y, %c) : bf16[B, F]
+          stg.return(%z)
+        }
+    After:
+        stg.strategy @s {
+          stg.moe[two_batches]
+        }
+        stg.func @f(%x_a: bf16[B/2, D], %x_b: bf16[B/2, D], %w: bf16[D, F | frozen],
+            %c_a: bf16[B/2, F | cache], %c_b: bf16[B/2, F | cache])
+            -> (bf16[B/2, F], bf16[B/2, F]) {
+          %y_a = stg.einsum["bd,df->bf"](%x_a, %w) : bf16[B/2, F]
+          %z_a = stg.add(%y_a, %c_a) : bf16[B/2, F]
+          %y_b = stg.einsum["bd,df->bf"](%x_b, %w) : bf16[B/2, F]
+          %z_b = stg.add(%y_b, %c_b) : bf16[B/2, F]
+          stg.return(%z_a, %z_b)
+        }
+    """
+
+    name = "overlap-batches"
+    needs = Phase.SHAPED
+
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).one(MoeRule).two_batches
+
+    def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
+        overlap_batches(module, strategy.batch, strategy.one(MoeRule).loc)
+
+
+def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
+    """Put a function of two half batches in the place of the main one.
+
+    Raises `DiagnosticError` for a step of training, and for a function without the batch.
+    """
+    func = module.main
+    if not any(a.tensor.role in CACHED for a in func.body.args):
+        raise error(
+            "two half batches are about a step of serving: here is none that has caches",
+            loc,
+            remedy="add --serve, or leave stg.moe[two_batches] out (--two-batch-overlap)",
+        )
+    if not any(_has(a, batch) for a in func.body.args):
+        raise error(
+            f"no argument has the dimension {batch}, so there are no halves of it",
+            loc,
+            remedy="leave stg.moe[two_batches] out (--two-batch-overlap)",
+        )
+    halves = _Halves(batch)
+    new = Operation(func.definition, (), func.attrs, symbol=func.symbol, loc=func.loc)
+    region = new.make_region()
+    for arg in func.body.args:
+        halves.argument(arg, region)
+    halves.body(func.body, region)
+    region.returns = tuple(t for each in func.body.returns for t in halves.types(each))
+    root = module.root.body
+    root.insert(func.position(), new)
+    root.ops.remove(func)
+
+
+class _Halves:
+    """Copies of what has the batch, for each half, and of the rest, for both."""
+
+    def __init__(self, batch: str) -> None:
+        self._batch = batch
+        self._sizes = {batch: symbol(batch) / const(2)}
+        self._copiers = tuple(
+            Copier({}, self._sizes, f"{{}}_{half}".format, partial(made_by, OverlapBatches.name))
+            for half in "ab"
+        )
+
+    def argument(self, arg: Value, region: Region) -> None:
+        """Add an argument for each half, or one for both."""
+        if not _has(arg, self._batch):
+            self._keep(arg, region.add_arg(arg.name, arg.type, arg.loc))
+            return
+        for copier in self._copiers:
+            type_ = sized(arg.type, self._sizes)
+            copier.values[arg] = region.add_arg(copier.named(arg.name), type_, arg.loc)
+
+    def types(self, type_: Type) -> list[Type]:
+        """The types of what stands for a value of a type."""
+        if not isinstance(type_, TensorType) or not _mentions(type_, self._batch):
+            return [type_]
+        return [type_.substitute(self._sizes)] * 2
+
+    def body(self, old: Region, new: Region) -> None:
+        """Copy the operations of a region: segments of both halves take turns."""
+        *ops, end = old.ops
+        for segment in _segments(ops):
+            for half, copier in enumerate(self._copiers):
+                for op in segment:
+                    if op.has(Repeats):
+                        if not half:
+                            self._repeat(op, new)
+                    elif self._is_double(op):
+                        new.append(copier.copy(op))
+                    elif not half:
+                        self._once(op, new)
+        operands = [v for value in end.operands for v in self._values(value)]
+        new.append(Operation(end.definition, operands, end.attrs, loc=end.loc))
+
+    def _once(self, op: Operation, new: Region) -> None:
+        copier = Copier(dict(self._copiers[0].values), {}, str, lambda loc: loc)
+        new.append(copier.copy(op))
+        for result in op.results:
+            self._keep(result, copier.values[result])
+
+    def _repeat(self, op: Operation, new: Region) -> None:
+        count = op.integer("carry", 1)
+        operands = [v for value in op.operands for v in self._values(value)]
+        carried = sum(len(self._values(value)) for value in op.operands[:count])
+        attrs = {**op.attrs, "carry": const(carried)}
+        made = Operation(op.definition, operands, attrs, symbol=op.symbol, loc=op.loc)
+        region = made.make_region()
+        for arg in op.body.args:
+            self.argument(arg, region)
+        self.body(op.body, region)
+        for result in op.results:
+            if not _has(result, self._batch):
+                self._keep(result, made.add_result(result.name, result.type, result.loc))
+                continue
+            for copier in self._copiers:
+                name, type_ = copier.named(result.name), sized(result.type, self._sizes)
+                copier.values[result] = made.add_result(name, type_, result.loc)
+        new.append(made)
+
+    def _values(self, value: Value) -> list[Value]:
+        """What stands for a value: one for each half, or one for both."""
+        return list(dict.fromkeys(copier.values[value] for copier in self._copiers))
+
+    def _keep(self, old: Value, new: Value) -> None:
+        for copier in self._copiers:
+            copier.values[old] = new
+
+    def _is_double(self, op: Operation) -> bool:
+        return any(_has(v, self._batch) for v in (*op.operands, *op.results))
+
+
+def _segments(ops: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """The operations up to those that deal rows, with casts of these, and from those that take them
+    back, behind what does not need them, such as shared experts; repeats stand alone."""
+    segment: list[Operation] = []
+    waiting, dealt = list(ops), set[Value]()
+    while waiting:
+        op = waiting.pop(0)
+        deals, takes = _of_rows(op)
+        if takes or op.has(Repeats) or (dealt and not _casts(op, dealt)):
+            yield segment
+            segment, dealt = [], set()
+        if takes:
+            later = _users(op, waiting)
+            yield [other for other in waiting if other not in later]
+            waiting = later
+        segment.append(op)
+        if deals or dealt:
+            dealt.update(op.results)
+        if op.has(Repeats):
+            yield segment
+            segment = []
+    yield segment
+
+
+def _casts(op: Operation, values: set[Value]) -> bool:
+    return op.has(Recasts) and op.operands[0] in values
+
+
+def _users(first: Operation, ops: Sequence[Operation]) -> list[Operation]:
+    """Those of these operations that need what the first one makes."""
+    made, users = set(first.results), list[Operation]()
+    for op in ops:
+        if not made.isdisjoint(op.reads()):
+            made.update(op.results)
+            users.append(op)
+    return users
+
+
+def _of_rows(op: Operation) -> tuple[bool, bool]:
+    """Whether an op numbers the rows of a result by tokens, and whether those of an operand."""
+    rule = op.definition.rule(op) if op.region is None else None
+    if rule is None or not rule.numbered:
+        return False, False
+    sides = (rule.results, rule.operands)
+    joined = (
+        any(len(g) > 1 and not rule.numbered.isdisjoint(g) for shape in side for g in shape)
+        for side in sides
+    )
+    deals, takes = joined
+    return deals, takes
+
+
+def _has(value: Value, batch: str) -> bool:
+    return isinstance(value.type, TensorType) and _mentions(value.type, batch)
+
+
+def _mentions(type_: TensorType, batch: str) -> bool:
+    return any(batch in d.size.symbols for d in type_.dims)
