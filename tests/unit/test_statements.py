@@ -91,7 +91,7 @@ def another(flag: Flag) -> Any:
             return next(c for c in flag.choices if c != flag.default)
         case "int":
             return flag.default + 1
-        case "names":
+        case "names" | "patterns":
             return flag.choices[-1] if flag.choices else "wq"
         case _:
             return BY_KIND[flag.kind]
