@@ -31,6 +31,7 @@ from stagec.ir_spec.strategy.recompute import RecomputeOp
 from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.routing import RoutingOp
+from stagec.ir_spec.strategy.selective import SelectiveOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
@@ -62,6 +63,7 @@ STATEMENTS: tuple[Statement, ...] = (
     AutocastOp(),
     BucketOp(),
     RecomputeOp(),
+    SelectiveOp(),
     OffloadOp(),
     OptimizerOp(),
     GradientsOp(),
