@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CHAKRA := mlc-chakra==1.0.0
+TORCH  := torch==2.14.1
 PROTOC := grpcio-tools==1.75.1
 # What an installation is made of; the loop of the clock is compiled.
 BUILT   := pyproject.toml setup.py stagec/time/clock/loop.py stagec/time/clock/loop.pxd
@@ -18,7 +19,7 @@ DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: help test test-ci test-all check demo bless docs site pictures man bench mutants fuzz proto lit wheel clean distclean
+.PHONY: help test test-ci test-all test-torch check demo bless docs site pictures man bench mutants fuzz proto lit wheel clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +34,7 @@ help:
 	@echo "make mutants make lines of passes wrong, one by one: their lit tests must notice (K=TEXT chooses)"
 	@echo "make fuzz    try mutated inputs (FOR=600 seconds, SEED=1)"
 	@echo "make wheel   build a wheel with the compiled clock, an sdist, and a wheel of published figures"
+	@echo "make test-torch  record steps with PyTorch, compare with validation/torch-*"
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
 test: $(VENV)/.stamp-test
@@ -43,6 +45,15 @@ test-ci: $(VENV)/.stamp-test
 
 test-all: $(VENV)/.stamp-test
 	$(PYTEST)
+
+# PyTorch has an environment of its own: neither linters nor tests know it.
+test-torch: build/torch/.stamp
+	build/torch/bin/python -m tools.torch_memory torch-data-parallel
+
+build/torch/.stamp: pyproject.toml Makefile
+	$(PYTHON) -m venv build/torch
+	build/torch/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH) -e .
+	@touch $@
 
 check: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

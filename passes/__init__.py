@@ -17,6 +17,7 @@ from stagec.passes.memory.offload_to_host import OffloadToHost
 from stagec.passes.memory.place_buffers import PlaceBuffers
 from stagec.passes.memory.plan_memory import PlanMemory
 from stagec.passes.partition.coalesce_collectives import CoalesceCollectives
+from stagec.passes.partition.copy_gradients import CopyGradients
 from stagec.passes.partition.hoist_reductions import HoistReductions
 from stagec.passes.partition.insert_collectives import InsertCollectives
 from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
@@ -112,6 +113,7 @@ PLUGIN = Plugin(
         GatherParametersOnce,
         CoalesceCollectives,
         ReshardParameters,
+        CopyGradients,
         HandOver,
         ConnectParts,
         ShareRanks,
@@ -137,7 +139,7 @@ PLUGIN = Plugin(
         "partition": "propagate-sharding,insert-collectives,hoist-reductions,narrow-collectives,"
         "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
-        "units": "coalesce-collectives,reshard-parameters,eliminate-dead-code",
+        "units": "coalesce-collectives,reshard-parameters,copy-gradients,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

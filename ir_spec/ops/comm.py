@@ -17,6 +17,7 @@ import numpy as np
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, evaluate, total
+from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import View
@@ -147,6 +148,41 @@ def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
         raise ValueError(f"expects a {kind} unreduced over {', '.join(over)}, found {type_}")
     rest = tuple(a for a in type_.partial.axes if a not in over)
     return replace(type_.inner, partial=Partial(kind, rest) if rest else None, placed=True)
+
+
+class CopyIn(Movement):
+    """Copies of gradients, side by side in the buffer that one call reduces; with `to` in that
+    element type, with `sizes` filled up with zeros along `dim`. The buffer stays until the next one
+    is made, or until backward ends.
+
+    So FSDP2 reduces the gradients of a unit (`foreach_reduce`): it keeps the input of a
+    reduce-scatter until that of the next unit begins (`FSDPCommContext.reduce_scatter_states`).
+    """
+
+    name = "stg.copy_in"
+    params = (
+        Param("to", "name", "the element type of the copies", choices=tuple(sorted(FLOATS))),
+        Param("dim", "ints", "the dimension that is filled up, one for each operand"),
+        Param("sizes", "sizes", "its elements then, for each operand"),
+    )
+    example = "%y = stg.copy_in[to = f32](%x) : f32[B, S, D]"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        whole = type_.inner
+        if "sizes" in op.attrs:
+            d = operand_dim(op, index)
+            whole = _with_dim(whole, d, replace(whole.dims[d], size=op.exprs("sizes")[index]))
+        return replace(whole, dtype=op.text("to")) if "to" in op.attrs else whole
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return total(v.tensor.local_bytes for v in (*op.operands, *op.results))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        shapes = [[ctx.size(d.local) for d in v.tensor.dims] for v in op.results]
+        made = [np.zeros(shape) for shape in shapes]
+        for copy, x in zip(made, args, strict=True):
+            copy[tuple(slice(n) for n in x.shape)] = x
+        return made
 
 
 class AllReduce(Collective):

@@ -33,6 +33,10 @@ from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
 
+#: Of a view: backward takes it again, so it does not keep what is viewed.
+AGAIN = Param("again", "flag", "backward takes the view again, it is not kept")
+
+
 class Reshape(OpDef):
     """Splits and joins dimensions in named factors, "bs(gr)k->bsgrk"; a view."""
 
@@ -45,6 +49,7 @@ class Reshape(OpDef):
             "factors", "names", "factors whose sizes are given: all but one of a split dimension"
         ),
         Param("sizes", "sizes", "their sizes"),
+        AGAIN,
     )
     example = (
         '%y = stg.reshape["bs(gr)k->bsgrk", factors = g, sizes = G](%x) : bf16[B, S, G, H/G, K]'

@@ -136,13 +136,17 @@ _AFFINE = Param(
 )
 _ZERO_CENTERED = Param("zero_centered", "flag", "the scale is 1 + w of the vector w that is given")
 _NORM_PARAMS = (_AFFINE, _ZERO_CENTERED, _EPS)
+_STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
+#: What eager backward holds beside its operands and dx: x^(2-1), 2x of it and the mean's gradient
+#: for each element (`pow_backward` and `mean_backward` of derivatives.yaml).
+_STEPPED = 3
 
 
 class WithVectors(RowOp):
     """Base of norms and of their gradients. `full` is how many vectors a norm has at most: a scale,
     then a bias; `sums_up` says that the op is a gradient, which sums up those of its vectors."""
 
-    params = _NORM_PARAMS
+    params: ClassVar[tuple[Param, ...]] = _NORM_PARAMS
     full: ClassVar[int] = 1
     sums_up: ClassVar[bool] = False
 
@@ -202,7 +206,8 @@ class NormBase(WithVectors):
     """Base of norms, whose gradient op is `<name>_grad`."""
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        return gradients(b, op, [*grads, *self.plain(op)[: 1 + min(self.vectors(op), 1)]])
+        given = [*grads, *self.plain(op)[: 1 + min(self.vectors(op), 1)]]
+        return gradients(b, op, given)[: len(op.operands)]
 
 
 class RmsNorm(NormBase):
@@ -213,6 +218,7 @@ class RmsNorm(NormBase):
     """
 
     name = "stg.rmsnorm"
+    params = (*_NORM_PARAMS, _STEPS)
     operands = ("x", "scale and squares*")
     costs = (4, 2)
     example = "%n = stg.rmsnorm(%h, %g) : bf16[B, S, D]"
@@ -224,7 +230,7 @@ class RmsNorm(NormBase):
         dtype, name = x.tensor.dtype, op.result.name
         row, wide = letters(x.tensor.rank), _cast(b, x, "f32")
         given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
-        plain: dict[str, RawAttr] = {"affine": "none", **given}
+        plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **given}
         y = b.value(self.name, [wide], plain, hint=f"{name}_hat")
         if w is None:
             return [_cast(b, y, dtype)]
@@ -256,15 +262,24 @@ def _rsqrt(op: Operation, x: Array) -> Array:
 
 class RmsNormGrad(WithVectors):
     """Gradient of `stg.rmsnorm` with respect to x and scale, 11 FLOPs per element; 6 if it is given
-    the sums over the rows of x*x and dy*scale*x. 3 less without a scale."""
+    the sums over the rows of x*x and dy*scale*x. 3 less without a scale.
+
+    With `steps` its last results are buffers of the size of x that it needs while it runs, for
+    gradients of the square and of the mean.
+    """
 
     name = "stg.rmsnorm_grad"
+    params = (*_NORM_PARAMS, _STEPS)
     operands = ("dy", "x", "scale and sums*")
-    results = ("dx", "dscale?")
+    results = ("dx", "dscale and buffers*")
     sums = 2
     sums_up = True
     costs = (11, 6)
     example = "%dx, %dg = stg.rmsnorm_grad(%dn, %h, %g) : (bf16[B, S, D], bf16[D])"
+
+    def sides(self, op: Operation) -> tuple[str, str]:
+        left, right = super().sides(op)
+        return left, right + "x" * (_STEPPED if op.flag("steps") else 0)
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         dy, x = op.operands[:2]
@@ -279,7 +294,8 @@ class RmsNormGrad(WithVectors):
         squares, inner = given or ((x * x).sum(-1), (g * x).sum(-1))
         r = _rsqrt(op, squares / n)
         dx = r * g - x * r**3 * inner[..., None] / n
-        return [dx, (dy * x * r).reshape(-1, x.shape[-1]).sum(0)][: 1 + self.vectors(op)]
+        own = [dx, (dy * x * r).reshape(-1, x.shape[-1]).sum(0)][: 1 + self.vectors(op)]
+        return own + [np.zeros_like(x)] * (_STEPPED if op.flag("steps") else 0)
 
 
 class LayerNorm(NormBase):

@@ -17,7 +17,7 @@ from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, View
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.base import dimension, gradients
-from stagec.ir_spec.ops.layout import all_present
+from stagec.ir_spec.ops.layout import AGAIN, all_present
 
 _DIM = Param("dim", "int", "the dimension (default 0)")
 _START = Param("start", "size", "where it begins (default 0)")
@@ -30,7 +30,7 @@ class Slice(OpDef):
     name = "stg.slice"
     operands = ("x",)
     traits = (View(),)
-    params = (_DIM, _START, Param("size", "size", "how many elements", required=True))
+    params = (_DIM, _START, Param("size", "size", "how many elements", required=True), AGAIN)
     example = "%p = stg.slice[dim = 0, start = 2, size = S](%table) : bf16[S, D]"
 
     def rule(self, op: Operation) -> Rule:

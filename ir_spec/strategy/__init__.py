@@ -33,6 +33,7 @@ from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.routing import RoutingOp
 from stagec.ir_spec.strategy.selective import SelectiveOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
+from stagec.ir_spec.strategy.shard_padding import ShardPaddingOp
 from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement
@@ -49,6 +50,7 @@ STATEMENTS: tuple[Statement, ...] = (
     RingOp(),
     ShardParamsOp(),
     ShardUnitsOp(),
+    ShardPaddingOp(),
     MicrobatchesOp(),
     PipelineOp(),
     GatherOp(),

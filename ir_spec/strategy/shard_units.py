@@ -20,7 +20,8 @@ LOSS = ("outside", "inside")
 
 @dataclass(frozen=True)
 class ShardUnitsRule(Record):
-    """Which parameters outside of blocks ZeRO-3 gathers in one call, and how long they stay."""
+    """Which parameters outside of blocks ZeRO-3 gathers in one call, how long they stay, and what
+    it reduces."""
 
     outer: str = parameter(
         "name",
@@ -48,6 +49,16 @@ class ShardUnitsRule(Record):
             rare=True,
         ),
     )
+    copies: bool = parameter(
+        "flag",
+        "calls reduce copies of the gradients of a unit, which stay until those of the next one",
+        flag=Flag(
+            "shard_copies",
+            "ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until "
+            "that of the next unit is made, as FSDP2 does it.",
+            rare=True,
+        ),
+    )
 
 
 class ShardUnitsOp(Statement):
@@ -62,6 +73,9 @@ class ShardUnitsOp(Statement):
     `loss = inside`: the module computes the loss. FSDP2 frees the last all-gather when the forward
     of the root ends (`FSDPState._post_forward`) and prefetches the last block when the backward of
     its output begins (`FSDPParamGroup.pre_backward`), so both are there beside the loss.
+
+    `copies`: the gradients of a unit wait for each other, and are copied and cast into the buffer
+    that one call reduces, which stays until that of the next unit is made (`foreach_reduce`).
     """
 
     name, record = "stg.shard_units", ShardUnitsRule

@@ -39,20 +39,25 @@ def hand_over(registry: Registry, forward: Operation, back: Operation) -> None:
 
 
 def pin_again(region: Region) -> None:
-    """Give backward in a region pins of its own where it uses a result of one that says `again`, in
-    place."""
+    """Give backward in a region pins of its own where it uses a result of one that says `again`,
+    and those that such a pin takes, in place."""
     pins: dict[Value, Value] = {}
+
+    def pinned(value: Value, place: Operation) -> Value:
+        pin = value.producer
+        if pin is None or not pin.flag("again") or pin.phase != "forward":
+            return value
+        if value not in pins:
+            copy = _clone(pin, [pinned(v, place) for v in pin.operands], "backward")
+            region.insert(place.position(), copy)
+            pins[value] = copy.result
+        return pins[value]
+
     for op in [op for op in region.ops if op.phase == "backward"]:
         for user in [op, *(op.region.walk() if op.region is not None else ())]:
             for index, value in enumerate(user.operands):
-                pin = value.producer
-                if pin is None or not pin.flag("again") or pin.phase != "forward":
-                    continue
-                if value not in pins:
-                    copy = _clone(pin, pin.operands, "backward")
-                    region.insert(op.position(), copy)
-                    pins[value] = copy.result
-                user.set_operand(index, pins[value])
+                if (again := pinned(value, op)) is not value:
+                    user.set_operand(index, again)
 
 
 def _clone(op: Operation, operands: Sequence[Value], phase: str) -> Operation:

@@ -20,15 +20,17 @@ from stagec.api import (
     Phase,
     Region,
     TensorType,
+    Value,
     const,
     is_parameter,
     read_strategy,
     total,
 )
 from stagec.ir.param import attr_text
-from stagec.ir.traits import Terminates
+from stagec.ir.traits import Repeats, Terminates
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.strategy.bucket import BucketRule
+from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,12 @@ def coalesce(module: Module) -> None:
     """Merge the collectives of parameters and of their gradients, in place."""
     strategy = read_strategy(module)
     bucket = strategy.bucket if strategy.zero < 2 else 0  # sharded gradients go unit by unit
+    ends = strategy.zero >= 3 and strategy.one(ShardUnitsRule).outer == "ends"
     for func in module.functions:
         for region in _regions(func.body):
             _merge_gathers(region)
-            _merge_reductions(region, bucket, whole=strategy.zero == 1)
+            blocks = next(filter(_is_backward_blocks, region.ops), None) if ends else None
+            _merge_reductions(region, bucket, blocks, whole=strategy.zero == 1)
             _merge_updates(region)
         if bucket and strategy.one(BucketRule).copies:
             _add_buckets(func)
@@ -130,14 +134,23 @@ def _merge_gathers(region: Region) -> None:
     """Merge gathers of parameters at the place of the first one. Their operands are arguments, so
     they are known there.
 
-    One call serves recomputation and backward, so it belongs to the phase of the region.
+    One call serves recomputation and backward, so it belongs to the phase of the region, and what
+    both need is gathered once.
     """
     ops = [op for op in region.ops if _is_movement(op) and all(map(is_parameter, op.operands))]
     for op in ops:
         if op.phase == "recompute":
             del op.attrs["phase"]
     for group in _groups(ops, lambda op: True):
-        _merge(group, group[0].position())
+        known: dict[tuple[Value, ...], Operation] = {}
+        for op in group:
+            first = known.setdefault((*op.operands,), op)
+            if first is not op:
+                for old, new in zip(op.results, first.results, strict=True):
+                    old.replace_with(new)
+                op.erase()
+        merged = list(known.values())
+        _merge(merged, merged[0].position())
 
 
 def _merge_updates(region: Region) -> None:
@@ -155,22 +168,37 @@ def _is_final(op: Operation) -> bool:
     )
 
 
-def _merge_reductions(region: Region, bucket: int, *, whole: bool) -> None:
+def _is_backward_blocks(op: Operation) -> bool:
+    return op.has(Repeats) and op.phase == "backward"
+
+
+def _merge_reductions(
+    region: Region, bucket: int, blocks: Operation | None, *, whole: bool
+) -> None:
     """Move the reductions of gradients, and the ops behind them, to the end of backward, wave by
-    wave.
+    wave. With `blocks` those of gradients that are made before these go before them.
 
     The wave of a collective is the number of collectives that its gradient went through before. The
     collectives of one wave are merged.
     """
     waves = _waves(region)
     end = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
+    ends = dict.fromkeys(waves, end)
+    for op in waves:
+        made = [p for v in op.operands if (p := v.producer) is not None]
+        early = blocks is not None and all(
+            ends.get(p, end) is blocks or (p not in waves and p.position() < blocks.position())
+            for p in made
+        )
+        if blocks is not None and early:
+            ends[op] = blocks
     for op in sorted(waves, key=lambda op: (waves[op], _is_movement(op))):
         region.ops.remove(op)
-        region.insert(end.position(), op)
+        region.insert(ends[op].position(), op)
     for group in _groups(region.ops, lambda op: op in waves):
-        by_wave: dict[int, list[Operation]] = {}
+        by_wave: dict[tuple[int, Operation], list[Operation]] = {}
         for op in group:
-            by_wave.setdefault(waves[op], []).append(op)
+            by_wave.setdefault((waves[op], ends[op]), []).append(op)
         for same in by_wave.values():
             merged = _merge(same, same[-1].position())
             known = merged.definition.params_by_name

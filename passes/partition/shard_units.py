@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Region, const, read_strategy
+from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
@@ -17,7 +17,8 @@ class ShardUnits(Pass):
     """Drop and gather parameters outside of blocks as `stg.shard_units` says.
 
     With `outer = ends` what is gathered before the blocks is dropped behind its last use there and
-    gathered again in backward, behind the blocks. With `loss = inside` the gathers of the blocks
+    gathered again in backward, behind the blocks; what is gathered behind them is dropped when
+    backward comes to the blocks. With `loss = inside` the gathers of the blocks
     are marked `beside_loss`, for the plan of memory. In a pipeline nothing happens.
 
     Before:
@@ -69,6 +70,7 @@ class ShardUnits(Pass):
             mark_gathers(body)
         if rule.outer == "ends":
             drop_before_blocks(module, body)
+            drop_behind_blocks(module, body)
 
 
 def mark_gathers(body: Region) -> None:
@@ -99,3 +101,21 @@ def drop_before_blocks(module: Module, body: Region) -> None:
         b = Builder.after(module.registry, last, loc=gather.loc, phase="backward")
         again = b.op(gather.name, gather.operands, gather.attrs, names=[gather.result.name])
         again.attrs["phase"] = "backward"
+
+
+def drop_behind_blocks(module: Module, body: Region) -> None:
+    """Drop what is gathered and used behind the blocks of forward, before backward comes to the
+    blocks, in place."""
+    repeats = [op for op in body.ops if op.has(Repeats)]
+    first = next((op for op in repeats if op.phase == "forward"), None)
+    back = next((op for op in repeats if op.phase == "backward"), None)
+    if first is None or back is None:
+        return
+    values: list[Value] = []
+    for gather in gathers_of(body):
+        users = [enclosing(user, body).position() for user, _ in gather.result.uses]
+        if users and min(users) > first.position() and max(users) < back.position():
+            values += gather.results
+    if values:
+        before = Builder.before(module.registry, back, loc=values[0].loc, phase="backward")
+        before.op("stg.reshard", values, types=())

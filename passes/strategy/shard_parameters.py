@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Module, Pass, Phase, Strategy, read_strategy
+from stagec.api import Module, Pass, Phase, Strategy, Value, axis_size, read_strategy
+from stagec.ir_spec.strategy.shard_padding import ShardPaddingRule
 from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.padding import pad_parameter, padded_shard
 from stagec.sharding.zero import Sharder
 
 
@@ -15,6 +17,7 @@ class ShardParameters(Pass):
 
     At stages 1 and 2 parameters stay as they are otherwise; the pass only assumes that the sizes of
     their gradients and state divide. A remark names the parameters of which no dimension divides.
+    With `stg.shard_padding` such are filled up, and their users take a view of what is theirs.
 
     Before:
         stg.mesh @pod[dp]
@@ -54,9 +57,27 @@ def shard_parameters(module: Module, strategy: Strategy) -> None:
     sharder = Sharder(module, strategy, assumptions)
     at_rest = strategy.zero >= 3 or strategy.gathers_first
     params = module.parameters() if strategy.zero >= 3 else module.trainable()
+    if strategy.zero >= 3:
+        params = _without_padded(module, strategy, params)
     sharded = [(p, sharder.shard(p)) for p in params]
     sharder.check()
     if at_rest:
         for param, type_ in sharded:
             param.type = type_
     assumptions.check()
+
+
+def _without_padded(module: Module, strategy: Strategy, params: list[Value]) -> list[Value]:
+    """Shard the parameters that are filled up for it; the others are left."""
+    rule, left = strategy.one(ShardPaddingRule).rule, list[Value]()
+    counts = module.parameter_counts()
+    for param in params:
+        axes = tuple(a for a in strategy.zero_axes if a not in param.tensor.axes)
+        known = rule != "none" and bool(axes)
+        shard = padded_shard(param, axis_size(axes), module.env, rule) if known else None
+        if shard is None:
+            left.append(param)
+        else:
+            pad_parameter(module, param, shard, axes)
+            module.main.attrs.update(counts)
+    return left

@@ -8,21 +8,23 @@ from dataclasses import replace
 from stagec.api import Builder, Module, Operation, Quoted, Region, Value, is_parameter
 from stagec.ir.rewrite import drop_unused_bindings, replace_op, slice_into
 from stagec.ir.rule import parse_rule, shape_text
+from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 
 
 def unpack_product(module: Module, unbind: Operation) -> None:
     """Give the parts that an op unbinds products of their own, in place, if it unbinds what a
-    product has of its parameter alone and nothing else takes that."""
+    product has of its parameter alone, or of a cast of it, and nothing else takes that."""
     product = unbind.operands[0].producer
     if product is None or not isinstance(product.definition, Einsum) or "to" in product.attrs:
         return
-    params = [i for i, v in enumerate(product.operands) if is_parameter(v)]
+    params = [i for i, v in enumerate(product.operands) if is_parameter(_uncast(v))]
     if len(params) != 1 or len(product.result.uses) != 1:
         return
     sides, (out,) = parse_rule(product.text("spec"))
     mine, packed = sides[params[0]], out[unbind.integer("dim")]
-    chain = _chain(product.operands[params[0]])
+    weight = product.operands[params[0]]
+    chain, cast = _chain(_uncast(weight)), weight.producer
     experts = {*sides[0]} & {*sides[1]} & {*out}  # their products are grouped, and packed
     if packed in sides[1 - params[0]] or packed not in mine or experts or not chain:
         return
@@ -33,15 +35,27 @@ def unpack_product(module: Module, unbind: Operation) -> None:
     made: list[Value] = []
     for name, part in zip(names, unbind.results, strict=True):
         operands = list(product.operands)
-        operands[params[0]] = _part(module, chain, name, mine.index(packed))
+        own = _part(module, chain, name, mine.index(packed))
+        if cast is not None:
+            own = b.value(cast.name, [own], cast.attrs, hint=f"{name}_{weight.tensor.dtype}")
+        operands[params[0]] = own
         made.append(
             b.value(product.name, operands, {**product.attrs, "spec": spec}, hint=part.name)
         )
     replace_op(unbind, made)
     product.erase()
+    if cast is not None:
+        cast.erase()
     for arg in chain[:-1]:
         drop_unused_bindings(arg.region.owner)
     _drop(module.main.body, chain[-1])
+
+
+def _uncast(value: Value) -> Value:
+    """What was cast for this use alone; else the value."""
+    cast = value.producer
+    alone = cast is not None and cast.has(Recasts) and len(value.uses) == 1
+    return cast.operands[0] if cast is not None and alone else value
 
 
 def _chain(param: Value) -> list[Value]:

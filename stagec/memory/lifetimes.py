@@ -28,7 +28,7 @@ from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.replay import replays
 from stagec.ir.traits import EndsLifetime, Recalls, View
 from stagec.ir.types import Type
-from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.comm import Collective, CopyIn
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
     GRADIENTS,
@@ -97,6 +97,7 @@ class _Runner:
             Operation, list[dict[Value, Ref]]
         ] = {}  # of stacks, for their first layer
         self._last_gathered: Sequence[Ref] = ()  # for the layer that ran last
+        self._copied: Sequence[Value] = ()  # what the last call reduces in a buffer of its own
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
             MAX_PLAN_STEPS,
@@ -131,6 +132,7 @@ class _Runner:
                 self._action(step)
             else:
                 self._run(step)
+        self._end_copies()
 
     def _begin(self, stack: LayerStack) -> None:
         """Gather the parameters of the first layer of a stack that comes later."""
@@ -227,9 +229,21 @@ class _Runner:
             refs[value] = self._sums.get(home) or self._fixed(home)
         for value, operand in known.reused:
             refs[value] = refs[operand]
+        if self._copied and (
+            known.op.phase == "optimizer" or isinstance(known.op.definition, CopyIn)
+        ):
+            self._end_copies()
         number = self._step(known.op, known.made)
+        if isinstance(known.op.definition, CopyIn):
+            self._copied = known.made
         for value in known.operands:
             self._touch(refs.get(value), number, known.phase)
+
+    def _end_copies(self) -> None:
+        """What the last call reduces is there until now."""
+        for value in self._copied:
+            self._touch(self._refs.get(value), len(self.found.steps) - 1)
+        self._copied = ()
 
     def _home(self, value: Value) -> Value | None:
         """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
@@ -459,6 +473,7 @@ class _Runner:
     def _action(self, op: Operation) -> None:
         self._part = op
         self._region(op.body, ())
+        self._end_copies()
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
         self._part = None

@@ -39,7 +39,7 @@ _OF_STEPS = (
     *("pp", "dp", "dp_replicate", "dp_shard", "schedule", "chunks", "stage_layers"),
     *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
     *("overlap_param_gather", "ddp_bucket", "recompute_layers", "recompute_every"),
-    *("shard_units", "shard_loss", "ddp_copies"),
+    *("shard_units", "shard_loss", "shard_copies", "shard_padding", "ddp_copies"),
 )
 #: What is moved to the host and back for each microbatch.
 _ACTIVATIONS = "activations"

@@ -187,7 +187,7 @@ def _record(statement: Statement, flags: dict[str, Any], **more: Any) -> Any:
 def test_recorded_steps_are_met_by_category_and_moment() -> None:
     """Of all rows of `validation/torch-memory`; what is missing are tables of rotations, row
     statistics of norms, inputs in 64 bits and step counters."""
-    found = validate_memory(None, Session()).errors
+    found = validate_memory("torch-memory", Session()).errors
     assert len(found) == 5 * 3 * 6
     judged = [each for each in found if each.error is not None]
     assert max(abs(each.error or 0) for each in judged) < 0.001

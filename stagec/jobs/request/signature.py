@@ -121,6 +121,9 @@ class JobFlags(TypedDict, total=False):
     #: gathered is there until the loss is, and backward begins with the gather of that block
     #: (inside), or behind it (outside).
     shard_loss: Literal["outside", "inside"] | None
+    #: ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until that of
+    #: the next unit is made, as FSDP2 does it.
+    shard_copies: bool | None
     #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
     microbatches: int | None
     #: Gather the logits instead of a vocabulary-parallel loss.

@@ -1,0 +1,63 @@
+"""How ZeRO-3 shards parameters whose sizes the ranks do not divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+PADDINGS = ("none", "dim0", "flat")
+
+
+@dataclass(frozen=True)
+class ShardPaddingRule(Record):
+    """What is filled up where the ranks do not divide a parameter."""
+
+    rule: str = parameter(
+        "name",
+        "none: nothing; dim0: rows of the weight, as its module has them; flat: all elements",
+        default="none",
+        choices=PADDINGS,
+        flag=Flag(
+            "shard_padding",
+            "ZeRO-3: parameters that the ranks do not divide are whole (none), or filled up to "
+            "equal shards: of the first dimension of the weight as PyTorch has it, which is that "
+            "of its outputs (dim0), or of all of its elements (flat).",
+            rare=True,
+        ),
+    )
+
+
+class ShardPaddingOp(Statement):
+    """Of ZeRO-3: how a parameter that the ranks do not divide is sharded. A rank has, gathers and
+    reduces shards of the size of the first one; what is filled up is zeros that nothing uses.
+
+    `dim0`: a shard is ceil(rows / ranks) rows of the weight, whose rows are its outputs (all heads
+    of queries, the inner width, the vocabulary), as `fully_shard` with `Shard(0)`
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `padded_sharded_size`). `flat`: it is
+    ceil(elements / ranks) elements, as of flat parameters of DeepSpeed
+    (runtime/zero/partition_parameters.py: `_padding_size`). `none`: a parameter of which no
+    dimension divides stays whole, which is an error if such are more than 1% of all.
+
+    The optimizer's state is planned as that of the first rank; the last ones, whose shards PyTorch
+    leaves smaller, hold up to one row or element less, or nothing.
+    """
+
+    name, record = "stg.shard_padding", ShardPaddingRule
+    section = Section.DATA
+    training = "parameters stay where they are while serving"
+    example = "stg.shard_padding[rule = dim0]"
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        rule = request["shard_padding"]
+        if request["zero"] < 3 and rule != "none":
+            message = f"--shard-padding {rule} is about shards of ZeRO-3, found --zero "
+            yield f"{message}{request['zero']}", "choose --zero 3, or leave it out"

@@ -1,0 +1,94 @@
+"""copy-gradients: gradients of a unit of ZeRO-3 are reduced in a buffer of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
+from stagec.ir.builder import RawAttr
+from stagec.ir.traits import Recasts
+from stagec.ir_spec.ops.comm import ReduceScatter, operand_dim
+from stagec.ir_spec.ops.selection import Pad
+from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
+
+
+@dataclass(frozen=True)
+class CopyGradients(Pass):
+    """Copy what one call of a unit reduces into its buffer, as `stg.shard_units[copies]` says.
+    Casts for the reduction become part of the copy: gradients wait for it in their own type.
+
+    Before:
+        stg.mesh @pod[dp]
+        stg.assume[D % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3]
+          stg.shard_units[copies]
+        }
+        stg.func @f(%v: bf16[D, F | sum(dp)], %w: bf16[D | sum(dp)]) {
+          %v_f32 = stg.cast[f32](%v) : f32[D, F | sum(dp)]
+          %w_f32 = stg.cast[f32](%w) : f32[D | sum(dp)]
+          %v_s, %w_s = stg.reduce_scatter[dim = (0, 0), over = dp, phase = gradient](%v_f32, %w_f32)
+              : (f32[D@dp, F], f32[D@dp])
+          stg.return(%v_s, %w_s)
+        }
+    After:
+        stg.mesh @pod[dp]
+        stg.assume[D % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3]
+          stg.shard_units[copies]
+        }
+        stg.func @f(%v: bf16[D, F | sum(dp)], %w: bf16[D | sum(dp)]) {
+          %v_c, %w_c = stg.copy_in[to = f32, phase = gradient](%v, %w)
+              : (f32[D, F | sum(dp)], f32[D | sum(dp)])
+          %v_s, %w_s = stg.reduce_scatter[dim = (0, 0), over = dp, phase = gradient](%v_c, %w_c)
+              : (f32[D@dp, F], f32[D@dp])
+          stg.return(%v_s, %w_s)
+        }
+    """
+
+    name = "copy-gradients"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return strategy.zero >= 3 and strategy.one(ShardUnitsRule).copies
+
+    def run(self, module: Module) -> None:
+        for func in module.functions:
+            for op in list(func.body.walk()):
+                if isinstance(op.definition, ReduceScatter) and op.phase == "gradient":
+                    copy_operands(module, op)
+
+
+def copy_operands(module: Module, reduction: Operation) -> None:
+    """Copy the operands of a reduction right before it, in its element type, in place."""
+    builder = Builder.before(module.registry, reduction, loc=reduction.loc, phase="gradient")
+    made = [_source(value) for value in reduction.operands]
+    dtype = reduction.operands[0].tensor.dtype
+    attrs: dict[str, RawAttr] = {}
+    if any(v.tensor.dtype != dtype for v in made):
+        attrs["to"] = dtype
+    dims = [operand_dim(reduction, i) for i in range(len(made))]
+    if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, reduction.operands, strict=True)):
+        sizes = [v.tensor.shape[d] for v, d in zip(reduction.operands, dims, strict=True)]
+        attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
+    copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
+    before = list(reduction.operands)
+    reduction.set_operands(copies.results)
+    for value in before:
+        while not value.uses and (op := value.producer) is not None and _is_of_copy(op):
+            value = op.operands[0]
+            op.erase()
+
+
+def _source(value: Value) -> Value:
+    """What was cast or filled up for a reduction, and for nothing else; else the value."""
+    while (op := value.producer) is not None and _is_of_copy(op) and len(value.uses) == 1:
+        value = op.operands[0]
+    return value
+
+
+def _is_of_copy(op: Operation) -> bool:
+    """Whether a copy into the buffer of a call can do it."""
+    return op.has(Recasts) or (isinstance(op.definition, Pad) and "start" not in op.attrs)

@@ -1,0 +1,147 @@
+"""Parameters that are sharded over ranks which do not divide them: what a shard is of, and views of
+what belongs to the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Quoted, Region, Value
+from stagec.ir.expr import Expr, call, evaluate, product
+from stagec.ir.module import Module
+from stagec.ir.rewrite import carried, enclosing, uses_inside
+from stagec.ir.rule import letters, parse_rule
+from stagec.ir.traits import Recasts, Repeats
+from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.sharding.shard import AT_REST
+
+
+@dataclass(frozen=True)
+class PaddedShard:
+    """Adjacent dimensions of a parameter that are sharded as one, of `size` elements."""
+
+    dims: tuple[int, ...]
+    size: Expr
+
+    def type_of(self, type_: TensorType, *, depth: int = 0) -> TensorType:
+        """The type of the parameter, or of a slice of it in so many repeats, with one dimension in
+        their place."""
+        first, last = self.dims[0] - depth, self.dims[-1] - depth
+        return replace(
+            type_, dims=(*type_.dims[:first], Dim(self.size), *type_.dims[last + 1 :])
+        )
+
+
+def padded_shard(
+    param: Value, ranks: Expr, env: Mapping[str, int], rule: str
+) -> PaddedShard | None:
+    """What is filled up of a parameter, so that shards over so many ranks are equal; None if they
+    are without, or for open sizes, or where its dimensions are split already."""
+    uses = [(op, i, d) for op, i, d in _uses(param)]
+    depth = min((d for *_, d in uses), default=0)
+    dims = _rows(param, uses) if rule == "dim0" else tuple(range(depth, param.tensor.rank))
+    if not dims or any(param.tensor.dims[i].split for i in dims):
+        return None
+    elements = product(param.tensor.dims[i].size for i in dims)
+    if not (elements.symbols | ranks.symbols) <= env.keys():
+        return None
+    if evaluate(elements, env) % evaluate(ranks, env) == 0:
+        return None
+    return PaddedShard(dims, ranks * call("ceildiv", [elements, ranks]))
+
+
+def _uses(param: Value) -> list[tuple[Operation, int, int]]:
+    """What uses a parameter or a cast of it."""
+    found: list[tuple[Operation, int, int]] = []
+    for op, index, depth in uses_inside(param):
+        if op.has(Recasts):
+            found += [(o, i, d + depth) for o, i, d in uses_inside(op.result)]
+        else:
+            found.append((op, index, depth))
+    return found
+
+
+def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ...]:
+    """The dimensions that are the first one of the weight of a module: of a product those that its
+    result has, or experts; of a table or a vector its first one."""
+    for op, index, depth in uses:
+        if isinstance(op.definition, Einsum) and len(op.operands) == 2:
+            shapes, (out,) = parse_rule(op.text("spec"))
+            weight, x = shapes[index], shapes[1 - index]
+            dims = list(enumerate(weight, depth))
+            experts = tuple(i for i, g in dims if g in x and g in out)
+            kept = tuple(i for i, g in dims if g in out)
+            rows = experts[:1] or kept
+            if rows and rows == tuple(range(rows[0], rows[-1] + 1)):
+                return rows
+    depth = min((d for *_, d in uses), default=0)
+    return (depth,) if depth < param.tensor.rank else ()
+
+
+def pad_parameter(module: Module, param: Value, shard: PaddedShard, axes: tuple[str, ...]) -> None:
+    """Give a parameter the type of its padded shards, and its users views of what it was, in
+    place."""
+    whole = shard.type_of(param.tensor)
+    split = tuple(AxisUse(axis, AT_REST) for axis in axes)
+    first = shard.dims[0]
+    dims = (*whole.dims[:first], replace(whole.dims[first], split=split), *whole.dims[first + 1 :])
+    shape = param.tensor
+    _view_users(module, param, shard, shape, 0)
+    param.type = replace(whole, dims=dims, placed=True)
+
+
+def _view_users(
+    module: Module, value: Value, shard: PaddedShard, shape: TensorType, depth: int
+) -> None:
+    """Views for the users of a parameter, or of its slices in so many repeats; `shape` is that of
+    the whole parameter. A cast casts all of it."""
+    direct: list[tuple[Operation, int]] = []
+    for op, index in list(value.uses):
+        if op.has(Repeats) and index >= carried(op):
+            arg = op.body.args[index]
+            _view_users(module, arg, shard, shape, depth + 1)
+            arg.type = shard.type_of(arg.tensor, depth=depth + 1)
+        elif op.region is not None:
+            arg = op.body.args[index]
+            _view_users(module, arg, shard, shape, depth)
+            arg.type = shard.type_of(arg.tensor, depth=depth)
+        elif op.has(Recasts):
+            _view(module, op.result, list(op.result.uses), shard, shape, depth)
+            op.result.type = shard.type_of(op.result.tensor, depth=depth)
+        else:
+            direct.append((op, index))
+    _view(module, value, direct, shard, shape, depth)
+
+
+def _view(
+    module: Module,
+    value: Value,
+    users: list[tuple[Operation, int]],
+    shard: PaddedShard,
+    shape: TensorType,
+    depth: int,
+) -> None:
+    if not users:
+        return
+    region: Region = value.region
+    first = min((enclosing(op, region) for op, _ in users), key=Operation.position)
+    b = Builder.before(module.registry, first)
+    padded = replace(shard.type_of(value.tensor.inner, depth=depth), role="")
+    at, factors = shard.dims[0] - depth, [shape.dims[i].size for i in shard.dims]
+    joined = replace(
+        padded, dims=(*padded.dims[:at], Dim(product(factors)), *padded.dims[at + 1 :])
+    )
+    attrs: dict[str, RawAttr] = {"dim": at, "size": product(factors), "again": True}
+    view = b.value("stg.slice", [value], attrs, type=joined, hint=f"{value.name}_own")
+    if len(factors) > 1:
+        row = letters(padded.rank + len(factors) - 1)
+        inner = row[at : at + len(factors)]
+        spec = Quoted(f"{row[:at]}({inner}){row[at + len(factors) :]}->{row}")
+        given: dict[str, RawAttr] = {"spec": spec, "again": True}
+        given |= {"factors": tuple(inner[:-1]), "sizes": tuple(factors[:-1])}
+        own = replace(value.tensor.inner, role="")
+        view = b.value("stg.reshape", [view], given, type=own, hint=f"{value.name}_parts")
+    for op, index in users:
+        op.set_operand(index, view)

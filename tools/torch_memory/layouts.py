@@ -1,0 +1,142 @@
+"""How a model is spread over ranks: a layout is a function from a model and its run to what
+training calls. `LAYOUTS` are tried in order; the first one whose flags the run has is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tools.torch_memory.run import TorchRun
+
+_MiB = 1 << 20
+#: Says of which category the storage of a tensor is.
+Mark = Callable[[torch.Tensor, str], None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of the mesh, with the ranks of each, and what becomes of the model on it; `real`
+    where it reads numbers, which fake tensors do not have."""
+
+    axes: Callable[[TorchRun], dict[str, int]]
+    apply: Callable[[nn.Module, TorchRun, DeviceMesh | None, Mark], nn.Module]
+    real: bool = False
+
+
+def mesh_of(run: TorchRun) -> DeviceMesh | None:
+    """The mesh of a run over fake ranks, of which this is the first; None of one rank."""
+    axes = layout_of(run).axes(run)
+    ranks = torch.Size(axes.values()).numel()
+    if ranks == 1:
+        return None
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    return init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def spread(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    """Checkpoint the blocks and spread the model over the mesh, as the flags say."""
+    _checkpoint(model, run)
+    return layout_of(run).apply(model, run, mesh, mark)
+
+
+def layout_of(run: TorchRun) -> Layout:
+    """The layout of a run."""
+    return next(each for each in LAYOUTS if each.axes(run))
+
+
+def _checkpoint(model: nn.Module, run: TorchRun) -> None:
+    """Full checkpoints of blocks, of every n-th one (torchtitan's `_apply_layer_sac`)."""
+    default = ("full", 2) if run.flag("stack", "huggingface") == "torchtitan" else ("none", 0)
+    policy = run.flag("recompute", default[0])
+    every = run.flag("recompute_every", default[1] if policy == default[0] else 0) or 1
+    if policy not in ("none", "full"):
+        raise ValueError(f"{run.title}: no checkpoints are written down for '{policy}'")
+    for name, block in model.layers.named_children() if policy == "full" else ():
+        if (int(name) + 1) % every == 0:
+            model.layers.register_module(name, checkpoint_wrapper(block))
+
+
+# -- one rank ----------------------------------------------------------------------------------
+
+
+def _one(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    return model
+
+
+# -- DDP ---------------------------------------------------------------------------------------
+
+
+def _ddp_axes(run: TorchRun) -> dict[str, int]:
+    return {"dp": run.flag("dp", 1)} if run.flag("dp", 1) > 1 and not run.flag("zero", 0) else {}
+
+
+def _ddp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    default = 100 if run.flag("stack", "huggingface") == "torchtitan" else 25
+    views = run.flag("grads", "freed") == "persistent"
+    capacity = run.flag("ddp_bucket", default * _MiB) / _MiB
+    net = DistributedDataParallel(
+        model, bucket_cap_mb=capacity, gradient_as_bucket_view=views, init_sync=False
+    )
+
+    def reduced(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """As without a hook, in place; the reducer cannot take what a fake group returns."""
+        future = torch.futures.Future[torch.Tensor]()
+        future.set_result(bucket.buffer())
+        if not views:
+            mark(bucket.buffer(), "buffers")
+        return future
+
+    reduced.__annotations__.clear()  # the reducer compares texts with types
+    net.register_comm_hook(None, reduced)
+    return net
+
+
+# -- FSDP2, HSDP -------------------------------------------------------------------------------
+
+
+def _fsdp_axes(run: TorchRun) -> dict[str, int]:
+    if run.flag("zero", 0) != 3:
+        return {}
+    replicas, shards = run.flag("dp_replicate", 1), run.flag("dp_shard", 1)
+    return {"replicate": replicas, "shard": shards} if replicas > 1 else {"dp": run.flag("dp", 1)}
+
+
+def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    titan = run.flag("stack", "huggingface") == "torchtitan"
+    mixed = run.flag("param_dtype", "f32" if titan else "bf16") == "f32"
+    reduce = run.flag("reduce_dtype", "f32" if titan else "bf16")
+    policy = MixedPrecisionPolicy()
+    if mixed:
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16,
+            reduce_dtype=torch.float32 if reduce == "f32" else torch.bfloat16,
+        )
+    never = run.flag("reshard_after_forward", "always") == "never"
+    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=not never)
+    if run.flag("shard_units", "ends" if titan else "root") == "ends":
+        shard(model.tok_embeddings)
+        fully_shard(
+            [model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False
+        )
+    for block in model.layers:
+        shard(block)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+#: The last one takes every run that is left.
+LAYOUTS: Sequence[Layout] = (
+    Layout(_fsdp_axes, _fsdp),
+    Layout(_ddp_axes, _ddp, real=True),
+    Layout(lambda run: {"one": run.flag("dp", 1)}, _one),
+)

@@ -1,0 +1,186 @@
+"""Models as training code writes them, module by module: the texts of the library that runs may
+name. A model is a function from a run to a module that maps tokens and labels to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tools.torch_memory.run import TorchRun
+
+
+class HuggingFaceNorm(nn.Module):
+    """`LlamaRMSNorm`: cast, normalize, cast back, scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        return self.weight * (wide * torch.rsqrt(variance + 1e-5)).to(x.dtype)
+
+
+class FusedNorm(nn.Module):
+    """`nn.RMSNorm` as its kernel on GPUs: input and a number for each row are kept. On CPUs it runs
+    operation by operation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _FusedNorm.apply(x, self.weight)
+
+
+class _FusedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        rows = torch.empty(*x.shape[:-1], 1, dtype=torch.float32)
+        ctx.save_for_backward(x, weight, rows)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+class Attention(nn.Module):
+    """Grouped queries with rotated queries and keys, of transformers' and torchtitan's models."""
+
+    def __init__(self, sizes: Mapping[str, int], *, complex_rotation: bool) -> None:
+        super().__init__()
+        d, self.k, self.complex_rotation = sizes["D"], sizes["K"], complex_rotation
+        self.wq = nn.Linear(d, sizes["H"] * self.k, bias=False)
+        self.wk = nn.Linear(d, sizes["G"] * self.k, bias=False)
+        self.wv = nn.Linear(d, sizes["G"] * self.k, bias=False)
+        self.wo = nn.Linear(sizes["H"] * self.k, d, bias=False)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, ...]) -> Tensor:
+        q, k, v = (
+            w(x).unflatten(-1, (-1, self.k)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
+        )
+        rotate = _rotated_complex if self.complex_rotation else _rotated
+        a = functional.scaled_dot_product_attention(
+            rotate(q, *rotation), rotate(k, *rotation), v, is_causal=True, enable_gqa=True
+        )
+        return self.wo(a.transpose(1, 2).flatten(-2))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`apply_rotary_pos_emb` of transformers."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _rotated_complex(x: Tensor, rotations: Tensor) -> Tensor:
+    """`apply_rotary_emb` of torchtitan."""
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * rotations).flatten(3).type_as(x)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU, operation by operation."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(sizes["D"], sizes["F"], bias=False)
+        self.w3 = nn.Linear(sizes["D"], sizes["F"], bias=False)
+        self.w2 = nn.Linear(sizes["F"], sizes["D"], bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and beside the residual."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, complex_rotation: bool
+    ) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = norm(sizes["D"]), norm(sizes["D"])
+        self.attention = Attention(sizes, complex_rotation=complex_rotation)
+        self.feed_forward = FeedForward(sizes)
+
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Llama(nn.Module):
+    """The parts that layouts know: `tok_embeddings`, `layers`, `norm`, `output`."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, complex_rotation: bool
+    ) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(sizes["V"], sizes["D"])
+        blocks = (Block(sizes, norm, complex_rotation=complex_rotation) for _ in range(sizes["L"]))
+        self.layers = nn.ModuleList(blocks)
+        self.norm = norm(sizes["D"])
+        self.output = nn.Linear(sizes["D"], sizes["V"], bias=False)
+
+    def logits(self, tokens: Tensor, *rotation: Tensor) -> Tensor:
+        x = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            x = layer(x, *rotation)
+        return self.output(self.norm(x))
+
+
+class HuggingFaceLlama(Llama):
+    """`LlamaForCausalLM` of transformers 5: rotations by forward, the loss inside."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__(sizes, HuggingFaceNorm, complex_rotation=False)
+        inverse = 1.0 / 5e5 ** (torch.arange(0, sizes["K"], 2, dtype=torch.float32) / sizes["K"])
+        self.register_buffer("inv_freq", inverse, persistent=False)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], dtype=torch.float32)
+        angles = torch.outer(places, self.inv_freq)
+        both = torch.cat((angles, angles), dim=-1)
+        kind = self.tok_embeddings.weight.dtype
+        logits = self.logits(tokens, both.cos().to(kind), both.sin().to(kind)).float()
+        shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), shifted.view(-1))
+
+
+class TorchtitanLlama(Llama):
+    """`Transformer` of torchtitan's llama3: rotations as a complex buffer; the loss is outside of
+    forward, see `outside_loss`."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__(sizes, FusedNorm, complex_rotation=True)
+        inverse = 1.0 / 5e5 ** (torch.arange(0, sizes["K"], 2, dtype=torch.float32) / sizes["K"])
+        angles = torch.outer(torch.arange(sizes["S"], dtype=torch.float32), inverse)
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits(tokens, self.freqs_cis)
+
+
+def outside_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """`cross_entropy_loss` of torchtitan."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+#: Models by text of the library and stack.
+MODELS: Mapping[tuple[str, str], Callable[[Mapping[str, int]], nn.Module]] = {
+    ("llama.stg", "huggingface"): HuggingFaceLlama,
+    ("llama.stg", "torchtitan"): TorchtitanLlama,
+}
+
+
+def model_of(run: TorchRun) -> nn.Module:
+    """The model of a run, in fp32. Raises `ValueError` where none is written down here."""
+    key = run.text, run.flag("stack", "huggingface")
+    if key not in MODELS:
+        raise ValueError(f"{run.title}: there is no model {key[0]} in the way of {key[1]}")
+    return MODELS[key](run.sizes)

@@ -1,0 +1,236 @@
+"""Bytes of every storage of a training step, by category, under fake tensors.
+
+Each operation is dispatched to `StorageTracker`, which keeps weak references to the storages of
+its results; what a storage is for is known by identity (parameters, gradients, states of the
+optimizer, buffers and inputs) or by the operation that made it (FSDP2's collectives). Sizes are
+read at each operation, so storages that FSDP2 frees by resizing count as nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tools.torch_memory.layouts import layout_of, mesh_of, spread
+from tools.torch_memory.models import model_of, outside_loss
+from tools.torch_memory.run import TorchRun
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+#: What makes storages that are no activations, by the file that calls the operation.
+Bytes = dict[str, int]
+
+
+@dataclass
+class Recorded:
+    """Bytes by category at three moments of the second step; the operation at the peak, and the
+    largest storages there: bytes, category, operation, type and shape."""
+
+    after_forward: Bytes = field(default_factory=Bytes)
+    peak: Bytes = field(default_factory=Bytes)
+    after_update: Bytes = field(default_factory=Bytes)
+    peak_at: str = ""
+    largest: list[tuple[int, str, str, str]] = field(
+        default_factory=list[tuple[int, str, str, str]]
+    )
+
+
+class StorageTracker(TorchDispatchMode):
+    """What is alive, and the most that was alive since `restart`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refs: dict[int, Any] = {}
+        self._made: dict[int, tuple[str, str]] = {}
+        self._kinds: dict[int, str] = {}
+        self.phase = "setup"
+        self.restart()
+
+    def restart(self) -> None:
+        self.most, self.recorded = 0, Recorded()
+
+    def mark(self, tensor: Tensor, kind: str) -> None:
+        """A tensor is known to be of a kind."""
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        self._track(local, "given")
+        self._kinds[local.untyped_storage()._cdata] = kind
+
+    def live(self) -> Iterator[tuple[int, int]]:
+        for key, ref in list(self._refs.items()):
+            storage = ref()
+            if storage is not None:
+                yield key, storage.nbytes()
+
+    def by_category(self) -> Bytes:
+        bytes_of: Counter[str] = Counter()
+        for key, size in self.live():
+            bytes_of[self._kinds.get(key, "activations")] += size
+        return {name: bytes_of[name] for name in CATEGORIES}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for each in tree_leaves(results):
+            if isinstance(each, Tensor) and not hasattr(each, "to_local"):
+                self._track(each, str(func))
+        held = sum(size for _, size in self.live())
+        if held > self.most:
+            self.most = held
+            self.recorded.peak = self.by_category()
+            self.recorded.peak_at = f"{self.phase}: {func}"
+            self.recorded.largest = self._largest()
+        return results
+
+    def _track(self, tensor: Tensor, made_by: str) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._refs:
+            self._refs[key] = weakref.ref(storage)
+            self._made[key] = f"{self.phase}: {made_by}", f"{tensor.dtype} {tuple(tensor.shape)}"
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        for known in (self._refs, self._made, self._kinds):
+            known.pop(key, None)
+
+    def _largest(self) -> list[tuple[int, str, str, str]]:
+        every = [
+            (size, self._kinds.get(key, "activations"), *self._made[key])
+            for key, size in self.live()
+        ]
+        return sorted(every, reverse=True)[:40]
+
+
+@contextlib.contextmanager
+def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
+    """What FSDP2 gathers is `buffers`, what it reduces is `gradients`."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as calls
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    gather, alloc = calls.DefaultAllGather.allocate, FSDPParam.alloc_all_gather_outputs
+    unshard = FSDPParam.init_unsharded_param
+    scatter = calls.DefaultReduceScatter.allocate
+
+    def gathered(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        made = gather(self, *args, **kwargs)
+        tracker.mark(made, "buffers")
+        return made
+
+    def reduced(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        made = scatter(self, *args, **kwargs)
+        tracker.mark(made, "gradients")
+        return made
+
+    def unsharded(self: Any) -> None:
+        alloc(self)
+        for each in self.all_gather_outputs:
+            tracker.mark(each, "buffers")
+
+    def watched(self: Any) -> None:
+        first = not hasattr(self, "_unsharded_param")
+        unshard(self)
+        if first:
+            _watch_gradient(self._unsharded_param, tracker)
+
+    calls.DefaultAllGather.allocate = gathered
+    calls.DefaultReduceScatter.allocate = reduced
+    FSDPParam.alloc_all_gather_outputs = unsharded
+    FSDPParam.init_unsharded_param = watched
+    try:
+        yield
+    finally:
+        calls.DefaultAllGather.allocate = gather
+        calls.DefaultReduceScatter.allocate = scatter
+        FSDPParam.alloc_all_gather_outputs = alloc
+        FSDPParam.init_unsharded_param = unshard
+
+
+def record(run: TorchRun) -> Recorded:
+    """The last of two steps of a run, or of three. Raises `ValueError` for what is written down
+    nowhere: a model, a layout, a flag."""
+    try:
+        mesh, tracker = mesh_of(run), StorageTracker()
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = contextlib.nullcontext() if layout_of(run).real else fake
+        with mode, _fsdp_buffers(tracker):
+            return _recorded(run, mesh, tracker)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -> Recorded:
+    titan = run.flag("stack", "huggingface") == "torchtitan"
+    sharded = run.flag("zero", 0) == 3
+    cast = run.flag("param_dtype", "f32" if titan else "bf16") == "bf16"
+    autocast = run.flag("autocast", titan and not sharded)
+    torch.set_default_dtype(torch.bfloat16 if cast and not autocast else torch.float32)
+    model = model_of(run)
+    torch.set_default_dtype(torch.float32)
+    with tracker:
+        net = spread(model, run, mesh, tracker.mark)
+        run.check()
+        for each in model.parameters():
+            tracker.mark(each, "parameters")
+            _watch_gradient(each, tracker)
+        for each in model.buffers():
+            tracker.mark(each, "buffers")
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        tokens = torch.zeros(run.sizes["B"], run.sizes["S"], dtype=torch.int64)
+        labels = torch.zeros_like(tokens) if titan else tokens
+        tracker.mark(tokens, "buffers")
+        tracker.mark(labels, "buffers")
+        for _ in range(
+            3 if layout_of(run).real else 2
+        ):  # DDP builds its buckets anew in the second
+            optimizer.zero_grad(set_to_none=True)
+            tracker.restart()
+            _step(net, optimizer, (tokens, labels), tracker, titan=titan, autocast=autocast)
+            for each in optimizer.state.values():
+                for state in each.values():
+                    tracker.mark(state, "optimizer")
+    return tracker.recorded
+
+
+def _step(
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: tuple[Tensor, Tensor],
+    tracker: StorageTracker,
+    *,
+    titan: bool,
+    autocast: bool,
+) -> None:
+    tokens, labels = inputs
+    tracker.phase = "forward"
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = outside_loss(net(tokens), labels) if titan else net(tokens, labels)
+    tracker.recorded.after_forward = tracker.by_category()
+    tracker.phase = "backward"
+    loss.backward()
+    del loss
+    tracker.phase = "update"
+    optimizer.step()
+    tracker.recorded.after_update = tracker.by_category()
+
+
+def _watch_gradient(parameter: Tensor, tracker: StorageTracker) -> None:
+    """A gradient is one when it has been accumulated."""
+
+    def accumulated(of: Tensor) -> None:
+        if of.grad is not None:
+            tracker.mark(of.grad, "gradients")
+
+    parameter.register_post_accumulate_grad_hook(accumulated)
