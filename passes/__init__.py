@@ -149,9 +149,9 @@ PLUGIN = Plugin(
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
-        "train": "inline,infer-shapes,apply-strategy,differentiate,add-optimizer,"
+        "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
-        "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
+        "forward": "inline,infer-shapes,apply-strategy,gather-logits,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
         "serve": "inline,infer-shapes,to-serving,absorb-latent,sample-tokens,serve-step",
         "serve-step": "apply-strategy,gather-logits,partition,stages,units,plan,fuse-kernels,"

@@ -10,7 +10,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, const
+from stagec.ir.expr import ZERO, Expr, const, fraction
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, factor_sizes
@@ -27,7 +27,7 @@ from stagec.ir.traits import (
     Trait,
     View,
 )
-from stagec.ir.types import Type
+from stagec.ir.types import WHOLE, Type
 from stagec.ir_spec.ops.base import backwards, gradients, present
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
@@ -252,8 +252,9 @@ class ShardingConstraint(Identity):
 class Copy(OpDef):
     """Copies a value to host memory (`mem(host)` in its type) or back to the device; no FLOPs.
 
-    Its bytes are those on the device: read once, or written once. The trace has a node for it only
-    if it says `node`.
+    With `share` that part of its bytes goes to the host (`mem(host, 1/2)`), and the rest to another
+    buffer on the device; the way back joins both in a new one. Its bytes are those between host and
+    device. The trace has a node for it only if it says `node`.
     """
 
     name = "stg.copy"
@@ -261,20 +262,26 @@ class Copy(OpDef):
     traits = (CopiesMemory(),)
     params = (
         Param("to", "name", "host or device", required=True, choices=("host", "device")),
+        Param("share", "ratio", "the part that goes to the host (default all)"),
         Param("node", "flag", "it is a node of the trace"),
     )
     index = IndexRule("...->...", linear=(0,))
     example = "%y = stg.copy[to = host](%x) : bf16[B, S, D | mem(host)]"
 
     def infer(self, op: Operation) -> list[Type]:
-        return [replace(op.operands[0].tensor.inner, memory=op.text("to"))]
+        share = fraction(op.expr("share")) if "share" in op.attrs else WHOLE
+        return [replace(op.operands[0].tensor.inner, memory=op.text("to"), share=share)]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.memory == op.text("to"):
             yield f"copies to the {op.text('to')}, where %{op.operands[0].name} is already"
+        share = op.expr("share") if "share" in op.attrs else None
+        if share is not None and (op.text("to") != "host" or not 0 < fraction(share) < 1):
+            yield f"expects 'share' between 0 and 1 of a copy to the host, found {share}"
 
     def bytes_touched(self, op: Operation) -> Expr:
-        return op.operands[0].tensor.local_bytes
+        there = op.result if op.text("to") == "host" else op.operands[0]
+        return there.tensor.bytes_in(there.tensor.memory)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]

@@ -17,7 +17,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, LossForm, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
-from stagec.ir.traits import Wide
+from stagec.ir.traits import TakesLogits, Wide
 from stagec.ir.types import TensorType, Type
 from stagec.ir_spec.ops.base import gradients, need_result, stated
 from stagec.ir_spec.ops.contraction import Einsum
@@ -58,7 +58,7 @@ class LogSoftmax(OpDef):
     """x - logsumexp(x) over the last dimension, in fp32; 4 FLOPs per element."""
 
     name = "stg.log_softmax"
-    traits = (Wide(),)
+    traits = (Wide(), TakesLogits())
     operands = ("x",)
     index = IndexRule("...v->...v", whole="v")
     element_types = ("f32",)

@@ -334,6 +334,7 @@ class CopyOp(NodeOp):
     params = (
         Param("to", "name", "where it goes", required=True, choices=("host", "device")),
         Param("bytes", "size", "bytes that move", required=True),
+        Param("ahead", "int", "iterations by which it may start early"),
     )
     example = "%h = et.copy[to = host, bytes = 2*B*D](%x) : node"
 

@@ -13,7 +13,7 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, LossForm, OpDef, Sizes, Splits
 from stagec.ir.param import Param
-from stagec.ir.traits import Recasts, Wide
+from stagec.ir.traits import Recasts, TakesLogits, Wide
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.loss_forms import (
     DEFAULT_CHUNKS,
@@ -87,7 +87,7 @@ class CrossEntropy(OpDef):
     """
 
     name = "stg.cross_entropy"
-    traits = (Wide(),)
+    traits = (Wide(), TakesLogits())
     operands = ("logits", "labels")
     results = ("loss", "lse?")
     params = (MEAN, _IN_PLACE)

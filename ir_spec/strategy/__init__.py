@@ -32,6 +32,7 @@ from stagec.ir_spec.strategy.recompute import RecomputeOp
 from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.routing import RoutingOp
+from stagec.ir_spec.strategy.selective import SelectiveOp
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
@@ -65,6 +66,7 @@ STATEMENTS: tuple[Statement, ...] = (
     AutocastOp(),
     BucketOp(),
     RecomputeOp(),
+    SelectiveOp(),
     OffloadOp(),
     OptimizerOp(),
     GradientsOp(),

@@ -41,6 +41,19 @@ class LossRule(Record):
             rare=True,
         ),
     )
+    logits: str = parameter(
+        "name",
+        "split: over the ranks that split the vocabulary; gathered: whole on each of these",
+        default="split",
+        choices=("split", "gathered"),
+        flag=Flag(
+            "loss_logits",
+            "Logits of a split vocabulary stay split for the loss, or are gathered before it, in "
+            "the type that the head gives them.",
+            needs=("tp",),
+            rare=True,
+        ),
+    )
     chunks: int = parameter(
         "int",
         "parts of the tokens (0: 8 if chunked; linear: the vocabulary over the width)",
@@ -70,6 +83,9 @@ class LossOp(Statement):
     | `linear`   | none but logits of a part of the tokens; gradients of head and | Liger     |
     |            | input are made in forward                                      |           |
 
+    `logits = gathered`: all ranks of a split vocabulary have all logits and compute the whole loss
+    (`ColwiseParallel(output_layouts = Replicate())`, "colwise_rep" of transformers).
+
     A form that a loss does not have, such as `linear` over a split vocabulary, changes nothing.
     """
 
@@ -79,10 +95,12 @@ class LossOp(Statement):
     example = "stg.loss[form = stock]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if "form" in (said := self.flag_values(request)):
+        if {"form", "logits"} & (said := self.flag_values(request)).keys():
             yield said
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         if "chunks" in op.attrs and op.text("form", "fused") not in IN_CHUNKS:
             yield f"'chunks' is about forms in parts: {', '.join(IN_CHUNKS)}"
+        if op.text("logits") == "gathered" and op.text("form") == "linear":
+            yield "'linear' has no whole logits that could be gathered"

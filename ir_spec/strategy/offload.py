@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
+from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.freeze import matches
 from stagec.ir_spec.strategy.statement import (
     Flag,
     FlagValues,
@@ -13,9 +17,12 @@ from stagec.ir_spec.strategy.statement import (
     Section,
     Statement,
     parameter,
+    patterns,
 )
 
-OFFLOAD = ("activations", "optimizer")
+#: Kinds of values, each a scope around the names of its values.
+OFFLOAD = ("activations", "gradients", "optimizer", "parameters")
+_SHARE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?")
 
 
 @dataclass(frozen=True)
@@ -23,16 +30,19 @@ class OffloadRule(Record):
     """What lives in host memory, and whether its copies are nodes of the trace."""
 
     what: tuple[str, ...] = parameter(
-        "names",
-        "activations, optimizer or both",
+        "patterns",
+        "activations, gradients, optimizer, parameters, or names of values, as in "
+        '"optimizer, layers/gqa/a:1/2"',
         required=True,
         positional=True,
-        choices=OFFLOAD,
         flag=Flag(
             "offload",
-            "Keep what the blocks stash, or the optimizer's state, in host memory.",
+            "Keep what the blocks stash, gradients, the optimizer's state or parameters in host "
+            "memory, or values by name, scope or pattern; a share of each behind a colon, as in "
+            "'gqa/a:0.5,optimizer'.",
             default="",
-            metavar="activations,optimizer",
+            metavar="NAME[:SHARE],...",
+            choices=("activations", "optimizer"),  # to try
         ),
     )
     nodes: bool = parameter(
@@ -46,19 +56,63 @@ class OffloadRule(Record):
         ),
     )
 
+    @property
+    def items(self) -> tuple[tuple[str, Fraction], ...]:
+        """Each pattern, and the share of its values that goes to the host, 0 to 1."""
+        return tuple((pattern, share) for pattern, share in map(_item, self.what))
+
+    def share(self, path: str) -> Fraction:
+        """The share of a value that goes to the host: what the last pattern that matches says."""
+        said = [share for pattern, share in self.items if matches(path, pattern)]
+        return said[-1] if said else Fraction(0)
+
+
+def _item(text: str) -> tuple[str, Fraction]:
+    pattern, colon, share = text.partition(":")
+    return pattern.strip(), Fraction(share.strip()) if colon else Fraction(1)
+
 
 class OffloadOp(Statement):
     """What lives in host memory and is copied to the device where it is used.
 
-    `activations`: what the blocks stash; `optimizer`: master copies and moments. With `nodes` the
-    copies are nodes of the trace, which run beside computations.
+    `activations`: what the blocks stash; `optimizer`: master copies and moments; `parameters`: they
+    come to the device for each use, and go back behind their update; `gradients`: they go to the
+    host when they are complete, and come back for the update. Other names are those of values, of
+    scopes around them, or patterns, as `stg.freeze` takes them; a kind is the outermost scope, as
+    in "parameters/embed". Behind a colon stands the share of each value that goes to the host, by
+    default all of it; the last pattern that matches a value counts. With `nodes` the copies are
+    nodes of the trace, which run beside computations.
     """
 
     name, record = "stg.offload", OffloadRule
     section = Section.MEMORY
     training = "nothing waits for a backward"
-    example = "stg.offload[optimizer]"
+    example = 'stg.offload["optimizer, layers/gqa/a:1/2"]'
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        yield from (message for message, _ in _mistakes(patterns(op, "what")))
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["offload"]:
             yield self.flag_values(request)
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        for message, remedy in _mistakes(_names(request)):
+            yield f"--offload {request['offload']}: {message}", remedy
+
+
+def _names(request: FlagValues) -> tuple[str, ...]:
+    text: str = request["offload"]
+    return tuple(n.strip() for n in text.split(",")) if text else ()
+
+
+def _mistakes(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """What is wrong with what goes to the host, each with a remedy."""
+    for text in names:
+        pattern, colon, share = (part.strip() for part in text.partition(":"))
+        if not pattern or '"' in pattern:
+            yield f"expects the name of a value, found '{text}'", f"choose {', '.join(OFFLOAD)}"
+        elif colon and not (_SHARE.fullmatch(share) and Fraction(share) <= 1):
+            message = f"expects a share of '{pattern}' from 0 to 1, found '{share}'"
+            yield message, f"write {pattern}:0.5, or {pattern}:1/2"

@@ -59,9 +59,9 @@ class Flag:
     """A flag of the command line. What is left out comes from the parameter that it gives.
 
     Kinds: `switch` (`--sp`; with the default True `--async-tp/--no-async-tp`), `int`, `choice`,
-    `text`, `names` (some of the choices, or any, with commas), `order` (of some of the choices),
-    `ratio`, `layers` (`7,8*14`), `loads`. A default that is no value of the parameter says that the
-    flag is off.
+    `text`, `names` (some of the choices, or any, with commas), `patterns` (any, with commas),
+    `order` (of some of the choices), `ratio`, `layers` (`7,8*14`), `loads`. A default that is no
+    value of the parameter says that the flag is off.
     """
 
     name: str  # with _ for -
@@ -94,7 +94,7 @@ class Flag:
                 values: Iterable[Any] = (not now,)
             case "choice" | "text":
                 values = self.choices
-            case "names":
+            case "names" | "patterns":
                 values = map(",".join, _subsets(self.choices))
             case "int":
                 least, most = self.least or 0, self.most
@@ -162,6 +162,7 @@ class FlagValues:
 #: What holds where a text does not say it, if the statement names no default.
 _NOTHING: Mapping[str, Any] = {
     "names": (),
+    "patterns": (),
     "ints": (),
     "int": 0,
     "flag": False,
@@ -176,6 +177,7 @@ _FLAG_KINDS = {
     "flag": "switch",
     "ratio": "ratio",
     "names": "names",
+    "patterns": "patterns",
     "str": "text",
 }
 
@@ -226,6 +228,8 @@ class _Field:
         match self.param.form:
             case "names":
                 return op.names(name)
+            case "patterns":
+                return patterns(op, name)
             case "ints":
                 return op.integers(name)
             case "int":
@@ -252,9 +256,16 @@ class _Field:
         if self.param.form == "flag":
             return self.param.name
         items = [str(v) for v in _tuple(value)]
+        if self.param.form == "patterns" and not all(map(str.isidentifier, items)):
+            items = [f'"{", ".join(items)}"']
         text = items[0] if len(items) == 1 else f"({', '.join(items)})"
         text = f'"{text}"' if self.param.form == "str" else text
         return text if self.param.positional else f"{self.param.name} = {text}"
+
+
+def patterns(op: Operation, name: str) -> tuple[str, ...]:
+    """The patterns that an op gives a parameter, as names or in one string."""
+    return tuple(n.strip() for text in op.names(name) for n in text.split(","))
 
 
 def parameter(
@@ -383,7 +394,7 @@ def _flag_value(each: _Field, value: Any) -> Any:
     match each.flag_kind:
         case "choice":
             return value.replace("_", "-")
-        case "names":
+        case "names" | "patterns":
             return ",".join(value)
         case _:
             return value
@@ -394,7 +405,7 @@ def _said(flag: Flag, value: Any) -> Any:
     match flag.kind:
         case "choice":
             return value.replace("-", "_")
-        case "names":
+        case "names" | "patterns":
             return tuple(n.strip() for n in value.split(","))
         case _:
             return value

@@ -105,7 +105,8 @@ class Differentiate(Pass):
             module.diagnostics.remark(
                 f"'stg.recompute' changes nothing: backward of no layer needs a value that "
                 f"'{what.policy}' drops (selective: one that grows with the square of a dimension, "
-                "as scores do that no fused attention keeps); recompute more: --recompute full",
+                "as scores do that no fused attention keeps); recompute more: "
+                "--recompute-selective attention or products, or --recompute full",
                 what.loc,
             )
 

@@ -359,6 +359,8 @@ class _Lowering:
             "to": op.result.tensor.memory,
             "bytes": op.definition.bytes_touched(op),
         }
+        if is_parameter(op.operands[0]) and _is_repeated(op):
+            attrs["ahead"] = ahead_of(op)
         return b.value("et.copy", self._deps(op.operands), attrs, hint=op.result.name)
 
     def _message(self, op: Operation, b: Builder) -> None:

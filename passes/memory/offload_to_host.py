@@ -1,13 +1,15 @@
 """offload-to-host: what lives in host memory, and the copies that bring it to the device and back.
 
 Activations that a repeat stashes go to the host as soon as they are there and come back where the
-repeat that runs back uses them first. Optimizer state is copied in before each update and
-out after it.
+repeat that runs back uses them first. Parameters and optimizer state are copied in before each
+update and out after it, gradients out when they are complete and in before each use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from stagec.api import (
     Builder,
@@ -16,29 +18,37 @@ from stagec.api import (
     Pass,
     Phase,
     Region,
+    Strategy,
     TensorType,
     Value,
-    is_parameter,
+    error,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.traits import Repeats, Terminates
-from stagec.ir_spec.ops.comm import Collective
+from stagec.ir.expr import const
+from stagec.ir.traits import Accumulates, CopiesMemory, Recalls, Repeats, Terminates
+from stagec.ir.types import DEVICE, WEIGHTS, WHOLE
 from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.ir_spec.strategy.freeze import matches
+from stagec.ir_spec.strategy.offload import OFFLOAD, OffloadRule
 from stagec.memory.buffers import LATER
+from stagec.memory.liveness import is_gathered, updated
+from stagec.support.suggest import did_you_mean
 
 PASS = "offload-to-host"
-HOST, DEVICE = "host", "device"
+HOST, OPTIMIZER = "host", "optimizer"
 
 
 @dataclass(frozen=True)
 class OffloadToHost(Pass):
-    """Move to host memory what `stg.offload` names: activations, optimizer state, or both.
+    """Move to host memory what `stg.offload` names, or a share of it.
 
     An activation that a repeat stashes is copied to the host when it is there, and back where the
-    repeat that runs back uses it first. State is copied in before its update and out after it.
-    With `nodes` each copy is a node of the trace. Without the statement nothing happens.
+    repeat that runs back uses it first. State is copied in before its update and out after it, and
+    so are parameters, which also come in for each use, slice by slice; a gradient goes out when it
+    is complete, and comes in for the update. With `nodes` each copy is a node of the trace. Without
+    the statement nothing happens.
 
     Before:
         stg.strategy @s {
@@ -74,45 +84,96 @@ class OffloadToHost(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        return bool(read_strategy(module).offload)
+        return bool(read_strategy(module).offload.what)
 
     def run(self, module: Module) -> None:
-        strategy = read_strategy(module)
-        what, copies = strategy.offload, _Copies(module, strategy.copy_nodes)
-        for kind, move in (("activations", _activations), ("optimizer", _states)):
-            if kind not in what:
-                continue
-            for func in module.functions:
-                move(copies, func.body)
-            if not copies.made:
-                module.diagnostics.remark(
-                    f"'stg.offload[{kind}]' changes nothing: {_NOTHING[kind]}", strategy.loc
-                )
-            copies.made.clear()
+        offload_to_host(module, read_strategy(module))
 
 
 _NOTHING = {
     "activations": "no repeated layer keeps a value for backward",
+    "gradients": "no gradient is complete before the update, or sums over microbatches hold them",
     "optimizer": "there is no optimizer state",
+    "parameters": "there are no parameters",
 }
+
+
+def offload_to_host(module: Module, strategy: Strategy) -> None:
+    """Copy what the strategy names to the host and back, in place.
+
+    Raises `DiagnosticError` for a name that no value has, and for parameters and gradients of an
+    update that is part of backward.
+    """
+    rule, copies = strategy.offload, _Copies(module, strategy.offload)
+    for func in module.functions:
+        _activations(copies, func.body)
+        _gradients(copies, func.body)
+        _arguments(copies, func.body)
+    for pattern, _ in rule.items:
+        if any(matches(path, pattern) for path in copies.made):
+            continue
+        if pattern not in OFFLOAD:
+            known = {part for path in copies.paths for part in (path, *path.split("/"))}
+            raise error(
+                f"no value that can be in host memory has the name '{pattern}'",
+                rule.loc,
+                remedy=did_you_mean(pattern, known)
+                or f"choose {', '.join(OFFLOAD)}, or names of values that 'stagec memory' lists",
+            )
+        if rule.share(pattern):
+            module.diagnostics.remark(
+                f"'stg.offload[{pattern}]' changes nothing: {_NOTHING[pattern]}", rule.loc
+            )
+    in_backward = strategy.optimizer.form == "in_backward"
+    if in_backward and any(p.startswith(("gradients", "parameters")) for p in copies.made):
+        raise error(
+            "an update in backward takes parameters and gradients where they are, on the device",
+            rule.loc,
+            remedy="choose --offload optimizer or activations, or another --optimizer-form",
+        )
 
 
 @dataclass(frozen=True)
 class _Copies:
-    """Makes copies, which are nodes of the trace or not."""
+    """Makes copies of what the strategy names, which are nodes of the trace or not; `paths` are all
+    values that it could name, `made` those that it does."""
 
     module: Module
-    nodes: bool
-    made: list[Value] = field(default_factory=list[Value])
+    rule: OffloadRule
+    paths: set[str] = field(default_factory=set[str])
+    made: set[str] = field(default_factory=set[str])
 
-    def __call__(self, b: Builder, value: Value, to: str, name: str) -> Value:
-        attrs: dict[str, RawAttr] = {"to": to, **({"node": True} if self.nodes else {})}
-        self.made.append(b.value("stg.copy", [value], attrs, hint=name))
-        return self.made[-1]
+    def share(self, kind: str, value: Value) -> Fraction:
+        """The share of a value that goes to the host."""
+        path = f"{kind}/{value.name}"
+        self.paths.add(path)
+        share = self.rule.share(path)
+        if any(matches(path, pattern) for pattern, _ in self.rule.items):
+            self.made.add(path)
+        return share
+
+    def store(self, b: Builder, value: Value, share: Fraction) -> Value:
+        """A copy on the host, or of a share there."""
+        attrs: dict[str, RawAttr] = {"to": HOST}
+        if share != WHOLE:
+            attrs["share"] = const(share.numerator) / share.denominator
+        return self._copy(b, value, attrs, f"{value.name}_host")
+
+    def load(self, b: Builder, value: Value) -> Value:
+        """A copy on the device."""
+        return self._copy(b, value, {"to": DEVICE}, value.name)
+
+    def _copy(self, b: Builder, value: Value, attrs: dict[str, RawAttr], name: str) -> Value:
+        nodes: dict[str, RawAttr] = {"node": True} if self.rule.nodes else {}
+        return b.value("stg.copy", [value], {**attrs, **nodes}, hint=name)
+
+    def before(self, op: Operation) -> Builder:
+        """A builder before an operation, in its phase."""
+        return Builder.before(self.module.registry, op, loc=made_by(PASS, op.loc), phase=op.phase)
 
 
-def _moved(value: Value, memory: str) -> TensorType:
-    return replace(value.tensor, memory=memory)
+def _moved(value: Value, share: Fraction) -> TensorType:
+    return replace(value.tensor, memory=HOST, share=share)
 
 
 # -- activations -----------------------------------------------------------------------------------
@@ -131,29 +192,63 @@ def _activations(copies: _Copies, region: Region) -> None:
 
 def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
     """Move one stacked result of a repeat. Gathered parameters are no activations and stay."""
-    stack, end = repeat.results[index], repeat.body.terminator
-    value = end.operands[index]
-    stacks = _handed_on(stack)
+    value = repeat.body.terminator.operands[index]
+    stacks = _handed_on(repeat.results[index])
     uses = stacks[-1].uses
     users = [(u, i) for u, i in uses if u.has(Repeats) and u.phase in LATER]
-    if len(users) != len(uses) or not users or _is_gathered_parameter(value):
+    if len(users) != len(uses) or not users or is_gathered(value):
         return
-    b = _after(copies.module, value)
-    copy = copies(b, value, HOST, f"{value.name}_host")
-    end.set_operand(index, copy)
-    for each in stacks:
-        each.type = _moved(each, HOST)
+    share = copies.share("activations", value)
+    if not share:
+        return
     for user, slot in users:
-        arg = user.body.args[slot]
-        there = list(arg.uses)
-        arg.type = _moved(arg, HOST)
-        first = min((_in_region(op, user.body) for op, _ in there), key=lambda op: op.position())
-        before = Builder.before(
-            copies.module.registry, first, loc=made_by(PASS, arg.loc), phase=user.phase
-        )
-        back = copies(before, arg, DEVICE, arg.name)
-        for op, i in there:
+        if any(u.has(Recalls) for u, _ in user.body.args[slot].uses):
+            what = read_strategy(copies.module).recompute
+            raise error(
+                f"%{value.name}, which only some layers stash, cannot be offloaded",
+                what.loc,
+                remedy="recompute in all layers or in none, or name other values in stg.offload",
+            )
+    _store_slices(copies, repeat, index, stacks, share)
+    for user, slot in users:
+        _load_slices(copies, user, slot, share)
+
+
+def _store_slices(
+    copies: _Copies, repeat: Operation, index: int, stacks: list[Value], share: Fraction
+) -> None:
+    """Copy what a repeat stacks to the host as soon as it is there; `stacks` are its results."""
+    end = repeat.body.terminator
+    value = end.operands[index]
+    end.set_operand(index, copies.store(_after(copies.module, value), value, share))
+    for each in stacks:
+        each.type = _moved(each, share)
+
+
+def _load_slices(copies: _Copies, user: Operation, slot: int, share: Fraction) -> None:
+    """Copy a slice of a stack on the host to the device where a repeat uses it first."""
+    arg = user.body.args[slot]
+    arg.type = _moved(arg, share)
+    _load(copies, arg, user.body)
+
+
+def _load(copies: _Copies, value: Value, region: Region) -> None:
+    """Copy a value on the host to the device before its first use of each phase in a region;
+    repeats inside it take what was copied before them, unless they take slices from the host."""
+    uses = [(op, i) for op, i in value.uses if not op.has(CopiesMemory) and not op.has(Terminates)]
+    uses = [(op, i) for op, i in uses if not _takes_from_host(op, i)]
+    inside = [(at, op, i) for op, i in uses if (at := _in_region(op, region)) is not None]
+    for phase in dict.fromkeys(at.phase for at, _, _ in inside):
+        mine = [(at, op, i) for at, op, i in inside if at.phase == phase]
+        first = min((at for at, _, _ in mine), key=lambda op: op.position())
+        back = copies.load(copies.before(first), value)
+        for _, op, i in mine:
             op.set_operand(i, back)
+
+
+def _takes_from_host(op: Operation, index: int) -> bool:
+    """Whether the region of an operation sees an operand where it is, on the host."""
+    return op.region is not None and op.region.args[index].tensor.memory == HOST
 
 
 def _handed_on(value: Value) -> list[Value]:
@@ -174,39 +269,106 @@ def _after(module: Module, value: Value) -> Builder:
     return Builder.after(module.registry, value.owner, loc=loc)
 
 
-def _in_region(op: Operation, region: Region) -> Operation:
-    """The operation of the region itself that is or contains this one."""
-    while op.parent is not region and op.parent is not None:
-        op = op.parent.owner
+def _in_region(op: Operation, region: Region) -> Operation | None:
+    """The operation of the region itself that is this one, or a repeat around it."""
+    while op.parent is not region:
+        owner = op.parent_op
+        if owner is None or not owner.has(Repeats):
+            return None
+        op = owner
     return op
 
 
-def _is_gathered_parameter(value: Value) -> bool:
-    op = value.producer
-    return op is not None and isinstance(op.definition, Collective) and is_parameter(op.operands[0])
+# -- gradients -------------------------------------------------------------------------------------
 
 
-# -- optimizer state -------------------------------------------------------------------------------
-
-
-def _states(copies: _Copies, body: Region) -> None:
-    states = [a for a in body.args if a.tensor.role == "state"]
+def _gradients(copies: _Copies, body: Region) -> None:
+    """Move what updates take from backward. Each operation of the update brings its own back."""
     for op in list(body.ops):
-        mine = {i: v for i, v in enumerate(op.operands) if v in states}
-        if not mine:
+        if op.phase == OPTIMIZER or op.has(Accumulates):
             continue
-        before = Builder.before(copies.module.registry, op, loc=made_by(PASS, op.loc))
-        for i, state in mine.items():
-            state.type = _moved(state, HOST)
-            op.set_operand(i, copies(before, state, DEVICE, state.name))
-        after = Builder.after(copies.module.registry, op, loc=made_by(PASS, op.loc))
-        for result in op.results:
-            if op.definition.reuses(op, result.index) in mine:
-                users = list(result.uses)
-                new = copies(after, result, HOST, f"{result.name}_host")
-                for user, i in users:
-                    user.set_operand(i, new)
+        for value in list(op.results):
+            if not any(u.phase == OPTIMIZER for u, _ in value.uses) or not value.tensor.rank:
+                continue
+            share = copies.share("gradients", value)
+            stacked = op.has(Repeats) and value.index >= op.integer("carry", 1)
+            users = list(value.uses)
+            if not share or (op.region is not None and not stacked):
+                continue
+            if stacked:
+                _store_slices(copies, op, value.index, [value], share)
+                there = value
+            else:
+                there = copies.store(_after(copies.module, value), value, share)
+            for user, i in users:
+                user.set_operand(i, copies.load(copies.before(user), there))
+
+
+# -- parameters and optimizer state ----------------------------------------------------------------
+
+
+def _arguments(copies: _Copies, body: Region) -> None:
+    """Move arguments: an update takes them from the host and brings them back; each phase of a
+    region that uses a parameter brings it to the device, a repeat slice by slice."""
+    kinds = {"state": "optimizer", **dict.fromkeys(WEIGHTS, "parameters")}
+    shares = {
+        arg: share
+        for arg in body.args
+        if arg.tensor.role in kinds and (share := copies.share(kinds[arg.tensor.role], arg))
+    }
+    for arg, share in shares.items():
+        arg.type = _moved(arg, share)
+    versions = dict(shares)  # what updates make of them, on the device
+    for op in [op for op in body.ops if op.phase == OPTIMIZER and not op.has(Terminates)]:
+        _update(copies, op, versions, shares)
+    for arg, share in shares.items():
+        _bring(copies, arg, share)
     body.returns = tuple(
-        replace(t, memory=v.tensor.memory) if isinstance(t, TensorType) else t
+        replace(t, memory=v.tensor.memory, share=v.tensor.share) if isinstance(t, TensorType) else t
         for t, v in zip(body.returns, body.terminator.operands, strict=False)
     )
+
+
+def _update(
+    copies: _Copies,
+    op: Operation,
+    versions: dict[Value, Fraction],
+    shares: Mapping[Value, Fraction],
+) -> None:
+    """Copy what an operation of an update takes to the device, and the last version that the update
+    makes of it to the host."""
+    after = Builder.after(copies.module.registry, op, loc=made_by(PASS, op.loc))
+    for result in op.results:
+        slot = op.definition.reuses(op, result.index)
+        old = updated(result) if op.region is not None else None
+        old = op.operands[slot] if slot is not None else old
+        if old in versions:
+            versions[result] = versions[old]
+            ends = [(user, i) for user, i in result.uses if user.has(Terminates)]
+            if ends:
+                new = copies.store(after, result, versions[result])
+                for user, i in ends:
+                    user.set_operand(i, new)
+    for i, value in enumerate(op.operands):
+        if value in shares:
+            op.set_operand(i, copies.load(copies.before(op), value))
+
+
+def _bring(copies: _Copies, value: Value, share: Fraction) -> None:
+    """Copy a parameter on the host to the device in each region that uses it, in repeats slice by
+    slice."""
+    for op, i in list(value.uses):
+        if op.region is not None:
+            arg = op.body.args[i]
+            arg.type = _moved(arg, share)
+            _bring(copies, arg, share)
+    regions = {op.parent: None for op, _ in value.uses if op.region is None and op.parent}
+    for region in regions:
+        _load(copies, value, _outside_of_repeats(region, value))
+
+
+def _outside_of_repeats(region: Region, value: Value) -> Region:
+    """The region around repeats whose layers share a value from outside of them."""
+    while region is not value.region and region.owner.has(Repeats) and region.owner.parent:
+        region = region.owner.parent
+    return region

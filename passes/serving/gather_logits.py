@@ -1,11 +1,13 @@
-"""gather-logits: logits split over the vocabulary are gathered before a token is chosen."""
+"""gather-logits: logits split over the vocabulary are gathered before a token is chosen, or before
+a loss that wants them whole."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
-from stagec.ir.traits import PicksOne, Recasts
+from stagec.ir.traits import PicksOne, Recasts, TakesLogits
+from stagec.ir_spec.strategy.loss import LossRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 
@@ -13,7 +15,8 @@ from stagec.sharding.placer import Placer
 @dataclass(frozen=True)
 class GatherLogits(Pass):
     """Pin logits whole in the vocabulary where a token is chosen by them, in the element type of
-    the head: engines gather them so and sample in f32 (vLLM's `LogitsProcessor`, SGLang's).
+    the head: engines gather them so and sample in f32 (vLLM's `LogitsProcessor`, SGLang's). So are
+    those of a loss with `stg.loss[logits = gathered]`.
 
     Without it each rank chooses among its own part of the vocabulary, and a maximum of each rank is
     gathered (`stg.argmax`).
@@ -49,20 +52,27 @@ class GatherLogits(Pass):
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:
-        return any(op.has(PicksOne) for op in module.main.body.walk())
+        return bool(_users(module))
 
     def run(self, module: Module) -> None:
         gather_logits(module)
 
 
 def gather_logits(module: Module) -> None:
-    """Pin the logits of all tokens that the main function chooses, in place."""
+    """Pin the logits of all tokens that the main function chooses, or judges, in place."""
     strategy = read_strategy(module)
     assumptions = Assumptions(module, GatherLogits.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
-    for op in [op for op in module.main.body.walk() if op.has(PicksOne)]:
+    for op in _users(module):
         _gather(module, placer, op)
     assumptions.check()
+
+
+def _users(module: Module) -> list[Operation]:
+    """What takes whole rows of logits."""
+    gathered = read_strategy(module).one(LossRule).logits == "gathered"
+    kinds = (PicksOne, TakesLogits) if gathered else (PicksOne,)
+    return [op for op in module.main.body.walk() if any(map(op.has, kinds))]
 
 
 def _gather(module: Module, placer: Placer, chooses: Operation) -> None:

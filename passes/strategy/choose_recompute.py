@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagec.api import Module, Operation, Pass, Phase, error, read_strategy
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.ops.attention_base import AttentionOp
+from stagec.ir_spec.strategy.selective import SelectiveRule
 from stagec.sharding.recompute import recompute_attrs
 from stagec.sharding.strategy import RecomputeRule
 from stagec.support.suggest import did_you_mean
@@ -15,7 +17,8 @@ from stagec.support.suggest import did_you_mean
 class ChooseRecompute(Pass):
     """Write what `stg.recompute` says on the repeats that it concerns.
 
-    'differentiate' reads these attributes, and removes them.
+    What `selective` stands for is written as the list that `stg.selective` says. 'differentiate'
+    reads these attributes, and removes them.
 
     Before:
         stg.strategy @s {
@@ -49,10 +52,11 @@ class ChooseRecompute(Pass):
         return read_strategy(module).recompute != RecomputeRule()
 
     def run(self, module: Module) -> None:
-        choose_recompute(module, read_strategy(module).recompute)
+        strategy = read_strategy(module)
+        choose_recompute(module, strategy.recompute, strategy.one(SelectiveRule))
 
 
-def choose_recompute(module: Module, what: RecomputeRule) -> None:
+def choose_recompute(module: Module, what: RecomputeRule, selective: SelectiveRule) -> None:
     """Write the choice on all repeats, in place.
 
     Raises `DiagnosticError` for ops that no repeat has.
@@ -60,7 +64,19 @@ def choose_recompute(module: Module, what: RecomputeRule) -> None:
     repeats = [op for op in module.main.body.walk() if op.has(Repeats)]
     _check_ops(repeats, what)
     for op in repeats:
-        op.attrs |= recompute_attrs(what)
+        op.attrs |= recompute_attrs(_listed(what, selective, op))
+
+
+def _listed(what: RecomputeRule, selective: SelectiveRule, repeat: Operation) -> RecomputeRule:
+    """What is computed again in a repeat, with `selective` as the list that it stands for there."""
+    if what.policy != "selective" or selective.what == "scores":
+        return what
+    attention = (op for op in repeat.body.ops if isinstance(op.definition, AttentionOp))
+    fused = {op.name.partition(".")[2] for op in attention}
+    if selective.what == "attention":
+        return replace(what, policy="none", ops=tuple(sorted(fused))) if fused else what
+    keep = ("einsum", *sorted(fused))
+    return replace(what, policy="full", keep=keep, products=2)
 
 
 def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:

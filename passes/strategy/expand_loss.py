@@ -71,7 +71,9 @@ def expand_loss(module: Module, strategy: Strategy, op: Operation) -> bool:
 
 
 def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:
-    """Whether the strategy splits the vocabulary of a loss."""
+    """Whether the strategy splits the vocabulary of a loss, and leaves it split."""
+    if strategy.one(LossRule).logits == "gathered":
+        return False
     logits = op.definition.logits(op)
     names = logits.tensor.dims[-1].size.symbols if logits is not None else frozenset[str]()
     mesh = module.mesh

@@ -58,7 +58,6 @@ def normalize_strategy(module: Module) -> None:
     if strategy.pipeline is not None:
         _check_alone(module, strategy, strategy.pipeline, problems)
     _check_sequences(strategy, problems)
-    _check_offload(strategy, problems)
     problems.check()
     _tell_unused(module, strategy)
 
@@ -154,17 +153,6 @@ def _check_sequences(strategy: Strategy, problems: DiagnosticList) -> None:
                 ring.loc,
                 remedy="keep one of stg.ring, stg.gather and stg.exchange",
             )
-
-
-def _check_offload(strategy: Strategy, problems: DiagnosticList) -> None:
-    """What is offloaded is stashed by all layers, or by none."""
-    what = strategy.recompute
-    if "activations" in strategy.offload and (what.layers or what.every):
-        problems.error(
-            "activations that only some layers stash cannot be offloaded yet",
-            what.loc,
-            remedy="recompute in all layers, or in none",
-        )
 
 
 def _tell_unused(module: Module, strategy: Strategy) -> None:

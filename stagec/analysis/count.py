@@ -146,7 +146,7 @@ def _sum_up(counts: Counts, terms: _Terms) -> None:
 def copied(module: Module, func: Operation) -> Expr:
     """Bytes that a rank which runs a function copies between device and host in a step."""
     return total(
-        op.operands[0].tensor.local_bytes * times
+        op.definition.bytes_touched(op) * times
         for op, times in weighted(module, func, func.body, ONE)
         if op.name == "stg.copy"
     )

@@ -349,9 +349,10 @@ class Operation:
         return value.text if isinstance(value, Quoted) else str(value)
 
     def names(self, name: str) -> tuple[str, ...]:
-        """An attribute that is a list of names, such as axes."""
+        """An attribute that is a list of names or strings, such as axes."""
         value = self.attrs.get(name, ())
-        return tuple(str(v) for v in value) if isinstance(value, tuple) else (str(value),)
+        items = value if isinstance(value, tuple) else (value,)
+        return tuple(v.text if isinstance(v, Quoted) else str(v) for v in items)
 
     def reads(self) -> Iterator[Value]:
         """The values that it and the operations in its region use, those of the region included."""

@@ -12,6 +12,7 @@ from stagec.ir.decisions import Decisions, UnitAxes, Watched, ask, plain
 from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
+from stagec.ir.traits import CopiesMemory
 from stagec.ir.types import PARAMETERS, WEIGHTS, Load, TensorType
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import Loc, Source
@@ -229,10 +230,11 @@ class Module:
 
 
 def is_parameter(value: Value) -> bool:
-    """Whether the value is a parameter, or the slice of one inside a repeat."""
+    """Whether the value is a parameter, the slice of one inside a repeat, or a copy of these from
+    the host."""
     owner = value.owner
     if not isinstance(owner, Region):
-        return False
+        return owner.has(CopiesMemory) and is_parameter(owner.operands[0])
     if isinstance(value.type, TensorType) and value.type.role in WEIGHTS:
         return True
     outer = owner.owner

@@ -26,6 +26,7 @@ class Param:
     | `name`, `names`  | `bf16`, `(attention, swiglu)`       | any names, or one of `choices` |
     | `axis`, `axes`   | `pp`, `(dp, cp)`                    | they are axes of the mesh |
     | `dim`, `dims`    | `B`, `(H, G)`                       | they are declared symbols |
+    | `patterns`       | `(a, b)`, `"gqa/*:1/2, b"`          | names, or patterns in quotes |
     | `values`         | `(wq, wk)`                          | names of values of the model |
     | `symbol`         | `@pod`                              | |
     | `relations`      | `S % tp == 0, B >= 1`               | all positional values |
@@ -93,6 +94,8 @@ def convert_param(param: Param, raw: Attr) -> Attr:
         return True
     if form in _ITEMS:
         return _ITEMS[form](param, raw)
+    if form == "patterns" and isinstance(raw, Quoted):
+        return raw
     if form in _LISTS:
         item = _ITEMS[_LISTS[form]]
         return tuple(item(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
@@ -123,6 +126,7 @@ _EXPECTED = {
     "dim": "the name of a dimension",
     "dims": "names of dimensions such as S or (H, G)",
     "values": "names of values",
+    "patterns": "names, or patterns in quotes",
 }
 
 #: In a block: the parameter by which an op takes static parameters that a call may give.
@@ -171,7 +175,7 @@ _ITEMS: Mapping[str, Callable[[Param, Attr], Attr]] = {
     "str": _of_type(Quoted),
     "symbol": _of_type(SymbolRef),
 }
-_LISTS = {"ints": "int", "sizes": "size", "ratios": "ratio", "names": "name"}
+_LISTS = {"ints": "int", "sizes": "size", "ratios": "ratio", "names": "name", "patterns": "name"}
 #: The form of the value of a kind that is not its own.
 _FORMS = {"axis": "name", "dim": "name", "axes": "names", "dims": "names", "values": "names"}
 

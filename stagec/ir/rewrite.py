@@ -215,11 +215,12 @@ def same_type(left: Value, right: Value) -> bool:
     a, b = left.type, right.type
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a == b
-    return (a.dtype, a.dims, a.partial, a.placed, a.memory, a.stage) == (
+    return (a.dtype, a.dims, a.partial, a.placed, a.memory, a.share, a.stage) == (
         b.dtype,
         b.dims,
         b.partial,
         b.placed,
         b.memory,
+        b.share,
         b.stage,
     )

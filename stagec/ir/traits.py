@@ -207,6 +207,18 @@ class PicksOne(Trait):
 
 
 @dataclass(frozen=True)
+class TakesLogits(Trait):
+    """Operand 0 are logits, of which it takes rows: a loss, or the first op of one.
+
+    | op                  | |
+    |---------------------|-|
+    | `stg.cross_entropy` | yes |
+    | `stg.log_softmax`   | yes |
+    | `stg.nll_loss`      | no: log-probabilities |
+    """
+
+
+@dataclass(frozen=True)
 class FinalGradient(Trait):
     """Its operand is complete: the collectives that reduce and place it belong to phase gradient.
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from stagec.ir.expr import Expr, call, const, product, substitute, symbol
+from stagec.ir.expr import ZERO, Expr, call, const, product, substitute, symbol
 
+#: The memory that computations work in, and the share of a tensor that is all of it.
+DEVICE, WHOLE = "device", Fraction(1)
 #: Bytes of one element; two elements of four bits share a byte, 128 of `f8e4m3s` an f32 scale, and
 #: 16 of `f4e2m1s` a scale of 8 bits.
 DTYPE_BYTES: Mapping[str, int | Fraction] = {
@@ -212,16 +214,18 @@ class TensorType:
 
     `role` and `part` stand on arguments and results of functions only. A part is what one chunk of
     a pipeline stage holds of a value of the whole step: its name, and the number of the chunk.
+    `share` is how much of it is in `memory`; the rest is on the device.
     """
 
     dtype: str
     dims: tuple[Dim, ...] = ()
     partial: Partial | None = None
     placed: bool = False
-    memory: str = "device"
+    memory: str = DEVICE
     stage: tuple[str, int] | None = None
     role: str = ""
     part: tuple[str, int] | None = None
+    share: Fraction = WHOLE
 
     @property
     def shape(self) -> tuple[Expr, ...]:
@@ -252,6 +256,21 @@ class TensorType:
     def local_bytes(self) -> Expr:
         """Bytes on one rank."""
         return bytes_of(self.local_elements, self.dtype)
+
+    def bytes_in(self, space: str) -> Expr:
+        """Bytes on one rank that are in a memory: of a share those of whole bytes, rounded up."""
+        size, share = self.local_bytes, self.share
+        if share == WHOLE:
+            return size if space == self.memory else ZERO
+        away = call("ceildiv", [size * share.numerator, const(share.denominator)])
+        if space == self.memory:
+            return away
+        return size - away if space == DEVICE else ZERO
+
+    @property
+    def memories(self) -> tuple[str, ...]:
+        """The memories that it is in."""
+        return (self.memory,) if self.share == WHOLE else (self.memory, DEVICE)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -296,7 +315,7 @@ class TensorType:
             replace(d, split=tuple(map(AxisUse, axes)), open=False)
             for d, axes in zip(self.dims, splits, strict=True)
         )
-        return TensorType(self.dtype, dims, partial, True, self.memory, self.stage)
+        return self._with(dims, partial, True)
 
     def sliced(self) -> TensorType:
         """One slice along the first dimension, as a repeat sees it."""
@@ -308,7 +327,12 @@ class TensorType:
 
     def _inside(self, dims: tuple[Dim, ...]) -> TensorType:
         # `replace` takes five times as long
-        return TensorType(self.dtype, dims, self.partial, self.placed, self.memory, self.stage)
+        return self._with(dims, self.partial, self.placed)
+
+    def _with(self, dims: tuple[Dim, ...], partial: Partial | None, placed: bool) -> TensorType:
+        if self.share != WHOLE:
+            return replace(self, dims=dims, partial=partial, placed=placed, role="", part=None)
+        return TensorType(self.dtype, dims, partial, placed, self.memory, self.stage)
 
     def substitute(self, env: Mapping[str, Expr]) -> TensorType:
         """Sizes with symbols replaced (axis names stay)."""
@@ -326,8 +350,9 @@ class TensorType:
             clauses.append(self.role)
         if self.part:
             clauses.append(f"part({self.part[0]}={self.part[1]})")
-        if self.memory != "device":
-            clauses.append(f"mem({self.memory})")
+        if self.memory != DEVICE:
+            share = f", {self.share}" if self.share != WHOLE else ""
+            clauses.append(f"mem({self.memory}{share})")
         if self.stage:
             clauses.append(f"on({self.stage[0]}={self.stage[1]})")
         bar = " | " + " ".join(clauses) if clauses else ""

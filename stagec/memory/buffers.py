@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, expand
+from stagec.ir.types import DEVICE
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp
 from stagec.memory.liveness import is_gathered
@@ -34,7 +35,8 @@ CATEGORIES = (
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of one value; `copies` > 1 are those of iterations that are not run one by one.
+    """Memory of one value in `space`; `copies` > 1 are those of iterations that are not run one by
+    one. A value that is partly in host memory has a buffer in each.
 
     `last` is the step of the last use in each part (action) of the step that uses it. A static
     buffer is there before the step and after it.
@@ -47,7 +49,8 @@ class Buffer:
     first: int = -1
     last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
     phases: set[str] = field(default_factory=set[str])
-    sizes: dict[Value, Expr] = field(default_factory=dict[Value, Expr])
+    space: str = DEVICE
+    sizes: dict[tuple[Value, str], Expr] = field(default_factory=dict[tuple[Value, str], Expr])
     gathered: dict[Value, bool] = field(default_factory=dict[Value, bool])
     _size: Expr | None = None
 
@@ -55,17 +58,13 @@ class Buffer:
     def size(self) -> Expr:
         """Bytes on one rank; `sizes` keeps those of one buffer of each value."""
         if self._size is None and self.copies is not ONE:
-            self._size = expand(self.value.tensor.local_bytes * self.copies)
+            self._size = expand(self.value.tensor.bytes_in(self.space) * self.copies)
         elif self._size is None:
-            if self.value not in self.sizes:
-                self.sizes[self.value] = expand(self.value.tensor.local_bytes)
-            self._size = self.sizes[self.value]
+            key = self.value, self.space
+            if key not in self.sizes:
+                self.sizes[key] = expand(self.value.tensor.bytes_in(self.space))
+            self._size = self.sizes[key]
         return self._size
-
-    @property
-    def space(self) -> str:
-        """The memory that it is in."""
-        return self.value.tensor.memory
 
     @property
     def category(self) -> str:
@@ -111,6 +110,12 @@ class Lifetimes:
     steps: list[RunOp] = field(default_factory=list[RunOp])
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     scheduled: int | None = None  # the step at which the actions of a schedule run
+
+
+class Shares(tuple["Buffer", ...]):
+    """The buffers of a value that is partly in one memory and partly in another."""
+
+    __slots__ = ()
 
 
 class Together(tuple["Ref", ...]):

@@ -30,7 +30,16 @@ from stagec.ir.traits import EndsLifetime, Recalls, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective, CopyIn
 from stagec.ir_spec.ops.pipeline import ActionOp
-from stagec.memory.buffers import GRADIENTS, Buffer, Lifetimes, Ref, RunOp, Together, buffers_of
+from stagec.memory.buffers import (
+    GRADIENTS,
+    Buffer,
+    Lifetimes,
+    Ref,
+    RunOp,
+    Shares,
+    Together,
+    buffers_of,
+)
 from stagec.memory.iterations import IterationRun, patterns, slices
 from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered, updated
 from stagec.sharding.gathers import ahead_of
@@ -79,7 +88,7 @@ class _Runner:
         self._runs = 1  # how often the region at hand runs
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
-        self._sizes: dict[Value, Expr] = {}
+        self._sizes: dict[tuple[Value, str], Expr] = {}
         self._gathered: dict[Value, bool] = {}
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
@@ -146,10 +155,14 @@ class _Runner:
         number = len(self.found.steps)
         self.found.steps.append(RunOp(op, self._part, [], counts))
         for value in made:
-            self._refs[value] = self._make(value, number, number)
+            type_ = value.tensor
+            buffers = [self._make(value, number, number, space=s) for s in type_.memories]
+            self._refs[value] = buffers[0] if len(buffers) == 1 else Shares(buffers)
         return number
 
-    def _make(self, value: Value, first: int, last: int, copies: Expr = ONE) -> Buffer:
+    def _make(
+        self, value: Value, first: int, last: int, copies: Expr = ONE, *, space: str
+    ) -> Buffer:
         """A buffer that a step of this part makes."""
         last_in = {self._part: last}
         buffer = Buffer(
@@ -159,6 +172,7 @@ class _Runner:
             self._part,
             first,
             last_in,
+            space=space,
             sizes=self._sizes,
             gathered=self._gathered,
         )
@@ -392,7 +406,7 @@ class _Runner:
         for buffer in buffers_of(ref):
             if buffer not in twins:
                 size = expand(copies * buffer.copies)
-                twins[buffer] = self._make(buffer.value, number, number, size)
+                twins[buffer] = self._make(buffer.value, number, number, size, space=buffer.space)
         return Together((ref, *(twins[b] for b in buffers_of(ref))))
 
     # -- repeats inside of repeats -----------------------------------------------------------------
@@ -404,7 +418,7 @@ class _Runner:
         start = self._step(op, (), counts=False)
         self._refs.update(zip(region.args, inputs[:carry], strict=False))
         for arg, ref in zip(region.args[carry:], inputs[carry:], strict=True):
-            self._refs[arg] = Together(ref) if isinstance(ref, tuple) else ref
+            self._refs[arg] = ref if isinstance(ref, Buffer | Shares | None) else Together(ref)
         self._replays = True
         gathers = [o for o in region.ops if _is_ahead(o)]
         ahead = list(self._gather(gathers, 0, 0).values())
@@ -424,7 +438,10 @@ class _Runner:
     def _beside(self, refs: Sequence[Ref], start: int, end: int, copies: Expr) -> list[Buffer]:
         """So many more of what has been made since a step."""
         new = (b for ref in refs for b in buffers_of(ref) if b.first >= start and copies != 0)
-        return [self._make(b.value, start, end, expand(copies * b.copies)) for b in list(new)]
+        return [
+            self._make(b.value, start, end, expand(copies * b.copies), space=b.space)
+            for b in list(new)
+        ]
 
     # -- microbatches ------------------------------------------------------------------------------
 
@@ -488,14 +505,14 @@ def _stacked(op: Operation) -> range:
 
 def _is_stack(ref: Ref, count: int) -> TypeGuard[tuple[Ref, ...]]:
     """Whether a value has a slot for each of so many iterations."""
-    return isinstance(ref, tuple) and not isinstance(ref, Together) and len(ref) == count
+    return isinstance(ref, tuple) and not isinstance(ref, Together | Shares) and len(ref) == count
 
 
 def _taken(ref: Ref, position: int, count: int) -> Ref:
     """What an iteration takes of a bound value: its slice, or all where slices are not told
     apart."""
     if not _is_stack(ref, count):
-        return Together(ref) if isinstance(ref, tuple) else ref
+        return ref if isinstance(ref, Buffer | Shares | None) else Together(ref)
     slot = ref[position]
     return slot[0] if isinstance(slot, Together) else slot
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, expand
+from stagec.ir.expr import Expr, expand
 from stagec.ir.module import is_parameter
 from stagec.ir.replay import is_partial, stashed
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import (
     Accumulates,
+    CopiesMemory,
     EndsLifetime,
     InPlace,
     Recalls,
@@ -22,6 +23,7 @@ from stagec.ir.traits import (
     Terminates,
     View,
 )
+from stagec.ir.types import DEVICE
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.structure import joined_dim
@@ -29,7 +31,7 @@ from stagec.ir_spec.ops.structure import joined_dim
 
 def device_bytes(value: Value) -> Expr:
     """Bytes of a buffer in device memory."""
-    return value.tensor.local_bytes if value.tensor.memory == "device" else ZERO
+    return value.tensor.bytes_in(DEVICE)
 
 
 def held_bytes(value: Value) -> Expr:
@@ -173,14 +175,14 @@ def _users(value: Value, body: Region) -> set[str]:
 
 
 def is_gathered(value: Value) -> bool:
-    """Whether a value is gathered parameters, or a stack of such."""
+    """Whether a value is gathered parameters, such that come from the host, or a stack of them."""
     op = value.producer
     if op is None:
         return False
     if op.region is not None:
         return is_gathered(op.region.terminator.operands[value.index])
-    collective = isinstance(op.definition, Collective)
-    return collective and bool(op.operands) and all(map(is_parameter, op.operands))
+    brings = isinstance(op.definition, Collective) or op.has(CopiesMemory)
+    return brings and bool(op.operands) and all(map(is_parameter, op.operands))
 
 
 def step_regions(body: Region) -> list[Region]:

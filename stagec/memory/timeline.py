@@ -112,8 +112,8 @@ class Sized(Planner):
         """Bytes that are there from start to end, by category."""
         found: dict[str, int] = dict.fromkeys(STATIC, 0)
         for value, category in self.fixed:
-            if value.tensor.memory == space:
-                size = evaluate(value.tensor.local_bytes, self.env)
+            if space in value.tensor.memories:
+                size = evaluate(value.tensor.bytes_in(space), self.env)
                 found[category] = found.get(category, 0) + size
         return found
 
@@ -183,8 +183,8 @@ class MemoryTimeline:
     def fixed(self, space: str = DEVICE) -> Iterator[tuple[Value, str, int]]:
         """Buffers that are there from start to end, with their categories and bytes."""
         for value, category in self._fixed:
-            size = evaluate(value.tensor.local_bytes, self._env)
-            if value.tensor.memory == space and size:
+            size = evaluate(value.tensor.bytes_in(space), self._env)
+            if size:
                 yield value, category, size
 
     # -- over the step -----------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class MemoryTimeline:
 
     def expression(self, point: Point) -> Expr:
         """What is held at a point in symbols; microbatches in flight are counted."""
-        fixed = (v.tensor.local_bytes for v, _ in self._fixed if v.tensor.memory == DEVICE)
+        fixed = (v.tensor.bytes_in(DEVICE) for v, _ in self._fixed)
         counts = self._counts(point).items()
         return total([*fixed, *(b.size * n for b, n in counts if n and b.space == DEVICE)])
 
@@ -287,8 +287,9 @@ class MemoryTimeline:
                 copies = number * evaluate(buffer.copies, self._env)
                 merged[key] = count + copies, size + number * self.size(buffer)
         for value, category in self._fixed:
-            if value.tensor.memory == DEVICE:
-                merged[value, category] = 1, evaluate(value.tensor.local_bytes, self._env)
+            size = evaluate(value.tensor.bytes_in(DEVICE), self._env)
+            if size:
+                merged[value, category] = 1, size
         found = [
             LiveBuffers(v.name, str(v.type), category, count, size, line_of(v))
             for (v, category), (count, size) in merged.items()

@@ -176,8 +176,8 @@ class Unroller:
         return evaluate(op.exprs("first")[self._loads.slot], self._env)
 
     def _prefetch(self, early: frozenset[Operation], prefix: str, step: int) -> dict[Value, Ref]:
-        """Issue the parameter gathers of the layer that is the `step`th to run now: layers early,
-        not at the start of the step."""
+        """Issue what brings the parameters of the layer that is the `step`th to run now, gathers
+        and copies from the host: layers early, not at the start of the step."""
         found: dict[Value, Ref] = {}
         last = self._last_computation() if early else None
         self._prefix = prefix
@@ -185,10 +185,10 @@ class Unroller:
             if step < self._count(op, "kept"):
                 found[op.result] = None  # still there from forward, for whose end all waits
                 continue
-            node = self._collective(op)
-            if isinstance(node, Node) and last is not None:
+            node = self._node(op)
+            if isinstance(node, Node) and last is not None and last not in node.after:
                 node.after.append(last)
-            found[op.result] = node
+            found[op.result] = self._refs[op.result] = node
         return found
 
     def _computations(self) -> Iterator[tuple[Instance | Node, int, bool]]:

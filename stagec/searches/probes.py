@@ -115,7 +115,7 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
         # after backward, in the way of no microbatch; where they are cast first, all casts would be
         # held until then
         given["ddp_bucket"] = 0
-    kept = [n.strip() for n in options.offload.split(",")]
+    kept = [n.partition(":")[0].strip() for n in options.offload.split(",")]
     given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
     return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
 

@@ -36,7 +36,7 @@ RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
 BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
 KNOBS: Mapping[str, Flag] = {**OF_ONE_MESH, MICROBATCH: MICROBATCH_FLAG}
 #: Kinds of flags whose values have commas: alternatives stand between bars.
-_WITH_COMMAS = ("names", "order", "layers", "loads")
+_WITH_COMMAS = ("names", "patterns", "order", "layers", "loads")
 _MOST_VALUES = 1000
 
 

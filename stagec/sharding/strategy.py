@@ -165,14 +165,9 @@ class Strategy:
         return self.one(RecomputeRule)
 
     @property
-    def offload(self) -> tuple[str, ...]:
+    def offload(self) -> OffloadRule:
         """What lives in host memory."""
-        return self.one(OffloadRule).what
-
-    @property
-    def copy_nodes(self) -> bool:
-        """Whether copies between host and device are nodes of the trace."""
-        return self.one(OffloadRule).nodes
+        return self.one(OffloadRule)
 
     @property
     def bucket(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from stagec.ir.expr import Expr
+from stagec.ir.expr import Expr, fraction
 from stagec.ir.types import ROLES, Dim, Load, Partial, Routed
 from stagec.support.suggest import did_you_mean
 
@@ -68,15 +68,29 @@ def loaded(dims: tuple[Dim, ...], token: str, coords: _Names) -> tuple[Dim, ...]
     return (*dims[:index], loaded, *dims[index + 1 :])
 
 
+def memory_clause(token: str, coords: _Sizes) -> dict[str, Any]:
+    """`mem(host)`, or of a part of the bytes `mem(host, 1/2)`."""
+    name = names_of(token, coords[:1])[0][0] if coords else ""
+    share = coords[1][0] if len(coords) == 2 and coords[1][1] is None else None
+    if not name or len(coords) > 2 or (len(coords) == 2 and not _is_share(share)):
+        raise SyntaxLimitError(
+            "expects a memory, and the share of the bytes that is in it",
+            token,
+            "write mem(host), or mem(host, 1/2)",
+        )
+    return {"memory": name} | ({} if share is None else {"share": fraction(share)})
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, Expr) and not value.symbols and 0 < fraction(value) < 1
+
+
 def set_clause(fields: dict[str, Any], token: str, coords: _Names) -> None:
     name, names = str(token), tuple(n for n, _ in coords)
     if name in ("sum", "max") and coords:
         fields["partial"] = Partial(name, names)
     elif name in ROLES:
         fields["role"] = name
-        return
-    elif name == "mem" and coords:
-        fields["memory"] = names[0]
         return
     elif name == "part" and coords and coords[0][1] is not None:
         fields["part"] = (coords[0][0], coords[0][1])

@@ -46,7 +46,14 @@ from stagec.support.limits import MAX_COEFFICIENT, MAX_LAYERS, MAX_OPERATORS, MA
 from stagec.support.source import FileLoc, Loc, NameLoc, Source
 from stagec.support.suggest import did_you_mean
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
-from stagec.text.clauses import SyntaxLimitError, loaded, names_of, routed, set_clause
+from stagec.text.clauses import (
+    SyntaxLimitError,
+    loaded,
+    memory_clause,
+    names_of,
+    routed,
+    set_clause,
+)
 from stagec.text.limits import check_limits
 
 _MOST_REMAINDERS = 8
@@ -296,6 +303,9 @@ class _Builder(Transformer):
         for token, coords in (p for p in parts if isinstance(p, tuple)):
             if str(token) == "routed":
                 dims = routed(dims, token, coords)
+                continue
+            if str(token) == "mem":
+                fields |= memory_clause(token, coords)
                 continue
             names = names_of(token, coords)
             if str(token) == "load":

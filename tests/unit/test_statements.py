@@ -91,7 +91,7 @@ def another(flag: Flag) -> Any:
             return next(c for c in flag.choices if c != flag.default)
         case "int":
             return flag.default + 1
-        case "names":
+        case "names" | "patterns":
             return flag.choices[-1] if flag.choices else "wq"
         case _:
             return BY_KIND[flag.kind]
@@ -278,7 +278,13 @@ def test_a_value_out_of_bounds_is_a_usage_error(name: str) -> None:
         assert f"'{flag.option}': {value} is not in the range" in ran.err
 
 
-@pytest.mark.parametrize("name", [f.name for f in FLAGS.values() if f.choices and f.kind != "text"])
+#: Kinds of flags that take other values than their choices.
+OPEN = ("text", "patterns")
+
+
+@pytest.mark.parametrize(
+    "name", [f.name for f in FLAGS.values() if f.choices and f.kind not in OPEN]
+)
 def test_another_value_than_the_choices_is_a_usage_error(name: str) -> None:
     flag = FLAGS[name]
     ran = stagec("analyze", LLAMA, flag.option, f"{flag.choices[0]}s")

@@ -127,6 +127,17 @@ class Names(Kind[str]):
         return ",".join(names)
 
 
+class Patterns(Kind[str]):
+    """Names and patterns with commas between them."""
+
+    name = "PATTERNS"
+    annotated = "str | Sequence[str]"
+
+    def read(self, text: str) -> str:
+        """The text as it is."""
+        return text
+
+
 class AxisOrder(Names):
     """Some of several names, each once."""
 
@@ -194,6 +205,7 @@ _TYPES: Mapping[str, Callable[[Flag], Kind[Any]]] = {
     "choice": lambda flag: OneOf(flag.choices),
     "text": lambda flag: AnyText(),
     "names": lambda flag: Names(flag.choices),
+    "patterns": lambda flag: Patterns(),
     "order": lambda flag: AxisOrder(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),
     "layers": lambda flag: LayersType(),

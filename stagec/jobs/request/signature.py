@@ -194,7 +194,9 @@ class JobFlags(TypedDict, total=False):
     recompute_layers: int | None
     #: Recompute in every N-th layer only (0: in all).
     recompute_every: int | None
-    #: Keep what the blocks stash, or the optimizer's state, in host memory.
+    #: Keep what the blocks stash, gradients, the optimizer's state or parameters in host memory, or
+    #: values by name, scope or pattern; a share of each behind a colon, as in
+    #: 'gqa/a:0.5,optimizer'.
     offload: str | Sequence[str] | None
     #: Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).
     memory_nodes: bool | None

@@ -129,7 +129,7 @@ class KnobSpace:
 def _values(flag: Flag, now: Any) -> Sequence[Any]:
     """The values to try instead of the present one, each likely to hold less than the one before
     it."""
-    if flag.kind == "names":
+    if flag.kind in ("names", "patterns"):
         return _supersets(now, flag.choices)
     if now in flag.tries:
         return flag.tries[flag.tries.index(now) + 1 :]

@@ -1,0 +1,53 @@
+"""What selective recompute stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class SelectiveRule(Record):
+    """What `stg.recompute[selective]` computes again."""
+
+    what: str = parameter(
+        "name",
+        "scores: what grows with the square of a dimension; attention: fused attention, too; "
+        "products: all but products and attention, and every second product",
+        default="scores",
+        required=True,
+        positional=True,
+        choices=("scores", "attention", "products"),
+        flag=Flag(
+            "recompute_selective",
+            "What --recompute selective computes again: scores of all pairs, attention, fused or "
+            "not, or all but every other product and attention (products).",
+            needs=("recompute",),
+            tries=(),
+            rare=True,
+        ),
+    )
+
+
+class SelectiveOp(Statement):
+    """What `stg.recompute[selective]` stands for, which software has lists of its own for.
+
+    `scores`: results that grow with the square of a dimension, as the scores of attention do where
+    no kernel is fused (arXiv 2205.05198); a block with fused attention has none. `attention`: these
+    and fused attention, of which queries, keys and values are kept (Megatron-Core's
+    `recompute_modules = core_attn`). `products`: all of a block but its products and attention, and
+    every second product (torchtitan's `selective_ac_option = "op"`), as `stg.recompute[full, keep =
+    (einsum, attention), products = 2]` says.
+    """
+
+    name, record = "stg.selective", SelectiveRule
+    section = Section.MEMORY
+    training = "there is no backward to compute again for"
+    example = "stg.selective[attention]"
