@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, const, made_by, read_strategy
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    TensorType,
+    const,
+    made_by,
+    read_strategy,
+)
 from stagec.ir.expr import same
-from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import AllToAll
 from stagec.ir_spec.ops.moe import SortRows
 from stagec.ir_spec.strategy.moe import MoeRule
