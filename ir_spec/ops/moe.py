@@ -291,7 +291,7 @@ class SortRows(Elementwise):
     traits = ()
     flops_per_point = 0
     linear = True
-    example = "%y = stg.sort_rows(%x) : bf16[E, B, C, D]"
+    example = "%zs = stg.sort_rows(%ys) : bf16[E, B, S*T/E, D]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, grads, by=self.name)

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, const, made_by, read_strategy
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    TensorType,
+    const,
+    made_by,
+    read_strategy,
+)
 from stagec.ir.expr import same
-from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import AllToAll
 from stagec.ir_spec.ops.moe import SortRows
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -22,26 +31,28 @@ class SortExpertRows(Pass):
     A rank with one expert has nothing to sort, and `stg.moe[dispatch = deepep]` does it by itself.
 
     Before:
+        stg.symbols[B, S, D, E, T]
         stg.mesh @pod[ep]
         stg.assume[E % ep == 0, B % ep == 0]
         stg.strategy @s[mesh = @pod] {
           stg.moe[sort]
         }
-        stg.func @f(%x: bf16[E, B@ep, C, D | routed(E=2, T)]) {
+        stg.func @f(%x: bf16[E, B@ep, S, D | routed(E=2, T)]) {
           %y = stg.all_to_all[from = 1, dim = 0, over = ep](%x) :
-              bf16[E@ep, B, C, D | routed(E=2, T)]
+              bf16[E@ep, B, S, D | routed(E=2, T)]
           stg.return(%y)
         }
     After:
+        stg.symbols[B, S, D, E, T]
         stg.mesh @pod[ep]
         stg.assume[E % ep == 0, B % ep == 0]
         stg.strategy @s[mesh = @pod] {
           stg.moe[sort]
         }
-        stg.func @f(%x: bf16[E, B@ep, C, D | routed(E=2, T)]) {
+        stg.func @f(%x: bf16[E, B@ep, S, D | routed(E=2, T)]) {
           %y = stg.all_to_all[from = 1, dim = 0, over = ep](%x) :
-              bf16[E@ep, B, C, D | routed(E=2, T)]
-          %y_sorted = stg.sort_rows(%y) : bf16[E@ep, B, C, D | routed(E=2, T)]
+              bf16[E@ep, B, S, D | routed(E=2, T)]
+          %y_sorted = stg.sort_rows(%y) : bf16[E@ep, B, S, D | routed(E=2, T)]
           stg.return(%y_sorted)
         }
     """

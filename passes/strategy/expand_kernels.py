@@ -94,7 +94,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                     unpack_product(module, user)
             break
     if left == set(rule.eager):
-        remark = "'stg.kernels' changes nothing: the model has none of these ops"
+        remark = "'eager' of 'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)
 
 

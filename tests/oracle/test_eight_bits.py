@@ -212,4 +212,4 @@ def _in_repeat(op: Any) -> bool:
 def test_blocks_in_32_bits_are_refused() -> None:
     ran = stagec("analyze", LLAMA, "--param-dtype", "f32", "--fp8", "hybrid")
     assert ran.code == 1
-    assert "8-bit products have results of 16 bits" in ran.err
+    assert "products of hybrid have results of 16 bits" in ran.err

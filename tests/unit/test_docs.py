@@ -477,6 +477,8 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.cast": {"x": "bf16[B]"},
     "stg.gelu": {"x": "bf16[B]"},
     "stg.gelu_grad": {"x": "bf16[B]"},
+    "stg.clamp": {"x": "bf16[B]"},
+    "stg.clamp_grad": {"x": "bf16[B]"},
     "stg.silu": {"x": "bf16[B]"},
     "stg.silu_grad": {"x": "bf16[B]"},
     **{

@@ -31,6 +31,7 @@ AXES = ("dp", "tp", "pp", "cp")
 #: What else rows of a source differ in: the types of gradients of FSDP's modes, jobs with FSDP
 #: among those of a distributed optimizer.
 OWN: dict[str, set[str]] = {
+    "bridge-moe": {"moe_dispatch"},
     "torchtitan": {"async_tp", "overlap_param_gather", "reshard_after_forward"},
     "llm-foundry-a100": {"grad_dtype", "reduce_dtype"},
     "bridge-dense": {"fuse_gradients", "overlap_param_gather"},
@@ -99,7 +100,7 @@ def test_the_batch_divides_into_microbatches() -> None:
 def test_one_convention_for_each_source() -> None:
     """Rows of a source differ in mesh, batch and recompute; the rest is the framework's. Runs of
     nanotron differ in what they measured of their nodes, too; torchtitan gathers and reduces in
-    another way with a pipeline."""
+    another way with a pipeline; recipes of experts say who dispatches tokens."""
     varied = {*AXES, "ep", "microbatches", "schedule", "chunks", "recompute", "recompute_every"}
     varied |= {
         "sp",
