@@ -232,6 +232,17 @@ for (let x = 150; x < 950; x += 2) {
   seen.memory.push(at(canvases[2], x, 100));
 }
 seen.window = document.getElementById("window").textContent;
+const [schedule] = panels, saved = schedule.drawn();
+seen.saved = all("rect", saved).length;
+seen.numbers = all("text", saved).map((text) => text.textContent);
+search("einsum");
+seen.found = document.getElementById("count").textContent;
+goTo(1);
+drawAll();
+seen.went = document.getElementById("window").textContent;
+search("");
+look(0, picture.step);
+drawAll();
 document.getElementById("in").click();
 drawAll();
 seen.zoomed = document.getElementById("window").textContent;
@@ -283,6 +294,10 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert len(memory) > 300
     assert all(re.search(r"[\d.]+ (B|KiB)\n[\d,]+ bytes", tip) for tip in memory)
     assert seen["window"].startswith("the whole step")
+    assert seen["saved"] > 100
+    assert {"stage0", "stage1", "time of the step", "0", "3"} <= set(seen["numbers"])
+    assert re.match(r"[\d,]+ in stage[01], [\d.]+ (ns|µs|ms)", seen["found"])
+    assert " to " in seen["went"]
     assert " to " in seen["zoomed"]
     report = json.loads(page.with_suffix(".json").read_text("utf-8"))
     assert f"{report['mfu']:.1%}" in seen["facts"]
