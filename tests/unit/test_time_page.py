@@ -232,9 +232,9 @@ for (let x = 150; x < 950; x += 2) {
   seen.memory.push(at(canvases[2], x, 100));
 }
 seen.window = document.getElementById("window").textContent;
-const [schedule] = panels, saved = schedule.drawn();
-seen.saved = all("rect", saved).length;
-seen.numbers = all("text", saved).map((text) => text.textContent);
+const paper = panels[0].drawn();
+seen.saved = all("rect", paper).length;
+seen.numbers = all("text", paper).map((text) => text.textContent);
 search("einsum");
 seen.found = document.getElementById("count").textContent;
 goTo(1);
