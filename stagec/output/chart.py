@@ -423,7 +423,7 @@ class Bars(Chart):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeatCell:
     """A cell of a heat map: its value, None where there is none, and the text in it; what it is,
     whether it fits, and the key of its row."""
 
@@ -449,7 +449,7 @@ class Heat(Chart):
     )
     across: tuple[str, Sequence[str]]
     up: tuple[str, Sequence[str]]
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Mapping[tuple[str, str], HeatCell]
     value: str
     more: bool = False
 
@@ -485,7 +485,7 @@ class Heat(Chart):
         return [*parts, *legend], bottom + 40 + more
 
     def _cell(
-        self, cell: Cell, share: float | None, x: float, y: float, wide: float, high: float
+        self, cell: HeatCell, share: float | None, x: float, y: float, wide: float, high: float
     ) -> Iterator[str]:
         key = f' data-key="{escape(cell.key)}"' if cell.key else ""
         title = f"<title>{escape(cell.about)}</title>"

@@ -66,7 +66,7 @@ def figures(charts: Iterable[Chart]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row of a table: texts, numbers, lists of rows. Marks of charts with its key are about the
     same; `texts` says how values are shown, by default as they are. `opens` is the command that
     writes a page of it, which is shown when the row is chosen."""
@@ -77,7 +77,7 @@ class Row:
     opens: str = ""
 
 
-def table(heads: Sequence[str], rows: Sequence[Row], name: str = "rows") -> str:
+def table(heads: Sequence[str], rows: Sequence[TableRow], name: str = "rows") -> str:
     """A table that is sorted by its heads, and searched if it has more than a few rows."""
     lines: list[str] = []
     numbers = set(range(len(heads)))
@@ -142,7 +142,7 @@ def data_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of plain data."""
     flat = [dict(_flat(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
-    return table(names, [Row([row.get(name) for name in names]) for row in flat])
+    return table(names, [TableRow([row.get(name) for name in names]) for row in flat])
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -255,7 +255,8 @@ seen.after = document.querySelector("#parts th").textContent;
 const bars = ([figure]) => all("svg.wide rect", figure);
 seen.bars = {};
 for (const bar of bars(all("figure:has(svg)"))) {
-  seen.bars[bar.dataset.key] = (seen.bars[bar.dataset.key] || 0) + Number(bar.getAttribute("width"));
+  const { key } = bar.dataset;
+  seen.bars[key] = (seen.bars[key] || 0) + Number(bar.getAttribute("width"));
 }
 seen.levers = bars(all("figure:has(svg)").slice(1)).length;
 seen.path = all("table[data-name=path] tr").length;
@@ -306,6 +307,7 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     idle = [entry["breakdown"].get("bubble", 0.0) for entry in report["classes"]]
     busy = [report["step_seconds"] - time for time in idle]
     bars = list(seen["bars"].values())
-    assert [bar / bars[0] for bar in bars] == pytest.approx([t / busy[0] for t in busy], abs=0.02)
+    shares = [time / busy[0] for time in busy]
+    assert [bar / bars[0] for bar in bars] == pytest.approx(shares, abs=0.02)
     assert seen["levers"] == 1 + len(report["levers"])
     assert seen["path"] > 3

@@ -9,7 +9,7 @@ from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.command_line import step_command
 from stagec.output.chart import Bar, Bars, PlotAxis
-from stagec.output.page import Row, command, facts, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.tables import bytes_text, count_text, verdict_text
 from stagec.support.words import counted
 
@@ -127,7 +127,7 @@ def _levers(found: TimeReport, about: str) -> Bars:
 def _path(found: TimeReport) -> str:
     heads = ["class", "phase", "op", "counts as", "nodes", "time", "share of the step"]
     rows = [
-        Row(
+        TableRow(
             [p.cls, p.phase, p.op, p.part, p.nodes, p.seconds, p.seconds / found.step_seconds],
             [
                 *(p.cls, p.phase, p.op, p.part, f"{p.nodes:,}", seconds_text(p.seconds)),
