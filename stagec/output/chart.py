@@ -135,8 +135,12 @@ class PlotAxis:
 
     def mark(self, value: Any) -> str:
         """A value beside the axis, without zeros at its end."""
-        text = "0" if value == 0 and not isinstance(value, bool) else self.text(value)
+        text = "0" if _is_zero(value) else self.text(value)
         return re.sub(r"\.0+(?!\d)|(\.\d*?)0+(?!\d)", r"\1", text)
+
+
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, bool) and bool(value == 0)
 
 
 @dataclass(frozen=True, kw_only=True)

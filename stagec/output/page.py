@@ -114,9 +114,9 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any, text: str) -> str:
     if _is_number(value):
         return f'<td class="number" data-value="{value!r}">{escape(text)}</td>'
-    if isinstance(value, list | tuple) and value and all(isinstance(v, Mapping) for v in value):
-        rows = cast("Sequence[Mapping[str, Any]]", value)
-        return f"<td><details><summary>{len(rows):,}</summary>{data_table(rows)}</details></td>"
+    items = _items(value)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return f"<td><details><summary>{len(items):,}</summary>{data_table(items)}</details></td>"
     wide = ' class="wide"' if len(text) > _LONG else ""
     return f"<td{wide}>{escape(text)}</td>"
 
@@ -126,8 +126,12 @@ def _shown(value: Any) -> str:
         return "" if value is None else str(value).lower()
     if isinstance(value, int | float):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-    items: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    return ", ".join(map(str, items))
+    return ", ".join(map(str, _items(value) if isinstance(value, list | tuple) else [value]))
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """What is in a list; nothing of other values."""
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
 
 
 def table_page(title: str, text: str, rows: Sequence[Mapping[str, Any]]) -> str:
