@@ -304,7 +304,10 @@ function drawLane(panel, lane, stream, y, height, waits) {
   }
   columns.draw(y, height, stream === COMPUTE ? 0 : 5);
   pen.fillStyle = colors.alarm;
-  for (const [start, end] of found) pen.fillRect(Math.max(GUTTER, panel.x(start)), y - 2, Math.max(2, (end - start) * panel.scale), 3);
+  for (const [start, end] of found) {
+    const x0 = Math.max(GUTTER, panel.x(start)), x1 = Math.min(GUTTER + panel.width, panel.x(end));
+    pen.fillRect(x0, y - 2, Math.max(2, x1 - x0), 3);
+  }
   drawRuns(panel, runs, y, height);
 }
 
