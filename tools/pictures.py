@@ -20,7 +20,7 @@ from tools.markup import ROOT
 PAGE = ROOT / "docs" / "gallery.md"
 FOLDER = ROOT / "docs" / "pictures"
 #: Columns and rows of a picture; those of README's show the schedule and the streams.
-SIZE, SIZES = (1200, 760), {"time": (1400, 720)}
+SIZE, SIZES = (1200, 760), {"time": (1400, 720), "search": (1200, 1100), "sweep": (1200, 1000)}
 _COMMAND = re.compile(r"^\$ (stagec .* --html (\w+)\.html)", re.M)
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stagec.answers.time.table import seconds_text
 from stagec.output.chart import Plot, PlotAxis, PlotPoint
-from stagec.output.page import Row, figures, page, paragraphs, table
+from stagec.output.page import TableRow, figures, page, paragraphs, table
 from stagec.output.tables import fit_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def serve_plot(answer: ServeAnswer) -> Plot:
 def serve_page(answer: ServeAnswer) -> str:
     """The curve, and a row for each batch."""
     rows = [
-        Row(
+        TableRow(
             [r.batch, r.ttft, r.tpot, r.latency, r.per_rank, r.per_user, fit.peak],
             [
                 f"{r.batch:,}",

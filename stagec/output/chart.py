@@ -119,8 +119,12 @@ class PlotAxis:
 
     def mark(self, value: Any) -> str:
         """A value beside the axis, without zeros at its end."""
-        text = "0" if value == 0 and not isinstance(value, bool) else self.text(value)
+        text = "0" if _is_zero(value) else self.text(value)
         return re.sub(r"\.0+(?!\d)|(\.\d*?)0+(?!\d)", r"\1", text)
+
+
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, bool) and bool(value == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +413,7 @@ class Bars(Chart):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeatCell:
     """A cell of a heat map: its value, None where there is none, and the text in it; what it is,
     whether it fits, and the key of its row."""
 
@@ -435,7 +439,7 @@ class Heat(Chart):
     )
     across: tuple[str, Sequence[str]]
     up: tuple[str, Sequence[str]]
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Mapping[tuple[str, str], HeatCell]
     value: str
     more: bool = False
 
@@ -471,7 +475,7 @@ class Heat(Chart):
         return [*parts, *legend], bottom + 40 + more
 
     def _cell(
-        self, cell: Cell, share: float | None, x: float, y: float, wide: float, high: float
+        self, cell: HeatCell, share: float | None, x: float, y: float, wide: float, high: float
     ) -> Iterator[str]:
         key = f' data-key="{escape(cell.key)}"' if cell.key else ""
         title = f"<title>{escape(cell.about)}</title>"

@@ -136,7 +136,6 @@ function choose(key, quietly) {
   for (const node of all(".chosen")) node.classList.remove("chosen");
   for (const node of all(`[data-key="${CSS.escape(key)}"]`)) {
     node.classList.add("chosen");
-    if (node instanceof HTMLDetailsElement) node.open = true;
     if (node instanceof HTMLElement && !quietly) node.scrollIntoView({ block: "nearest" });
   }
   for (const action of whenChosen) action(key);

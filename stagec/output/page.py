@@ -66,7 +66,7 @@ def figures(charts: Iterable[Chart]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row of a table: texts, numbers, lists of rows. Marks of charts with its key are about the
     same; `texts` says how values are shown, by default as they are. `opens` is the command that
     writes a page of it, which is shown when the row is chosen."""
@@ -77,7 +77,7 @@ class Row:
     opens: str = ""
 
 
-def table(heads: Sequence[str], rows: Sequence[Row], name: str = "rows") -> str:
+def table(heads: Sequence[str], rows: Sequence[TableRow], name: str = "rows") -> str:
     """A table that is sorted by its heads, and searched if it has more than a few rows."""
     lines: list[str] = []
     numbers = set(range(len(heads)))
@@ -114,9 +114,9 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any, text: str) -> str:
     if _is_number(value):
         return f'<td class="number" data-value="{value!r}">{escape(text)}</td>'
-    if isinstance(value, list | tuple) and value and all(isinstance(v, Mapping) for v in value):
-        rows = cast("Sequence[Mapping[str, Any]]", value)
-        return f"<td><details><summary>{len(rows):,}</summary>{data_table(rows)}</details></td>"
+    items = _items(value)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return f"<td><details><summary>{len(items):,}</summary>{data_table(items)}</details></td>"
     wide = ' class="wide"' if len(text) > _LONG else ""
     return f"<td{wide}>{escape(text)}</td>"
 
@@ -126,8 +126,12 @@ def _shown(value: Any) -> str:
         return "" if value is None else str(value).lower()
     if isinstance(value, int | float):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-    items: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    return ", ".join(map(str, items))
+    return ", ".join(map(str, _items(value) if isinstance(value, list | tuple) else [value]))
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """What is in a list; nothing of other values."""
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
 
 
 def table_page(title: str, text: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -142,7 +146,7 @@ def data_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of plain data."""
     flat = [dict(_flat(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
-    return table(names, [Row([row.get(name) for name in names]) for row in flat])
+    return table(names, [TableRow([row.get(name) for name in names]) for row in flat])
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

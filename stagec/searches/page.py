@@ -10,7 +10,7 @@ from stagec.answers.sweep.order import unbeaten
 from stagec.answers.time.table import seconds_text
 from stagec.memory.timeline import ALL
 from stagec.output.chart import Bar, Bars, Chart, Plot, PlotAxis, PlotPoint, Thread, Threads
-from stagec.output.page import Row, command, facts, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.tables import bytes_text
 
 #: Points that are drawn, the fastest first, and those whose parts are.
@@ -132,7 +132,7 @@ def _bytes(value: float) -> str:
 
 def _all(points: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        Row(
+        TableRow(
             [p["strategy"], p["step_seconds"], p["memory_peak"], p["mfu"], p["limits"]],
             [
                 p["strategy"],

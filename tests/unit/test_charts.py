@@ -20,9 +20,9 @@ from stagec.output.chart import (
     WIDE,
     Bar,
     Bars,
-    Cell,
     Chart,
     Heat,
+    HeatCell,
     Plot,
     PlotAxis,
     PlotPoint,
@@ -30,7 +30,7 @@ from stagec.output.chart import (
     Threads,
     style,
 )
-from stagec.output.page import Row, figures, page, table
+from stagec.output.page import TableRow, figures, page, table
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
 
 _PAIR = re.compile(r"--(\w+): light-dark\((#\w+), (#\w+)\);")
@@ -41,9 +41,9 @@ _POINTS = [
     for x, y in ((1, 10), (2, 20 * n + 5), (4, 30))
 ]
 _CELLS = {
-    ("1", "a"): Cell(1.0, "1 s", "the least"),
-    ("2", "a"): Cell(2.0, "2 s", "too much memory", fits=False),
-    ("1", "b"): Cell(None, "–", "does not divide"),
+    ("1", "a"): HeatCell(1.0, "1 s", "the least"),
+    ("2", "a"): HeatCell(2.0, "2 s", "too much memory", fits=False),
+    ("1", "b"): HeatCell(None, "–", "does not divide"),
 }
 CHARTS: dict[str, Chart] = {
     "plot": Plot(
@@ -162,7 +162,8 @@ def test_a_page_in_a_browser(tmp_path: Path) -> None:
     """Its address has an order; heads sort, the search leaves rows, a mark chooses its row and
     shows the command, keys point, and what is saved has its colors."""
     rows = [
-        Row([f"name {n}", (7 * n) % 10], (), f"row{n}", f"run --html s{n}.html") for n in range(10)
+        TableRow([f"name {n}", (7 * n) % 10], (), f"row{n}", f"run --html s{n}.html")
+        for n in range(10)
     ]
     body = [figures([CHARTS["plot"]]), table(["name", "value"], rows)]
     text = page("A page", body)

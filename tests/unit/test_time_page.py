@@ -232,6 +232,17 @@ for (let x = 150; x < 950; x += 2) {
   seen.memory.push(at(canvases[2], x, 100));
 }
 seen.window = document.getElementById("window").textContent;
+const paper = panels[0].drawn();
+seen.saved = all("rect", paper).length;
+seen.numbers = all("text", paper).map((text) => text.textContent);
+search("einsum");
+seen.found = document.getElementById("count").textContent;
+goTo(1);
+drawAll();
+seen.went = document.getElementById("window").textContent;
+search("");
+look(0, picture.step);
+drawAll();
 document.getElementById("in").click();
 drawAll();
 seen.zoomed = document.getElementById("window").textContent;
@@ -244,7 +255,7 @@ seen.after = document.querySelector("#parts th").textContent;
 const bars = ([figure]) => all("svg.wide rect", figure);
 seen.bars = {};
 for (const bar of bars(all("figure:has(svg)"))) {
-  const key = bar.dataset.key;
+  const { key } = bar.dataset;
   seen.bars[key] = (seen.bars[key] || 0) + Number(bar.getAttribute("width"));
 }
 seen.levers = bars(all("figure:has(svg)").slice(1)).length;
@@ -284,6 +295,10 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert len(memory) > 300
     assert all(re.search(r"[\d.]+ (B|KiB)\n[\d,]+ bytes", tip) for tip in memory)
     assert seen["window"].startswith("the whole step")
+    assert seen["saved"] > 100
+    assert {"stage0", "stage1", "time of the step", "0", "3"} <= set(seen["numbers"])
+    assert re.match(r"[\d,]+ in stage[01], [\d.]+ (ns|µs|ms)", seen["found"])
+    assert " to " in seen["went"]
     assert " to " in seen["zoomed"]
     report = json.loads(page.with_suffix(".json").read_text("utf-8"))
     assert f"{report['mfu']:.1%}" in seen["facts"]
@@ -292,6 +307,7 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     idle = [entry["breakdown"].get("bubble", 0.0) for entry in report["classes"]]
     busy = [report["step_seconds"] - time for time in idle]
     bars = list(seen["bars"].values())
-    assert [bar / bars[0] for bar in bars] == pytest.approx([t / busy[0] for t in busy], abs=0.02)
+    shares = [time / busy[0] for time in busy]
+    assert [bar / bars[0] for bar in bars] == pytest.approx(shares, abs=0.02)
     assert seen["levers"] == 1 + len(report["levers"])
     assert seen["path"] > 3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stagec.answers.time.table import seconds_text
 from stagec.output.chart import Plot, PlotAxis, PlotPoint
-from stagec.output.page import Row, figures, page, paragraphs, table
+from stagec.output.page import TableRow, figures, page, paragraphs, table
 from stagec.serving.latency import PERCENTILES
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def requests_page(answer: RequestsAnswer) -> str:
     drawn = [load_plot(answer), _shares(answer), _spreads(answer)]
     heads = ["figure", "mean", *(f"p{n}" for n in PERCENTILES)]
     rows = [
-        Row([_TITLES[name], *seconds], [_TITLES[name], *map(seconds_text, seconds)])
+        TableRow([_TITLES[name], *seconds], [_TITLES[name], *map(seconds_text, seconds)])
         for name, seconds in (
             (n, spread.as_json().values()) for n, spread in answer.spreads.items()
         )

@@ -13,11 +13,21 @@ from stagec.answers.sweep.rows import SweepRow, fits, notes
 from stagec.answers.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.answers.time.table import seconds_text
 from stagec.memory.timeline import ALL
-from stagec.output.chart import Bar, Bars, Cell, Chart, Heat, Plot, PlotAxis, PlotPoint
-from stagec.output.page import Row, figures, page, paragraphs, table
+from stagec.output.chart import Bar, Bars, Chart, Heat, HeatCell, Plot, PlotAxis, PlotPoint
+from stagec.output.page import TableRow, figures, page, paragraphs, table
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import error
 
+#: What axes of charts call what is swept; other names are as they are.
+_FULL = {
+    "tp": "tensor-parallel ranks (tp)",
+    "pp": "pipeline stages (pp)",
+    "dp": "data-parallel ranks (dp)",
+    "cp": "context-parallel ranks (cp)",
+    "ep": "expert-parallel ranks (ep)",
+    "zero": "ZeRO stage (zero)",
+    "microbatches": "microbatches of a step",
+}
 #: Configurations whose commands are in the page.
 _MOST_COMMANDS = 500
 
@@ -109,13 +119,13 @@ def _row(
     numbers: Mapping[str, int],
     key: str,
     opens: str,
-) -> Row:
+) -> TableRow:
     values, texts = zip(*((v, chosen_text(v)) for v in row["configuration"].values()), strict=True)
     if "error" in row:
-        return Row([*values, row["error"]], [*texts, row["error"]], key)
+        return TableRow([*values, row["error"]], [*texts, row["error"]], key)
     shown = [(c.value(row), c.text(c.value(row))) for c in columns]
     marks = [" ".join(f"[{numbers[text]}]" for text in notes(row))] if numbers else []
-    return Row(
+    return TableRow(
         [*values, *(v for v, _ in shown), *marks],
         [*texts, *(t for _, t in shown), *marks],
         key,
@@ -170,7 +180,7 @@ def _heats(
     drawn = next(n for n in names if n not in values)
     column = next(c for c in columns if c.is_named(drawn))
     for across, up in combinations(swept, 2):
-        cells: dict[tuple[str, str], Cell] = {}
+        cells: dict[tuple[str, str], HeatCell] = {}
         for number, row in sorted(enumerate(rows), key=lambda each: _rank(each[1], column)):
             chosen = row["configuration"]
             place = chosen_text(chosen[across]), chosen_text(chosen[up])
@@ -179,8 +189,8 @@ def _heats(
             yield Heat(
                 title=f"{column.full.capitalize()} over {across} and {up}",
                 about=about,
-                across=(across, [chosen_text(v) for v in values[across]]),
-                up=(up, [chosen_text(v) for v in values[up]]),
+                across=(_FULL.get(across, across), [chosen_text(v) for v in values[across]]),
+                up=(_FULL.get(up, up), [chosen_text(v) for v in values[up]]),
                 cells=cells,
                 value=column.full,
                 more=column.more,
@@ -195,12 +205,12 @@ def _rank(row: SweepRow, column: SweepColumn) -> tuple[bool, bool, float]:
     return False, fits(row) is False, -value if column.more else value
 
 
-def _cell(row: SweepRow, column: SweepColumn, columns: Sequence[SweepColumn], key: str) -> Cell:
+def _cell(row: SweepRow, column: SweepColumn, columns: Sequence[SweepColumn], key: str) -> HeatCell:
     if "error" in row:
-        return Cell(None, "–", row["error"], key=key)
+        return HeatCell(None, "–", row["error"], key=key)
     value = column.value(row)
     about = _about(columns)(row)
-    return Cell(value, column.text(value), about, fits(row) is not False, key)
+    return HeatCell(value, column.text(value), about, fits(row) is not False, key)
 
 
 def _series(row: SweepRow, x: str, joined: bool) -> str:
@@ -222,7 +232,7 @@ def _about(columns: Sequence[SweepColumn]) -> Callable[[SweepRow], str]:
 def _axis(name: str, columns: Sequence[SweepColumn]) -> PlotAxis:
     column = next((c for c in columns if c.is_named(name)), None)
     if column is None or name == "ranks":
-        return PlotAxis(name.removeprefix("machine."), _number)
+        return PlotAxis(_FULL.get(name, name.removeprefix("machine.")), _number)
     return PlotAxis(
         column.full, partial(_mark, column), 1024 if column.text is bytes_text else 1000
     )

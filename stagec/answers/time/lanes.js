@@ -36,10 +36,12 @@ class SvgPen {
 
   fillRect(x, y, width, height) { this.add("rect", { x, y, width, height, fill: this.fillStyle }); }
 
-  fillText(text, x, y) {
+  strokeText(text, x, y) { this.fillText(text, x, y, { stroke: this.strokeStyle, "stroke-width": this.lineWidth }); }
+
+  fillText(text, x, y, more) {
     const [, weight, size] = /^(600 )?([\d.]+px)/.exec(this.font), anchor = { center: "middle", right: "end", left: "start" }[this.textAlign];
     const look = { fill: this.fillStyle, "font-size": size, "font-family": "system-ui, sans-serif", "font-weight": weight ? 600 : 400 };
-    this.add("text", { x, y: y + parseFloat(size) * 0.35, "text-anchor": anchor, ...look }, text);
+    this.add("text", { x, y: y + parseFloat(size) * 0.35, "text-anchor": anchor, ...look, ...more }, text);
   }
 
   beginPath() { this.path = ""; }
@@ -302,7 +304,10 @@ function drawLane(panel, lane, stream, y, height, waits) {
   }
   columns.draw(y, height, stream === COMPUTE ? 0 : 5);
   pen.fillStyle = colors.alarm;
-  for (const [start, end] of found) pen.fillRect(Math.max(GUTTER, panel.x(start)), y - 2, Math.max(2, (end - start) * panel.scale), 3);
+  for (const [start, end] of found) {
+    const x0 = Math.max(GUTTER, panel.x(start)), x1 = Math.min(GUTTER + panel.width, panel.x(end));
+    pen.fillRect(x0, y - 2, Math.max(2, x1 - x0), 3);
+  }
   drawRuns(panel, runs, y, height);
 }
 
@@ -328,6 +333,9 @@ function drawRuns(panel, runs, y, height) {
     const text = picture.microbatches[run.numbers].join("+");
     if (!text || run.named || run.kind > 3 || height < em || pen.measureText(text).width > x1 - x0 - 3) continue;
     pen.fillStyle = colors.inks[run.kind];
+    pen.strokeStyle = colors.kinds[run.kind];
+    pen.lineWidth = 4;
+    pen.strokeText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
     pen.fillText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
   }
 }

@@ -9,7 +9,7 @@ from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.command_line import step_command
 from stagec.output.chart import Bar, Bars, PlotAxis
-from stagec.output.page import Row, command, facts, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.tables import bytes_text, count_text, verdict_text
 from stagec.support.words import counted
 
@@ -61,9 +61,9 @@ def time_page(
     about = f"{counted(found.ranks, 'rank')}: {mesh}. "
     about += " ".join(_left_out(picture, levers=bool(found.levers)))
     name = f"{found.model} on {title}"
-    charts = [_parts(picture, name)]
+    charts = [_parts(picture, name, commands[0])]
     if found.levers:
-        charts.append(_levers(found, name))
+        charts.append(_levers(found, name, commands[0]))
     body = [
         *paragraphs([about, *found.cautions], "quiet"),
         *map(command, commands, ("", "each buffer:")),
@@ -82,7 +82,7 @@ def time_page(
     return page(name, body, _SCRIPTS, data)
 
 
-def _parts(picture: Mapping[str, Any], about: str) -> Bars:
+def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     """Where the time of each class goes, without the bubble."""
     bars = [
         Bar(
@@ -98,6 +98,7 @@ def _parts(picture: Mapping[str, Any], about: str) -> Bars:
     return Bars(
         title="Where the time of each class goes",
         about=about,
+        command=said,
         bars=bars,
         axis=PlotAxis("time without the bubble", seconds_text),
         most=_MOST_CLASSES,
@@ -105,7 +106,7 @@ def _parts(picture: Mapping[str, Any], about: str) -> Bars:
     )
 
 
-def _levers(found: TimeReport, about: str) -> Bars:
+def _levers(found: TimeReport, about: str, said: str) -> Bars:
     """The step on machines that are better in one respect."""
     rows = [("as it is", found.step_seconds, 1.0)]
     rows += sorted(
@@ -119,6 +120,7 @@ def _levers(found: TimeReport, about: str) -> Bars:
     return Bars(
         title="What would help: machines that are better in one respect",
         about=about,
+        command=said,
         bars=bars,
         axis=PlotAxis("time of the step", seconds_text),
     )
@@ -127,7 +129,7 @@ def _levers(found: TimeReport, about: str) -> Bars:
 def _path(found: TimeReport) -> str:
     heads = ["class", "phase", "op", "counts as", "nodes", "time", "share of the step"]
     rows = [
-        Row(
+        TableRow(
             [p.cls, p.phase, p.op, p.part, p.nodes, p.seconds, p.seconds / found.step_seconds],
             [
                 *(p.cls, p.phase, p.op, p.part, f"{p.nodes:,}", seconds_text(p.seconds)),

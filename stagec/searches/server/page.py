@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stagec.output.chart import Plot, PlotAxis, PlotPoint
-from stagec.output.page import Row, figures, page, paragraphs, table
+from stagec.output.page import TableRow, figures, page, paragraphs, table
 from stagec.searches.server.table import figures_of, server_text
 
 _HEADS = ("server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why")
@@ -43,7 +43,7 @@ def server_page(title: str, found: Mapping[str, Any]) -> str:
     """The front as a picture, and a row for each of the best."""
     several = len(found["places"]) > 1
     rows = [
-        Row(
+        TableRow(
             [name, *(row[each] for each in _FIGURES), row["reason"]],
             [name, *figures_of(row), row["reason"]],
             f"row{n}",
