@@ -24,7 +24,7 @@ from stagec.answers.time.pods import PodsTime
 from stagec.answers.words import asked
 from stagec.jobs.builder import model_name
 from stagec.jobs.pods import Pods
-from stagec.jobs.request.accepted import ACCEPTED, Accepted, take_accepted
+from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.configurations import import_configuration
 from stagec.jobs.request.job_file import JobFile, asked_job, job_text
@@ -246,10 +246,10 @@ class Job:
         """`stagec.sweep` of this job. Raises `DiagnosticError`."""
         return _sweep(self._options, over, **how)
 
-    def _accepted(self, tokens: float | None, rate: float | None) -> Accepted:
+    def _accepted(self, tokens: float | None, rate: float | None) -> Acceptance:
         given = {"accepted": tokens, "acceptance": rate}
-        values, _ = values_of(ACCEPTED, given)
-        return take_accepted(self._options, values)
+        values, _ = values_of(ACCEPTANCE, given)
+        return take_acceptance(self._options, values)
 
 
 def job(

@@ -237,7 +237,9 @@ def lowered_pods(
     found = Pods.of(job).lower({name: [plan] for name, plan in plans.items()})
     registry = next(iter(found.modules.values())).registry
     texts_of = {name: Source(name, plans[name].needed("parts")) for name in found.builders}
-    return {name: parse_module(text, registry) for name, text in texts_of.items()}, found.far
+    return {
+        name: parse_module(text, registry) for name, text in texts_of.items()
+    }, found.peers_in_other_pod
 
 
 def assert_parts_train(path: str, parts: Sequence[str], **options: Any) -> None:

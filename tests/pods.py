@@ -202,7 +202,7 @@ def assert_hands_over(job: JobOptions, prefill: str, decode: str, *, prompt: int
     found = Pods.of(asked).lower({p: [plan] for p, plan in plans.items()})
     registry = found.modules[PREFILL].registry
     pods = {p: parse_module(Source(p, plan.needed(_PASS)), registry) for p, plan in plans.items()}
-    post = Post(pods, found.far, prompt, new)
+    post = Post(pods, found.peers_in_other_pod, prompt, new)
     inputs, expected = whole_logits(job, prompt + new)
     stated, _ = step_modules(
         options_of_pod(PREFILL, asked).changed(sizes=job.sizes), PREFILL, prompt, 0

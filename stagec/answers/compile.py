@@ -314,4 +314,6 @@ def _as_format(
     first = next(iter(jobs.values()))
     if not pods.several:
         return lambda each: replace(first, format=each)
-    return PodsJob(first.name, [Pod(p, job, pods.far[p]) for p, job in jobs.items()]).as_format
+    return PodsJob(
+        first.name, [Pod(p, job, pods.peers_in_other_pod[p]) for p, job in jobs.items()]
+    ).as_format

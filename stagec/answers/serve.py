@@ -30,7 +30,7 @@ from stagec.jobs.pod_options import (
     pod_names,
 )
 from stagec.jobs.pods import one_group
-from stagec.jobs.request.accepted import ACCEPTED, Accepted, take_accepted
+from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
@@ -92,7 +92,7 @@ def serve(
     if is_over_time(given):
         caches = partial(_handover, needed(machine), session.aside())
         return serve_requests(asked, needed(machine), given, session, caches)
-    answer = _served(asked, needed(machine), session, given, take_accepted(asked, given))
+    answer = _served(asked, needed(machine), session, given, take_acceptance(asked, given))
     session.remark(*answer.cautions)
     return answer
 
@@ -115,7 +115,7 @@ QUESTION = JobQuestion(
             "Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit; "
             "1..64 doubles).",
         ),
-        *ACCEPTED,
+        *ACCEPTANCE,
         CommandOption("ttft", TimeType(), "A limit of the time to the first token: 500ms."),
         CommandOption("tpot", TimeType(), "A limit of the time for each further token: 30ms."),
         *OVER_TIME,
@@ -128,7 +128,7 @@ def _served(
     machine: Machine,
     session: Session,
     given: Mapping[str, Any],
-    accepted: Accepted,
+    accepted: Acceptance,
 ) -> ServeAnswer:
     """The answer over batches: those that are given, or as they double, while they fit; the best
     is within the limits. Raises `DiagnosticError`."""

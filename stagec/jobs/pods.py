@@ -48,7 +48,7 @@ class Pods:
     builders: Mapping[str, JobBuilder]
     guests: Mapping[str, JobBuilder] = field(default_factory=dict[str, JobBuilder])
     peers: Mapping[str, Module] = field(default_factory=dict[str, Module])
-    far: Mapping[str, Mapping[str, Sequence[Ints]]] = field(
+    peers_in_other_pod: Mapping[str, Mapping[str, Sequence[Ints]]] = field(
         default_factory=dict[str, "Mapping[str, Sequence[Ints]]"]
     )
     session: Session = field(default_factory=Session)
@@ -151,7 +151,12 @@ class Pods:
                         pass
             for builder in self.guests.values():
                 self.session.report(*builder.module.diagnostics.items)
-        return replace(self, far=_far({p: m for p, m in met.items() if p not in self.guests}))
+        return replace(
+            self,
+            peers_in_other_pod=_peers_in_other_pod(
+                {p: m for p, m in met.items() if p not in self.guests}
+            ),
+        )
 
     def passes(self, pod: str) -> str:
         """The passes of a pod."""
@@ -203,7 +208,7 @@ def _copy(module: Module) -> Module:
     return Module(root, module.registry, module.sources)
 
 
-def _far(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
+def _peers_in_other_pod(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
     """Who meets whom, by pod and other pod."""
     from stagec.program.crossings import crossings
     from stagec.program.parts import part_crossings

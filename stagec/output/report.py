@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from stagec.support.diagnostics import error
 
@@ -89,7 +89,7 @@ class Report(ABC):
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The figures of a row by their paths: `time.step_seconds`."""
     if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), inner)
+        for key, inner in cast("dict[str, Any]", value).items():
+            yield from _flat(f"{name}.{key}" if name else key, inner)
     else:
         yield name, json.dumps(value) if isinstance(value, list) else value

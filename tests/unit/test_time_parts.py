@@ -59,11 +59,13 @@ def issued_pods(name: str, part: str, options: Mapping[str, Any]) -> IssuedPods:
         pods = Pods.of(
             step_of(tiny_options(name, **options), tiny_options(name), part, 3, 5)
         ).lower()
-        return IssuedPods({p: Issued.of(m) for p, m in pods.modules.items()}, pods.far)
+        return IssuedPods(
+            {p: Issued.of(m) for p, m in pods.modules.items()}, pods.peers_in_other_pod
+        )
     parts = tuple(part_text(f"{end}: {part}") for end in ENDS[name])
     sizes = {"batch": 8} if "serve" in options else {"sizes": {"B": 8}}
     pods = Pods.of(JobOptions(path(name), part=parts, **sizes, **options)).lower()
-    return IssuedPods({p: Issued.of(m) for p, m in pods.modules.items()}, pods.far)
+    return IssuedPods({p: Issued.of(m) for p, m in pods.modules.items()}, pods.peers_in_other_pod)
 
 
 def replayed(

@@ -15,7 +15,7 @@ from stagec.answers.time.table import accepted_text, print_time, seconds_text
 from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving import PREFILL
 from stagec.jobs.pod_options import has_pods
-from stagec.jobs.request.accepted import Accepted
+from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.measurements import remark_unused
 from stagec.jobs.request.options import JobOptions, stated_stack
 from stagec.jobs.request.serving import DISAGGREGATED
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
 
-NOT_GIVEN = Accepted(1.0, 1, given=False)
+NOT_GIVEN = Acceptance(1.0, 1, given=False)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StepAnswer(TimeReport, Report):
 
     serve: str | None
     stack: Mapping[str, str]
-    accepted: Accepted
+    accepted: Acceptance
     alone_seconds: Mapping[str, float]
     turn_seconds: Mapping[str, float]
     errors: StackErrors | None
@@ -136,7 +136,7 @@ def time(
     graphs: bool = True,
     levers: bool | None = None,
     measured: Measurements | None = None,
-    accepted: Accepted = NOT_GIVEN,
+    accepted: Acceptance = NOT_GIVEN,
     memory: bool = False,
     again: bool = False,
     progress: Callable[[str], None] = lambda text: None,

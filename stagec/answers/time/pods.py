@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.time.table import accepted_text, print_time, seconds_text
 from stagec.ir.serving import DECODE, PREFILL
-from stagec.jobs.request.accepted import Accepted
+from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.serving import PODS
 from stagec.output.report import Report
 from stagec.output.tables import bytes_text, console
@@ -30,7 +30,7 @@ class PodsTime(Report):
 
     pods: Mapping[str, TimeReport]
     transfer: TransferTime
-    accepted: Accepted
+    accepted: Acceptance
     drawn: Callable[[], Timed] = field(repr=False, compare=False)
 
     @property

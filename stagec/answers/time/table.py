@@ -10,7 +10,7 @@ from stagec.time.streams import LAUNCH
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.jobs.request.accepted import Accepted
+    from stagec.jobs.request.acceptance import Acceptance
 
 #: Lines of the critical path that are told.
 _LINKS = 8
@@ -61,7 +61,7 @@ def print_time(found: TimeReport, stream: TextIO, interval: str = "") -> None:
         out.print(rows)
 
 
-def accepted_text(step: float, accepted: Accepted) -> str:
+def accepted_text(step: float, accepted: Acceptance) -> str:
     """What tokens take where a step of so many seconds verifies drafts, as a line; empty where it
     does not."""
     if not accepted.speculates:

@@ -121,7 +121,7 @@ def time_job(
     steps: dict[str, TimedStep] = {}
     for group in groups:
         pod, each = group[0], {name: issued[name] for name in group}
-        together = IssuedPods(each, pods.far) if len(each) > 1 else issued[pod]
+        together = IssuedPods(each, pods.peers_in_other_pod) if len(each) > 1 else issued[pod]
         report = report_of(
             pods.name,
             pods.modules[pod],

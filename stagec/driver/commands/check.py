@@ -31,17 +31,17 @@ def command(directory: Path, strict: bool, **given: Any) -> int:
     """
     answer = check(directory, strict=strict)
     if form_of(given) != "json":
-        _tell(answer.report, failed=not answer.ok)
+        _print_findings(answer.report, failed=not answer.ok)
     show(answer, {**given, "output": None})
     return int(not answer.ok)
 
 
-def _tell(report: CheckReport, *, failed: bool) -> None:
+def _print_findings(report: CheckReport, *, failed: bool) -> None:
     """All findings, and what was not checked, on stderr."""
     for severity, findings in (("error", report.errors), ("warning", report.warnings)):
         for finding in findings:
             log(f"{severity}: {finding}")
-    _tell_gaps(report)
+    _print_gaps(report)
     if report.eager_only is not None and not failed:
         log(f"note: {report.eager_only}")
     gaps = {finding.code for finding in report.gaps}
@@ -54,7 +54,7 @@ def _tell(report: CheckReport, *, failed: bool) -> None:
             log(f"  {text}")
 
 
-def _tell_gaps(report: CheckReport) -> None:
+def _print_gaps(report: CheckReport) -> None:
     """What a recorded trace lacks: how many of each kind, and the first of them."""
     for code, count in gap_counts(report).items():
         first = next(finding for finding in report.gaps if finding.code == code)

@@ -144,7 +144,7 @@ def _print_table(found: Fit, machine: Machine, stream: TextIO) -> None:
         cells = [_constants(part.constants)]
         for place in (0, 1):
             both = part.before[place], part.after[place]
-            cells += [f"{part.rows[place]:,}", *map(_told, both)]
+            cells += [f"{part.rows[place]:,}", *map(_errors_text, both)]
         rows.add_row(part.kind, part.dtype or part.level, *cells)
     out = console(stream, 140)
     out.print(rows)
@@ -158,5 +158,5 @@ def _constants(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= _MANY else f"all {len(names)}"
 
 
-def _told(errors: Errors | None) -> str:
+def _errors_text(errors: Errors | None) -> str:
     return "" if errors is None else f"{errors.median:.1%} ({errors.p90:.1%})"

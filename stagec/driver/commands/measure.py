@@ -59,12 +59,12 @@ def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
     found: list[Reading] = []
     with progress("reading traces", "MiB", quiet=quiet) as counted:
         for path in traces:
-            found.append(read_trace(path, partial(_tell_bytes, counted, before, whole)))
+            found.append(read_trace(path, partial(_print_bytes, counted, before, whole)))
             before += path.stat().st_size
     return found
 
 
-def _tell_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
+def _print_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
     progress((before + at) >> 20, whole >> 20)
 
 
@@ -75,7 +75,7 @@ def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
     kinds: dict[str, list[float]] = {}
     missed: dict[tuple[str, str], list[float]] = {}
     for reading in readings:
-        _tell_trace(reading)
+        _print_trace(reading)
         for key, found in reading.kernels.items():
             kinds.setdefault(key.kind, []).extend(found)
         for calls in reading.collectives.values():
@@ -98,7 +98,7 @@ def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
         log(f"  {_line(rest, whole)}  {len(ordered) - _MISSED} others")
 
 
-def _tell_trace(reading: Reading) -> None:
+def _print_trace(reading: Reading) -> None:
     from stagec.driver.shell.session import log
 
     rank = "" if reading.rank is None else f", rank {reading.rank}"

@@ -81,7 +81,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     each = {"": plan} if isinstance(plan, MemoryPlan) else plan.pods
     if form_of(given) in ("json", "csv") or given["output"]:
         for pod, one in each.items():
-            _tell_verdict(f"{pod}/" if pod else "", one)
+            _print_verdict(f"{pod}/" if pod else "", one)
     builders = {pod: one.builder for pod, one in each.items()}
     drawing = draw(
         builders, {pod: one.data for pod, one in each.items()}, options, given, the_session()
@@ -90,7 +90,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     if plan.fits is not False:
         return 0
     if isinstance(plan, MemoryPlan):
-        _tell_why(plan.worst)
+        _print_reasons(plan.worst)
         if given["advise"]:
             from stagec.searches.advice.suggestions import suggest
 
@@ -100,7 +100,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     return 1
 
 
-def _tell_verdict(of: str, plan: MemoryPlan) -> None:
+def _print_verdict(of: str, plan: MemoryPlan) -> None:
     """Say whether it fits, where the table does not."""
     from stagec.output.tables import fit_text
 
@@ -108,7 +108,7 @@ def _tell_verdict(of: str, plan: MemoryPlan) -> None:
         log(f"{of}{fit['class']}: {fit_text(MemoryFit(fit['peak'], fit['room']))}")
 
 
-def _tell_why(worst: Mapping[str, Any]) -> None:
+def _print_reasons(worst: Mapping[str, Any]) -> None:
     """What dominates in a class that holds too much."""
     from stagec.output.tables import bytes_text
 

@@ -15,7 +15,7 @@ from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pods import Pods
-from stagec.jobs.request.accepted import ACCEPTED, take_accepted
+from stagec.jobs.request.acceptance import ACCEPTANCE, take_acceptance
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import GRAPHS, machine_options
 from stagec.jobs.request.measurements import MEASURED, measurements
@@ -46,7 +46,7 @@ from stagec.support.diagnostics import DiagnosticError, error
         default=None,
     ),
     GRAPHS,
-    *ACCEPTED,
+    *ACCEPTANCE,
     *sweep_options(timed=True),
     *TIME_FILES,
     limit_option(
@@ -65,7 +65,7 @@ def command(**given: Any) -> int:
     """
     options = take_options(given)
     given["machine"] = take_machine(given)
-    accepted = take_accepted(options, given)
+    accepted = take_acceptance(options, given)
     if given["sweep"]:
         if accepted.given:
             raise error("--accepted is about TPOT, which sweeps do not have", remedy="leave it out")

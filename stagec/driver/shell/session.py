@@ -101,8 +101,8 @@ def _bar(title: str, things: str) -> Generator[Counted]:
         task = bar.add_task(things, total=None, rate="")
         began = time.monotonic()
 
-        def tell(done: int, total: int) -> None:
+        def show(done: int, total: int) -> None:
             rate = f"{done / max(1e-9, time.monotonic() - began):,.0f} {things}/s"
             bar.update(task, completed=done, total=total, rate=rate, refresh=True)
 
-        yield tell
+        yield show

@@ -77,5 +77,7 @@ def form_of(given: Mapping[str, Any]) -> str | None:
     }
     forms = {option: form for option, form in asked.items() if form is not None}
     if len({*forms.values()}) > 1:
-        raise error(f"{' and '.join(forms)} are two forms of the answer", remedy="choose one")
+        raise error(
+            f"{' and '.join(forms)} are two forms of the answer", remedy="choose one of them"
+        )
     return next(iter(forms.values()), None)

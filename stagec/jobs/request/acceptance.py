@@ -13,7 +13,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import error
 
 #: The options of a step that verifies drafts.
-ACCEPTED = (
+ACCEPTANCE = (
     CommandOption(
         "accepted",
         Number(least=1),
@@ -32,7 +32,7 @@ ACCEPTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Acceptance:
     """The tokens of each sequence that a step of decode gives in the mean: between 1 and `most`;
     whether somebody said so."""
 
@@ -46,14 +46,14 @@ class Accepted:
         return self.most > 1
 
 
-def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:
+def take_acceptance(options: JobOptions, given: Mapping[str, Any]) -> Acceptance:
     """What a step gives. Raises `DiagnosticError` for more tokens than a step has, and where there
     are no drafts."""
     tokens: float | None = given["accepted"]
     rate: float | None = given["acceptance"]
     drafts = options.speculative or 0
     if tokens is None and rate is None:
-        return Accepted(1.0, 1 + drafts, given=False)
+        return Acceptance(1.0, 1 + drafts, given=False)
     name = "--acceptance" if tokens is None else "--accepted"
     if not drafts:
         raise error(
@@ -71,4 +71,4 @@ def take_accepted(options: JobOptions, given: Mapping[str, Any]) -> Accepted:
             "sequence",
             remedy=f"give at most {1 + drafts}",
         )
-    return Accepted(found, 1 + drafts, given=True)
+    return Acceptance(found, 1 + drafts, given=True)
