@@ -120,6 +120,7 @@ class ServerSearchAnswer(Report):
     def page(self) -> str:
         """The front as a picture, and a row for each of the best."""
         head = ["server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why"]
+        several = len(self.data["places"]) > 1
         cells = [
             [_title(row, several=several), *_figures(row), row["reason"]]
             for row in self.data["best"]
