@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
 from stagec.answers.check import CheckAnswer, check
@@ -280,6 +280,18 @@ def time_step(
     return answer
 
 
+@overload
+def search(
+    model: str | Path = "",
+    *,
+    progress: Progress | None = None,
+    serve: Literal["server"],
+    **flags: Any,
+) -> ServerSearchAnswer: ...
+@overload
+def search(
+    model: str | Path = "", *, progress: Progress | None = None, **flags: Any
+) -> SearchAnswer: ...
 def search(
     model: str | Path = "", *, progress: Progress | None = None, **flags: Any
 ) -> SearchAnswer | ServerSearchAnswer:
