@@ -130,7 +130,7 @@ class ServerSearchAnswer(Report):
     def write_launch(self, folder: Path) -> list[Path]:
         """Write the files that start the best server into a folder, which is made; their paths.
         Raises `OSError`."""
-        files: Mapping[str, str] = (self.data["launch"] or {"files": {}})["files"]
+        files = _files(self.data)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_file(folder / name, text)
@@ -290,6 +290,13 @@ def _launch(found: FoundServers) -> dict[str, Any] | None:
     return {"engine": run.engine, "files": files}
 
 
+def _files(found: Mapping[str, Any]) -> Mapping[str, str]:
+    """The launch files by their names, if there are some."""
+    launch: Mapping[str, Any] | None = found["launch"]
+    files: Mapping[str, str] = {} if launch is None else launch["files"]
+    return files
+
+
 def _value(row: Mapping[str, Any], name: str) -> Any:
     pool, dot, key = name.partition(".")
     if not dot:
@@ -320,7 +327,7 @@ def _print(found: Mapping[str, Any], stream: TextIO) -> None:
         out.print("left out:", markup=False)
     for why, count in shown:
         out.print(f"  {count:,}: {why}", markup=False)
-    for name, text in (found["launch"] or {"files": {}})["files"].items():
+    for name, text in _files(found).items():
         out.print(f"--- {name}", markup=False)
         out.print(text, markup=False, highlight=False, soft_wrap=True)
 

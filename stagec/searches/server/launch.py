@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
@@ -330,7 +330,7 @@ def _lines(data: Mapping[str, Any], before: str) -> Iterator[str]:
     for name, value in data.items():
         if isinstance(value, Mapping):
             yield f"{before}{name}:"
-            yield from _lines(value, before + "  ")
+            yield from _lines(cast("Mapping[str, Any]", value), before + "  ")
         else:
             # JSON is YAML: texts with quotes, lists in brackets
             yield f"{before}{name}: {value if isinstance(value, str) else json.dumps(value)}"
