@@ -113,11 +113,11 @@ def serving_space(
     sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine, mode: str | None
 ) -> Space:
     """What varies in servers: heads over ranks, stages, experts, and attention data-parallel beside
-    them. The sequence of prefill stays split between the blocks; a mixed step has no stages, a
-    worker of a server one, or one on each of its nodes."""
+    them. The sequence of prefill stays split between the blocks; a mixed step has no stages;
+    a worker of a server with experts, of which there are many, has one, or one on each node."""
     node = machine.network[0].ranks or ranks
     stages = doubled(1, min(8, ranks, layers))
-    if mode == SERVER:
+    if mode == SERVER and EXPERTS in sizes:
         stages = tuple(dict.fromkeys((1, min(layers, max(1, ranks // node)))))
     knobs: dict[str, tuple[Any, ...]] = {
         "pp": (1,) if mode == MIXED else stages,

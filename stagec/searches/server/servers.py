@@ -220,8 +220,7 @@ def joined(
 
 
 def prefill_rate(step: StepPoint, sent: CacheTransfer) -> float:
-    """Requests that a worker ends a second: as fast as it computes or sends, whatever takes longer.
-    Stages are taken to be alike, so a step begins as often as there are stages in one."""
+    """Requests that a worker ends a second: as fast as it computes or sends, whatever takes longer."""
     return min(step.sequences / step.seconds, 1 / sent.busy if sent.busy else float("inf"))
 
 

@@ -35,9 +35,16 @@ def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
         out.print("left out:", markup=False)
     for why, count in shown:
         out.print(f"  {count:,}: {why}", markup=False)
-    for name, text in (found["launch"] or {"files": {}})["files"].items():
+    for name, text in launch_files(found).items():
         out.print(f"--- {name}", markup=False)
         out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def launch_files(found: Mapping[str, Any]) -> Mapping[str, str]:
+    """The launch files by their names, if there are some."""
+    launch: Mapping[str, Any] | None = found["launch"]
+    files: Mapping[str, str] = {} if launch is None else launch["files"]
+    return files
 
 
 def _print_best(found: Mapping[str, Any], out: Any) -> None:

@@ -36,7 +36,7 @@ _RARELY = 500_000
 #: possible is looked for between two that double.
 _MOST, _HALVINGS = 4096, 4
 _ONE = "decode=1x1"
-BUBBLE = "bubble"
+BUBBLE, SCHEDULER = "bubble", "scheduler"
 P = TypeVar("P")
 
 
@@ -236,16 +236,22 @@ class _Timing:
         if sends:
             self._cached = max(each.get(CACHES, 0) for each in held) / sends
         parts = _filled(grouped(report.breakdown, {}), report.step_seconds, self._stages)
-        return StepPoint(sequences, report.step_seconds, parts, peak)
+        seconds = max(report.step_seconds, sum(parts.values()))
+        return StepPoint(sequences, seconds, parts, peak)
 
 
 def _filled(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:
-    """Where the seconds of a step on pipeline stages go if others fill its bubble, on each stage
-    for as long; what is left is the time of stages that wait for a longer one."""
+    """Where the seconds of a step on pipeline stages go if others fill its bubble: as many stages
+    as busy as the longest one, so that a step takes no less than these; what is left of its seconds
+    are stages that wait. The scheduler is there once."""
     if stages == 1:
         return parts
-    found = {name: stages * each for name, each in parts.items() if name != BUBBLE}
-    return {**found, "unequal stages": seconds - sum(found.values())}
+    found = {
+        name: each if name == SCHEDULER else stages * each
+        for name, each in parts.items()
+        if name != BUBBLE
+    }
+    return {**found, "stages that wait": max(0.0, seconds - sum(found.values()))}
 
 
 def _climbed(
