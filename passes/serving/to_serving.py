@@ -31,7 +31,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MIXED, MODES, PAST
+from stagec.ir.serving import DECODE, MIXED, MODES, PAST
 from stagec.ir.traits import Terminates
 from stagec.passes.serving.caches import CachingStep
 from stagec.passes.serving.mixed import Mixed, parsed_classes
@@ -110,7 +110,9 @@ def to_serving(module: Module, given: ToServing) -> None:
             "a mixed step has classes of sequences, and no other step has",
             remedy='write to-serving{mode=mixed, classes=("decode=64x4096", "prefill=1x2048+0")}',
         )
-    module.serving = mode
+    mixes = parsed_classes(given.classes) if given.classes else None
+    only_decodes = mixes is not None and all(c.sampled == c.new for c in mixes.classes)
+    module.serving = DECODE if only_decodes else mode  # which engines capture as a graph
     plain = given.context == 0 or mode == MIXED
     past = ZERO if plain else _declare(module, PAST, given.context)
     body = module.main.body
@@ -131,7 +133,7 @@ def to_serving(module: Module, given: ToServing) -> None:
         page=given.page,
         parts=parts,
     )
-    mixed = Mixed.of(module, step, parsed_classes(given.classes)) if given.classes else None
+    mixed = Mixed.of(module, step, mixes) if mixes is not None else None
     _cut_tables(module, step, given.longest)
     _serve_region(step, body, mixed)
     logits, kept = body.terminator.operands, step.hand_out()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stagec.api import (
+    Loc,
     Module,
     Operation,
     Pass,
@@ -26,7 +27,6 @@ from stagec.ir.copies import Copier, sized
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir.types import CACHED
 from stagec.ir_spec.strategy.moe import MoeRule
-from stagec.support.source import Loc
 
 
 @dataclass(frozen=True)

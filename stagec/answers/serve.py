@@ -362,7 +362,8 @@ def _rows(
             return
         ranks = report.ranks if apart else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, report.step_seconds / accepted, ranks)
-        yield ServedBatch(rates(prefill, engine, output), ranks, fit, report.cautions)
+        found_rates = rates(prefill, engine, output)
+        yield ServedBatch(found_rates, (prefill, engine), ranks, fit, report.cautions)
     if not found and problem is not None:
         raise problem
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stagec.analysis.serving_rates import ServingRates
+from stagec.analysis.serving_rates import PodStep, ServingRates
 from stagec.answers.intervals import TPOT, TTFT, StackErrors
 from stagec.answers.time.table import seconds_text
 from stagec.ir.serving import DECODE, PREFILL
@@ -24,9 +24,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
-    """A batch: what it gives, whether what a rank holds fits, and what to know of it."""
+    """A batch: what it gives, its `steps` of prefill and of decode, whether what a rank holds fits,
+    and what to know of it."""
 
     rates: ServingRates
+    steps: tuple[PodStep, PodStep]
     ranks: int
     fit: MemoryFit
     cautions: tuple[str, ...]

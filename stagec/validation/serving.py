@@ -16,10 +16,11 @@ from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
+from stagec.validation.closed_loop import mean_first_token
 from stagec.validation.formula import sizes_of
 from stagec.validation.sources import ValidationSource, at, filled, validation_sources
 
-#: Times to the first token are judged up to this batch: beyond it requests wait for each other.
+#: The batch up to which times to the first token are those of small batches.
 SMALL: Final = 8
 
 
@@ -63,6 +64,7 @@ class MeasuredServer:
     batch: int
     output: int
     rounds: int
+    lengths: float
     sizes: Mapping[str, int]
     flags: Mapping[str, Any]
     judged: bool = True
@@ -74,12 +76,8 @@ class MeasuredServer:
         return str(self.flags.get("stack", "ideal"))
 
     def predicted(self) -> tuple[float, float]:
-        """The seconds to the first token and between tokens that we predict. Raises
-        `DiagnosticError`.
-
-        Of the first round of requests, which come at once, the i-th waits for the prompts of i - 1
-        others: (batch - 1) / 2 in the mean of one round.
-        """
+        """The seconds to the first token and between tokens that we predict, the former of requests
+        that wait for each other where it is known how they come. Raises `DiagnosticError`."""
         from stagec.answers.serve import QUESTION, serve
         from stagec.answers.serve_answer import ServeAnswer
 
@@ -89,8 +87,11 @@ class MeasuredServer:
         answer = serve(options, load_machine(self.machine), given, Session())
         assert isinstance(answer, ServeAnswer), "no requests over time"
         point = answer.points[0]
-        waiting = (self.batch - 1) / (2 * self.rounds) if self.rounds else 0.0
-        return point.rates.ttft * (1 + waiting), point.rates.tpot
+        if not self.rounds:
+            return point.rates.ttft, point.rates.tpot
+        lengths = int(self.flags["prompt"]), self.output
+        first = mean_first_token(*point.steps, *lengths, share=self.lengths, rounds=self.rounds)
+        return first, point.rates.tpot
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class ServerError:
 class ServerSummary:
     """The errors of the judged rows of an engine on a machine: of TPOT `median`, `p90`, `left_out`
     (the median of rows that nothing was fitted on) and `bias`, the median of signed errors; of TTFT
-    the median `ttft` up to batches of `SMALL`, None without such rows."""
+    the median `ttft` up to batches of `SMALL`, None without such rows, and `ttft_all` of all."""
 
     engine: str
     machine: str
@@ -127,6 +128,7 @@ class ServerSummary:
     left_out: float | None
     bias: float
     ttft: float | None
+    ttft_all: float
 
 
 def measured_servers(source: str | None = None) -> list[MeasuredServer]:
@@ -166,6 +168,7 @@ def _server(
         batch=int(row.batch),
         output=max(2, round(int(row.output) * share)),
         rounds=int(row.rounds),
+        lengths=share,
         sizes=sizes_of(row.sizes),
         flags={name: values[name] for name in flags},
         judged=judged,
@@ -219,4 +222,5 @@ def _summary(engine: str, machine: str, rows: Sequence[ServerError]) -> ServerSu
         float(np.median(sizes[others])) if others.any() else None,
         float(np.median(between)),
         float(np.median(np.abs(first[small]))) if small.any() else None,
+        float(np.median(np.abs(first))),
     )

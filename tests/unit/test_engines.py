@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stagec as library
+from stagec.analysis.serving_rates import PodStep
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
@@ -18,6 +19,7 @@ from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.software import Software
+from stagec.validation.closed_loop import mean_first_token
 from stagec.validation.serving import (
     MeasuredServer,
     ServerError,
@@ -172,7 +174,36 @@ def test_ttft_has_the_time_of_a_request() -> None:
     assert [p.rates.tpot for p in before.points] == [p.rates.tpot for p in after.points]
 
 
+@pytest.mark.parametrize(
+    ("step", "gaps"), [("decode=4x100", False), ("decode=4x100,prefill=1x64+0", True)]
+)
+def test_steps_that_only_decode_are_captured(step: str, gaps: bool) -> None:
+    """Of a server over time as well: only steps with prompts have the gaps of launches."""
+    options = JobOptions("llama3-8b", serve="mixed", step=step, sizes={"L": 1}, graph_gap="0 us")
+    report = CompiledJob.of(options).time(load_machine("h200"))
+    assert ("launch gaps" in report.breakdown) == gaps
+
+
 # -- measured servers ------------------------------------------------------------------------------
+
+
+def test_requests_of_a_closed_loop_wait_for_each_other() -> None:
+    """Prompts of 4,096 tokens, two of which fill a step, in steps of 0.1 s a prompt."""
+
+    def first(batch: int, rounds: int) -> float:
+        prefill, decode = PodStep(1, 0.1, 8, request=0.02), PodStep(batch, 0.01, 8)
+        return mean_first_token(prefill, decode, 4096, 100, share=1, rounds=rounds)
+
+    assert first(1, 3) == pytest.approx(0.12)
+    assert first(2, 1) == pytest.approx(0.22)
+    assert first(4, 1) == pytest.approx(0.02 + (0.2 + 0.4 + 0.01) / 2, abs=3e-3), (
+        "decoded tokens count"
+    )
+    drawn = [
+        mean_first_token(PodStep(1, 0.1, 8), PodStep(8, 0.01, 8), 4096, 900, share=0.9, rounds=r)
+        for r in (1, 10)
+    ]
+    assert drawn[1] < drawn[0], "later ones come one by one"
 
 
 def test_measured_servers_are_complete_and_none_is_kept_aside() -> None:
@@ -214,6 +245,7 @@ def test_errors_are_by_engine_and_machine() -> None:
                 batch,
                 128,
                 10,
+                1.0,
                 dict[str, int](),
                 flags,
                 judged,
