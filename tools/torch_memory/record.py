@@ -29,7 +29,7 @@ from tools.torch_memory.models import model_of, outside_loss
 from tools.torch_memory.run import TorchRun
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
-#: What makes storages that are no activations, by the file that calls the operation.
+#: Bytes of each category.
 Bytes = dict[str, int]
 
 
