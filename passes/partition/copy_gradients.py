@@ -70,7 +70,9 @@ def copy_operands(module: Module, reduction: Operation) -> None:
     if any(v.tensor.dtype != dtype for v in made):
         attrs["to"] = dtype
     dims = [operand_dim(reduction, i) for i in range(len(made))]
-    if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, reduction.operands, strict=True)):
+    if any(
+        v.tensor.shape != old.tensor.shape for v, old in zip(made, reduction.operands, strict=True)
+    ):
         sizes = [v.tensor.shape[d] for v, d in zip(reduction.operands, dims, strict=True)]
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
     copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])

@@ -29,9 +29,7 @@ class PaddedShard:
         """The type of the parameter, or of a slice of it in so many repeats, with one dimension in
         their place."""
         first, last = self.dims[0] - depth, self.dims[-1] - depth
-        return replace(
-            type_, dims=(*type_.dims[:first], Dim(self.size), *type_.dims[last + 1 :])
-        )
+        return replace(type_, dims=(*type_.dims[:first], Dim(self.size), *type_.dims[last + 1 :]))
 
 
 def padded_shard(
