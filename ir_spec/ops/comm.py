@@ -150,7 +150,7 @@ def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
     return replace(type_.inner, partial=Partial(kind, rest) if rest else None, placed=True)
 
 
-class CopyIn(Movement):
+class CopyIn(OpDef):
     """Copies of gradients, side by side in the buffer that one call reduces; with `to` in that
     element type, with `sizes` filled up with zeros along `dim`. The buffer stays until the next one
     is made, or until backward ends.
@@ -160,6 +160,8 @@ class CopyIn(Movement):
     """
 
     name = "stg.copy_in"
+    operands = ("x*",)
+    results = ("copy*",)
     params = (
         Param("to", "name", "the element type of the copies", choices=tuple(sorted(FLOATS))),
         Param("dim", "ints", "the dimension that is filled up, one for each operand"),
@@ -167,8 +169,16 @@ class CopyIn(Movement):
     )
     example = "%y = stg.copy_in[to = f32](%x) : f32[B, S, D]"
 
-    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
-        whole = type_.inner
+    def infer(self, op: Operation) -> list[Type]:
+        return [self._copied(op, i, v.tensor.inner) for i, v in enumerate(op.operands)]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if ("sizes" in op.attrs) != ("dim" in op.attrs):
+            yield "states 'dim' and 'sizes' of what is filled up, or neither"
+        elif "sizes" in op.attrs and len(op.exprs("sizes")) != len(op.operands):
+            yield f"copies {len(op.operands)} values, so it has as many 'sizes'"
+
+    def _copied(self, op: Operation, index: int, whole: TensorType) -> TensorType:
         if "sizes" in op.attrs:
             d = operand_dim(op, index)
             whole = _with_dim(whole, d, replace(whole.dims[d], size=op.exprs("sizes")[index]))

@@ -32,7 +32,6 @@ from stagec.ir_spec.ops.base import backwards, gradients, present
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
-
 #: Of a view: backward takes it again, so it does not keep what is viewed.
 AGAIN = Param("again", "flag", "backward takes the view again, it is not kept")
 

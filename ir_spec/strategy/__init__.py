@@ -32,8 +32,8 @@ from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.routing import RoutingOp
 from stagec.ir_spec.strategy.selective import SelectiveOp
-from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingOp
+from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
 from stagec.ir_spec.strategy.statement import Statement

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.builder import RawAttr
-from stagec.ir.traits import Recasts
-from stagec.ir_spec.ops.comm import ReduceScatter, operand_dim
+from stagec.ir.traits import Recasts, Repeats
+from stagec.ir_spec.ops.comm import AllReduce, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
@@ -15,7 +15,9 @@ from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 @dataclass(frozen=True)
 class CopyGradients(Pass):
     """Copy what one call of a unit reduces into its buffer, as `stg.shard_units[copies]` says.
-    Casts for the reduction become part of the copy: gradients wait for it in their own type.
+    Casts for the reduction become part of the copy: gradients wait for it in their own type. What
+    replicas have reduced in another type than that of the gradients stays until backward ends
+    (FSDPParamGroup._all_reduce_state of PyTorch).
 
     Before:
         stg.mesh @pod[dp]
@@ -57,8 +59,12 @@ class CopyGradients(Pass):
     def run(self, module: Module) -> None:
         for func in module.functions:
             for op in list(func.body.walk()):
-                if isinstance(op.definition, ReduceScatter) and op.phase == "gradient":
+                if op.phase != "gradient":
+                    continue
+                if isinstance(op.definition, ReduceScatter):
                     copy_operands(module, op)
+                elif isinstance(op.definition, AllReduce) and _is_cast(op):
+                    keep_reduced(module, op)
 
 
 def copy_operands(module: Module, reduction: Operation) -> None:
@@ -70,18 +76,23 @@ def copy_operands(module: Module, reduction: Operation) -> None:
     if any(v.tensor.dtype != dtype for v in made):
         attrs["to"] = dtype
     dims = [operand_dim(reduction, i) for i in range(len(made))]
-    if any(
-        v.tensor.shape != old.tensor.shape for v, old in zip(made, reduction.operands, strict=True)
-    ):
-        sizes = [v.tensor.shape[d] for v, d in zip(reduction.operands, dims, strict=True)]
+    before = list(reduction.operands)
+    if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, before, strict=True)):
+        sizes = [v.tensor.shape[d] for v, d in zip(before, dims, strict=True)]
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
     copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
-    before = list(reduction.operands)
     reduction.set_operands(copies.results)
     for value in before:
-        while not value.uses and (op := value.producer) is not None and _is_of_copy(op):
-            value = op.operands[0]
-            op.erase()
+        _erase_unused(value)
+
+
+def _erase_unused(value: Value) -> None:
+    """Erase casts and padding that the copy does."""
+    op = value.producer
+    if not value.uses and op is not None and _is_of_copy(op):
+        source = op.operands[0]
+        op.erase()
+        _erase_unused(source)
 
 
 def _source(value: Value) -> Value:
@@ -94,3 +105,25 @@ def _source(value: Value) -> Value:
 def _is_of_copy(op: Operation) -> bool:
     """Whether a copy into the buffer of a call can do it."""
     return op.has(Recasts) or (isinstance(op.definition, Pad) and "start" not in op.attrs)
+
+
+def _is_cast(reduction: Operation) -> bool:
+    """Whether what replicas have reduced is cast behind it."""
+    marked = [user for result in reduction.results for user, _ in result.uses]
+    users = [u for mark in marked for result in mark.results for u, _ in result.uses]
+    return any(u.has(Recasts) and u.phase == "gradient" for u in (*marked, *users))
+
+
+def keep_reduced(module: Module, reduction: Operation) -> None:
+    """Keep what replicas have reduced until backward ends, in place: of a repeat as stacks."""
+    kept, owner = list(reduction.results), reduction.parent_op
+    while owner is not None and owner.has(Repeats):
+        end, count = owner.body.terminator, owner.expr("count")
+        for value in kept:
+            end.add_operand(value)
+        kept = [owner.add_result(f"{v.name}_kept", v.tensor.stacked(count), v.loc) for v in kept]
+        reduction, owner = owner, owner.parent_op
+    region = kept[0].region
+    last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
+    before = Builder.before(module.registry, last, loc=kept[0].loc, phase="backward")
+    before.op("stg.discard", kept, types=())

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Region, Value
-from stagec.ir.expr import Expr, call, evaluate, product
+from stagec.ir.decisions import Divides, ask
+from stagec.ir.expr import Expr, call, product
 from stagec.ir.module import Module
 from stagec.ir.rewrite import carried, enclosing, uses_inside
 from stagec.ir.rule import letters, parse_rule
 from stagec.ir.traits import Recasts, Repeats
-from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
+from stagec.ir.types import AxisUse, Dim, TensorType
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.shard import AT_REST
 
@@ -43,9 +44,7 @@ def padded_shard(
     if not dims or any(param.tensor.dims[i].split for i in dims):
         return None
     elements = product(param.tensor.dims[i].size for i in dims)
-    if not (elements.symbols | ranks.symbols) <= env.keys():
-        return None
-    if evaluate(elements, env) % evaluate(ranks, env) == 0:
+    if not (elements.symbols | ranks.symbols) <= env.keys() or ask(Divides(ranks, elements), env):
         return None
     return PaddedShard(dims, ranks * call("ceildiv", [elements, ranks]))
 

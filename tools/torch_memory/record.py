@@ -9,6 +9,7 @@ read at each operation, so storages that FSDP2 frees by resizing count as nothin
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -123,7 +124,8 @@ class StorageTracker(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
-    """What FSDP2 gathers is `buffers`, what it reduces is `gradients`."""
+    """What FSDP2 gathers is `buffers`, what it reduces is `gradients`; what it has reduced is
+    `buffers` until it is a gradient."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as calls
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
@@ -136,9 +138,11 @@ def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
         tracker.mark(made, "buffers")
         return made
 
+    kinds = itertools.cycle(("gradients", "buffers"))
+
     def reduced(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         made = scatter(self, *args, **kwargs)
-        tracker.mark(made, "gradients")
+        tracker.mark(made, next(kinds))  # the input of a reduce-scatter, then its output
         return made
 
     def unsharded(self: Any) -> None:
