@@ -124,6 +124,10 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until that of
     #: the next unit is made, as FSDP2 does it.
     shard_copies: bool | None
+    #: ZeRO-3: parameters that the ranks do not divide are whole (none), or filled up to equal
+    #: shards: of the first dimension of the weight as PyTorch has it, which is that of its outputs
+    #: (dim0), or of all of its elements (flat).
+    shard_padding: Literal["none", "dim0", "flat"] | None
     #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
     microbatches: int | None
     #: Gather the logits instead of a vocabulary-parallel loss.
@@ -189,6 +193,9 @@ class JobFlags(TypedDict, total=False):
     recompute_layers: int | None
     #: Recompute in every N-th layer only (0: in all).
     recompute_every: int | None
+    #: What --recompute selective computes again: scores of all pairs, attention, fused or not, or
+    #: all but every other product and attention (products).
+    recompute_selective: Literal["scores", "attention", "products"] | None
     #: Keep what the blocks stash, gradients, the optimizer's state or parameters in host memory, or
     #: values by name, scope or pattern; a share of each behind a colon, as in
     #: 'gqa/a:0.5,optimizer'.
@@ -209,6 +216,9 @@ class JobFlags(TypedDict, total=False):
     #: place), a log-softmax and the loss by it (stock, chunked: in parts of the tokens), or one op
     #: with the head, of which no whole logits are there (linear).
     loss: Literal["fused", "stock", "in-place", "chunked", "linear"] | None
+    #: Logits of a split vocabulary stay split for the loss, or are gathered before it, in the type
+    #: that the head gives them.
+    loss_logits: Literal["split", "gathered"] | None
     #: Parts of the tokens of a chunked or linear loss (default: as the form has them).
     loss_chunks: int | None
     #: The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its products and
