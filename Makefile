@@ -51,6 +51,7 @@ test-all: $(VENV)/.stamp-test
 # PyTorch has an environment of its own: neither linters nor tests know it.
 test-torch: build/torch/.stamp
 	build/torch/bin/python -m tools.torch_memory torch-data-parallel
+	build/torch/bin/python -m tools.torch_memory torch-tensor-parallel
 
 build/torch/.stamp: pyproject.toml Makefile
 	$(PYTHON) -m venv build/torch

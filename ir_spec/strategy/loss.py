@@ -95,7 +95,10 @@ class LossOp(Statement):
     example = "stg.loss[form = stock]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if {"form", "logits"} & (said := self.flag_values(request)).keys():
+        said = self.flag_values(request)
+        if "tp" not in request.axes:
+            said.pop("logits", None)
+        if {"form", "logits"} & said.keys():
             yield said
 
     def verify(self, op: Operation) -> Iterator[str]:

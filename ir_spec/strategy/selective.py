@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stagec.ir_spec.strategy.statement import (
     Flag,
+    FlagValues,
     Record,
     Section,
     Statement,
@@ -51,3 +54,6 @@ class SelectiveOp(Statement):
     section = Section.MEMORY
     training = "there is no backward to compute again for"
     example = "stg.selective[attention]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        return iter(()) if request["recompute"] == "none" else super().from_flags(request)

@@ -21,12 +21,12 @@ from stagec.api import (
     Strategy,
     TensorType,
     Value,
+    const,
     error,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import const
 from stagec.ir.traits import Accumulates, CopiesMemory, Recalls, Repeats, Terminates
 from stagec.ir.types import DEVICE, WEIGHTS, WHOLE
 from stagec.ir_spec.ops.pipeline import ActionOp

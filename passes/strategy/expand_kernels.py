@@ -14,11 +14,11 @@ from stagec.api import (
     Phase,
     Strategy,
     error,
+    evaluate,
     made_by,
     read_strategy,
 )
 from stagec.ir.decisions import plain
-from stagec.ir.expr import evaluate
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.layout import Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule

@@ -76,6 +76,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
     "loss_chunks": {"loss": "chunked"},
+    "recompute_selective": {"recompute": "selective"},
     "sgd_momentum": {"optimizer": "sgd"},
     "etp": {"sp": True},
     "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},

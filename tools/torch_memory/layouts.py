@@ -13,6 +13,15 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -58,7 +67,7 @@ def _checkpoint(model: nn.Module, run: TorchRun) -> None:
     """Full checkpoints of blocks, of every n-th one (torchtitan's `_apply_layer_sac`)."""
     default = ("full", 2) if run.flag("stack", "huggingface") == "torchtitan" else ("none", 0)
     policy = run.flag("recompute", default[0])
-    every = run.flag("recompute_every", default[1] if policy == default[0] else 0) or 1
+    every = run.flag("recompute_every", default[1] if "recompute" not in run.flags else 0) or 1
     if policy not in ("none", "full"):
         raise ValueError(f"{run.title}: no checkpoints are written down for '{policy}'")
     for name, block in model.layers.named_children() if policy == "full" else ():
@@ -134,8 +143,59 @@ def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) 
     return model
 
 
+# -- DTensor, with FSDP2 over the other axis ---------------------------------------------------
+
+
+def _tensor_axes(run: TorchRun) -> dict[str, int]:
+    if run.flag("tp", 1) < 2:
+        return {}
+    shards = {"dp": run.flag("dp", 1)} if run.flag("zero", 0) == 3 else {}
+    return {**shards, "tp": run.flag("tp", 1)}
+
+
+def _tensor(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    """`apply_non_moe_tp` of torchtitan; without `sp` the plans of transformers, whose norms work on
+    whole sequences."""
+    split = run.flag("sp", False)
+    loss = run.flag("loss_logits", "split") == "split"
+    between: Placement = Shard(1) if split else Replicate()
+    plans: dict[str, ParallelStyle] = {
+        "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "output": ColwiseParallel(
+            input_layouts=between,
+            output_layouts=Shard(-1) if loss else Replicate(),
+            use_local_output=not loss,
+        ),
+        **({"norm": SequenceParallel()} if split else {}),
+    }
+    assert mesh is not None
+    parallelize_module(model, mesh["tp"], plans)
+    whole = Replicate()
+    for block in model.layers:
+        block_plan: dict[str, ParallelStyle] = {
+            **{f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
+            **{f"feed_forward.{name}": ColwiseParallel() for name in ("w1", "w3")},
+            **{
+                n: RowwiseParallel(output_layouts=between)
+                for n in ("attention.wo", "feed_forward.w2")
+            },
+        }
+        if split:
+            block_plan |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
+            block_plan["attention"] = PrepareModuleInput(
+                input_layouts=(between, None), desired_input_layouts=(whole, None)
+            )
+            block_plan["feed_forward"] = PrepareModuleInput(
+                input_layouts=(between,), desired_input_layouts=(whole,)
+            )
+        inner = getattr(block, "_checkpoint_wrapped_module", block)
+        parallelize_module(inner, mesh["tp"], block_plan)
+    return _fsdp(model, run, mesh["dp"], mark) if "dp" in (mesh.mesh_dim_names or ()) else model
+
+
 #: The last one takes every run that is left.
 LAYOUTS: Sequence[Layout] = (
+    Layout(_tensor_axes, _tensor),
     Layout(_fsdp_axes, _fsdp),
     Layout(_ddp_axes, _ddp, real=True),
     Layout(lambda run: {"one": run.flag("dp", 1)}, _one),

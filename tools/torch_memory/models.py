@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 from tools.torch_memory.run import TorchRun
@@ -35,7 +36,11 @@ class FusedNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _FusedNorm.apply(x, self.weight)
+        if not isinstance(x, DTensor):
+            return _FusedNorm.apply(x, self.weight)
+        weight = self.weight.to_local(grad_placements=[Partial()])
+        y = _FusedNorm.apply(x.to_local(), weight)
+        return DTensor.from_local(y, x.device_mesh, x.placements, run_check=False)
 
 
 class _FusedNorm(torch.autograd.Function):
@@ -52,25 +57,36 @@ class _FusedNorm(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Grouped queries with rotated queries and keys, of transformers' and torchtitan's models."""
+    """Grouped queries with rotated queries and keys, of transformers' and torchtitan's models; the
+    latter repeat keys and values for the heads that share them."""
 
-    def __init__(self, sizes: Mapping[str, int], *, complex_rotation: bool) -> None:
+    def __init__(self, sizes: Mapping[str, int], *, titan: bool) -> None:
         super().__init__()
-        d, self.k, self.complex_rotation = sizes["D"], sizes["K"], complex_rotation
+        d, self.k, self.titan = sizes["D"], sizes["K"], titan
         self.wq = nn.Linear(d, sizes["H"] * self.k, bias=False)
         self.wk = nn.Linear(d, sizes["G"] * self.k, bias=False)
         self.wv = nn.Linear(d, sizes["G"] * self.k, bias=False)
         self.wo = nn.Linear(sizes["H"] * self.k, d, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, ...]) -> Tensor:
-        q, k, v = (
-            w(x).unflatten(-1, (-1, self.k)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
-        )
-        rotate = _rotated_complex if self.complex_rotation else _rotated
+        projected = (w(x).unflatten(-1, (-1, self.k)) for w in (self.wq, self.wk, self.wv))
+        if self.titan:
+            q, k, v = projected
+            q, k = _rotated_complex(q, *rotation), _rotated_complex(k, *rotation)
+            times = q.shape[2] // k.shape[2]
+            q, k, v = (x.transpose(1, 2) for x in (q, _repeated(k, times), _repeated(v, times)))
+        else:
+            q, k, v = (x.transpose(1, 2) for x in projected)
+            q, k = _rotated(q, *rotation), _rotated(k, *rotation)
         a = functional.scaled_dot_product_attention(
-            rotate(q, *rotation), rotate(k, *rotation), v, is_causal=True, enable_gqa=True
+            q, k, v, is_causal=True, enable_gqa=not self.titan
         )
         return self.wo(a.transpose(1, 2).flatten(-2))
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """`repeat_kv` of torchtitan."""
+    return x.unsqueeze(3).expand(-1, -1, -1, times, -1).flatten(2, 3) if times > 1 else x
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -82,7 +98,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _rotated_complex(x: Tensor, rotations: Tensor) -> Tensor:
     """`apply_rotary_emb` of torchtitan."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotations).flatten(3).type_as(x)
+    return torch.view_as_real(pairs * rotations[:, None]).flatten(3).type_as(x)
 
 
 class FeedForward(nn.Module):
@@ -102,11 +118,11 @@ class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and beside the residual."""
 
     def __init__(
-        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, complex_rotation: bool
+        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, titan: bool
     ) -> None:
         super().__init__()
         self.attention_norm, self.ffn_norm = norm(sizes["D"]), norm(sizes["D"])
-        self.attention = Attention(sizes, complex_rotation=complex_rotation)
+        self.attention = Attention(sizes, titan=titan)
         self.feed_forward = FeedForward(sizes)
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
@@ -118,11 +134,11 @@ class Llama(nn.Module):
     """The parts that layouts know: `tok_embeddings`, `layers`, `norm`, `output`."""
 
     def __init__(
-        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, complex_rotation: bool
+        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, titan: bool
     ) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(sizes["V"], sizes["D"])
-        blocks = (Block(sizes, norm, complex_rotation=complex_rotation) for _ in range(sizes["L"]))
+        blocks = (Block(sizes, norm, titan=titan) for _ in range(sizes["L"]))
         self.layers = nn.ModuleList(blocks)
         self.norm = norm(sizes["D"])
         self.output = nn.Linear(sizes["D"], sizes["V"], bias=False)
@@ -138,7 +154,7 @@ class HuggingFaceLlama(Llama):
     """`LlamaForCausalLM` of transformers 5: rotations by forward, the loss inside."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes, HuggingFaceNorm, complex_rotation=False)
+        super().__init__(sizes, HuggingFaceNorm, titan=False)
         inverse = 1.0 / 5e5 ** (torch.arange(0, sizes["K"], 2, dtype=torch.float32) / sizes["K"])
         self.register_buffer("inv_freq", inverse, persistent=False)
 
@@ -157,7 +173,7 @@ class TorchtitanLlama(Llama):
     forward, see `outside_loss`."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes, FusedNorm, complex_rotation=True)
+        super().__init__(sizes, FusedNorm, titan=True)
         inverse = 1.0 / 5e5 ** (torch.arange(0, sizes["K"], 2, dtype=torch.float32) / sizes["K"])
         angles = torch.outer(torch.arange(sizes["S"], dtype=torch.float32), inverse)
         self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles))

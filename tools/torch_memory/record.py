@@ -19,8 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -55,7 +59,7 @@ class StorageTracker(TorchDispatchMode):
         self._refs: dict[int, Any] = {}
         self._made: dict[int, tuple[str, str]] = {}
         self._kinds: dict[int, str] = {}
-        self.phase = "setup"
+        self.phase, self.idle = "setup", False
         self.restart()
 
     def restart(self) -> None:
@@ -82,7 +86,11 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(each, DTensor | AsyncCollectiveTensor) for each in types):
+            return NotImplemented  # what it makes of its local tensors is seen
         results = func(*args, **(kwargs or {}))
+        if self.idle:
+            return results
         for each in tree_leaves(results):
             if isinstance(each, Tensor) and not hasattr(each, "to_local"):
                 self._track(each, str(func))
@@ -161,6 +169,41 @@ def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
         FSDPParam.init_unsharded_param = unshard
 
 
+@contextlib.contextmanager
+def _real_meshes() -> Iterator[None]:
+    """Ranks of a mesh are numbers, also under fake tensors."""
+    concatenate = DeviceMesh._concatenate
+
+    def real(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            return concatenate(meshes)
+
+    DeviceMesh._concatenate = staticmethod(real)
+    try:
+        yield
+    finally:
+        DeviceMesh._concatenate = staticmethod(concatenate)
+
+
+@contextlib.contextmanager
+def _shapes_alone(tracker: StorageTracker) -> Iterator[None]:
+    """What DTensor runs to learn the shapes of global tensors is not there in a step."""
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, tracker.idle = tracker.idle, True
+        try:
+            return propagate(self, *args, **kwargs)
+        finally:
+            tracker.idle = before
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = unseen
+    try:
+        yield
+    finally:
+        ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+
+
 def record(run: TorchRun) -> Recorded:
     """The last of two steps of a run, or of three. Raises `ValueError` for what is written down
     nowhere: a model, a layout, a flag."""
@@ -168,7 +211,7 @@ def record(run: TorchRun) -> Recorded:
         mesh, tracker = mesh_of(run), StorageTracker()
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         mode = contextlib.nullcontext() if layout_of(run).real else fake
-        with mode, _fsdp_buffers(tracker):
+        with _real_meshes(), _shapes_alone(tracker), mode, _fsdp_buffers(tracker):
             return _recorded(run, mesh, tracker)
     finally:
         if dist.is_initialized():
@@ -179,7 +222,7 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
     titan = run.flag("stack", "huggingface") == "torchtitan"
     sharded = run.flag("zero", 0) == 3
     cast = run.flag("param_dtype", "f32" if titan else "bf16") == "bf16"
-    autocast = run.flag("autocast", titan and not sharded)
+    autocast = run.flag("autocast", titan and not sharded and not cast)
     torch.set_default_dtype(torch.bfloat16 if cast and not autocast else torch.float32)
     model = model_of(run)
     torch.set_default_dtype(torch.float32)
@@ -191,7 +234,10 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
             _watch_gradient(each, tracker)
         for each in model.buffers():
             tracker.mark(each, "buffers")
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        groups = [
+            [p for p in model.parameters() if isinstance(p, DTensor) is d] for d in (False, True)
+        ]
+        optimizer = torch.optim.AdamW([{"params": g} for g in groups if g], fused=True)
         tokens = torch.zeros(run.sizes["B"], run.sizes["S"], dtype=torch.int64)
         labels = torch.zeros_like(tokens) if titan else tokens
         tracker.mark(tokens, "buffers")
@@ -201,7 +247,9 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
         ):  # DDP builds its buckets anew in the second
             optimizer.zero_grad(set_to_none=True)
             tracker.restart()
-            _step(net, optimizer, (tokens, labels), tracker, titan=titan, autocast=autocast)
+            split = run.flag("tp", 1) > 1 and run.flag("loss_logits", "split") == "split"
+            with loss_parallel() if split else contextlib.nullcontext():
+                _step(net, optimizer, (tokens, labels), tracker, titan=titan, autocast=autocast)
             for each in optimizer.state.values():
                 for state in each.values():
                     tracker.mark(state, "optimizer")
