@@ -220,7 +220,7 @@ def joined(
 
 
 def prefill_rate(step: StepPoint, sent: CacheTransfer) -> float:
-    """Requests that a worker ends a second: as fast as it computes or sends, what takes longer."""
+    """Requests that a worker ends a second: as fast as it computes or sends, if that is slower."""
     return min(step.sequences / step.seconds, 1 / sent.busy if sent.busy else float("inf"))
 
 
