@@ -1,10 +1,8 @@
-"""The axes of a mesh that flags give, and what they split."""
+"""The axes of a mesh that flags give, what they split, and their order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from stagec.ir_spec.strategy.statement import Flag
 
 #: Axes over which the batch is split.
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")
@@ -26,33 +24,6 @@ REPLICAS = "tpr"
 EXPERTS = "E"
 #: The axes of a mesh of flags, slowest first.
 AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
-
-
-def _axis(name: str, help: str, *needs: str) -> Flag:
-    return Flag(name, help, "int", 1, least=1, needs=needs)
-
-
-FLAGS = (
-    _axis("dp", "Data-parallel ranks."),
-    _axis("tp", "Tensor-parallel ranks."),
-    _axis("pp", "Pipeline stages."),
-    _axis("dp_replicate", "HSDP: replicas of the shard groups."),
-    _axis("dp_shard", "HSDP: ranks of a shard group."),
-    _axis("cp", "Context-parallel ranks."),
-    _axis("ep", "Expert-parallel ranks, some of the data-parallel ones.", EXPERTS),
-)
-#: The order of these axes: ranks are numbered row-major, so that those along the last are
-#: neighbours.
-MESH_ORDER = Flag(
-    "mesh_order",
-    "Axes of the mesh, slowest first, in the places that they have among the others: dp,pp has "
-    "pipeline stages as neighbours (default: pp, dp, ep, cp, tp).",
-    "order",
-    "",
-    metavar="AXIS,...",
-    choices=AXES,
-    rare=True,
-)
 
 
 def ordered(axes: Iterable[str], order: str) -> list[str]:

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -50,6 +41,3 @@ class MoeOp(Statement):
     name, record = "stg.moe", MoeRule
     section = Section.EXPERTS
     example = "stg.moe[dispatch = deepep]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        return super().from_flags(request) if "ep" in request.axes else iter(())

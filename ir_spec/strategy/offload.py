@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 OFFLOAD = ("activations", "optimizer")
 
@@ -58,7 +49,3 @@ class OffloadOp(Statement):
     section = Section.MEMORY
     training = "nothing waits for a backward"
     example = "stg.offload[optimizer]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if request["offload"]:
-            yield self.flag_values(request)
