@@ -74,13 +74,13 @@ def _changed(before: str, after: str) -> bool:
 
 def configurations(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Name, configuration, and whether images are taken: the small ones of each family with every
-    feature, and the files of these folders."""
+    feature, those of steps that take images, and the files of these folders."""
     for family in BUILT_IN:
         for kind in (*family.model_types, *family.marks):
             for label, config in variants(kind):
                 yield f"{kind} {label}", config, False
-    for kind, (config, _) in WITH_IMAGES.items():
-        yield f"{kind} images", {"model_type": kind, **config}, True
+    for kind, (keys, _) in WITH_IMAGES.items():
+        yield f"{kind} images", {"model_type": kind, **keys}, True
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
             yield f"{folder.name}/{path.stem}", json.loads(path.read_text()), False

@@ -50,8 +50,8 @@ def test_some_model_has_each_value_of_each_option(monkeypatch: pytest.MonkeyPatc
             for _, config in variants(kind, draws=0):
                 text = import_model(Source("config.json", json.dumps(config)), BUILT_IN).text()
                 inline.inline(parse(text))
-    for kind, (config, _) in WITH_IMAGES.items():
-        source = Source("config.json", json.dumps({"model_type": kind, **config}))
+    for kind, (keys, _) in WITH_IMAGES.items():
+        source = Source("config.json", json.dumps({"model_type": kind, **keys}))
         inline.inline(parse(import_model(source, BUILT_IN, images=True).text()))
     idle = sorted(_declared() - chosen)
     assert not idle, idle
