@@ -24,11 +24,12 @@ from stagec.ir import traits
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
 from stagec.ir.expr import Expr, as_expr, call, const, evaluate, product, symbol, total
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.module import Mesh, Module, is_parameter
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Registry, Sizes, Splits, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Registry, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import AxisUse, Dim, Load, OpaqueType, Partial, TensorType, Type, axis_size

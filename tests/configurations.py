@@ -408,6 +408,7 @@ _GROUPS: Keys = {"num_key_value_heads": (2, 4)}
 _LLAMA: Keys = {**_TIED, **_BIASED, **_GROUPS}
 _WINDOW: Keys = {"sliding_window": (3, 32, None)}
 _SCALED: Keys = {"rope_scaling": (None, {"rope_type": "linear", "factor": 2.0})}
+_ACTIVATIONS = ("gelu", "relu", "relu2", "silu")
 #: Keys that change what a family computes, with values to try.
 FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "llama": {**_LLAMA, **_SCALED, "mlp_bias": (True, False), "head_dim": (4, 8, None)},
@@ -532,7 +533,10 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "attention_k_eq_v": (True, False),
         "hidden_size_per_layer_input": (0, 4),
         "final_logit_softcapping": (30.0, None),
+        "num_kv_shared_layers": (0, 2),
+        "hidden_activation": ("gelu", "silu"),
     },
+    "gemma3n_text": {"hidden_activation": ("gelu", "silu")},
     "lfm2": {"full_attn_idxs": ([0, 2], [3]), "conv_bias": (True, False)},
     "mimo_v2_flash": {"attention_value_scale": (0.707, None), "first_k_dense_replace": (0, 2)},
     "afmoe": {"mup_enabled": (True, False), "num_dense_layers": (1, 2)},
@@ -542,6 +546,19 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "minicpm3": {"q_lora_rank": (8, None), "scale_depth": (1.4, 1)},
     "qwen3_5_text": {"layer_types": (None, ["full_attention"] * 4)},
     "modernbert": {"attention_bias": (True, False), "norm_bias": (True, False)},
+    "bert": {"hidden_act": _ACTIVATIONS},
+    "albert": {"hidden_act": _ACTIVATIONS},
+    "deberta-v2": {"conv_act": _ACTIVATIONS, "pos_att_type": (["c2p"], ["p2c"])},
+    "convnext": {"hidden_act": _ACTIVATIONS},
+    "swin": {"hidden_act": _ACTIVATIONS, "qkv_bias": (True, False)},
+    "swinv2": {"hidden_act": _ACTIVATIONS, "qkv_bias": (True, False)},
+    "wav2vec2": {
+        "feat_extract_activation": _ACTIVATIONS,
+        "feat_extract_norm": ("group", "layer"),
+        "conv_bias": (True, False),
+        "num_conv_pos_embeddings": (3, 4),
+    },
+    "PixArtTransformer2DModel": {"attention_bias": (True, False)},
     "mbart": {"scale_embedding": (True, False)},
     "SD3Transformer2DModel": {"qk_norm": ("rms_norm", None), "dual_attention_layers": ([], [0])},
 }

@@ -27,7 +27,8 @@ from stagec.ir.types import TensorType
 from stagec.pipeline.manager import PassManager
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
-from tests.configurations import small, variants
+from tests.configurations import variants
+from tests.oracle.test_images import SMALL as WITH_IMAGES
 from tests.support import loaded, parse
 
 ROOT = Path(__file__).parents[1]
@@ -73,13 +74,13 @@ def _changed(before: str, after: str) -> bool:
 
 def configurations(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Name, configuration, and whether images are taken: the small ones of each family with every
-    feature, and the files of these folders."""
+    feature, those of steps that take images, and the files of these folders."""
     for family in BUILT_IN:
         for kind in (*family.model_types, *family.marks):
             for label, config in variants(kind):
                 yield f"{kind} {label}", config, False
-            if family.read_images:
-                yield f"{kind} images", small(kind), True
+    for kind, (keys, _) in WITH_IMAGES.items():
+        yield f"{kind} images", {"model_type": kind, **keys}, True
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
             yield f"{folder.name}/{path.stem}", json.loads(path.read_text()), False

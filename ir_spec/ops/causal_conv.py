@@ -14,9 +14,10 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE, Expr, product
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving import ServingStep

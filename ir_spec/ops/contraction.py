@@ -10,10 +10,11 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.kernel import matrix_product
 from stagec.ir.module import is_parameter
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.serving import ServingStep

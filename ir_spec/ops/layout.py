@@ -11,9 +11,10 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, const, fraction
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, factor_sizes
+from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,3 @@ class AutocastOp(Statement):
     section = Section.KERNELS
     training = "weights of a server have the element type that it computes with"
     example = "stg.autocast[on]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if request["autocast"]:
-            yield self.flag_values(request)

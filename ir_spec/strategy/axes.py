@@ -1,11 +1,9 @@
-"""The axes of a mesh that flags give, and what they split."""
+"""The axes of a mesh that flags give, what they split, and their order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-
-from stagec.ir_spec.strategy.statement import Flag
 
 #: Axes over which the batch is split.
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")
@@ -31,21 +29,6 @@ EXPERTS = "E"
 AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
 
 
-def _axis(name: str, help: str, *needs: str) -> Flag:
-    return Flag(name, help, "int", 1, least=1, needs=needs)
-
-
-FLAGS = (
-    _axis("dp", "Data-parallel ranks."),
-    _axis("tp", "Tensor-parallel ranks."),
-    _axis("pp", "Pipeline stages."),
-    _axis("dp_replicate", "HSDP: replicas of the shard groups."),
-    _axis("dp_shard", "HSDP: ranks of a shard group."),
-    _axis("cp", "Context-parallel ranks."),
-    _axis("ep", "Expert-parallel ranks, some of the data-parallel ones.", EXPERTS),
-)
-
-
 def whole_experts(flag: Callable[[str], Any]) -> bool:
     """Whether tensor parallelism leaves experts whole: `etp` is 1; or it is left out, and `ep`
     counts more ranks than the data-parallel ones, so that it takes those of `tp` as well. `flag`
@@ -63,20 +46,6 @@ def whole_experts(flag: Callable[[str], Any]) -> bool:
         return bool(etp == 1)
     tp, data = flag("tp"), flag("dp") if flag("dp") > 1 else flag("dp_shard")
     return bool(tp > 1 and data % ep and ep % tp == 0 and data * tp % ep == 0)
-
-
-#: The order of these axes: ranks are numbered row-major, so that those along the last are
-#: neighbours.
-MESH_ORDER = Flag(
-    "mesh_order",
-    "Axes of the mesh, slowest first, in the places that they have among the others: dp,pp has "
-    "pipeline stages as neighbours (default: pp, dp, ep, cp, tp).",
-    "order",
-    "",
-    metavar="AXIS,...",
-    choices=AXES,
-    rare=True,
-)
 
 
 def ordered(axes: Iterable[str], order: str) -> list[str]:

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 LIBRARY, ONE_SHOT, TWO_SHOT = "library", "one_shot", "two_shot"
 
@@ -65,6 +56,3 @@ class CollectivesOp(Statement):
     name, record = "stg.collectives", CollectivesRule
     section = Section.KERNELS
     example = "stg.collectives[all_reduce = two_shot, below = 8388608]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        return super().from_flags(request) if request["all_reduce"] != LIBRARY else iter(())

@@ -155,7 +155,4 @@ class DtypesOp(Statement):
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
         if request["autocast"] and types["param"] == "bf16":
             types["param"] = "f32"  # which autocast casts
-        found = {**types, **self.flag_values(request)}
-        if "fp8" not in found:
-            found.pop("scaling", None)  # it has no effect
-        yield found
+        yield {**types, **self.flag_values(request)}

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from stagec.ir.core import Value
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,3 @@ class LoraOp(Statement):
         "adapters of their own are not compiled yet"
     )
     example = "stg.lora[targets = (wq, wv), rank = 16]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if request["lora"]:
-            yield self.flag_values(request)

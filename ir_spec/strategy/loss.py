@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 FORMS = ("fused", "stock", "in_place", "chunked", "linear")
 #: Those that go through the tokens in parts.
@@ -93,13 +85,6 @@ class LossOp(Statement):
     section = Section.KERNELS
     training = "there is no loss"
     example = "stg.loss[form = stock]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        said = self.flag_values(request)
-        if "tp" not in request.axes:
-            said.pop("logits", None)
-        if {"form", "logits"} & said.keys():
-            yield said
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)

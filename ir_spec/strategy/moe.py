@@ -126,7 +126,7 @@ class MoeOp(Statement):
             yield what, "leave out --moe-sort: rows are in the order of their experts"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        said = self.flag_values(request) if "ep" in request.axes else {}
+        said = self.flag_values(request)
         if same_tokens(request.__getitem__):
             said["dispatch"] = GATHER
         if said:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.freeze import matches
@@ -92,10 +91,6 @@ class OffloadOp(Statement):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         yield from (message for message, _ in _mistakes(patterns(op, "what")))
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if request["offload"]:
-            yield self.flag_values(request)
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         for message, remedy in _mistakes(_names(request)):

@@ -108,7 +108,4 @@ class OptimizerOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         clip = 0 if request["optimizer_form"] == "in-backward" else 1
-        said = {"kind": "adamw", "clip": clip, **self.flag_values(request)}
-        if said["kind"] == "adamw":
-            said.pop("momentum", None)  # it has no effect
-        yield said
+        yield {"kind": "adamw", "clip": clip, **self.flag_values(request)}

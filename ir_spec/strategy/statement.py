@@ -25,6 +25,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import fraction
 from stagec.ir.param import Param
 from stagec.ir_spec.ops.structure import Declaration
+from stagec.ir_spec.strategy.axes import AXES
 from stagec.support.source import UNKNOWN, Loc
 
 Axes: TypeAlias = tuple[str, ...]
@@ -356,16 +357,28 @@ class Statement(Declaration):
             yield said
 
     def flag_values(self, request: FlagValues) -> dict[str, Any]:
-        """The parameters whose flags have another value than the default."""
+        """The parameters whose flags have another value than the default, and what they need."""
         found: dict[str, Any] = {}
         for each in self._fields:
             flag = each.flag
             if flag is None or flag.kind != each.flag_kind:
                 continue  # its value is not that of the parameter
             value = request[flag.name]
-            if not flag.is_default(value):
+            if not flag.is_default(value) and all(self._is_met(request, n) for n in flag.needs):
                 found[each.param.name] = _said(flag, value)
         return found
+
+    def _is_met(self, request: FlagValues, need: Need) -> bool:
+        """Whether there is an axis of these, or a flag of this statement; what others give is left
+        to them."""
+        own = {flag.name: flag for flag in self.flags}
+
+        def is_there(name: str) -> bool:
+            if name in AXES:
+                return name in request.axes
+            return name not in own or not own[name].is_default(request[name])
+
+        return any(map(is_there, (need,) if isinstance(need, str) else need))
 
     @property
     def flag_names(self) -> Mapping[str, str]:

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,3 @@ class TpOutputsOp(Statement):
     name, record = "stg.tp_outputs", TpOutputsRule
     section = Section.TENSOR
     example = "stg.tp_outputs[in_steps]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        return super().from_flags(request) if "tp" in request.axes else iter(())

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 #: Activations are in what the format has them in.
 AUTO = "auto"
@@ -93,7 +84,3 @@ class WeightsOp(Statement):
     name, record = "stg.weights", WeightsRule
     section = Section.SERVING
     example = "stg.weights[int4]"
-
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        if request["weight_dtype"] != "bf16":
-            yield self.flag_values(request)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ZERO, Expr, const, evaluate, total
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.module import BATCH, Module
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.trained import trained_values
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.lora import LoraRule

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, same
-from stagec.ir.opdef import factor_sizes
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.types import TensorType
 
 #: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.

@@ -13,7 +13,8 @@ from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from stagec.ir.module import BATCH
-from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, MESH_ORDER, whole_experts
+from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, whole_experts
+from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.legal import count_of, needless, rules
 from stagec.jobs.request.combine import complete, in_usual_order

@@ -11,7 +11,8 @@ from itertools import pairwise
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
-from stagec.ir_spec.strategy.axes import DATA_AXES, MESH_ORDER
+from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import OF_ONE_MESH

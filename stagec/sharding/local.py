@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from stagec.ir.core import Operation
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.facts import Facts
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.traits import Repeats
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.sharding.assignment import (

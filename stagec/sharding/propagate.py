@@ -20,10 +20,10 @@ from dataclasses import replace
 from itertools import chain
 
 from stagec.ir.core import Operation, Region, Value
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.facts import Facts
 from stagec.ir.layers import entering
 from stagec.ir.module import Module
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Group, Shape
 from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size

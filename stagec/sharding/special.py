@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import Expr, alternatives, symbol
-from stagec.ir.opdef import factor_sizes
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.serving import PAST
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, same, total
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.kernel import KernelShape
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.traits import CopiesMemory, EndsLifetime, Free, Recalls, View
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from stagec.ir.expr import evaluate
-from stagec.ir.opdef import Array, factor_sizes
+from stagec.ir.factor_sizes import factor_sizes
+from stagec.ir.opdef import Array
 from tests.support import compiled, inputs_of, operations, run_numeric
 
 SIZES = {"B": 2, "S": 8, "H": 4, "G": 2, "K": 3, "V": 5, "N": 2, "Q": 4, "W": 3}

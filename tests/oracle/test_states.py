@@ -8,7 +8,8 @@ import pytest
 
 from stagec.interp.machine import run_module
 from stagec.ir.expr import evaluate
-from stagec.ir.opdef import Array, factor_sizes
+from stagec.ir.factor_sizes import factor_sizes
+from stagec.ir.opdef import Array
 from stagec.support.diagnostics import DiagnosticError
 from tests.oracle.test_scans import OPS, SPLITS
 from tests.oracle.test_selection_ops import on_all_ranks

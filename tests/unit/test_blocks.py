@@ -15,6 +15,7 @@ from stagec.models import blocks, library_text
 from stagec.passes.shapes import inline
 from stagec.support.source import Source
 from tests.configurations import variants
+from tests.oracle.test_images import SMALL as WITH_IMAGES
 from tests.support import LONG, parse
 
 Chosen = tuple[str | None, str | None, str]
@@ -49,5 +50,8 @@ def test_some_model_has_each_value_of_each_option(monkeypatch: pytest.MonkeyPatc
             for _, config in variants(kind, draws=0):
                 text = import_model(Source("config.json", json.dumps(config)), BUILT_IN).text()
                 inline.inline(parse(text))
+    for kind, (keys, _) in WITH_IMAGES.items():
+        source = Source("config.json", json.dumps({"model_type": kind, **keys}))
+        inline.inline(parse(import_model(source, BUILT_IN, images=True).text()))
     idle = sorted(_declared() - chosen)
     assert not idle, idle

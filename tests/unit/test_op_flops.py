@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from stagec.ir.expr import evaluate
-from stagec.ir.opdef import factor_sizes
+from stagec.ir.factor_sizes import factor_sizes
 from tests.support import compiled
 
 SIZES = {"B": 2, "S": 6, "D": 5, "F": 7, "V": 11, "N": 3, "P": 4}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.ir.opdef import factor_sizes
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.rule import RuleSyntaxError, letters, make_rule, parse_rule, shape_text
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import compiled, operations

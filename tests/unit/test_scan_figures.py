@@ -11,8 +11,8 @@ import pytest
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import evaluate
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.module import Module
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.traits import Repeats
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions

@@ -20,8 +20,9 @@ from stagec.driver.shell.sections import section_of
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.builtin import BUILTIN
 from stagec.ir_spec.strategy import STATEMENTS
-from stagec.ir_spec.strategy.axes import EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.bucket import BucketRule
+from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.shard_params import ShardParamsRule
 from stagec.ir_spec.strategy.statement import (

@@ -18,8 +18,8 @@ from math import prod
 import pytest
 
 from stagec.ir.expr import evaluate
+from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.module import Module
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import AxisUse, Partial, TensorType, dim
 from stagec.ir_spec.ops.comm import Collective, ring_rounds

@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from stagec.ir_spec.strategy import STATEMENTS
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS, MESH_ORDER
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS
+from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag, Section
 from stagec.jobs.request.flags import FLAGS
 

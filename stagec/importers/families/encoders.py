@@ -221,7 +221,8 @@ def word_loss(
 ) -> str:
     """Append the head of masked words on `y`: a product to the width of the table, with a `bias`,
     an activation and a norm; the table `%embed`, and the loss of all positions."""
-    given = [f"J = {width}", *activation_options(act), *norm.options(), *["bias = no"] * (not bias)]
+    given = [f"J = {width}", *activation_options(act), *["bias = no"] * (not bias)]
+    given += ["norm_bias = no"] * (norm.affine == "scale")
     head = text.use("word_heads", "D V S", *given, function="masked_words")
     return body.call(name, head, y, "%embed", "%labels")
 

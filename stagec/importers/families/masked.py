@@ -21,6 +21,7 @@ from stagec.importers.writing.blocks import (
     LAYER_SCALE,
     FeedForward,
     Rope,
+    activated,
     activation_options,
 )
 from stagec.importers.writing.stack import Layer, Part, write_stack
@@ -74,8 +75,9 @@ def read_electra(config: Config) -> ModelText:
     if is_bare(config):
         return train_vectors(text, body, y, _ARGS)
     if any(name.endswith("ForPreTraining") for name in config.strings("architectures")):
-        head = text.use("word_heads", "D", *activation_options(act), function="replaced_words")
-        body.do(f"stg.return({body.call('loss', head, y, '%signs')})")
+        x = body.let("r", activated(act).format(projected(text, body, "r0", y, "dense", "D, D")))
+        head = text.use("word_heads", "D", function="replaced_words")
+        body.do(f"stg.return({body.call('loss', head, x, '%signs')})")
         text.notes.append("%signs are -1 for the words that were replaced, and 1 for all others.")
         return text.train(_ARGS.replace("%labels: i32", "%signs: f32"), body)
     predict_words(text, body, y, "gelu", width=width)

@@ -178,20 +178,18 @@ def linear(
 ) -> str:
     """Append the product of `x` [B, in] with a parameter [in, out] and a bias; the result's name.
     `sizes` are the two sizes."""
-    return body.call(out, _product(text, "linear", name, sizes, bias), x)
+    return body.call(out, _product(text, "linear", name, sizes, *["bias = no"] * (not bias)), x)
 
 
-def projected(
-    text: ModelText, body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = True
-) -> str:
+def projected(text: ModelText, body: Body, out: str, x: str, name: str, sizes: str) -> str:
     """As `linear`, of `x` [B, S, in]."""
-    return body.call(out, _product(text, "projected", name, sizes, bias), x)
+    return body.call(out, _product(text, "projected", name, sizes), x)
 
 
-def _product(text: ModelText, function: str, name: str, sizes: str, bias: bool) -> Callee:
+def _product(text: ModelText, function: str, name: str, sizes: str, *given: str) -> Callee:
     before, _, behind = sizes.partition(", ")
-    given = [f"D_in = {before}", f"D_out = {behind}", *([] if bias else ["bias = no"])]
-    return text.use("linear", "", *given, f"as = {name}", function=function)
+    sized = (f"D_in = {before}", f"D_out = {behind}")
+    return text.use("linear", "", *sized, *given, f"as = {name}", function=function)
 
 
 def patches(text: ModelText, *, bias: bool) -> Callee:

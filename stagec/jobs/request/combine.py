@@ -12,7 +12,8 @@ from math import isqrt, prod
 from stagec.ir.module import Module
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
-from stagec.ir_spec.strategy.axes import MESH_ORDER, SHARDING
+from stagec.ir_spec.strategy.axes import SHARDING
+from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
 from stagec.ir_spec.strategy.statement import Flag, FlagValues, Need, Statement
 from stagec.jobs.request.flags import FLAGS

@@ -1,0 +1,33 @@
+"""The flags that give a mesh its axes, and their order."""
+
+from __future__ import annotations
+
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS
+from stagec.ir_spec.strategy.statement import Flag
+
+
+def _axis(name: str, help: str, *needs: str) -> Flag:
+    return Flag(name, help, "int", 1, least=1, needs=needs)
+
+
+FLAGS = (
+    _axis("dp", "Data-parallel ranks."),
+    _axis("tp", "Tensor-parallel ranks."),
+    _axis("pp", "Pipeline stages."),
+    _axis("dp_replicate", "HSDP: replicas of the shard groups."),
+    _axis("dp_shard", "HSDP: ranks of a shard group."),
+    _axis("cp", "Context-parallel ranks."),
+    _axis("ep", "Expert-parallel ranks, some of the data-parallel ones.", EXPERTS),
+)
+#: The order of these axes: ranks are numbered row-major, so that those along the last are
+#: neighbours.
+MESH_ORDER = Flag(
+    "mesh_order",
+    "Axes of the mesh, slowest first, in the places that they have among the others: dp,pp has "
+    "pipeline stages as neighbours (default: pp, dp, ep, cp, tp).",
+    "order",
+    "",
+    metavar="AXIS,...",
+    choices=AXES,
+    rare=True,
+)

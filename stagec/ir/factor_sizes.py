@@ -1,0 +1,181 @@
+"""What the factors of an index rule are, by the types of an op's operands: sizes, loads, and which
+of them a router deals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, product, same
+from stagec.ir.rule import Rule, Shape, shape_text
+from stagec.ir.types import Dim, Load, Routed, TensorType
+from stagec.support.diagnostics import error, note
+from stagec.support.source import Loc
+
+
+def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str, Expr]:
+    """The global (or local) size of each factor from the operand types.
+
+    Raises `DiagnosticError` if ranks or sizes of the operands disagree with the rule.
+    """
+    found: dict[str, tuple[Expr, Loc, str]] = {}
+    compound: list[tuple[tuple[str, ...], Expr, Value]] = []
+    if len(op.operands) != len(rule.operands):
+        raise error(
+            f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}", op.loc
+        )
+    for value, shape in zip(op.operands, rule.operands, strict=True):
+        type_ = value.tensor
+        if len(type_.dims) != len(shape):
+            raise error(
+                f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
+                f"({shape_text(shape) or 'a scalar'}), found {len(type_.dims)}: {type_}",
+                op.loc,
+                remedy="give an operand of that rank, or change the rule",
+                notes=[note(f"%{value.name} is defined here", value.loc)],
+            )
+        for size, group in zip(type_.local_shape if local else type_.shape, shape, strict=True):
+            factor = group[0]
+            if len(group) > 1:
+                compound.append((group, size, value))
+            elif local and factor in rule.gathered:
+                continue  # it works on more than the operand has: on what the result has
+            elif factor not in found:
+                found[factor] = (size, value.loc, value.name)
+            else:
+                _agree(op, factor, found[factor], size, value, local)
+    sizes = {f: s for f, (s, _, _) in found.items()} | dict(rule.sizes)
+    for group, size, value in compound:
+        _solve(op, sizes, group, size, value)
+    if local:
+        _sizes_from_results(op, rule, sizes)
+    return sizes
+
+
+def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
+    """The loads of factors, from the rule and the operand types.
+
+    Where a dimension has several factors, the load is of those that no operand has evenly. Raises
+    `DiagnosticError` if an operand has a factor evenly that another one has with a load.
+    """
+    dims = [
+        (group, d, value)
+        for value, shape in zip(op.operands, rule.operands, strict=True)
+        for group, d in zip(shape, value.tensor.dims, strict=True)
+    ]
+    even = {group[0]: value for group, d, value in dims if len(group) == 1 and d.load is None}
+    found = dict(rule.loads)
+    for group, d, value in dims:
+        if d.load is None:
+            continue
+        if len(group) == 1 and group[0] in even:
+            raise error(
+                f"'{op.name}' expects the same load for factor '{group[0]}': %{value.name} has "
+                f"{value.type}, %{even[group[0]].name} has {even[group[0]].type}",
+                op.loc,
+                remedy="give both operands the clause load(...), or neither",
+            )
+        found |= {f: d.load for f in group if f not in even}
+    return found
+
+
+def factor_routed(op: Operation, rule: Rule) -> dict[str, Routed]:
+    """The factors whose rows a router deals, from the rule and the operand types. Where a dimension
+    has several factors, it is those that no operand has alone and without."""
+    dims = [
+        (group, d.routed)
+        for value, shape in zip(op.operands, rule.operands, strict=True)
+        for group, d in zip(shape, value.tensor.dims, strict=True)
+    ]
+    plain = {group[0] for group, routed in dims if len(group) == 1 and routed is None}
+    found = dict(rule.routed)
+    for group, routed in dims:
+        if routed is not None:
+            found |= {f: routed for f in group if f not in plain}
+    return found
+
+
+def result_dims(
+    op: Operation,
+    shape: Shape,
+    sizes: Mapping[str, Expr],
+    loads: Mapping[str, Load],
+    routed: Mapping[str, Routed],
+) -> tuple[Dim, ...]:
+    """The dimensions of a result. Raises `DiagnosticError` for one whose factors have two loads."""
+    dims = [
+        Dim(
+            product(sizes[f] for f in g),
+            load=next((loads[f] for f in g if f in loads), None),
+            routed=next((routed[f] for f in g if f in routed), None),
+        )
+        for g in shape
+    ]
+    loaded = [d.load for d in dims if d.load is not None]
+    if len(set(loaded)) < len(loaded):
+        raise error(
+            f"'{op.name}' splits a dimension whose rows differ between ranks",
+            op.loc,
+            remedy="leave it whole, or leave out stg.expert_load",
+        )
+    return tuple(dims)
+
+
+def _sizes_from_results(op: Operation, rule: Rule, sizes: dict[str, Expr]) -> None:
+    for value, shape in zip(op.results, rule.results, strict=False):
+        if not isinstance(value.type, TensorType):
+            continue
+        for size, group in zip(value.type.local_shape, shape, strict=False):
+            if len(group) == 1 and (group[0] not in sizes or group[0] in rule.sizes):
+                sizes[group[0]] = size
+
+
+def _agree(
+    op: Operation, factor: str, known: tuple[Expr, Loc, str], size: Expr, value: Value, local: bool
+) -> None:
+    if same(known[0], size):
+        return
+    kind = "local size" if local else "size"
+    raise error(
+        f"'{op.name}' expects the same {kind} for factor '{factor}': %{known[2]} has {known[0]}, "
+        f"%{value.name} has {size}",
+        op.loc,
+        remedy=f"make both {known[0]}, or use another letter",
+        notes=[
+            note(f"%{known[2]} is defined here", known[1]),
+            note(f"%{value.name} is defined here", value.loc),
+        ],
+    )
+
+
+def _solve(
+    op: Operation,
+    sizes: dict[str, Expr],
+    group: tuple[str, ...],
+    size: Expr,
+    value: Value,
+) -> None:
+    unknown = [f for f in group if f not in sizes]
+    for factor in group:
+        if factor in sizes and (stated := sizes[factor].value) is not None and stated < 1:
+            raise error(
+                f"'{op.name}' gives factor '{factor}' the size {stated}, expected at least 1",
+                op.loc,
+                remedy="give it a size that divides the dimension",
+            )
+    known = product(sizes[f] for f in group if f in sizes)
+    if len(unknown) > 1:
+        raise error(
+            f"'{op.name}' cannot infer the sizes of factors {', '.join(unknown)} in a dimension of "
+            f"%{value.name}",
+            op.loc,
+            remedy="give all but one of them in another operand",
+        )
+    if unknown:
+        sizes[unknown[0]] = size / known
+    elif size != known and not same(size, known):
+        raise error(
+            f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}",
+            op.loc,
+        )
