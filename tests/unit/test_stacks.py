@@ -213,6 +213,16 @@ def test_data_parallel_steps_are_met() -> None:
             assert abs(each.ours - each.measured) <= 16 * 4096
 
 
+@pytest.mark.long
+def test_tensor_parallel_steps_are_met() -> None:
+    """Of all rows of `validation/torch-tensor-parallel`: activations, after forward and at the
+    peak."""
+    found = validate_memory("torch-tensor-parallel", Session()).errors
+    judged = [e for e in found if e.category == "activations" and e.error is not None]
+    assert len(judged) == 7 * 2
+    assert max(abs(each.error or 0) for each in judged) < 0.001
+
+
 def test_the_last_gather_is_there_beside_the_loss() -> None:
     """436,224,000 bytes of a block in bf16 (PyTorch 2.15, FSDP2 of 8), where the loss is inside."""
     flags = ("--set", "L=2,B=8", "--dp", "8", "--zero", "3", "--stack", "huggingface")
