@@ -81,7 +81,7 @@ def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
     func = module.main
     if not any(a.tensor.role in CACHED for a in func.body.args):
         raise error(
-            "two half batches are about a step of serving: here is none that has caches",
+            "two half batches are about a step of serving, and this one has no caches",
             loc,
             remedy="add --serve, or leave stg.moe[two_batches] out (--two-batch-overlap)",
         )

@@ -105,7 +105,7 @@ class ServerPlan:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """What tells servers apart, whatever their batches, numbers of workers and what prefills
+        """What distinguishes servers, whatever their batches, numbers of workers and what prefills
         for those that decode."""
         return self.ranks, self.mode, id(self.decode.kind)
 

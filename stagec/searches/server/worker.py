@@ -102,7 +102,7 @@ class Worker:
     """A worker that was timed. `groups` of its ranks have sequences of their own; `room` are the
     bytes that a rank may hold, `request` the seconds of a request outside of its steps, `cached`
     the bytes that the rank with most of them caches of a prompt that it has. Without points it does
-    not fit; `refused` says why it is none at all."""
+    not fit; `refused` says why the compiler refuses it."""
 
     ranks: int
     groups: int = 1
