@@ -295,12 +295,20 @@ def search(
 
 @overload
 def search(
-    model: str | Path = "", *, progress: Progress | None = None, **flags: Any
+    model: str | Path = "",
+    *,
+    serve: Literal["prefill", "decode", "mixed", "disaggregated"] | None = None,
+    progress: Progress | None = None,
+    **flags: Any,
 ) -> SearchAnswer: ...
 
 
 def search(
-    model: str | Path = "", *, progress: Progress | None = None, **flags: Any
+    model: str | Path = "",
+    *,
+    serve: str | None = None,
+    progress: Progress | None = None,
+    **flags: Any,
 ) -> SearchAnswer | ServerSearchAnswer:
     """The strategies that fit and are fastest: `best[0].step_seconds`, `best[0].strategy`. Flags
     are those of `stagec search`, with values as `tp="1..8"` or `zero=[0, 1, 3]`. `progress` is
@@ -317,7 +325,7 @@ def search(
     from stagec.searches.serving import SERVER
 
     with asked() as session:
-        given, _ = values_of(SEARCH, flags)
+        given, _ = values_of(SEARCH, {**flags, "serve": serve})
         given["model"] = str(model)
         if given["serve"] == SERVER:
             return search_servers(given, session, progress or _silent)

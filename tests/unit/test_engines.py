@@ -261,6 +261,7 @@ def test_errors_are_by_engine_and_machine() -> None:
     assert found.ttft == pytest.approx(0.1)
 
 
+@pytest.mark.long
 def test_validate_refuses_what_does_not_go_together() -> None:
     found = stagec("validate", "--serve", "--time")
     assert found.code == 1

@@ -136,6 +136,7 @@ def test_sweep() -> None:
     assert {"launch_gaps_seconds", "step_seconds"} <= set(header.split(","))
 
 
+@pytest.mark.long
 def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     how: dict[str, Any] = {
@@ -147,7 +148,7 @@ def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "jobs": 1,
         "cache": False,
     }
-    found = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    found: Any = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
     words = "--ranks 4 --pp 1 --cp 1 --zero 0,1 --tp 1..2 --jobs 1 --no-cache"
     told = printed("search", *WORDS, *shlex.split(words), "--machine", MACHINE)
     best = plain(found)["best"]
@@ -215,10 +216,11 @@ def test_a_question_is_a_command_and_a_verb(
         made(tp=2).ask("sizes")
 
 
+@pytest.mark.long
 def test_search_of_several_pods() -> None:
     how: dict[str, Any] = {"ranks": 2, "tp": "1..2", "pp": 1, "jobs": 1, "cache": False}
     drafts: dict[str, Any] = {**DECODE, "speculative": 2, "draft": "llama3-8b[L=1,V=1024]: tp=1"}
-    found = stagec.search("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
+    found: Any = stagec.search("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
     words = "--ranks 2 --tp 1..2 --pp 1 --jobs 1 --no-cache --speculative 2"
     pods = ("--draft", "llama3-8b[L=1,V=1024]: tp=1", "--machine", MACHINE)
     told = printed("search", *words_of((*DECODE_WORDS, *shlex.split(words), *pods)))
@@ -338,7 +340,7 @@ def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     points = re.findall(r"<title>(.*?)</title>", swept.plot(), re.DOTALL)
     assert all(point in swept.page() for point in points)
     how: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": [0, 1], "jobs": 1, "cache": False}
-    found = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    found: Any = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
     words = "search", *WORDS, *shlex.split("--ranks 2 --pp 1 --cp 1 --zero 0,1 --jobs 1 --no-cache")
     assert found.page() == drawn(tmp_path, *words, "--machine", MACHINE)
 
@@ -579,9 +581,9 @@ def test_a_job_takes_a_preset_with_its_step() -> None:
 @LONG
 def test_a_search_without_a_batch_has_a_sequence_for_each_rank() -> None:
     how: dict[str, Any] = {"tp": [1, 2], "pp": 1, "zero": 1, "recompute": "none", "jobs": 1}
-    one = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes={"L": 1, "S": 512}, **how)
+    one: Any = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes={"L": 1, "S": 512}, **how)
     sizes = {"L": 1, "S": 512, "B": 2}
-    other = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes=sizes, **how)
+    other: Any = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes=sizes, **how)
     assert one.best[0].step_seconds == other.best[0].step_seconds
 
 

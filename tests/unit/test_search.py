@@ -277,6 +277,7 @@ def _random_question(at: random.Random) -> Question:
             return question
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=EXHAUSTIVE if n else ()) for n in range(12)]
 )
@@ -516,6 +517,7 @@ def test_a_flag_without_its_axis_makes_no_second_point() -> None:
     )
 
 
+@pytest.mark.long
 def test_what_helps_beyond_the_space_is_told_with_its_command() -> None:
     """What is told takes what `time` says; a search that has the flags finds the same; a flag that
     the question gives is left alone."""

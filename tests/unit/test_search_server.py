@@ -14,11 +14,11 @@ import pytest
 import stagec as library
 from stagec.analysis.steady_server import aggregated, chunks, matched
 from stagec.jobs.request.options import JobOptions
+from stagec.searches.server.answer import ServerSearchAnswer
 from stagec.searches.server.launch import ENGINES, LaunchedWorker, layout_of
 from tests.support import stagec
 
 SMALL: Mapping[str, Any] = {
-    "serve": "server",
     "sizes": {"L": 2},
     "ranks": 2,
     "machine": "h100-sxm",
@@ -33,9 +33,11 @@ WORDS = ["search", "llama3-8b", "--serve", "server", "--set", "L=2", "--jobs", "
 
 
 def found(**more: Any) -> Mapping[str, Any]:
-    answer: Any = library.search("llama3-8b", **{**SMALL, **more})
-    data: Mapping[str, Any] = answer.as_json()
-    return data
+    return answer_of(**more).as_json()
+
+
+def answer_of(**more: Any) -> ServerSearchAnswer:
+    return library.search("llama3-8b", serve="server", **{**SMALL, **more})
 
 
 # -- steady states ---------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def test_stacks_and_formats_of_weights_are_searched() -> None:
 
 
 def test_page_table_and_columns(tmp_path: Path) -> None:
-    answer: Any = library.search("llama3-8b", **{**SMALL, "tp": 1, "batch": (4,)})
+    answer = answer_of(tp=1, batch=(4,))
     page = answer.page()
     assert "tokens/s per user" in page
     assert "<svg" in page

@@ -287,7 +287,7 @@ MEDIANS = {
     "maxtext": 0.08,
 }
 #: Rows of a source that are predicted for its median, spread evenly.
-MOST_ROWS = 40
+MOST_ROWS = 12
 
 
 @pytest.mark.parametrize("source", SMALL)
@@ -298,6 +298,7 @@ def test_a_step_is_predicted(source: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.distinct
 @pytest.mark.parametrize("source", MEDIANS)
 def test_the_median_of_a_source(source: str) -> None:
     steps = [s for s in chosen(source, everything=False) if s.ranks <= 1024]

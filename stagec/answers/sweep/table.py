@@ -63,7 +63,10 @@ def _passing(row: SweepRow) -> int:
 
 _RANKS = SweepColumn("ranks", "ranks", lambda row: row["ranks"])
 _PEAK = SweepColumn(
-    *("peak", "peak", lambda row: row["peak_bytes"], bytes_text),
+    "peak",
+    "peak",
+    lambda row: row["peak_bytes"],
+    bytes_text,
     aliases=("memory",),
     long="peak memory of a rank",
 )
@@ -73,7 +76,10 @@ FITS = SweepColumn("fits", "fits", lambda row: not fits(row), lambda value: _YES
 ANALYSIS = (
     _RANKS,
     SweepColumn(
-        *("flops", "FLOPs executed", lambda row: row["flops"], lambda n: count_text(n, "FLOP")),
+        "flops",
+        "FLOPs executed",
+        lambda row: row["flops"],
+        lambda n: count_text(n, "FLOP"),
         long="FLOPs that a rank executes",
     ),
     SweepColumn(
