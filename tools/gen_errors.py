@@ -1,9 +1,9 @@
 """Write how far seconds of stacks are off: `python -m tools.gen_errors`, some minutes.
 
-Predicts all rows of `stagec validate --time --all` and `--serve --all`, and writes by stack, family
-of devices and kind of seconds the 10th and 90th percentile of measured over predicted seconds, of
-the rows on which nothing was fitted if there are ten, of all judged ones else. Fewer than five rows
-are not written.
+Predicts the rows of `stagec validate --time` of up to 1,024 ranks that have a stack, and all of
+`--serve`. Writes by stack, family of devices and kind of seconds the 10th and 90th percentile of
+measured over predicted seconds: of the rows on which nothing was fitted if there are ten, of all
+judged ones else. Fewer than five rows are not written.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from stagec.answers.intervals import STEP, TPOT, TTFT
+from stagec.jobs.request.options import IDEAL
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.files import write_file
-from stagec.validation.answer import validate_servers, validate_steps
+from stagec.validation.serving import measured_servers, server_predictions
+from stagec.validation.steps import chosen, predictions
 
 TABLE = Path(__file__).parents[1] / "stagec" / "models" / "stacks" / "errors.csv"
-_LEFT_OUT, _FEWEST = 10, 5
+_LEFT_OUT, _FEWEST, _MOST = 10, 5, 1024
 _PERCENTILES = 10, 90
 
 #: Stack, family of devices and kind of seconds; measured over predicted, and whether it was fitted.
@@ -32,19 +34,21 @@ Row = tuple[tuple[str, str, str], float, bool]
 
 
 def _steps() -> Iterator[Row]:
-    for each in validate_steps(None, Session(), everything=True).steps:
-        if each.step.judged and each.predicted is not None:
-            stack, family = each.step.options().stack, each.step.on_machine().family
-            yield (stack, family, STEP), each.step.seconds / each.predicted, each.step.fitted
+    every = chosen(None, everything=False)
+    steps = [s for s in every if s.judged and s.options().stack != IDEAL and s.ranks <= _MOST]
+    for step, predicted in zip(steps, predictions(steps, Session()), strict=True):
+        if not isinstance(predicted, str):
+            key = step.options().stack, step.on_machine().family, STEP
+            yield key, step.seconds / predicted, step.fitted
 
 
 def _servers() -> Iterator[Row]:
-    for each in validate_servers(None, Session(), everything=True).servers:
-        server = each.server
-        if server.judged and not isinstance(each.result, str):
+    servers = [s for s in measured_servers(None) if s.judged]
+    for server, found in zip(servers, server_predictions(servers, Session()), strict=True):
+        if not isinstance(found, str):
             family = load_machine(server.machine).family
             measured = {TTFT: server.ttft, TPOT: server.tpot}
-            for (kind, seconds), predicted in zip(measured.items(), each.result, strict=True):
+            for (kind, seconds), predicted in zip(measured.items(), found, strict=True):
                 yield (server.stack, family, kind), seconds / predicted, server.fitted
 
 
@@ -60,7 +64,7 @@ def errors_text() -> str:
     for key, ratios in sorted(every.items()):
         left_out = [ratio for ratio, fitted in ratios if not fitted]
         used = left_out if len(left_out) >= _LEFT_OUT else [ratio for ratio, _ in ratios]
-        if len(used) >= _FEWEST and key[0] != "ideal" and key[1]:
+        if len(used) >= _FEWEST and key[1]:
             low, high = np.percentile(used, _PERCENTILES)
             writer.writerow([*key, len(used), f"{low:.3f}", f"{high:.3f}"])
     return text.getvalue()

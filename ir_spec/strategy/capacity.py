@@ -29,6 +29,7 @@ class CapacityRule(Record):
             "Rows of the expert buffers over those of balanced load, such as 5/4.",
             default=Fraction(1),
             needs=(EXPERTS,),
+            rare=True,
         ),
     )
 

@@ -57,7 +57,10 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
         multiple = rule.multiple * _ranks(module, strategy, name)
         for op in module.ops("stg.symbols"):
             size = op.integer(name) if name in op.attrs else 0
-            if size:
+            if size and not size % multiple:
+                why = f"{name} = {size} is a multiple of {multiple}"
+                module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
+            elif size:
                 op.attrs[name] = const(-(-size // multiple) * multiple)
 
 

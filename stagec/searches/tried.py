@@ -32,7 +32,10 @@ from stagec.searches.table import command_of, strategy_of
 
 #: What follows from other flags: data parallelism from ranks, microbatches from their size; what
 #: the software decides.
-_FOLLOW = ("dp", "microbatches", "grads", "loss")
+_FOLLOW = (
+    *("dp", "microbatches", "grads", "loss", "loss_logits", "shard_copies", "shard_padding"),
+    *("moe_payload", "moe_sort"),
+)
 
 
 class _Trial(NamedTuple):

@@ -320,8 +320,8 @@ def test_latents_are_gathered_instead_of_activations() -> None:
         (["--dp", "8", "--ep", "3"], "--ep 3 has to divide --dp 8", "--ep among 1, 2, 4"),
         (["--dp", "16", "--ep", "16"], "E = 8 does not divide over --ep 16", "--ep among 2, 4, 8"),
         (["--tp", "4", "--etp", "2"], "split over all of tp = 4, or not", "choose --etp 1"),
-        (["--mesh", "ep=2,tp=4", "--etp", "1"], "whole experts need the tokens", "add --sp"),
-        (["--tp", "4", "--etp", "1"], "whole experts need the tokens split", "add --sp"),
+        (["--mesh", "ep=2,tp=4", "--etp", "1"], "would send them several times", "add --sp"),
+        (["--tp", "4", "--etp", "1"], "each rank would have all experts", "--ep 4, or leave"),
         (
             ["--dp", "4", "--tp", "4", "--etp", "1", "--sp", "--ep", "2"],
             "a multiple of --tp 4",

@@ -517,6 +517,11 @@ CASES = {
         "%y = stg.dispatch[count = G](%x, %t)",
         "G, B, H/G, D",
     ),
+    "sort_rows": Case(
+        "%x: f32[G, B, H, D | param]",
+        "%s = stg.sort_rows(%x)\n    %y = stg.mul(%s, %x)",
+        "G, B, H, D",
+    ),
     "combine": Case(
         "%x: f32[G, B, 3*S, D | param], %w: f32[B, S, N | param], %t: i32[B, S, N]",
         "%y = stg.combine(%x, %t, %w)",

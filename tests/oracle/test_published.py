@@ -90,7 +90,7 @@ def turned(base: float, **more: Any) -> Callable[[Array], Array]:
 
 
 def llama(p: Params) -> float:
-    layer = residual(attends("gqa", turn=turned(100)), feeds("swiglu"))
+    layer = residual(attends("attention", turn=turned(100)), feeds("swiglu"))
     return language_loss(stack(p["embed"][p["tokens"]], p, {"layers": layer}, "layers " * 4), p)
 
 
@@ -111,7 +111,7 @@ def mixture(x: Array, own: Params) -> Array:
 
 
 def mixtral(p: Params) -> float:
-    layer = residual(attends("gqa", turn=turned(100)), mixture)
+    layer = residual(attends("attention", turn=turned(100)), mixture)
     return language_loss(stack(p["embed"][p["tokens"]], p, {"layers": layer}, "layers " * 4), p)
 
 
@@ -151,6 +151,13 @@ def state_space(name: str, block: Layer, p: Params) -> float:
     return language_loss(stack(p["embed"][p["tokens"]], p, {"layers": layer}, "layers " * 4), p)
 
 
+def mamba2(x: Array, p: Params) -> Array:
+    """Mamba-2, whose convolutions stand behind all projections."""
+    own = {f"{n}/in/w": p[f"{n}/w"] for n in "ubc"}
+    own |= {f"{n}/{k}": p[f"conv_{n}/{k}"] for n in "ubc" for k in ("conv", "conv_bias")}
+    return nn.mamba2(x, {**p, **own})
+
+
 def qwen3_next(p: Params) -> float:
     more = {"turn": turned(10000, first=4), "norm": one_centred}
     layers = {
@@ -176,7 +183,7 @@ def minimax(p: Params) -> float:
 
     layers = {
         "lightning": layer(lambda x, p: nn.lightning(x, under(p, "lightning")), 1.5),
-        "attention": layer(attends("gqa", turn=turned(1000000)), 1),
+        "attention": layer(attends("attention", turn=turned(1000000)), 1),
     }
     order = "lightning lightning attention lightning"
     return language_loss(stack(p["embed"][p["tokens"]], p, layers, order), p)
@@ -220,7 +227,7 @@ def rwkv7(p: Params) -> float:
     x = normed(p["embed"][p["tokens"]], p, "embed_norm")
     x, first = layer(x, under(p, "first"), None)
     for i in range(4):
-        x, _ = layer(x, {k: v[i] for k, v in under(p, "layers/layer").items()}, first)
+        x, _ = layer(x, {k: v[i] for k, v in under(p, "layers/rwkv7_layer").items()}, first)
     return language_loss(x, p, nn.layer_norm)
 
 
@@ -232,7 +239,7 @@ MODELS: Mapping[str, tuple[dict[str, Any], Model]] = {
     "deepseek_v3": ({"routed_scaling_factor": 2.5}, deepseek_v3),
     "gpt2": ({}, gpt2),
     "mamba": ({}, partial(state_space, "mamba", nn.mamba)),
-    "mamba2": ({"n_groups": 2}, partial(state_space, "mamba2_heads", nn.mamba2)),
+    "mamba2": ({"n_groups": 2}, partial(state_space, "mamba2", mamba2)),
     "qwen3_next": ({"num_key_value_heads": 2}, qwen3_next),
     "minimax_m1": ({}, minimax),
     "rwkv": ({}, partial(rwkv, "rwkv4_time", nn.rwkv4_time)),

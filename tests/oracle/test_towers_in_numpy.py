@@ -51,8 +51,10 @@ def attention(
     """Attention of layer i from x to c; biases that are missing are zero."""
 
     def project(out: str, of: Array) -> Array:
-        added = p[f"{name}/b{out}"][i] if f"{name}/b{out}" in p else 0.0
-        return np.tensordot(of, p[f"{name}/w{out}"][i], 1) + added
+        w, b = f"{name}/w{out}", f"{name}/b{out}"
+        if w not in p:  # projected by a block
+            w, b = f"{name}/{out}/w", f"{name}/{out}/b"
+        return np.tensordot(of, p[w][i], 1) + (p[b][i] if b in p else 0.0)
 
     q, k, v = project("q", x), project("k", c), project("v", c)
     scores = np.einsum("bshk,bthk->bhst", q, k)
@@ -83,8 +85,9 @@ def bert(p: Inputs) -> float:
     for i in range(4):
         x = norm(p, "layers/attn_norm", x + attention(p, "layers/attention", i, x, x), i)
         x = norm(p, "layers/mlp_norm", x + mlp(p, "layers/mlp", i, x, gelu), i)
-    t = norm(p, "transform_norm", gelu(x @ p["w_transform"] + p["b_transform"]))
-    return cross_entropy(t @ p["embed"].T + p["head_bias"], p["labels"])
+    name = "masked_words"
+    t = norm(p, f"{name}/norm", gelu(x @ p[f"{name}/w"] + p[f"{name}/b"]))
+    return cross_entropy(t @ p["embed"].T + p[f"{name}/head_bias"], p["labels"])
 
 
 def vit(p: Inputs) -> float:
@@ -93,7 +96,7 @@ def vit(p: Inputs) -> float:
     x = np.concatenate([first, x], 1) + p["positions"]
     x = _pre_norm(p, "layers", "attention", 4, x, gelu)
     c = norm(p, "norm", x)[:, 0]
-    return cross_entropy(c @ p["w_classifier"] + p["b_classifier"], p["labels"])
+    return cross_entropy(c @ p["classifier/w"] + p["classifier/b"], p["labels"])
 
 
 def _patches(p: Inputs, name: str, images: Array, size: int) -> Array:
@@ -130,7 +133,7 @@ def clip(p: Inputs) -> float:
     x = _pre_norm(p, "text", "causal_attention", 2, x, quick, causal(x.shape[1]))
     w = norm(p, "text_norm", x)[np.arange(len(x)), p["ends"]] @ p["w_text"]
     i, w = (v / np.linalg.norm(v, axis=-1, keepdims=True) for v in (i, w))
-    logits = i @ w.T * np.exp(p["logit_scale"])
+    logits = i @ w.T * np.exp(p["contrastive/similarities/logit_scale"])
     return (cross_entropy(logits, p["pairs"]) + cross_entropy(logits.T, p["pairs"])) / 2
 
 
@@ -202,13 +205,13 @@ def convolved(x: Array, w: Array, stride: int) -> Array:
 
 
 def wavlm(p: Inputs) -> float:
-    x = convolved(p["sounds"], p["w_0"], 5)
-    x = layer_norm(x.swapaxes(1, 2)).swapaxes(1, 2) * p["norm_0_w"] + p["norm_0_b"]
-    x = gelu(convolved(gelu(convolved(gelu(x), p["w_1"], 2)), p["w_2"], 2))
-    x = norm(p, "front_norm", x) @ p["w_front"] + p["b_front"]
-    w = p["positions/w_direction"]
+    x = convolved(p["sounds"], p["front_0/w"], 5)
+    x = layer_norm(x.swapaxes(1, 2)).swapaxes(1, 2) * p["front_0/norm_w"] + p["front_0/norm_b"]
+    x = gelu(convolved(gelu(convolved(gelu(x), p["front_1/w"], 2)), p["front_2/w"], 2))
+    x = norm(p, "front_norm", x) @ p["front/w"] + p["front/b"]
+    w = p["positions/direction"]
     w = w / np.sqrt((w * w).sum((1, 2, 3), keepdims=True))
-    w = w * p["positions/w_length"][:, None, None, None]
+    w = w * p["positions/length"][:, None, None, None]
     around = np.pad(x, ((0, 0), (4, 4), (0, 0)))
     groups = np.split(around, 2, -1)
     near = np.concatenate([convolved(x, w[:, g], 1) for g, x in enumerate(groups)], -1)
@@ -219,7 +222,7 @@ def wavlm(p: Inputs) -> float:
         parts = np.stack(np.split(x, 4, -1), 1)  # of each head
         gates = np.tensordot(parts, p[f"{name}/w_gate"][i], 1) + p[f"{name}/b_gate"][i]
         a, b = np.moveaxis(1 / (1 + np.exp(-gates.sum(-1))), -1, 0)
-        gate = a * (b * p[f"{name}/gate_scale"][i][:, None] - 1) + 2
+        gate = a * (b * p[f"{name}/scale"][i][:, None] - 1) + 2
         x = norm(
             p, "layers/attn_norm", x + attention(p, name, i, x, x, bias=gate[..., None] * bias), i
         )
@@ -229,41 +232,43 @@ def wavlm(p: Inputs) -> float:
 
 def swinv2(p: Inputs) -> float:
     """Three stages of 8, 4 and 2 patches along a side, in windows of 4; each patch is a pixel."""
-    x = np.moveaxis(p["images"], 1, -1) @ p["w_patches"][:, 0, 0] + p["b_patches"]
-    x = norm(p, "patch_norm", x)
+    x = np.moveaxis(p["images"], 1, -1) @ p["patch_grid/w"][:, 0, 0] + p["patch_grid/b"]
+    x = norm(p, "patch_grid/norm", x)
     for stage, window in ((1, 4), (2, 4), (3, 2)):
         if stage > 1:
             corners = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
-            x = norm(p, f"norm_{stage}", np.concatenate(corners, -1) @ p[f"w_{stage}"])
-        for layer in ("whole", "shifted") if stage == 1 else ("layer",):
+            joined = np.concatenate(corners, -1) @ p[f"merged_{stage}/w"]
+            x = norm(p, f"merged_{stage}/norm", joined)
+        for layer in ("whole", "shifted") if stage == 1 else ("swin2",):
             name = f"stage_{stage}/{layer}"
             shift = 2 if layer == "shifted" else 0
             a = in_windows(p, name, np.roll(x, (-shift, -shift), (1, 2)), window, stage)
             x = x + norm(p, f"{name}/attn_norm", np.roll(a, (shift, shift), (1, 2)), 0)
-            x = x + norm(p, f"{name}/mlp_norm", mlp(p, name, 0, x, gelu), 0)
+            x = x + norm(p, f"{name}/mlp_norm", mlp(p, f"{name}/swin_network", 0, x, gelu), 0)
     return float(((norm(p, "norm", x).mean((1, 2)) - p["target"]) ** 2).mean())
 
 
 def in_windows(p: Inputs, layer: str, x: Array, size: int, stage: int) -> Array:
     """Attention of each window by itself."""
     masked = layer.endswith("shifted")
-    name, end = f"{layer}/{'masked_' if masked else ''}windows", "_3" if stage == 3 else ""
-    hidden = p[f"coords{end}"] @ p[f"{name}/near_up"][0] + p[f"{name}/near_bias"][0]
-    rows = np.maximum(hidden, 0) @ p[f"{name}/near_down"][0]
-    near = 16 / (1 + np.exp(-np.moveaxis(rows[p[f"pairs{end}"]], -1, 0)))
-    sharp = np.exp(np.minimum(p[f"{name}/sharpness"][0], 4.60517))
+    name, end = f"{layer}/cosine_windows", "_3" if stage == 3 else ""
+    near, out = f"{name}/near_biases", f"{name}/window_attention"
+    hidden = p[f"coords{end}"] @ p[f"{near}/w_up"][0] + p[f"{near}/b_up"][0]
+    rows = np.maximum(hidden, 0) @ p[f"{near}/w_down"][0]
+    bias = 16 / (1 + np.exp(-np.moveaxis(rows[p[f"pairs{end}"]], -1, 0)))
+    sharp = np.exp(np.minimum(p[f"{name}/sharpness/power"][0], 4.60517))
     found, number = np.zeros_like(x), 0
     for top in range(0, x.shape[1], size):
         for left in range(0, x.shape[2], size):
             here = (slice(None), slice(top, top + size), slice(left, left + size))
             rows = x[here].reshape(len(x), size * size, -1)
-            q, k, v = (np.tensordot(rows, p[f"{name}/w{n}"][0], 1) for n in "qkv")
-            q, v = q + p[f"{name}/bq"][0], v + p[f"{name}/bv"][0]
+            q, k, v = (np.tensordot(rows, p[f"{name}/{n}/w"][0], 1) for n in "qkv")
+            q, v = q + p[f"{name}/q/b"][0], v + p[f"{name}/v/b"][0]
             q, k = (t / np.linalg.norm(t, axis=-1, keepdims=True) for t in (q, k))
-            scores = np.einsum("bshk,bthk->bhst", q, k) * sharp[:, None, None] + near
+            scores = np.einsum("bshk,bthk->bhst", q, k) * sharp[:, None, None] + bias
             scores = scores + p["mask_1"][number] if masked else scores
             a = np.einsum("bhst,bthk->bshk", softmax(scores), v)
-            found[here] = (np.tensordot(a, p[f"{name}/wo"][0], 2) + p[f"{name}/bo"][0]).reshape(
+            found[here] = (np.tensordot(a, p[f"{out}/wo"][0], 2) + p[f"{out}/bo"][0]).reshape(
                 x[here].shape
             )
             number += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,10 @@ def test_the_merged_text_is_a_strategy(name: str, tmp_path: Path) -> None:
     ]
 
 
+#: Jobs that have what statements are about: shards, ranks of experts, layers to compute again.
+JOBS: Sequence[dict[str, Any]] = ({}, {"zero": 3}, {"ep": 2}, {"recompute": "selective"})
+
+
 @pytest.mark.parametrize("name", stacks())
 def test_flags_say_what_a_stack_says(name: str) -> None:
     """The flags that a search writes into its jobs in place of a stack are the same strategy."""
@@ -170,7 +175,7 @@ def test_flags_say_what_a_stack_says(name: str) -> None:
         casts = line.op.name == "stg.autocast"
         mine, said = line.definition.flags_of(line.op), line.definition.read(line.op)
         names = line.op.attrs.keys() & line.definition.flag_names.keys()
-        found = [_record(line.definition, mine, zero=zero, autocast=casts) for zero in (0, 3)]
+        found = [_record(line.definition, mine, autocast=casts, **more) for more in JOBS]
         assert any(r and all(getattr(said, n) == getattr(r, n) for n in names) for r in found)
 
 

@@ -131,7 +131,8 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, wind
     body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
     y = write_stack(text, body, x, kinds, order, name="vision", out="seen")
     given = [f"U_v = {merged}", *["norm = rms"] * windows]
-    return body.call("image", text.use("seen", "D D_v I_v", *given, function="seen_merged"), y)
+    y = body.call("image0", text.use("seen", "D D_v I_v", *given, function="seen_merged"), y)
+    return body.let("image", f'stg.reshape["bsd->bsd"]({y})')  # a part may end here
 
 
 def seen_attention(text: ModelText, *given: str) -> Callee:

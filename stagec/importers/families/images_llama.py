@@ -138,4 +138,5 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
     every = [body.call(f"u{i}", rows, s) for i, s in enumerate([h, *inner])]
     u = body.let("u", f"stg.concat[dim = 3]({', '.join(every)})")
     projector = _tiles(text, "tile_projector", f"U = {len(every)}*D_v", symbols="D D_v")
-    body.call("images", projector, u)
+    u = body.call("images0", projector, u)
+    body.let("images", f'stg.reshape["bsd->bsd"]({u})')  # a part may end here

@@ -108,7 +108,8 @@ def _write_tower(
             tokens = body.call(f"m{number}", merge.with_("norm_of = token"), x)
             zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for words")
             body.let(f"deep{number}", f"stg.merge_rows({zeros}, {tokens}, %merged)")
-    return body.call("image", merge, x)
+    x = body.call("image0", merge, x)
+    return body.let("image", f'stg.reshape["bsd->bsd"]({x})')  # a part may end here
 
 
 #: The embedded words, as a decoder names them.

@@ -40,12 +40,14 @@ def read_clip(config: Config) -> ModelText:
     body = Body()
     mlp = FeedForward(read_activation(vision, "hidden_act", default="quick_gelu"), False, True)
     i = _clip_image(text, body, v, mlp, "vision")
-    i = linear(text, body, "i", i, "image", f"{v['D']}, J", bias=False)
+    w_image = body.param("w_image", f"{v['D']}, J")
+    i = body.let("i", f'stg.einsum["bd,de->be"]({i}, {w_image})')  # a part may end here
     act = read_activation(words, "hidden_act", default="quick_gelu")
     if ACTIVATIONS[act] != ACTIVATIONS[mlp.activation]:
         raise words.refuse("hidden_act", f"is {act!r}, and that of images {mlp.activation!r}")
     w = _clip_text(text, body, t, mlp, "text")
-    w = linear(text, body, "w", w, "text", f"{t['D']}, J", bias=False)
+    w_text = body.param("w_text", f"{t['D']}, J")
+    w = body.let("w", f'stg.einsum["bd,de->be"]({w}, {w_text})')  # a part may end here
     vision.finish()
     words.finish()
     similar = text.use("pairs", "B", "D = J", function="contrastive")
@@ -194,7 +196,12 @@ def _siglip_text(
     x = _words(body, t, "%tokens")
     layers = encoder(text, MultiHead(), mlp, tower=t, name=name, count=t["L"])
     n = LAYER.write(body, "nt", layers.write(body, x, "yt"), "text_norm", t["D"])
-    return linear(text, body, "w", body.let("last", f"stg.take[at = S - 1]({n})"), "text", sizes)
+    last = body.let("last", f"stg.take[at = S - 1]({n})")
+    steps = [
+        f'stg.einsum["bd,de->be"]({{}}, {body.param("w_text", sizes)})',
+        f'stg.add["be,e->be"]({{}}, {body.param("b_text", sizes.partition(", ")[2])})',
+    ]
+    return body.steps("w", last, steps)  # a part may end here
 
 
 def read_siglip_vision(config: Config) -> ModelText:
