@@ -1,9 +1,10 @@
 """Write how far seconds of stacks are off: `python -m tools.gen_errors`, some minutes.
 
 Predicts the rows of `stagec validate --time` of up to 1,024 ranks that have a stack, and all of
-`--serve`. Writes by stack, family of devices and kind of seconds the 10th and 90th percentile of
-measured over predicted seconds: of the rows on which nothing was fitted if there are ten, of all
-judged ones else. Fewer than five rows are not written.
+`--serve`, times to the first token up to the batch to which they are judged. Writes by stack,
+family of devices and kind of seconds the 10th and 90th percentile of measured over predicted
+seconds: of the rows on which nothing was fitted if there are ten, of all judged ones else. Fewer
+than five rows are not written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stagec.jobs.request.options import IDEAL
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.files import write_file
-from stagec.validation.serving import measured_servers, server_predictions
+from stagec.validation.serving import SMALL, measured_servers, server_predictions
 from stagec.validation.steps import chosen, predictions
 
 TABLE = Path(__file__).parents[1] / "stagec" / "models" / "stacks" / "errors.csv"
@@ -49,7 +50,8 @@ def _servers() -> Iterator[Row]:
             family = load_machine(server.machine).family
             measured = {TTFT: server.ttft, TPOT: server.tpot}
             for (kind, seconds), predicted in zip(measured.items(), found, strict=True):
-                yield (server.stack, family, kind), seconds / predicted, server.fitted
+                if kind == TPOT or server.batch <= SMALL:
+                    yield (server.stack, family, kind), seconds / predicted, server.fitted
 
 
 def errors_text() -> str:
