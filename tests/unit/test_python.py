@@ -25,6 +25,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import Machine
 from stagec.output.report import Report
+from stagec.searches.answer import SearchAnswer
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import LONG
 from tests.support import stagec as command
@@ -136,6 +137,12 @@ def test_sweep() -> None:
     assert {"launch_gaps_seconds", "step_seconds"} <= set(header.split(","))
 
 
+def searched(model: str, **flags: Any) -> SearchAnswer:
+    answer: object = stagec.search(model, **flags)
+    assert isinstance(answer, SearchAnswer)
+    return answer
+
+
 @pytest.mark.long
 def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -148,7 +155,7 @@ def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "jobs": 1,
         "cache": False,
     }
-    found: Any = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    found = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
     words = "--ranks 4 --pp 1 --cp 1 --zero 0,1 --tp 1..2 --jobs 1 --no-cache"
     told = printed("search", *WORDS, *shlex.split(words), "--machine", MACHINE)
     best = plain(found)["best"]
@@ -220,7 +227,7 @@ def test_a_question_is_a_command_and_a_verb(
 def test_search_of_several_pods() -> None:
     how: dict[str, Any] = {"ranks": 2, "tp": "1..2", "pp": 1, "jobs": 1, "cache": False}
     drafts: dict[str, Any] = {**DECODE, "speculative": 2, "draft": "llama3-8b[L=1,V=1024]: tp=1"}
-    found: Any = stagec.search("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
+    found = searched("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
     words = "--ranks 2 --tp 1..2 --pp 1 --jobs 1 --no-cache --speculative 2"
     pods = ("--draft", "llama3-8b[L=1,V=1024]: tp=1", "--machine", MACHINE)
     told = printed("search", *words_of((*DECODE_WORDS, *shlex.split(words), *pods)))
@@ -232,7 +239,7 @@ def test_search_of_several_pods() -> None:
         "recompute": "none",
     }
     how |= {**trained, "microbatch_size": 4, "part": ["encoder=e: dp=2"]}
-    found = stagec.search("whisper-large-v3", machine=MACHINE, **how)
+    found = searched("whisper-large-v3", machine=MACHINE, **how)
     words = "--ranks 2 --tp 1..2 --pp 1 --zero 0 --cp 1 --recompute none --microbatch-size 4"
     how_words = ("--part", "encoder=e: dp=2", "--jobs", "1", "--no-cache", "--machine", MACHINE)
     sizes = ("whisper-large-v3", "--set", "B=8,L=1,L_dec=1")
@@ -340,7 +347,7 @@ def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     points = re.findall(r"<title>(.*?)</title>", swept.plot(), re.DOTALL)
     assert all(point in swept.page() for point in points)
     how: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": [0, 1], "jobs": 1, "cache": False}
-    found: Any = stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    found = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
     words = "search", *WORDS, *shlex.split("--ranks 2 --pp 1 --cp 1 --zero 0,1 --jobs 1 --no-cache")
     assert found.page() == drawn(tmp_path, *words, "--machine", MACHINE)
 
@@ -581,9 +588,9 @@ def test_a_job_takes_a_preset_with_its_step() -> None:
 @LONG
 def test_a_search_without_a_batch_has_a_sequence_for_each_rank() -> None:
     how: dict[str, Any] = {"tp": [1, 2], "pp": 1, "zero": 1, "recompute": "none", "jobs": 1}
-    one: Any = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes={"L": 1, "S": 512}, **how)
+    one = searched("llama3-8b", ranks=2, machine=MACHINE, sizes={"L": 1, "S": 512}, **how)
     sizes = {"L": 1, "S": 512, "B": 2}
-    other: Any = stagec.search("llama3-8b", ranks=2, machine=MACHINE, sizes=sizes, **how)
+    other = searched("llama3-8b", ranks=2, machine=MACHINE, sizes=sizes, **how)
     assert one.best[0].step_seconds == other.best[0].step_seconds
 
 
