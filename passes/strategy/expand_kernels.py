@@ -74,7 +74,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
     for name in rule.eager:
         if name not in known:
             raise error(
-                f"'{name}' is no form of several operations, expected {', '.join(sorted(known))}",
+                f"'{name}' is not a form of several operations, expected {', '.join(sorted(known))}",
                 rule.loc,
                 remedy=did_you_mean(name, known) or "leave it out: each other op is one kernel",
             )

@@ -10,6 +10,7 @@ from rich.markup import escape
 from stagec.answers.time.table import seconds_text
 from stagec.output.tables import bytes_text, console, table
 from stagec.searches.server.servers import AGGREGATED
+from stagec.support.words import counted
 
 _MOST_CUT = 10
 
@@ -18,9 +19,9 @@ def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
     """Print the best servers, the front, and what was left out."""
     out = console(stream, 160)
     out.print(
-        f"{found['model']}, {', '.join(found['places'])}: {found['workers']:,} workers, "
+        f"{found['model']}, {', '.join(found['places'])}: {counted(found['workers'], 'worker')}, "
         f"{found['timed']:,} fit, "
-        f"{found['servers']:,} servers of prompts of {found['prompt']:,} tokens, "
+        f"{counted(found['servers'], 'server')} of prompts of {found['prompt']:,} tokens, "
         f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
         markup=False,
     )
