@@ -19,9 +19,10 @@ def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
     """Print the best servers, the front, and what was left out."""
     out = console(stream, 160)
     out.print(
-        f"{found['model']}, {', '.join(found['places'])}: {counted(found['workers'], 'worker')}, "
+        f"{found['model']}, {', '.join(found['places'])}: "
+        f"{counted(format(found['workers'], ','), 'worker')}, "
         f"{found['timed']:,} fit, "
-        f"{counted(found['servers'], 'server')} of prompts of {found['prompt']:,} tokens, "
+        f"{counted(format(found['servers'], ','), 'server')} of prompts of {found['prompt']:,} tokens, "
         f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
         markup=False,
     )
