@@ -73,9 +73,9 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
     known = {name for definition in module.registry for name in definition.eager_forms()}
     for name in rule.eager:
         if name not in known:
-            forms = ", ".join(sorted(known))
+            names = ", ".join(sorted(known))
             raise error(
-                f"'{name}' is not a form of several operations, expected {forms}",
+                f"'{name}' is not a form of several operations, expected {names}",
                 rule.loc,
                 remedy=did_you_mean(name, known) or "leave it out: each other op is one kernel",
             )

@@ -22,7 +22,8 @@ def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
         f"{found['model']}, {', '.join(found['places'])}: "
         f"{counted(format(found['workers'], ','), 'worker')}, "
         f"{found['timed']:,} fit, "
-        f"{counted(format(found['servers'], ','), 'server')} of prompts of {found['prompt']:,} tokens, "
+        f"{counted(format(found['servers'], ','), 'server')} of prompts of "
+        f"{found['prompt']:,} tokens, "
         f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
         markup=False,
     )
