@@ -192,7 +192,7 @@ def _segments(ops: Sequence[Operation]) -> Iterator[list[Operation]]:
         deals, takes = _of_rows(op)
         if takes or op.has(Repeats) or (dealt and not _casts(op, dealt)):
             yield segment
-            segment, dealt = [], set()
+            segment, dealt = [], set[Value]()
         if takes:
             later = _users(op, waiting)
             yield [other for other in waiting if other not in later]
