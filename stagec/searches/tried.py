@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
@@ -146,7 +147,8 @@ def _evaluated(
     """Those that are better than the best of the space, with the objective as a part of its."""
     question, best = answer.question, answer.best[0]
     about = question.machine, question.limit, question.overlap, question.measured
-    for number, found in run([Task(t.job, *about) for t in trials]):
+    results = sorted(run([Task(t.job, *about) for t in trials]), key=itemgetter(0))
+    for number, found in results:  # in their order: equal ones stay in it, whoever was done first
         value = question.value(found) if isinstance(found, Evaluated) else None
         if isinstance(found, Evaluated) and value is not None and value < best.value:
             yield value / best.value, trials[number], found
