@@ -20,7 +20,7 @@ from stagec.ir.expr import Expr, evaluate, total
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
-from stagec.ir.traits import View
+from stagec.ir.traits import StaysUntilNext, View
 from stagec.ir.types import FLOATS, AxisUse, Dim, Partial, TensorType, Type
 from stagec.support.diagnostics import error
 
@@ -160,6 +160,7 @@ class CopyIn(OpDef):
     """
 
     name = "stg.copy_in"
+    traits = (StaysUntilNext(),)
     operands = ("x*",)
     results = ("copy*",)
     params = (

@@ -174,6 +174,17 @@ class Wide(Trait):
 
 
 @dataclass(frozen=True)
+class StaysUntilNext(Trait):
+    """The buffers of its results stay until the next op with this trait, or until backward ends.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.copy_in`   | yes: FSDP2 keeps the input of a reduce-scatter until that of the next unit |
+    | `stg.copy`      | no |
+    """
+
+
+@dataclass(frozen=True)
 class Recasts(Trait):
     """Its result is operand 0 in another element type.
 

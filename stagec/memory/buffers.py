@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, expand
@@ -119,7 +119,7 @@ class Shares(tuple["Buffer", ...]):
 
 
 class Together(tuple["Ref", ...]):
-    """Slices of several iterations that are not told apart: that of the one which runs, then the
+    """Slices of several iterations that are not distinguished: that of the one which runs, then the
     rest."""
 
     __slots__ = ()
@@ -133,3 +133,22 @@ def buffers_of(ref: Ref) -> Iterator[Buffer]:
     elif ref is not None:
         for inner in ref:
             yield from buffers_of(inner)
+
+
+def together(ref: Ref) -> Ref:
+    """A value whose slices, if it has some, are not distinguished."""
+    return ref if isinstance(ref, Buffer | Shares | None) else Together(ref)
+
+
+def is_stack(ref: Ref, count: int) -> TypeGuard[tuple[Ref, ...]]:
+    """Whether a value has a slot for each of so many iterations."""
+    return isinstance(ref, tuple) and not isinstance(ref, Together | Shares) and len(ref) == count
+
+
+def slice_of(ref: Ref, position: int, count: int) -> Ref:
+    """What an iteration takes of a bound value: its slice, or all where slices are not
+    distinguished."""
+    if not is_stack(ref, count):
+        return together(ref)
+    slot = ref[position]
+    return slot[0] if isinstance(slot, Together) else slot

@@ -6,14 +6,16 @@ every third one is another kind, three of them stand for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stagec.ir.core import Region
+from stagec.ir.core import Operation, Region
 from stagec.ir.decisions import note, plain
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate
+from stagec.ir.layers import LayerStack
 from stagec.ir.replay import EVERY, FIRST
 from stagec.ir.traits import Repeats
+from stagec.memory.buffers import Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +95,27 @@ def patterns(body: Region) -> Mapping[Expr, Pattern]:
             first, every = op.integer(FIRST, 0), op.integer(EVERY, 1)
             found[count] = Pattern(max(known.first, first), max(known.every, every))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An iteration that stands for `others` as well: where it began, what it takes, and what all of
+    its repeat have made."""
+
+    made: dict[int, list[Ref]]
+    position: int
+    start: int
+    others: Expr
+    slots: Sequence[Ref]
+
+
+def turns_of(
+    stack: LayerStack, orders: Sequence[Sequence[IterationRun]]
+) -> Sequence[tuple[int, int]]:
+    """The member and the number of its run of each layer, in the order in which they run."""
+    return [(turn.member, turn.number) for turn in stack.turns(len(orders[0]))]
+
+
+def stacked(op: Operation) -> range:
+    """Numbers of the results that are stacks, without what is carried."""
+    return range(len(op.results) - op.integer("carry", 1))

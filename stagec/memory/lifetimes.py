@@ -20,15 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.replay import replays
-from stagec.ir.traits import EndsLifetime, Recalls, View
+from stagec.ir.traits import EndsLifetime, Recalls, StaysUntilNext, View
 from stagec.ir.types import Type
-from stagec.ir_spec.ops.comm import Collective, CopyIn
+from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
     GRADIENTS,
@@ -39,8 +38,11 @@ from stagec.memory.buffers import (
     Shares,
     Together,
     buffers_of,
+    is_stack,
+    slice_of,
+    together,
 )
-from stagec.memory.iterations import IterationRun, patterns, slices
+from stagec.memory.iterations import IterationRun, Turn, patterns, slices, stacked, turns_of
 from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered, updated
 from stagec.sharding.gathers import ahead_of
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
@@ -97,7 +99,7 @@ class _Runner:
             Operation, list[dict[Value, Ref]]
         ] = {}  # of stacks, for their first layer
         self._last_gathered: Sequence[Ref] = ()  # for the layer that ran last
-        self._copied: Sequence[Value] = ()  # what the last call reduces in a buffer of its own
+        self._staying: Sequence[Value] = ()  # what stays until the next op makes such
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
             MAX_PLAN_STEPS,
@@ -132,17 +134,17 @@ class _Runner:
                 self._action(step)
             else:
                 self._run(step)
-        self._end_copies()
+        self._end_staying()
 
     def _begin(self, stack: LayerStack) -> None:
         """Gather the parameters of the first layer of a stack that comes later."""
         orders = [self._order(op) for op in stack.members]
-        m = _turns(stack, orders)[0][0]
+        m = turns_of(stack, orders)[0][0]
         op, gathers = stack.members[m], [o for o in stack.members[m].body.ops if _is_ahead(o)]
         for gather in gathers:
             for arg in gather.operands:
                 outer = self._refs[op.operands[arg.index]]
-                self._refs[arg] = _taken(outer, 0, len(orders[m]))
+                self._refs[arg] = slice_of(outer, 0, len(orders[m]))
         self._begun[stack.members[0]] = [self._gather(gathers, 0, 0)]
 
     def _fixed(self, value: Value) -> Buffer:
@@ -229,21 +231,20 @@ class _Runner:
             refs[value] = self._sums.get(home) or self._fixed(home)
         for value, operand in known.reused:
             refs[value] = refs[operand]
-        if self._copied and (
-            known.op.phase == "optimizer" or isinstance(known.op.definition, CopyIn)
-        ):
-            self._end_copies()
+        stays = known.op.has(StaysUntilNext)
+        if self._staying and (stays or known.op.phase == "optimizer"):
+            self._end_staying()
         number = self._step(known.op, known.made)
-        if isinstance(known.op.definition, CopyIn):
-            self._copied = known.made
+        if stays:
+            self._staying = known.made
         for value in known.operands:
             self._touch(refs.get(value), number, known.phase)
 
-    def _end_copies(self) -> None:
-        """What the last call reduces is there until now."""
-        for value in self._copied:
+    def _end_staying(self) -> None:
+        """What stayed is there until now."""
+        for value in self._staying:
             self._touch(self._refs.get(value), len(self.found.steps) - 1)
-        self._copied = ()
+        self._staying = ()
 
     def _home(self, value: Value) -> Value | None:
         """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
@@ -278,7 +279,7 @@ class _Runner:
 
     def _stack(self, stack: LayerStack) -> None:
         orders = [self._order(op) for op in stack.members]
-        turns = _turns(stack, orders)
+        turns = turns_of(stack, orders)
         outer = self._runs, self._replays
         inner = self._runs > 1 and not self._whole
         most = min(len(turns), MOST_ALONE) if stack.order is not None else len(turns)
@@ -319,15 +320,15 @@ class _Runner:
         made: list[dict[int, list[Ref]]] = [{} for _ in members]
         ready = self._begun.pop(members[0], [])
         begun = [int(bool(ready) and m == turns[0][0]) for m in range(len(members))]
-        pending: list[_Turn] = []
+        pending: list[Turn] = []
         for op, refs, order in zip(members, inputs, orders, strict=True):
             for arg, ref in zip(op.body.args[carry:], refs, strict=True):
-                self._refs[arg] = _taken(ref, 0, len(order))  # gathers of slices come early
+                self._refs[arg] = slice_of(ref, 0, len(order))  # gathers of slices come early
         for turn, (m, position) in enumerate(turns):
             op, order, start = members[m], orders[m], len(self.found.steps)
             self._refs.update(zip(op.body.args, carried, strict=False))
             for arg, ref in zip(op.body.args[carry:], inputs[m], strict=True):
-                self._refs[arg] = _taken(ref, position, len(order))
+                self._refs[arg] = slice_of(ref, position, len(order))
             while len(ready) < min(turn + ahead + 1, len(turns)):
                 later = turns[len(ready)][0]
                 ready.append(self._gather(gathers[later], len(ready), begun[later]))
@@ -339,9 +340,9 @@ class _Runner:
             yielded = [self._refs[v] for v in op.body.terminator.operands]
             carried, made[m][position] = yielded[:carry], yielded[carry:]
             if order[position].copies != 1:
-                slots = [r[position] for r in inputs[m] if _is_stack(r, len(order))]
+                slots = [r[position] for r in inputs[m] if is_stack(r, len(order))]
                 others = order[position].copies - 1
-                pending.append(_Turn(made[m], position, start, others, slots))
+                pending.append(Turn(made[m], position, start, others, slots))
             elif pending:
                 self._others(op, pending)
                 pending = []
@@ -349,7 +350,7 @@ class _Runner:
             self._others(members[-1], pending)
         self._last_gathered = [ref for last in ready[-1:] for ref in last.values()]
         for op, found in zip(members, made, strict=True):
-            stacks = (tuple(found[p][k] for p in sorted(found)) for k in _stacked(op))
+            stacks = (tuple(found[p][k] for p in sorted(found)) for k in stacked(op))
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
 
     def _region(self, region: Region, skip: Sequence[Operation]) -> None:
@@ -384,7 +385,7 @@ class _Runner:
     def _key(self, operand: Value, result: Value) -> tuple[int, Type | None]:
         return id(self._refs[operand]), result.type
 
-    def _others(self, op: Operation, turns: Sequence[_Turn]) -> None:
+    def _others(self, op: Operation, turns: Sequence[Turn]) -> None:
         """The iterations that those of `turns` stand for: what they take from the stacks and what
         they leave there."""
         number = self._step(op, (), counts=False)
@@ -418,7 +419,7 @@ class _Runner:
         start = self._step(op, (), counts=False)
         self._refs.update(zip(region.args, inputs[:carry], strict=False))
         for arg, ref in zip(region.args[carry:], inputs[carry:], strict=True):
-            self._refs[arg] = ref if isinstance(ref, Buffer | Shares | None) else Together(ref)
+            self._refs[arg] = together(ref)
         self._replays = True
         gathers = [o for o in region.ops if _is_ahead(o)]
         ahead = list(self._gather(gathers, 0, 0).values())
@@ -473,48 +474,10 @@ class _Runner:
     def _action(self, op: Operation) -> None:
         self._part = op
         self._region(op.body, ())
-        self._end_copies()
+        self._end_staying()
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
         self._part = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """An iteration that stands for `others` as well: where it began, what it takes, and what all of
-    its repeat have made."""
-
-    made: dict[int, list[Ref]]
-    position: int
-    start: int
-    others: Expr
-    slots: Sequence[Ref]
-
-
-def _turns(
-    stack: LayerStack, orders: Sequence[Sequence[IterationRun]]
-) -> Sequence[tuple[int, int]]:
-    """The member and the number of its run of each layer, in the order in which they run."""
-    return [(turn.member, turn.number) for turn in stack.turns(len(orders[0]))]
-
-
-def _stacked(op: Operation) -> range:
-    """Numbers of the results that are stacks, without what is carried."""
-    return range(len(op.results) - op.integer("carry", 1))
-
-
-def _is_stack(ref: Ref, count: int) -> TypeGuard[tuple[Ref, ...]]:
-    """Whether a value has a slot for each of so many iterations."""
-    return isinstance(ref, tuple) and not isinstance(ref, Together | Shares) and len(ref) == count
-
-
-def _taken(ref: Ref, position: int, count: int) -> Ref:
-    """What an iteration takes of a bound value: its slice, or all where slices are not told
-    apart."""
-    if not _is_stack(ref, count):
-        return ref if isinstance(ref, Buffer | Shares | None) else Together(ref)
-    slot = ref[position]
-    return slot[0] if isinstance(slot, Together) else slot
 
 
 def _is_backward(step: Operation | LayerStack) -> bool:
