@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagec.answers.time.table import seconds_text
-from stagec.output.chart import Plot, PlotAxis, PlotPoint
 from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import fit_text
 
 if TYPE_CHECKING:

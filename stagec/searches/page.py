@@ -9,9 +9,12 @@ from typing import Any
 from stagec.answers.sweep.order import unbeaten
 from stagec.answers.time.table import seconds_text
 from stagec.memory.timeline import ALL
-from stagec.output.chart import Bar, Bars, Chart, Plot, PlotAxis, PlotPoint, Thread, Threads
+from stagec.output.bars import Bar, Bars
+from stagec.output.chart import Chart
 from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
+from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import bytes_text
+from stagec.output.threads import Thread, Threads
 
 #: Points that are drawn, the fastest first, and those whose parts are.
 _MOST, _MOST_BARS = 400, 20

@@ -14,23 +14,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stagec.output.chart import (
-    COLORS,
-    NARROW,
-    WIDE,
-    Bar,
-    Bars,
-    Chart,
-    Heat,
-    HeatCell,
-    Plot,
-    PlotAxis,
-    PlotPoint,
-    Thread,
-    Threads,
-    style,
-)
+from stagec.output.bars import Bar, Bars
+from stagec.output.chart import COLORS, NARROW, WIDE, Chart, style
+from stagec.output.heat import Heat, HeatCell
 from stagec.output.page import TableRow, figures, page, table
+from stagec.output.plot import Plot, PlotAxis, PlotPoint
+from stagec.output.threads import Thread, Threads
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
 
 _PAIR = re.compile(r"--(\w+): light-dark\((#\w+), (#\w+)\);")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stagec.answers.time.table import seconds_text
-from stagec.output.chart import Plot, PlotAxis, PlotPoint
 from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.serving.latency import PERCENTILES
 
 if TYPE_CHECKING:

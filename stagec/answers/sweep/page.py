@@ -13,8 +13,11 @@ from stagec.answers.sweep.rows import SweepRow, fits, notes
 from stagec.answers.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.answers.time.table import seconds_text
 from stagec.memory.timeline import ALL
-from stagec.output.chart import Bar, Bars, Chart, Heat, HeatCell, Plot, PlotAxis, PlotPoint
+from stagec.output.bars import Bar, Bars
+from stagec.output.chart import Chart
+from stagec.output.heat import Heat, HeatCell
 from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import error
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.command_line import step_command
-from stagec.output.chart import Bar, Bars, PlotAxis
+from stagec.output.bars import Bar, Bars
 from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
+from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, count_text, verdict_text
 from stagec.support.words import counted
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagec.output.chart import Plot, PlotAxis, PlotPoint
 from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.searches.server.table import figures_of, server_text
 
 _HEADS = ("server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why")

@@ -1,0 +1,101 @@
+"""Stacked bars, one for each configuration or class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor
+
+from stagec.output.chart import COLORS, Chart, legend_rows, shortened, svg_text, text_width
+from stagec.output.plot import PlotAxis, round_step
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar: its name, its parts in their order, whether it fits, and the key of its row."""
+
+    name: str
+    parts: Mapping[str, float]
+    fits: bool = True
+    key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Chart):
+    """Stacked bars, one below the other, on one axis from zero; a `limit` is a line with its text.
+    Of very many bars the first are drawn."""
+
+    bars: Sequence[Bar]
+    axis: PlotAxis
+    limit: tuple[float, str] | None = None
+    #: Parts whose place among colors is kept, such as all categories of memory.
+    order: Sequence[str] = ()
+    most: int = 60
+
+    def draw(self, width: int) -> tuple[list[str], float]:
+        bars = self.bars[: self.most]
+        names = list(dict.fromkeys(n for bar in bars for n, v in bar.parts.items() if v))
+        colors = {n: i % COLORS for i, n in enumerate(dict.fromkeys((*self.order, *names)))}
+        sums = [sum(bar.parts.values()) for bar in bars]
+        totals = [
+            self.axis.text(s) + ("" if b.fits else " ✕") for s, b in zip(sums, bars, strict=True)
+        ]
+        beside = width > 560
+        left = min(0.36 * width, max(text_width(b.name) for b in bars) + 10) if beside else 0.0
+        row, high, top = (24, 17, 8) if beside else (38, 17, 6)
+        right = width - max(map(text_width, totals)) - 12
+        upto = max(sums) or 1.0
+        if self.limit is not None and self.limit[0] < 1.6 * upto:
+            upto = max(upto, self.limit[0])
+        scale, bottom = (right - left) / upto, top + row * len(bars)
+        parts: list[str] = []
+        step = round_step(upto / (8 if beside else 4), self.axis.units)
+        for i in range(floor(upto / step) + 1):
+            x = left + i * step * scale
+            parts.append(f'<path class="grid" d="M{x:.1f},{top}V{bottom}"/>')
+            parts.append(
+                svg_text(
+                    x, bottom + 15, self.axis.mark(i * step), "middle" if i else "start", "quiet"
+                )
+            )
+        for number, (bar, total) in enumerate(zip(bars, totals, strict=True)):
+            y = top + row * number + (0 if beside else 16)
+            name = shortened(bar.name, left - 10 if beside else width)
+            parts.append(
+                svg_text(left - 8, y + 13, name, "end") if beside else svg_text(0, y - 4, name)
+            )
+            parts += self._bar(bar, left, y, high, scale, colors)
+            parts.append(svg_text(left + sums[number] * scale + 6, y + 13, total, style="quiet"))
+        if self.limit is not None and self.limit[0] <= upto:
+            x = left + self.limit[0] * scale
+            parts.append(f'<path class="limit" d="M{x:.1f},{top - 6}V{bottom}"/>')
+        parts.append(svg_text((left + right) / 2, bottom + 33, self.axis.title, "middle"))
+        swatches = [(f'<path class="f{colors[n]}" d="M0,-9h12v10h-12z"/>', n) for n in names]
+        items = swatches if len(names) > 1 else []
+        if self.limit is not None:
+            items.append(('<path class="limit" d="M0,-4H16"/>', self.limit[1]))
+        if not all(bar.fits for bar in bars):
+            items.append(("", "✕: does not fit the memory"))
+        if len(self.bars) > len(bars):
+            items.append(("", f"the first {len(bars)} of {len(self.bars):,}"))
+        legend, more = legend_rows(items, width, bottom + 40)
+        return [*parts, *legend], bottom + 40 + more
+
+    def _bar(
+        self, bar: Bar, left: float, y: float, high: float, scale: float, colors: Mapping[str, int]
+    ) -> Iterator[str]:
+        x, total = left, sum(bar.parts.values()) or 1
+        key = f' data-key="{escape(bar.key)}"' if bar.key else ""
+        for name, value in bar.parts.items():
+            if value <= 0:
+                continue
+            wide, color = value * scale, colors[name]
+            text = f"{bar.name}\n{name}: {self.axis.text(value)}, {value / total:.1%}"
+            box = f'x="{x:.1f}" y="{y:g}" width="{max(wide - 0.6, 0.4):.1f}" height="{high:g}"'
+            yield f'<rect class="f{color}" {box}{key}><title>{escape(text)}</title></rect>'
+            if text_width(name) < wide - 8 and len(colors) > 1:
+                yield svg_text(
+                    x + 4, y + 13, name, style=f"i{color}", more=' pointer-events="none"'
+                )
+            x += wide
