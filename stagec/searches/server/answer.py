@@ -16,6 +16,7 @@ from stagec.output.svg_text import SVGText
 from stagec.searches.server.run import launched
 from stagec.searches.server.servers import ServerPlan, WorkerPool, behind
 from stagec.searches.server.table import launch_files, print_servers
+from stagec.searches.serving import SERVER
 from stagec.support.files import write_file
 from stagec.support.processors import processors
 
@@ -164,7 +165,7 @@ def _data(found: FoundServers) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": model_name(question.model),
-        "serve": "server",
+        "serve": SERVER,
         "objective": question.objective,
         "priced": any(price is not None for price in question.prices.values()),
         "places": list(

@@ -16,9 +16,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
+from stagec.ir.serving import PREFILL
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
+from stagec.searches.serving import SERVER
 
 _PORT, _BOOTSTRAP = 8000, 8998
 _HEAD = """#!/bin/sh
@@ -120,6 +122,25 @@ class LaunchEngine(ABC):
         those that decode."""
 
 
+class ScriptedEngine(LaunchEngine):
+    """An engine whose workers are started by one command line each, and reached through a router
+    where there are several."""
+
+    def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
+        found = {f"{w.role}.sh": self.server(about, w) for w in workers}
+        if len(workers) > 1 or workers[0].workers > 1:
+            found["router.sh"] = self.router(about, workers)
+        return found
+
+    @abstractmethod
+    def server(self, about: str, worker: LaunchedWorker) -> str:
+        """The script that starts a worker."""
+
+    @abstractmethod
+    def router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
+        """The script that starts the router."""
+
+
 def _script(about: str, words: Sequence[str], more: str = "") -> str:
     """A script with one flag a line."""
     lines: list[str] = []
@@ -129,10 +150,6 @@ def _script(about: str, words: Sequence[str], more: str = "") -> str:
         else:
             lines[-1] += f" {word}"
     return _HEAD.format(about=about) + more + " \\\n  ".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)
 
 
 def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
@@ -147,7 +164,7 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
     return words, more
 
 
-class VLLM(LaunchEngine):
+class VLLM(ScriptedEngine):
     """vLLM."""
 
     def lacks(self, layout: WorkerLayout) -> str:
@@ -157,14 +174,7 @@ class VLLM(LaunchEngine):
             return "experts that are split and shared out at once"
         return ""
 
-    def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
-        several = len(workers) > 1
-        found = {f"{w.role}.sh": self._server(about, w, several=several) for w in workers}
-        if several or workers[0].workers > 1:
-            found["router.sh"] = self._router(about, workers)
-        return found
-
-    def _server(self, about: str, worker: LaunchedWorker, *, several: bool) -> str:
+    def server(self, about: str, worker: LaunchedWorker) -> str:
         layout = worker.layout
         precision, more = _precision(worker.options, "fp8")
         words = ["vllm serve", '"$MODEL"', "--port", str(_PORT)]
@@ -180,12 +190,12 @@ class VLLM(LaunchEngine):
         words += ["--max-model-len", str(worker.longest), *precision]
         if worker.options.page > 1:
             words += ["--block-size", str(worker.options.page)]
-        if several:
+        if worker.role != SERVER:
             config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-            words += ["--kv-transfer-config", _quoted(json.dumps(config))]
+            words += ["--kv-transfer-config", shlex.quote(json.dumps(config))]
         return _script(about, words, more)
 
-    def _router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
+    def router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
         words = ["vllm-router", "--host", "0.0.0.0", "--port", str(_PORT)]
         words += ["--policy", "round_robin"]
         if len(workers) == 1:
@@ -196,17 +206,10 @@ class VLLM(LaunchEngine):
         return _script(about, words)
 
 
-class SGLang(LaunchEngine):
+class SGLang(ScriptedEngine):
     """SGLang: sizes of data-parallel attention are those of all groups together."""
 
-    def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
-        several = len(workers) > 1
-        found = {f"{w.role}.sh": self._server(about, w) for w in workers}
-        if several or workers[0].workers > 1:
-            found["router.sh"] = self._router(about, workers)
-        return found
-
-    def _server(self, about: str, worker: LaunchedWorker) -> str:
+    def server(self, about: str, worker: LaunchedWorker) -> str:
         layout = worker.layout
         precision, more = _precision(worker.options, "fp8_e4m3")
         words = ["python -m sglang.launch_server", "--model-path", '"$MODEL"']
@@ -222,15 +225,15 @@ class SGLang(LaunchEngine):
         words += ["--context-length", str(worker.longest), *precision]
         if worker.options.page > 1:
             words += ["--page-size", str(worker.options.page)]
-        if worker.role == "server":
+        if worker.role == SERVER:
             words.append("--enable-mixed-chunk")
         else:
             words += ["--disaggregation-mode", worker.role]
-        if worker.role == "prefill":
+        if worker.role == PREFILL:
             words += ["--disaggregation-bootstrap-port", str(_BOOTSTRAP)]
         return _script(about, words, more)
 
-    def _router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
+    def router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
         words = ["python -m sglang_router.launch_router", "--host", "0.0.0.0"]
         words += ["--port", str(_PORT)]
         if len(workers) == 1:
@@ -290,13 +293,13 @@ class TensorRTLLM(LaunchEngine):
             "enable_chunked_prefill": True,
             "kv_cache_config": caches,
         }
-        if worker.role != "prefill":
+        if worker.role != PREFILL:
             found["cuda_graph_config"] = {
                 "enable_padding": True,
                 "max_batch_size": worker.sequences,
             }
         if several:
-            found["disable_overlap_scheduler"] = worker.role == "prefill"
+            found["disable_overlap_scheduler"] = worker.role == PREFILL
             found["cache_transceiver_config"] = {"backend": "DEFAULT"}
         return found
 

@@ -113,11 +113,14 @@ def _check(given: Mapping[str, Any]) -> None:
     needed = {
         "machine": ("a search needs a machine", "add --machine h100-sxm, for example"),
         "ranks": ("a search needs the number of ranks", "add --ranks 8, for example"),
-        "prompt": (f"--serve {SERVER} expects --prompt: the tokens of a request", "--prompt 2048"),
+        "prompt": (
+            f"--serve {SERVER} needs --prompt, the tokens of a request",
+            "add --prompt 2048, for example",
+        ),
     }
     for name, (what, remedy) in needed.items():
         if not given[name]:
-            raise error(what, remedy=remedy if remedy.startswith("add") else f"give {remedy}")
+            raise error(what, remedy=remedy)
     if given["objective"] not in (None, *OBJECTIVES):
         raise error(
             f"--objective {given['objective']} is about one step",

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stagec.answers.serve import at_least, sending
-from stagec.ir.serving import DECODE
+from stagec.ir.serving import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.command_line import job_words
@@ -36,8 +36,8 @@ from stagec.searches.server.servers import (
     joined,
     prefill_rate,
 )
-from stagec.searches.server.worker import Worker, WorkerTask, kind_of, timed_worker
-from stagec.searches.serving import BUDGETS, without_step
+from stagec.searches.server.worker import Worker, kind_of, timed_worker
+from stagec.searches.serving import BUDGETS, SERVER, without_step
 from stagec.searches.stack import as_written
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.network import message_seconds
@@ -111,20 +111,22 @@ _MODES = (AGGREGATED, DISAGGREGATED)
 def _kinds(
     question: ServerQuestion, processes: int, tell: Tell, cut: Counter[str]
 ) -> Iterator[WorkerKind]:
-    """The workers that can be, timed."""
+    """The workers that can be, timed, in the order of the question, whichever was done first."""
     tasks = sorted(question.tasks, key=lambda t: repr(kind_of(t)))
+    workers: dict[int, Worker] = {}
     with crew(timed_worker, processes, kind_of) as run:
-        for done, (number, found) in enumerate(run(tasks), 1):
-            tell(f"{done:,} of {len(tasks):,} workers timed")
-            task: WorkerTask = tasks[number]
-            worker: Worker = found
-            if worker.refused:
-                cut[f"refused by the compiler: {worker.refused[:60]}"] += 1
-            elif not worker.decode:
-                cut["too much memory for one sequence"] += 1
-            else:
-                price = question.prices[task.machine.name]
-                yield WorkerKind(task.options, task.machine, worker, price)
+        for number, worker in run(tasks):
+            workers[number] = worker
+            tell(f"{len(workers):,} of {len(tasks):,} workers timed")
+    for number, task in enumerate(tasks):
+        worker = workers[number]
+        if worker.refused:
+            cut[f"refused by the compiler: {worker.refused[:60]}"] += 1
+        elif not worker.decode:
+            cut["too much memory for one sequence"] += 1
+        else:
+            price = question.prices[task.machine.name]
+            yield WorkerKind(task.options, task.machine, worker, price)
 
 
 def _servers(question: ServerQuestion, kinds: Sequence[WorkerKind]) -> Iterator[ServerPlan]:
@@ -211,12 +213,12 @@ def strategy_words(job: JobOptions) -> str:
 def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorker]:
     """The workers of a server as an engine starts them."""
     load, point = question.load, server.point
-    roles = ["server"] if server.prefill is None else ["prefill", "decode"]
+    roles = [SERVER] if server.prefill is None else [PREFILL, DECODE]
     found: list[LaunchedWorker] = []
     for role, pool in zip(roles, server.pools, strict=True):
         options, worker = pool.kind.options, pool.kind.worker
         each = pool.step.sequences // worker.groups
-        if role == "prefill":
+        if role == PREFILL:
             tokens = each // worker.stages * load.prompt
         else:
             tokens = max(point.budget if point is not None else min(BUDGETS), each)
