@@ -3,9 +3,9 @@ functions)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.decisions import Decisions, UnitAxes, Watched, ask, plain
@@ -52,11 +52,12 @@ class Module:
     decisions: Decisions | None = None  # where whoever reads values is noted
     peers: Mapping[str, Module] = field(default_factory=dict[str, "Module"])  # of the other pods
 
-    def _repr_html_(self) -> str:
-        from stagec.text.ir_text import IRText
-        from stagec.text.printer import print_module
+    #: The text of a module as a notebook shows it: `stagec.text` gives it, of which the IR knows
+    #: nothing.
+    as_html: ClassVar[Callable[[Module], str] | None] = None
 
-        return IRText(print_module(self)).html()
+    def _repr_html_(self) -> str | None:
+        return None if Module.as_html is None else Module.as_html(self)
 
     @property
     def name(self) -> str:

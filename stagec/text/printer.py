@@ -13,6 +13,7 @@ from stagec.ir.param import attr_text
 from stagec.ir.traits import OpenParams
 from stagec.ir.types import Type
 from stagec.support.source import FileLoc, Loc, NameLoc
+from stagec.text.ir_text import IRText
 
 _WIDTH = 110
 
@@ -20,6 +21,13 @@ _WIDTH = 110
 def print_module(module: Module, *, locations: bool = False) -> str:
     """The text of a module, ending in a line break."""
     return _Printer(locations).op_text(module.root, 0) + "\n"
+
+
+def _html(module: Module) -> str:
+    return IRText(print_module(module)).html()
+
+
+Module.as_html = _html
 
 
 def print_op(op: Operation) -> str:
