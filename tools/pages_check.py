@@ -31,15 +31,15 @@ for (const kind of ["error", "warn"]) console[kind] = (...words) => problems.pus
 </script></head>"""
 _TAIL = """<script>
 const opened = performance.now();
-const told = (found) => {
+const report = (found) => {
   document.body.replaceChildren(JSON.stringify({ problems, opened, found }));
 };
 if (window.axe) {
   const facts = ({ impact, id, nodes: [node, ...more] }) =>
     [impact, id, more.length + 1, node.target.join(" "), node.failureSummary];
-  axe.run(document).then((result) => told(result.violations.map(facts)),
+  axe.run(document).then((result) => report(result.violations.map(facts)),
     (e) => problems.push(String(e)));
-} else { told([]); }
+} else { report([]); }
 </script></body>"""
 
 

@@ -134,9 +134,9 @@ class _Plan:
             "transient": worst_of(runs, self._env, self._long, _is_transient),
             "peak": total(parts.values()) + worst_of([outside], self._env, self._long),
         }
-        held = {*args, *self._sets.gradients, *self._sets.freed}
-        held |= self._sets.stash if len(runs) == 1 else set()  # the rest actions state
-        host = total(v.tensor.bytes_in("host") for v in _sorted(held))
+        kept = {*args, *self._sets.gradients, *self._sets.freed}
+        kept |= self._sets.stash if len(runs) == 1 else set()  # the rest actions state
+        host = total(v.tensor.bytes_in("host") for v in _sorted(kept))
         return found | ({"host": host} if host != 0 else {})
 
     def _works(self) -> list[ActionInState]:

@@ -80,7 +80,7 @@ def sort_expert_rows(module: Module) -> None:
 
 
 def _has_experts(type_: TensorType) -> bool:
-    """Whether a value has rows of the experts of a rank, several of them, and of all its peers."""
+    """Whether a value has the rows of several experts per rank, from all peers of the rank."""
     routed = {d.routed.of for d in type_.dims if d.routed}
     loaded = {d.load.of for d in type_.dims if d.load}
     sizes = [d for d in type_.dims if d.size in routed or d.size.symbol_name in loaded]

@@ -89,7 +89,7 @@ class MatchedPools:
 def matched(
     ranks: int, prefill_ranks: int, decode_ranks: int, prefill: float, decode: float
 ) -> MatchedPools | None:
-    """The workers of each kind on at most so many ranks that end most requests a second together,
+    """The workers of each kind on at most so many ranks that end most requests per second together,
     as few as do; a worker ends `prefill` or `decode` requests a second. None if there is no room
     for one of each.
 

@@ -50,9 +50,9 @@ class StackErrors:
     intervals: Mapping[str, Interval | None]
 
     def said(self, kind: str) -> str:
-        """Of how many rows an interval is, or that there are none."""
-        found = self.intervals[kind]
-        count = "no" if found is None else f"{found.measured:,}"
+        """How many measured rows an interval is made of."""
+        interval = self.intervals[kind]
+        count = "no" if interval is None else f"{interval.measured:,}"
         return f"{count} measured {_ROWS[kind]} of {self.stack} on {self.devices}"
 
     def as_json(self) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def stack_errors(stack: str, machine: Machine) -> StackErrors | None:
     if name == IDEAL:
         return None
     known = _measured()
-    found = {kind: known.get((name, machine.family, kind)) for kind in _ROWS}
-    return StackErrors(name, machine.family or machine.name, found)
+    intervals = {kind: known.get((name, machine.family, kind)) for kind in _ROWS}
+    return StackErrors(name, machine.family or machine.name, intervals)
 
 
 @cache

@@ -155,8 +155,8 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
 
 def _interval_text(errors: StackErrors, kind: str) -> str:
     """Between which parts of a predicted time measured ones are."""
-    found, said = errors.intervals[kind], errors.said(kind)
-    if found is None:
+    parts, said = errors.intervals[kind], errors.said(kind)
+    if parts is None:
         return f"{kind.upper()} interval: unknown, {said}"
-    times = f"{found.low:.2f} to {found.high:.2f} times what is predicted"
+    times = f"{parts.low:.2f} to {parts.high:.2f} times what is predicted"
     return f"{kind.upper()} interval: {times}, as 8 of 10 of {said}"

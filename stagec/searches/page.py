@@ -83,16 +83,18 @@ def _cloud(
         if s <= upto
     ]
     marks = [
-        PlotPoint(seconds, held, "evaluated" if n else "the fastest", _told(points[n]), key=f"p{n}")
+        PlotPoint(
+            seconds, held, "evaluated" if n else "the fastest", _about(points[n]), key=f"p{n}"
+        )
         for n, (seconds, held) in reversed([*enumerate(places)])
     ]
     room = max((p["room"] for p in points if p["room"] is not None), default=None)
     return Plot(
-        title="Peak memory of a rank over time of a step",
+        title="Peak memory per rank over time of a step",
         about=about,
         points=marks,
         x=_TIME,
-        y=PlotAxis("peak memory of a rank", _bytes, 1024),
+        y=PlotAxis("peak memory per rank", _bytes, 1024),
         front=front if len(front) > 1 else [],
         bounds=faint,
         bounds_about="lower bounds of strategies that were not evaluated",
@@ -109,7 +111,7 @@ def _threads(points: Sequence[Mapping[str, Any]], about: str) -> Threads:
         Thread(
             {n: p["flags"].get(n, "") for n in names}
             | {"step time": p["step_seconds"], "memory": p["memory_peak"]},
-            _told(p),
+            _about(p),
             f"p{n}",
         )
         for n, p in enumerate(points)
@@ -123,7 +125,7 @@ def _threads(points: Sequence[Mapping[str, Any]], about: str) -> Threads:
     )
 
 
-def _told(point: Mapping[str, Any]) -> str:
+def _about(point: Mapping[str, Any]) -> str:
     mfu = "" if point["mfu"] is None else f", MFU {point['mfu']:.1%}"
     held = bytes_text(point["memory_peak"])
     return f"{point['strategy']}\n{seconds_text(point['step_seconds'])}{mfu}, {held} on a rank"
@@ -149,7 +151,7 @@ def _all(points: Sequence[Mapping[str, Any]]) -> str:
         )
         for n, p in enumerate(points)
     ]
-    return table(["strategy", "time of a step", "peak memory of a rank", "MFU", "limited by"], rows)
+    return table(["strategy", "time of a step", "peak memory per rank", "MFU", "limited by"], rows)
 
 
 def _opens(point: Mapping[str, Any], number: int) -> str:

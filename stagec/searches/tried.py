@@ -148,7 +148,7 @@ def _evaluated(
     question, best = answer.question, answer.best[0]
     about = question.machine, question.limit, question.overlap, question.measured
     results = sorted(run([Task(t.job, *about) for t in trials]), key=itemgetter(0))
-    for number, found in results:  # in their order: equal ones stay in it, whoever was done first
+    for number, found in results:  # in their order, whichever was done first
         value = question.value(found) if isinstance(found, Evaluated) else None
         if isinstance(found, Evaluated) and value is not None and value < best.value:
             yield value / best.value, trials[number], found

@@ -16,7 +16,7 @@ from stagec.validation.sources import ValidationSource, filled, validation_sourc
 @dataclass(frozen=True)
 class TorchRun:
     """A step: the text of the model with all of its sizes (B is the batch of one rank), and the
-    flags of the job, as `stagec memory` takes them. Whoever understands a flag takes it; what is
+    flags of the job, as `stagec memory` takes them. A part that knows a flag takes it; what is
     left is an error."""
 
     title: str

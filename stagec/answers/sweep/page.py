@@ -65,9 +65,9 @@ def sweep_plot(
     x, y = names
     swept: Mapping[str, Any] = jobs[0][1]["configuration"]
     joined = x in swept or x == "ranks"
-    told = _about(columns)
+    describe = _about(columns)
     points = [
-        PlotPoint(at, height, _series(row, x, joined), told(row), fits(row) is not False, key)
+        PlotPoint(at, height, _series(row, x, joined), describe(row), fits(row) is not False, key)
         for key, row in jobs
         if (at := value_of(row, x, columns)) is not None
         and (height := value_of(row, y, columns)) is not None

@@ -68,7 +68,7 @@ _PEAK = SweepColumn(
     lambda row: row["peak_bytes"],
     bytes_text,
     aliases=("memory",),
-    long="peak memory of a rank",
+    long="peak memory per rank",
 )
 #: That of a sweep with a limit or a machine; what fits comes first.
 FITS = SweepColumn("fits", "fits", lambda row: not fits(row), lambda value: _YES[not value])

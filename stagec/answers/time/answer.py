@@ -71,8 +71,8 @@ class StepAnswer(TimeReport, Report):
     def interval(self) -> dict[str, Any] | None:
         """Between which seconds 8 of 10 measured steps like it would be, and how many were
         measured; None where no such step was."""
-        found = None if self.errors is None else self.errors.intervals[kind_of(self.serve)]
-        return None if found is None else found.of(self.step_seconds)
+        parts = None if self.errors is None else self.errors.intervals[kind_of(self.serve)]
+        return None if parts is None else parts.of(self.step_seconds)
 
     def _served(self) -> dict[str, Any]:
         """Of a step of serving: the time to the first token, or that for each further one."""
@@ -110,10 +110,10 @@ class StepAnswer(TimeReport, Report):
     def _interval_text(self) -> str:
         if self.errors is None:
             return ""
-        said, found = self.errors.said(kind_of(self.serve)), self.interval
-        if found is None:
+        said, interval = self.errors.said(kind_of(self.serve)), self.interval
+        if interval is None:
             return f"interval: unknown, {said}"
-        low, high = (seconds_text(found[n]) for n in ("low_seconds", "high_seconds"))
+        low, high = (seconds_text(interval[n]) for n in ("low_seconds", "high_seconds"))
         return f"interval: {low} to {high}, as 8 of 10 of {said}"
 
 

@@ -24,7 +24,7 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 @dataclass(frozen=True, slots=True)
 class _Stages:
     """The stages of a model, by number from 1: patches along a side, and those of a window; `layer`
-    is the block of a layer. `near` tells whether biases are made of distances (Swin V2)."""
+    is the block of a layer. `near` says whether biases are made of distances (Swin V2)."""
 
     layer: Callee
     sides: Sequence[int]

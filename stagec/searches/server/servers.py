@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 _IDLE, _WAITS = "idle ranks", "pools that wait"
-#: Differences below this part of a token's rank-seconds are not told, and at most so many others.
+#: Smaller parts of a token's rank-seconds are not reported, and of others at most so many.
 _LEAST, _MOST = 0.005, 3
 
 
@@ -265,6 +265,6 @@ def behind(mine: ServerPlan, best: ServerPlan) -> str:
     names = {**mine.parts, **best.parts}
     more = {n: (mine.parts.get(n, 0.0) - best.parts.get(n, 0.0)) / total for n in names}
     order = sorted(more.items(), key=lambda item: (-abs(item[1]), item[0]))
-    told = [f"{n} {d:+.1%}" for n, d in order[:_MOST] if abs(d) >= _LEAST]
-    why = ", ".join(told) or "no part differs by as much as 0.5%"
+    reasons = [f"{n} {d:+.1%}" for n, d in order[:_MOST] if abs(d) >= _LEAST]
+    why = ", ".join(reasons) or "no part differs by as much as 0.5%"
     return f"{change:+.1%} tokens/s per rank: {why}"

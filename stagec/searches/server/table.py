@@ -104,15 +104,15 @@ def server_text(row: Mapping[str, Any], *, several: bool) -> str:
     """`2 x --tp 2, prefill batch 1 + 1 x --tp 4, decode batch 128`; of `several` stacks and
     machines which one each is on."""
     pools = [(name, row[name]) for name in ("prefill", "decode") if row[name] is not None]
-    told: list[str] = []
+    texts: list[str] = []
     for name, pool in pools:
         does = "" if row["mode"] == AGGREGATED else f"{name} "
         text = f"{pool['replicas']} x {pool['strategy']}, {does}batch {pool['batch']}"
         if row["mode"] == AGGREGATED:
             text += f", {pool['max_tokens']:,} tokens a step"
         where = f" ({pool['stack']} on {pool['machine']})" if several else ""
-        told.append(text + where)
-    return " + ".join(told)
+        texts.append(text + where)
+    return " + ".join(texts)
 
 
 def _ranks_table(found: Mapping[str, Any]) -> Any:

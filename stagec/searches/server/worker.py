@@ -225,16 +225,16 @@ class _Timing:
         stages, of which the step has those of one. Of a prompt that `sends` its caches, their bytes
         are noted."""
         job = CompiledJob.of(asked, Session())
-        held = job.figures().by_stage
+        stages = job.figures().by_stage
         more = self._stages - 1
-        peak = max(sum(each.values()) + more * each.get(CACHES, 0) for each in held)
+        peak = max(sum(each.values()) + more * each.get(CACHES, 0) for each in stages)
         if peak > self._room:
             return None
         report = job.time(self.task.machine)
         self._request = report.step.request / PICOSECONDS
         self._cautions |= dict.fromkeys(report.cautions)
         if sends:
-            self._cached = max(each.get(CACHES, 0) for each in held) / sends
+            self._cached = max(each.get(CACHES, 0) for each in stages) / sends
         parts = _filled(grouped(report.breakdown, {}), report.step_seconds, self._stages)
         seconds = max(report.step_seconds, sum(parts.values()))
         return StepPoint(sequences, seconds, parts, peak)
