@@ -98,7 +98,7 @@ def patterns(body: Region) -> Mapping[Expr, Pattern]:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SharedIteration:
     """An iteration that stands for `others` as well: where it began, what it takes, and what all of
     its repeat have made."""
 

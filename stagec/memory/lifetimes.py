@@ -42,7 +42,14 @@ from stagec.memory.buffers import (
     slice_of,
     together,
 )
-from stagec.memory.iterations import IterationRun, Turn, patterns, slices, stacked, turns_of
+from stagec.memory.iterations import (
+    IterationRun,
+    SharedIteration,
+    patterns,
+    slices,
+    stacked,
+    turns_of,
+)
 from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered, updated
 from stagec.sharding.gathers import ahead_of
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
@@ -320,7 +327,7 @@ class _Runner:
         made: list[dict[int, list[Ref]]] = [{} for _ in members]
         ready = self._begun.pop(members[0], [])
         begun = [int(bool(ready) and m == turns[0][0]) for m in range(len(members))]
-        pending: list[Turn] = []
+        pending: list[SharedIteration] = []
         for op, refs, order in zip(members, inputs, orders, strict=True):
             for arg, ref in zip(op.body.args[carry:], refs, strict=True):
                 self._refs[arg] = slice_of(ref, 0, len(order))  # gathers of slices come early
@@ -342,7 +349,7 @@ class _Runner:
             if order[position].copies != 1:
                 slots = [r[position] for r in inputs[m] if is_stack(r, len(order))]
                 others = order[position].copies - 1
-                pending.append(Turn(made[m], position, start, others, slots))
+                pending.append(SharedIteration(made[m], position, start, others, slots))
             elif pending:
                 self._others(op, pending)
                 pending = []
@@ -385,7 +392,7 @@ class _Runner:
     def _key(self, operand: Value, result: Value) -> tuple[int, Type | None]:
         return id(self._refs[operand]), result.type
 
-    def _others(self, op: Operation, turns: Sequence[Turn]) -> None:
+    def _others(self, op: Operation, turns: Sequence[SharedIteration]) -> None:
         """The iterations that those of `turns` stand for: what they take from the stacks and what
         they leave there."""
         number = self._step(op, (), counts=False)
