@@ -55,6 +55,11 @@ class StackErrors:
         count = "no" if interval is None else f"{interval.measured:,}"
         return f"{count} measured {_ROWS[kind]} of {self.stack} on {self.devices}"
 
+    def of(self, kind: str, seconds: float) -> dict[str, Any] | None:
+        """Between which seconds measured ones are; None where nothing was measured."""
+        interval = self.intervals[kind]
+        return None if interval is None else interval.of(seconds)
+
     def as_json(self) -> dict[str, Any]:
         """By kind, parts of the predicted seconds; null where nothing was measured."""
         return {k: v and asdict(v) for k, v in self.intervals.items()}
@@ -87,3 +92,9 @@ def _measured() -> Mapping[tuple[str, str, str], Interval]:
         )
         for row in rows
     }
+
+
+def interval_row(stack: str, machine: Machine, serve: str | None, seconds: float) -> dict[str, Any]:
+    """The entry `interval` of a row with seconds: none without a stack."""
+    errors = stack_errors(stack, machine)
+    return {} if errors is None else {"interval": errors.of(kind_of(serve), seconds)}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.markup import escape
 
 from stagec.analysis.memory_fit import MemoryFit
-from stagec.answers.time.table import seconds_text
+from stagec.answers.intervals import interval_row
+from stagec.answers.time.table import interval_text, seconds_text
 from stagec.jobs.builder import model_name
 from stagec.jobs.request.command_line import job_words
 from stagec.machines.placement import crossed
@@ -74,6 +75,7 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
         "command": command_of(options, number),
         "strategy": strategy_of(options),
         "step_seconds": seconds,
+        **interval_row(options.stack, machine, options.serve, seconds),
         "memory_peak": what.peak,
         "mfu": what.mfu,
         "limits": limits(what.breakdown or {}, levels_of(machine, what.mesh)),
@@ -280,6 +282,9 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
             out.print(f"[{number}] {why}{row['reason']}", markup=False)
         for number, row in enumerate(best, 1):
             out.print(f"[{number}] {row['command']}", markup=False)
+        if known := best[0].get("interval"):
+            said = f"{known['measured']:,} measured ones of this stack"
+            out.print(f"[1] {interval_text(known, said)}", markup=False)
     if "searches" in found:
         out.print(_curve(found["searches"]))
     if "tried" in found:

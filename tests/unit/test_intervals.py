@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,19 @@ def test_answers_have_them() -> None:
     ideal = stagec.job("llama3-8b", tp=8, sizes={"L": 1, "B": 1, "S": 64}).time("h100-sxm")
     assert "interval" not in ideal.as_json()
     assert "interval" not in str(ideal)
+
+
+@pytest.mark.long
+def test_rows_have_them() -> None:
+    """Rows of sweeps and searches have that of their own seconds, which `time` gives alone."""
+    sizes = {"L": 1, "B": 2, "S": 64}
+    about: dict[str, Any] = {"machine": "h100-sxm", "sizes": sizes, "stack": "nemo"}
+    rows = stagec.sweep("llama3-8b", {"tp": [1, 2]}, **about).rows()
+    found = stagec.search("llama3-8b", ranks=2, tp=2, zero=1, cp=1, **about)
+    for row in (*(row["time"] for row in rows), found.best[0].row):
+        part = row["interval"]["high_seconds"] / row["step_seconds"]
+        assert part == pytest.approx(row["interval"]["low_seconds"] / row["step_seconds"], abs=0.2)
+        assert row["interval"]["measured"] >= 5
+    assert "as 8 of 10 of" in str(found)
+    alone = stagec.job("llama3-8b", tp=2, sizes=sizes, stack="nemo").time("h100-sxm")
+    assert rows[1]["time"]["interval"] == alone.as_json()["interval"]

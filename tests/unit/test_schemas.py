@@ -22,6 +22,7 @@ SPACE = ("--ranks", "2", "--pp", "1", "--cp", "1", "--zero", "1", "--jobs", "1",
 WHISPER, PART = ("whisper-large-v3", "--set", "B=4,L=1,L_dec=1"), ("--part", "encoder=e: dp=2")
 _LIMITED = ("--prompt", "64", "--batches", "1", "--tpot", "1us")
 _LENGTHS = ("--lengths", "prompt=~40,output=9")
+_STACK = ("--stack", "nemo")
 _PRICED = ("--price", "2,1", "--objective", "cost")
 _DRAFT = ("--speculative", "2", "--draft", "llama3-8b[L=1,D=64,F=64,V=1024,H=4,G=4,K=32]: on=model")
 _STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
@@ -42,7 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "serve within limits": ("serve", *SERVER, *_LIMITED, "--machine", "mi300x"),
     "search": ("search", *JOB, *SPACE, *H100),
     "search, all of it": ("search", *JOB, *SPACE, *H100, "--sensitivity", "--neighbours"),
-    "search for a front": ("search", *JOB, *SPACE, *H100, "--pareto", "time,memory"),
+    "search for a front": ("search", *JOB, *SPACE, *H100, "--pareto", "time,memory", *_STACK),
     "searches": ("search", *JOB, *SPACE, "--machine", "h100-sxm,a100", *_PRICED),
     "search of steps": ("search", *SERVER, *_STEPS, "--jobs", "1", "--no-cache", *H100),
     "search of pods": ("search", *WHISPER, *PART, *SPACE, *H100, "--neighbours", "--sensitivity"),

@@ -77,6 +77,7 @@ def _summary(case: Case, session: Session) -> SweepRow:
     }
     if case.machine is None:
         return counts
+    from stagec.answers.intervals import interval_row
     from stagec.jobs.request.measurements import measurements, remark_unused
 
     measured = measurements(case.measured, case.kernels_from, case.machine)
@@ -86,7 +87,9 @@ def _summary(case: Case, session: Session) -> SweepRow:
     timed = job.time(case.machine, **how)
     remark_unused(timed, measured, session)
     fit = job.fit(case.machine).as_json()
-    return counts | {"time": time_row(timed), "fit": fit}
+    of_stack = case.options.stack, case.machine, case.options.serve
+    interval = interval_row(*of_stack, timed.step_seconds)
+    return counts | {"time": {**time_row(timed), **interval}, "fit": fit}
 
 
 def fits(row: Mapping[str, Any]) -> bool | None:

@@ -11,7 +11,7 @@ from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.intervals import StackErrors, kind_of, stack_errors
 from stagec.answers.time.pods import PodsTime, alone_seconds, transfer_of, turn_seconds
-from stagec.answers.time.table import accepted_text, print_time, seconds_text
+from stagec.answers.time.table import accepted_text, interval_text, print_time, seconds_text
 from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving import PREFILL
 from stagec.jobs.pod_options import has_pods
@@ -71,8 +71,8 @@ class StepAnswer(TimeReport, Report):
     def interval(self) -> dict[str, Any] | None:
         """Between which seconds 8 of 10 measured steps like it would be, and how many were
         measured; None where no such step was."""
-        parts = None if self.errors is None else self.errors.intervals[kind_of(self.serve)]
-        return None if parts is None else parts.of(self.step_seconds)
+        kind = kind_of(self.serve)
+        return None if self.errors is None else self.errors.of(kind, self.step_seconds)
 
     def _served(self) -> dict[str, Any]:
         """Of a step of serving: the time to the first token, or that for each further one."""
@@ -99,22 +99,14 @@ class StepAnswer(TimeReport, Report):
         return step_page(self.drawn(), self)
 
     def print(self, stream: TextIO) -> None:
-        print_time(self, stream, self._interval_text())
+        measured = "" if self.errors is None else self.errors.said(kind_of(self.serve))
+        print_time(self, stream, measured and interval_text(self.interval, measured))
         said = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
         for text, seconds in said.items():
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())
             if each:
                 console(stream).print(f"{text}: {each}", markup=False)
         stream.write(accepted_text(self.step_seconds, self.accepted))
-
-    def _interval_text(self) -> str:
-        if self.errors is None:
-            return ""
-        said, interval = self.errors.said(kind_of(self.serve)), self.interval
-        if interval is None:
-            return f"interval: unknown, {said}"
-        low, high = (seconds_text(interval[n]) for n in ("low_seconds", "high_seconds"))
-        return f"interval: {low} to {high}, as 8 of 10 of {said}"
 
 
 def _remark(

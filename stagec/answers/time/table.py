@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.output.tables import console, count_text, fit_text, table
 from stagec.support.words import counted
@@ -21,6 +22,14 @@ def seconds_text(seconds: float) -> str:
     """`1.234 s`, `56.70 ms`."""
     scale, unit = next((u for u in _UNITS if seconds >= u[0]), _UNITS[-1])
     return f"{seconds / scale:,.3f} {unit}" if unit == "s" else f"{seconds / scale:,.2f} {unit}"
+
+
+def interval_text(interval: Mapping[str, Any] | None, measured: str) -> str:
+    """Between which seconds 8 of 10 of the measured rows are, which `measured` counts and names."""
+    if interval is None:
+        return f"interval: unknown, {measured}"
+    low, high = (seconds_text(interval[n]) for n in ("low_seconds", "high_seconds"))
+    return f"interval: {low} to {high}, as 8 of 10 of {measured}"
 
 
 def print_time(found: TimeReport, stream: TextIO, interval: str = "") -> None:
