@@ -20,6 +20,7 @@ class AutocastRule(Record):
             "them, as torch.autocast.",
             numerics=True,
             rare=True,
+            software=True,
         ),
     )
     to: str = parameter(
@@ -36,6 +37,7 @@ class AutocastRule(Record):
             "own that autocast does not list, and takes them as they are given.",
             needs=("autocast",),
             rare=True,
+            software=True,
         ),
     )
 

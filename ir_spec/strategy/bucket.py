@@ -49,6 +49,7 @@ class BucketRule(Record):
             "reduced there, as DDP with gradient_as_bucket_view=False.",
             needs=(REDUCED,),
             rare=True,
+            software=True,
         ),
     )
 

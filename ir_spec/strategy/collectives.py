@@ -25,6 +25,7 @@ class CollectivesRule(Record):
             "memory of other ranks (one-shot: all operands; two-shot: that, or each adds a part), "
             "where they are faster.",
             rare=True,
+            software=True,
         ),
     )
     below: int = parameter(
@@ -38,6 +39,7 @@ class CollectivesRule(Record):
             metavar="BYTES",
             needs=("all_reduce",),
             rare=True,
+            software=True,
         ),
     )
 

@@ -28,6 +28,7 @@ class GradientsRule(Record):
             "grads",
             "Gradients have buffers that persist from step to step, or are freed before forward.",
             rare=True,
+            software=True,
         ),
     )
 

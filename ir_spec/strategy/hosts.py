@@ -18,7 +18,7 @@ from stagec.ir_spec.strategy.statement import (
 
 
 def _time(flag: str, doc: str, help: str) -> Any:
-    given = Flag(flag, help, default="", metavar="TIME", rare=True)
+    given = Flag(flag, help, default="", metavar="TIME", rare=True, software=True)
     return parameter("str", f'{doc}, such as "2 us"', flag=given)
 
 
@@ -41,6 +41,7 @@ class HostsRule(Record):
             "Steps of training are captured as graphs, which hosts launch as a whole, as those of "
             "serving are.",
             rare=True,
+            software=True,
         ),
     )
     graph_gap: str = _time(

@@ -33,6 +33,7 @@ class KernelsRule(Record):
             "products and softmax one by one (math), or the one that the machine was measured "
             "with (device).",
             rare=True,
+            software=True,
         ),
     )
     eager: tuple[str, ...] = parameter(
@@ -47,6 +48,7 @@ class KernelsRule(Record):
             "",
             metavar="OP,...",
             rare=True,
+            software=True,
         ),
     )
 

@@ -31,6 +31,7 @@ class LossRule(Record):
             "tokens), or one op with the head, of which no whole logits are there (linear).",
             tries=(),
             rare=True,
+            software=True,
         ),
     )
     logits: str = parameter(
@@ -44,6 +45,7 @@ class LossRule(Record):
             "the type that the head gives them.",
             needs=("tp",),
             rare=True,
+            software=True,
         ),
     )
     chunks: int = parameter(
@@ -57,6 +59,7 @@ class LossRule(Record):
             metavar="N",
             tries=(),
             rare=True,
+            software=True,
         ),
     )
 

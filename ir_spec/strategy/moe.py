@@ -60,6 +60,7 @@ class MoeRule(Record):
             ", or in their own, cast where they arrive (tokens).",
             needs=("ep",),
             rare=True,
+            software=True,
         ),
     )
     sort: bool = parameter(
@@ -71,6 +72,7 @@ class MoeRule(Record):
             "experts, and results back into that of the ranks.",
             needs=("ep",),
             rare=True,
+            software=True,
         ),
     )
     two_batches: bool = parameter(

@@ -52,6 +52,7 @@ class OptimizerRule(Record):
             "they are there, without clipping.",
             tries=(),
             rare=True,
+            software=True,
         ),
     )
     momentum: bool = parameter(

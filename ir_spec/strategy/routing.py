@@ -26,6 +26,7 @@ class RoutingRule(Record):
             "(spread): then few tokens reach fewer of them.",
             needs=(EXPERTS,),
             rare=True,
+            software=True,
         ),
     )
 

@@ -35,6 +35,7 @@ class SelectiveRule(Record):
             needs=("recompute",),
             tries=(),
             rare=True,
+            software=True,
         ),
     )
 

@@ -32,6 +32,7 @@ class ShardPaddingRule(Record):
             "equal shards: of the first dimension of the weight as PyTorch has it, which is that "
             "of its outputs (dim0), or of all of its elements (flat).",
             rare=True,
+            software=True,
         ),
     )
 

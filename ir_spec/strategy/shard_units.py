@@ -57,6 +57,7 @@ class ShardUnitsRule(Record):
             "ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until "
             "that of the next unit is made, as FSDP2 does it.",
             rare=True,
+            software=True,
         ),
     )
 

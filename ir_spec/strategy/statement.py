@@ -77,6 +77,7 @@ class Flag:
     tries: tuple[Any, ...] = ()  # values to try where memory is short, each with less than before
     numerics: bool = False  # it changes the numbers that training sees
     rare: bool = False  # --help-all tells of it, --help does not
+    software: bool = False  # what runs the job decides it: a search does not try other values
 
     @property
     def option(self) -> str:

@@ -32,6 +32,7 @@ class SustainedRule(Record):
             "The share of their speed that products and attention keep in a step, such as 9/10: "
             "of the machine if it is left out.",
             rare=True,
+            software=True,
         ),
     )
     ampere: Expr | None = parameter("ratio", "the share on devices of this family")
@@ -49,6 +50,7 @@ class SustainedRule(Record):
             "it is left out.",
             needs=(EXPERTS,),
             rare=True,
+            software=True,
         ),
     )
 

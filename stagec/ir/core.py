@@ -306,7 +306,7 @@ class Operation:
             own = op.attrs.get("phase")
             if isinstance(own, str) and own in PHASES:
                 return own
-            op = op.parent_op
+            op = op.parent.owner if op.parent else None
         return "forward"
 
     def flag(self, name: str) -> bool:

@@ -76,13 +76,14 @@ class Buffer:
             self.gathered[self.value] = is_gathered(self.value)
         if self.gathered[self.value]:
             return "gathered weights"
-        if (op.phase == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
+        made = op.phase
+        if (made == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
             return STASH
-        if op.phase != "optimizer" and "optimizer" in self.phases:
+        if made != "optimizer" and "optimizer" in self.phases:
             return GRADIENTS
         if isinstance(op.definition, Collective | RecvOp):
             return "communication"
-        phase = "gradient" if "gradient" in self.phases else op.phase
+        phase = "gradient" if "gradient" in self.phases else made
         return _OF_PHASE.get(phase, "activations")
 
 

@@ -31,12 +31,8 @@ from stagec.searches.space import (
 )
 from stagec.searches.table import command_of, strategy_of
 
-#: What follows from other flags: data parallelism from ranks, microbatches from their size; what
-#: the software decides.
-_FOLLOW = (
-    *("dp", "microbatches", "grads", "loss", "loss_logits", "shard_copies", "shard_padding"),
-    *("moe_payload", "moe_sort"),
-)
+#: What follows from other flags: data parallelism from ranks, microbatches from their size.
+_FOLLOW = ("dp", "microbatches")
 
 
 class _Trial(NamedTuple):
@@ -66,7 +62,8 @@ def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
 def _flags(answer: Answer) -> Iterator[Flag]:
     given = answer.question.given
     for flag in OF_ONE_MESH.values():
-        if not flag.numerics and flag.name not in given and flag.name not in _FOLLOW:
+        fixed = flag.numerics or flag.software or flag.name in given or flag.name in _FOLLOW
+        if not fixed:
             yield flag
     if MICROBATCH in answer.question.space.knobs.keys() - given:
         yield MICROBATCH_FLAG
