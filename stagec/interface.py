@@ -159,9 +159,9 @@ class Job:
         accepted: float | None = None,
         acceptance: float | None = None,
     ) -> ServeAnswer:
-        """What a server gives over batches, by default as they double while they fit: times to the
-        first token and for each further one, tokens a second. Of prompts of `prompt` tokens, a flag
-        of the job, `output_tokens` come out each. `best` is within `ttft` and `tpot` seconds.
+        """Rates of a server over batches, by default as they double while they fit: times to the
+        first token and for each further one, tokens per second. Prompts have `prompt` tokens, a
+        flag of the job, answers `output_tokens`. `best` is within `ttft` and `tpot` seconds.
         Raises `DiagnosticError`."""
         limits = {"ttft": ttft, "tpot": tpot}
         tokens = {"accepted": accepted, "acceptance": acceptance}
@@ -185,7 +185,7 @@ class Job:
         tpot: float | None = None,
         **how: Any,
     ) -> RequestsAnswer:
-        """A server over time: of a file of `requests`, of `rate` requests a second, with
+        """A server over time: of a file of `requests`, of `rate` requests per second, with
         `concurrency` of them at any time, or with a rollout `batch_of` so many. `spreads` are the
         seconds of `ttft`, `tpot` and `latency`, `pools` what replicas do, `good` the requests
         within `ttft` and `tpot` seconds. `how` has the other options of `stagec serve`, such as

@@ -75,7 +75,7 @@ def serve(
     options: JobOptions, machine: Machine | None, given: Mapping[str, Any], session: Session
 ) -> ServeAnswer | RequestsAnswer:
     """Compute rates of a server: time to the first token (TTFT), time for each further one (TPOT),
-    and tokens a second, over batches, or of requests over time.
+    and tokens per second, over batches, or of requests over time.
 
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
     decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 
 _HEADS = (
-    *("batch", "TTFT", "TPOT", "time of a request", "tokens/s per rank", "tokens/s per user"),
+    *("batch", "TTFT", "TPOT", "latency", "tokens/s per rank", "tokens/s per user"),
     "memory",
 )
 
@@ -28,7 +28,7 @@ def serve_plot(answer: ServeAnswer) -> Plot:
         for n, row in enumerate(answer.points)
     ]
     return Plot(
-        title="Tokens per second per rank over tokens per second of a user",
+        title="Tokens per second per rank over tokens per second per user",
         points=points,
         x=PlotAxis("tokens per second per user", lambda v: f"{v:,.6g}"),
         y=PlotAxis("tokens per second per rank", lambda v: f"{v:,.6g}"),

@@ -68,7 +68,7 @@ SEARCH = (
     CommandOption(
         "price",
         Prices(),
-        "What a rank costs an hour, in any currency; for several machines one for each.",
+        "Cost per rank and hour, in any currency; for several machines one for each.",
     ),
     CommandOption(
         "pareto", Pareto(), "Instead of the best: all that no other beats in these respects."

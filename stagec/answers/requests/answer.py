@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stagec.serving.requests import Request
 
 SCHEMA = 1
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
+_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
     if given["batch_of"] is not None:
         return f"rollout of {number} {sizes}"
     burst = f" (burst {given['burst']:g})" if given["burst"] != 1 else ""
-    return f"{number}, {given['rate']:g} a second{burst}, {sizes}"
+    return f"{number}, {given['rate']:g} per second{burst}, {sizes}"
 
 
 def _figures(pool: Pool, run: Simulation) -> PoolFigures:

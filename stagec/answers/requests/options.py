@@ -80,7 +80,7 @@ OVER_TIME = (
         metavar="FILE",
     ),
     CommandOption(
-        "rate", Number(0, above=True), "So many requests arrive a second, at random.", metavar="R"
+        "rate", Number(0, above=True), "So many requests arrive per second, at random.", metavar="R"
     ),
     CommandOption(
         "burst",

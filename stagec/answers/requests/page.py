@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Points of a curve of times.
 _POINTS = 100
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "time of a request"}
+_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
 def requests_page(answer: RequestsAnswer) -> str:

@@ -29,7 +29,7 @@ _FULL = {
     "cp": "context-parallel ranks (cp)",
     "ep": "expert-parallel ranks (ep)",
     "zero": "ZeRO stage (zero)",
-    "microbatches": "microbatches of a step",
+    "microbatches": "microbatches per step",
 }
 #: Configurations whose commands are in the page.
 _MOST_COMMANDS = 500
@@ -150,13 +150,13 @@ def _charts(
     parts = [(n, row["time"]["breakdown"]) for n, row in jobs if "time" in row]
     for title, axis, each, order in (
         (
-            "Memory of a rank at its peak",
-            PlotAxis("bytes of a rank", _bytes, 1024),
+            "Peak memory by category",
+            PlotAxis("bytes per rank", _bytes, 1024),
             [(n, row["memory"]) for n, row in jobs],
             ALL,
         ),
         (
-            "Parts of a step",
+            "Time of a step by part",
             PlotAxis("time of the slowest class of ranks", seconds_text),
             parts,
             (),

@@ -114,7 +114,7 @@ def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError
         )
     held, room = bytes_text(near["memory_at_least"]), bytes_text(near["room"])
     return error(
-        f"no strategy of this space fits: '{near['strategy']}' holds at least {held} a rank, and "
+        f"no strategy of this space fits: '{near['strategy']}' holds at least {held} per rank, and "
         f"{room} of {near['machine']} are left for it",
         remedy="give more --ranks, another --machine, or what holds less: "
         + ("a smaller --batch" if serves else "--zero 3, --recompute full, --offload activations"),

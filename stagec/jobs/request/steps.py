@@ -73,7 +73,7 @@ STEPS = (
     CommandOption(
         "policy",
         AnyText(),
-        "Which requests a step holds: fcfs (default), or one of a plug-in. --chunk N bounds "
+        "Which requests are in a step: fcfs (default), or one of a plug-in. --chunk N bounds "
         f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
         "fcfs",
         metavar="NAME",

@@ -63,12 +63,12 @@ class FoundServer:
 
     @property
     def per_rank(self) -> float:
-        """Tokens a second that come out, of each rank."""
+        """Tokens per second that come out, of each rank."""
         return float(self.row["per_rank"])
 
     @property
     def per_user(self) -> float:
-        """Tokens of one sequence a second."""
+        """Tokens per second of one sequence."""
         return float(self.row["per_user"])
 
     @property

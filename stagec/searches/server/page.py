@@ -28,7 +28,7 @@ def front_plot(found: Mapping[str, Any]) -> Plot:
     ]
     front = [(p.x, p.y) for p in points]
     return Plot(
-        title="Tokens per second per rank over tokens per second of a user",
+        title="Tokens per second per rank over tokens per second per user",
         about=f"{found['model']}: {', '.join(found['places'])}",
         points=points,
         x=PlotAxis("tokens per second per user", lambda v: f"{v:,.3g}"),
