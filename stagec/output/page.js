@@ -226,37 +226,11 @@ all(".command").forEach(addCopy);
 
 // -- tables ---------------------------------------------------------------------------------------
 
-const cellValue = (row, i) => {
-  const cell = row.cells[i];
-  if (!cell) return "";
-  return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
-};
-
-function sortBy(table, i, down) {
-  const body = table.tBodies[0], rows = [...body.rows];
-  const compare = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
-  rows.sort((a, b) => (down ? -1 : 1) * compare(cellValue(a, i), cellValue(b, i)));
-  body.append(...rows);
-  [...table.tHead.rows[0].cells].forEach((head, k) => {
-    if (k === i) head.setAttribute("aria-sort", down ? "descending" : "ascending"); else head.removeAttribute("aria-sort");
-  });
-}
-
-function addSorting(table) {
-  const name = table.dataset.name, [heads] = table.tHead.rows;
-  [...heads.cells].forEach((head, i) => {
-    if (!head.textContent) return;
-    const text = head.textContent;
-    head.textContent = "";
-    const on = make(head, "button", { type: "button" }, text);
-    on.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
-      sortBy(table, i, down);
-      remember(`sort.${name}`, `${i}${down ? "d" : ""}`);
-    });
-  });
+function keepSorting(table) {
+  const name = table.dataset.name;
+  addSorting(table, (i, down) => remember(`sort.${name}`, `${i}${down ? "d" : ""}`));
   const sorted = /^(\d+)(d?)$/.exec(state.get(`sort.${name}`) || "");
-  if (sorted && Number(sorted[1]) < heads.cells.length) sortBy(table, Number(sorted[1]), sorted[2] === "d");
+  if (sorted && Number(sorted[1]) < table.tHead.rows[0].cells.length) sortBy(table, Number(sorted[1]), sorted[2] === "d");
 }
 
 function addSearch(table) {
@@ -274,7 +248,7 @@ function addSearch(table) {
 }
 
 for (const table of all("table.sorted")) {
-  addSorting(table);
+  keepSorting(table);
   if (table.dataset.search !== undefined) addSearch(table);
 }
 // What scrolls is reached by keys.
