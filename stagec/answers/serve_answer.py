@@ -55,7 +55,7 @@ class ServeAnswer(Report):
     """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
     `prompt` tokens, of which `output` tokens come out. `best` gives most tokens per second for each
     rank within the limits; None if no batch is within them. `errors` are those of the seconds of
-    its stack, where they are known."""
+    its stack, where they are known. `command` asks for the answer."""
 
     model: str
     machine: str
@@ -67,6 +67,7 @@ class ServeAnswer(Report):
     points: Sequence[ServedBatch]
     best: ServedBatch | None
     errors: StackErrors | None
+    command: str = ""
 
     @property
     def cautions(self) -> list[str]:

@@ -199,13 +199,22 @@ function savePng(svg, name) {
   image.src = URL.createObjectURL(svgFile(svg));
 }
 
-// Buttons of a figure; `drawn` gives its SVG.
-function addExport(figure, drawn) {
+// The picture with lines of text below it: what it is of, and the command of its figures.
+function signed(svg, lines) {
+  const high = Number(svg.getAttribute("height")), wide = Number(svg.getAttribute("width")), more = 16 * lines.length;
+  const look = { fill: "#565b61", "font-size": "12px", "font-family": "system-ui, sans-serif" };
+  const most = Math.max(20, Math.floor(wide / 6.7));
+  lines.forEach((text, i) => shape(svg, "text", { x: 4, y: high + 12 + 16 * i, ...look }, text.length > most ? `${text.slice(0, most - 1)}…` : text));
+  return fill(svg, { height: high + more, viewBox: `0 0 ${wide} ${high + more}` });
+}
+
+// Buttons of a figure; `drawn` gives its SVG, without the lines `about` it.
+function addExport(figure, drawn, about = []) {
   const caption = figure.querySelector("figcaption"), title = caption.textContent;
   const name = `${document.title}-${title}`.toLowerCase().replace(/[^a-z0-9.]+/g, "-");
   const tools = make(caption, "span", { class: "tools" });
-  button(tools, "SVG", `${title}: save as SVG`, () => save(svgFile(drawn()), `${name}.svg`));
-  button(tools, "PNG", `${title}: save as PNG`, () => savePng(drawn(), `${name}.png`));
+  button(tools, "SVG", `${title}: save as SVG`, () => save(svgFile(signed(drawn(), about)), `${name}.svg`));
+  button(tools, "PNG", `${title}: save as PNG`, () => savePng(signed(drawn(), about), `${name}.png`));
 }
 for (const figure of all("figure:has(> svg.wide)")) addExport(figure, () => standalone(shownSvg(figure)));
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stagec.answers.sweep.order import unbeaten
@@ -25,8 +26,9 @@ _ABOUT = (
 _TIME = PlotAxis("step time", seconds_text)
 
 
-def search_page(found: Mapping[str, Any]) -> str | None:
-    """The text of the page; None where nothing was timed, so that there is nothing to draw."""
+def search_page(found: Mapping[str, Any], said: str) -> str | None:
+    """The text of the page, with the command of the search; None where nothing was timed, so that
+    there is nothing to draw."""
     timed = [p for p in found["evaluations"] if p["step_seconds"] is not None]
     timed.sort(key=lambda p: p["step_seconds"])
     if not timed:
@@ -41,11 +43,12 @@ def search_page(found: Mapping[str, Any]) -> str | None:
     machines = dict.fromkeys(f"{p['ranks']:,} x {p['machine']}" for p in shown)
     about = f"{found['model']} on {', '.join(machines)}"
     body = [
+        command(said),
         facts((name, f"{count:,}") for name, count in counts.items()),
         "<h2>The best</h2>",
         *_best(found["best"]),
         *paragraphs([_ABOUT], "quiet"),
-        figures(_charts(shown, about, found["bounds"])),
+        figures(replace(c, command=said) for c in _charts(shown, about, found["bounds"])),
         *_tried(found.get("tried")),
         "<h2>All that was timed</h2>",
         _all(shown),

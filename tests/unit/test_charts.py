@@ -145,6 +145,8 @@ const svg = all("svg.wide")[0];
 svg.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
 seen.tip = tip.textContent;
 const saved = new XMLSerializer().serializeToString(standalone(svg));
+const named = signed(standalone(svg), ["a model", "run it"]);
+seen.named = all("text", named).slice(-2).map((text) => text.textContent);
 seen.saved = [saved.includes("var("), saved.includes('fill="rgb(0, 114, 178)"')];
 document.body.replaceChildren(JSON.stringify(seen));
 </script></body>"""
@@ -162,7 +164,7 @@ document.body.replaceChildren(JSON.stringify(seen));
 </script></body>"""
 
 
-def _seen(folder: Path, text: str, address: str = "") -> Any:
+def seen_in_a_browser(folder: Path, text: str, address: str = "") -> Any:
     """What the probe of a page notes in a browser, with the errors of the page."""
     probed = folder / "page.html"
     probed.write_text(text.replace("</head>", ERRORS, 1), "utf-8")
@@ -183,7 +185,7 @@ def test_tables_of_a_notebook_sort_by_their_values(tmp_path: Path) -> None:
     console(text).print(rows)
     page = f"<!doctype html><html><head></head><body>{text.html()}{_NOTEBOOK_PROBE}</html>"
     up = ["2.00 KiB", "900.00 MiB", "1.50 GiB"]
-    assert _seen(tmp_path, page) == {"problems": [], "up": up, "down": up[::-1]}
+    assert seen_in_a_browser(tmp_path, page) == {"problems": [], "up": up, "down": up[::-1]}
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
@@ -196,7 +198,7 @@ def test_a_page_in_a_browser(tmp_path: Path) -> None:
     ]
     body = [figures([CHARTS["plot"]]), table(["name", "value"], rows)]
     text = page("A page", body)
-    seen = _seen(tmp_path, text.replace("</body>", _PROBE, 1), "#sort.rows=1")
+    seen = seen_in_a_browser(tmp_path, text.replace("</body>", _PROBE, 1), "#sort.rows=1")
     assert seen["problems"] == []
     assert seen["sorted"] == [str(n) for n in range(10)]
     assert seen["down"] == [str(n) for n in reversed(range(10))]
@@ -206,3 +208,4 @@ def test_a_page_in_a_browser(tmp_path: Path) -> None:
     assert seen["state"] == "sort.rows=1d&rows.rows=name+5&chosen=row2"
     assert seen["tip"].startswith("at 1 of 0")
     assert seen["saved"] == [False, True]
+    assert seen["named"] == ["a model", "run it"]

@@ -7,13 +7,13 @@ const PHASES = { forward: 0, backward: 2, weights: 7, recompute: 5, gradient: 4,
 // -- a chart --------------------------------------------------------------------------------------
 
 class Chart {
-  constructor(parent, entry, alone) {
+  constructor(parent, entry, alone, about) {
     this.entry = decoded(entry);
     this.alone = alone;
     this.pinned = null;
     this.box = make(parent, "figure");
     this.head = make(make(this.box, "figcaption"), "span", { class: "quiet" });
-    addExport(this.box, () => this.drawn());
+    addExport(this.box, () => this.drawn(), about);
     this.svg = shape(this.box, "svg", { tabindex: 0, role: "img", class: "chart" });
     const more = make(this.box, "details", alone ? { open: "" } : {});
     this.caption = make(more, "summary");

@@ -85,7 +85,8 @@ class LoadMoment:
 class RequestsAnswer(Report):
     """A server over time. `spreads` are seconds of the requests that were served: `ttft` from
     arrival to the first token, `tpot` between tokens, the mean of each request, and `latency` to
-    the last token. `goodput` are those within the limits, `pools` the replicas by what they do."""
+    the last token. `goodput` are those within the limits, `pools` the replicas by what they do.
+    `command` asks for the answer."""
 
     model: str
     machine: str
@@ -107,6 +108,7 @@ class RequestsAnswer(Report):
     steps: SurfaceCheck
     evaluations: int
     points: int
+    command: str = ""
 
     @property
     def title(self) -> str:

@@ -59,6 +59,10 @@ class OutageType(Kind[Outage]):
             raise ValueError(f"expects a replica and times, 1@60s+30s, found '{text:.40}'")
         return Outage(found[1] is not None, int(found[2]), at, seconds)
 
+    def text(self, value: Outage) -> str:
+        times = (TimeType().text(n / SECOND) for n in (value.at, value.seconds))
+        return f"{'prefill:' if value.prefills else ''}{value.replica}@{'+'.join(times)}"
+
 
 class StepGrid(Kind[int]):
     """Points in each doubling of a grid, or `exact`: 0."""
@@ -69,6 +73,9 @@ class StepGrid(Kind[int]):
     def read(self, text: str) -> int:
         """The points."""
         return 0 if text == "exact" else Whole(1, 64).read(text)
+
+    def text(self, value: int) -> str:
+        return str(value) if value else "exact"
 
 
 OVER_TIME = (

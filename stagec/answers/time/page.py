@@ -79,7 +79,7 @@ def time_page(
         ),
         _path(found),
     ]
-    data = {"capacity": round(capacity), "picture": picture}
+    data = {"about": [name, commands[0]], "capacity": round(capacity), "picture": picture}
     return page(name, body, _SCRIPTS, data)
 
 
