@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
@@ -159,9 +160,9 @@ class Job:
         accepted: float | None = None,
         acceptance: float | None = None,
     ) -> ServeAnswer:
-        """What a server gives over batches, by default as they double while they fit: times to the
-        first token and for each further one, tokens a second. Of prompts of `prompt` tokens, a flag
-        of the job, `output_tokens` come out each. `best` is within `ttft` and `tpot` seconds.
+        """Rates of a server over batches, by default as they double while they fit: times to the
+        first token and for each further one, tokens per second. Prompts have `prompt` tokens, a
+        flag of the job, answers `output_tokens`. `best` is within `ttft` and `tpot` seconds.
         Raises `DiagnosticError`."""
         limits = {"ttft": ttft, "tpot": tpot}
         tokens = {"accepted": accepted, "acceptance": acceptance}
@@ -185,7 +186,7 @@ class Job:
         tpot: float | None = None,
         **how: Any,
     ) -> RequestsAnswer:
-        """A server over time: of a file of `requests`, of `rate` requests a second, with
+        """A server over time: of a file of `requests`, of `rate` requests per second, with
         `concurrency` of them at any time, or with a rollout `batch_of` so many. `spreads` are the
         seconds of `ttft`, `tpot` and `latency`, `pools` what replicas do, `good` the requests
         within `ttft` and `tpot` seconds. `how` has the other options of `stagec serve`, such as
@@ -319,7 +320,7 @@ def search(
         stagec.search("llama3-8b", ranks=16, machine="h100-sxm").best[0].step_seconds
     """
     from stagec.searches import answer as verb
-    from stagec.searches.asked import SEARCH
+    from stagec.searches.asked import SEARCH, search_command
     from stagec.searches.question import questions
     from stagec.searches.server.answer import search_servers
     from stagec.searches.serving import SERVER
@@ -328,8 +329,10 @@ def search(
         given, _ = values_of(SEARCH, {**flags, "serve": serve})
         given["model"] = str(model)
         if given["serve"] == SERVER:
-            return search_servers(given, session, progress or _silent)
-        return verb.search(questions(given, session), given, progress or _silent)
+            servers = search_servers(given, session, progress or _silent)
+            return replace(servers, command=search_command(given))
+        found = verb.search(questions(given, session), given, progress or _silent)
+        return replace(found, command=search_command(given))
 
 
 def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer:
@@ -382,7 +385,7 @@ def _sweep(
         selection = selection_of(axes, columns, sort=sort, pareto=pareto, plot=plot)
         with workers({"jobs": processes, "scheduler": None}) as run:
             rows = rows_of(case, axes, run, most, progress or (lambda done, total: None))
-        return answer_of(rows, case, axes, columns, selection)
+        return answer_of(rows, case, axes, columns, selection, most)
 
 
 def import_config(

@@ -1,6 +1,7 @@
 """Looks for words that have a standard term, in pages and in the strings of the code: docstrings,
 help, messages. `[tool.stagec.words]` in pyproject.toml says which, what to write instead, and which
-files have not been edited yet. Sentences of a page have fewer words in the mean than `sentence`.
+files have not been edited yet. Its `labels` are about whole strings, such as heads of tables, and
+about units behind a value. Sentences of a page have fewer words in the mean than `sentence`.
 
 `python -m tools.words` prints `FILE:LINE: WORD: write ...` and exits with 1 if there are any.
 """
@@ -13,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tools.markup import ROOT
@@ -21,6 +23,7 @@ _BLOCK = re.compile(r"^```.*?^```$|^    [^\n]*$", re.DOTALL | re.M)
 _CODE = re.compile(rf"{_BLOCK.pattern}|`[^`\n]*`|\]\([^)\n]*\)", re.DOTALL | re.M)
 _NO_SENTENCE = re.compile(r"^\|[^\n]*$|^#[^\n]*$|<!--.*?-->", re.DOTALL | re.M)
 _PARAGRAPH, _END = re.compile(r"\n\s*\n|\n(?=[-*\d])"), re.compile(r"(?<=[.!?])[\])*_\"]*\s+")
+_BEHIND_VALUE = re.compile(r" ([\w ]+)(?:$|[),;:\n])")
 _LEAST_WORDS, _LEAST_SENTENCES = 3, 10
 _PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ir_spec/*.md", "docs/**/*.md")
 _SOURCES = ("stagec/**/*.py", "passes/**/*.py", "ir_spec/**/*.py")
@@ -77,6 +80,27 @@ def findings(path: Path, text: str, words: Mapping[str, str]) -> Iterator[WordFi
             yield WordFinding(path, line, match[0], instead)
 
 
+def label_findings(path: Path, text: str, labels: Mapping[str, str]) -> Iterator[WordFinding]:
+    """The labels of Python code that have a standard form: whole strings, and units behind a value
+    of an f-string."""
+    for line, label in _labels(text):
+        for pattern, instead in labels.items():
+            if re.fullmatch(pattern, label):
+                yield WordFinding(path, line, label, instead)
+
+
+def _labels(text: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        if isinstance(node, ast.JoinedStr):
+            for value, after in pairwise(node.values):
+                if not (isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)):
+                    continue
+                if unit := _BEHIND_VALUE.match(str(after.value)):
+                    yield after.lineno, unit[1]
+
+
 def mean_sentence(text: str) -> float:
     """The words of a sentence of a page in the mean, tables and headings left out; 0 of a page of
     less than ten sentences. Quoted code is a word."""
@@ -95,6 +119,7 @@ def main() -> int:
     for path in files(table["later"]):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
         problems += findings(name, text, table["instead"])
+        problems += label_findings(name, text, table["labels"]) if path.suffix == ".py" else ()
         mean = mean_sentence(text) if path.suffix == ".md" else 0
         if mean >= table["sentence"] and not name.as_posix().startswith(tuple(table["longer"])):
             problems.append(f"{name}: sentences have {mean:.1f} words in the mean: split some")

@@ -29,7 +29,7 @@ class CarryStates(OpDef):
     operands = ("states", "keeps", "first*")
     results = ("result", "end?")
     params = (
-        Param("spec", "str", "a step", required=True, positional=True),
+        Param("spec", "str", "the step, an einsum", required=True, positional=True),
         Param("reverse", "flag", "from the last part to the first"),
         STATE,
     )

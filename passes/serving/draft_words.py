@@ -119,7 +119,7 @@ def draft_words(module: Module, count: int) -> None:
 def _check(module: Module, words: Value, count: int) -> None:
     if not 1 <= count <= MOST_DRAFTS:
         raise error(
-            f"a draft model makes 1 to {MOST_DRAFTS} drafts a step, found {count}",
+            f"a draft model makes 1 to {MOST_DRAFTS} drafts per step, found {count}",
             remedy="give --speculative 4",
         )
     size = words.tensor.shape[1]

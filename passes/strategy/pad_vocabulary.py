@@ -45,7 +45,8 @@ class PadVocabulary(Pass):
 
 
 def pad_vocabulary(module: Module, strategy: Strategy) -> None:
-    """Change the value of the symbol, in place; a remark says so where there is none."""
+    """Change the value of the symbol, in place; one that is a multiple stays as it is. A remark
+    says that there is no such symbol."""
     rule = strategy.one(PadVocabularyRule)
     judged = [op.definition.logits(op) for op in module.main.body.walk()]
     names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged if v is not None} - {""}
@@ -57,10 +58,7 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
         multiple = rule.multiple * _ranks(module, strategy, name)
         for op in module.ops("stg.symbols"):
             size = op.integer(name) if name in op.attrs else 0
-            if size and not size % multiple:
-                why = f"{name} = {size} is a multiple of {multiple}"
-                module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
-            elif size:
+            if size:
                 op.attrs[name] = const(-(-size // multiple) * multiple)
 
 

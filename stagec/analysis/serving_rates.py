@@ -77,7 +77,7 @@ def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
 def disaggregated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     """Some pods prefill, others decode: as many of each as keep each other busy.
 
-    A pod for prefill ends b / t_prefill prompts a second, one for decode B / (O t_decode), so
+    A pod for prefill ends b / t_prefill prompts per second, one for decode B / (O t_decode), so
     `B t_prefill / (b O t_decode)` pods prefill for one that decodes. The caches of a step cross
     while its layers and those of the next step are computed; a pod whose links are busy for longer
     than it computes ends as many prompts as they send. TTFT is there when the caches are.

@@ -78,7 +78,7 @@ def aggregated(
 
 @dataclass(frozen=True, slots=True)
 class MatchedPools:
-    """Whole workers that prefill and that decode, and the requests a second that both keep up
+    """Whole workers that prefill and that decode, and the requests per second that both keep up
     with."""
 
     prefill: int
@@ -90,7 +90,7 @@ def matched(
     ranks: int, prefill_ranks: int, decode_ranks: int, prefill: float, decode: float
 ) -> MatchedPools | None:
     """The workers of each kind on at most so many ranks that end most requests per second together,
-    as few as do; a worker ends `prefill` or `decode` requests a second. None if there is no room
+    as few as do; a worker ends `prefill` or `decode` requests per second. None if there is no room
     for one of each.
 
     The requests of x and y workers are min(x p, y d), and each is at most what the other leaves, so

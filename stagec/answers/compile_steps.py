@@ -37,7 +37,7 @@ from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
 from stagec.traces.emit import EmittedJob
 
-_TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
+_TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 #: Of many steps the first and the last ones are shown.
 _SHOWN = 4
 
@@ -169,7 +169,7 @@ def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
 
 
 def print_times(steps: StepList, out: Console) -> None:
-    """What users of the server meet, and tokens a second of a group."""
+    """What users of the server meet, and tokens per second of a group."""
     from stagec.output.tables import table
 
     names = ("mean", *(f"p{n}" for n in PERCENTILES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +33,7 @@ from stagec.jobs.pod_options import (
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.combine import divisors
+from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
@@ -75,7 +77,7 @@ def serve(
     options: JobOptions, machine: Machine | None, given: Mapping[str, Any], session: Session
 ) -> ServeAnswer | RequestsAnswer:
     """Compute rates of a server: time to the first token (TTFT), time for each further one (TPOT),
-    and tokens a second, over batches, or of requests over time.
+    and tokens per second, over batches, or of requests over time.
 
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
     decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others
@@ -89,12 +91,14 @@ def serve(
         stagec serve llama3-8b --rate 8 --lengths prompt=~1000,output=~200 --machine h100-sxm
     """
     asked = on_machine(options, needed(machine))
+    said = question_command(QUESTION.name, options, machine, QUESTION.options, given)
     if is_over_time(given):
         caches = partial(_handover, needed(machine), session.aside())
-        return serve_requests(asked, needed(machine), given, session, caches)
+        over_time = serve_requests(asked, needed(machine), given, session, caches)
+        return replace(over_time, command=said)
     answer = _served(asked, needed(machine), session, given, take_acceptance(asked, given))
     session.remark(*answer.cautions)
-    return answer
+    return replace(answer, command=said)
 
 
 QUESTION = JobQuestion(

@@ -53,9 +53,9 @@ class ServedBatch:
 @dataclass(frozen=True)
 class ServeAnswer(Report):
     """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
-    `prompt` tokens, of which `output` tokens come out. `best` gives most tokens a second for each
+    `prompt` tokens, of which `output` tokens come out. `best` gives most tokens per second for each
     rank within the limits; None if no batch is within them. `errors` are those of the seconds of
-    its stack, where they are known."""
+    its stack, where they are known. `command` asks for the answer."""
 
     model: str
     machine: str
@@ -67,6 +67,7 @@ class ServeAnswer(Report):
     points: Sequence[ServedBatch]
     best: ServedBatch | None
     errors: StackErrors | None
+    command: str = ""
 
     @property
     def cautions(self) -> list[str]:
@@ -78,7 +79,7 @@ class ServeAnswer(Report):
         return f"{self.model} on {self.machine}"
 
     def page(self) -> str:
-        """The curve of tokens a second, and a row for each batch."""
+        """The curve of tokens per second, and a row for each batch."""
         from stagec.answers.serve_page import serve_page
 
         return serve_page(self)
@@ -124,13 +125,13 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
     )
     if (sent := found.handover) is not None:
         out.print(
-            f"From prefill to decode: {bytes_text(sent.bytes)} of caches a step of prefill in "
+            f"From prefill to decode: {bytes_text(sent.bytes)} of caches per prefill step in "
             f"{sent.messages:,} messages over {sent.level}, "
             f"{seconds_text(sent.alone_seconds)} alone, "
             f"{seconds_text(sent.exposed_seconds)} behind prefill, which TTFT has",
             markup=False,
         )
-    titles = ["batch", "TTFT", "TPOT", "a request", "tokens/s", "a rank", "a user", "memory"]
+    titles = ["batch", "TTFT", "TPOT", "latency", "tokens/s", "per rank", "per user", "memory"]
     made = table("Serving", *titles, *(["prefill pods"] if apart else []), text_columns=0)
     for row in found.points:
         r = row.rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagec.answers.time.table import seconds_text
-from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import fit_text
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 
 _HEADS = (
-    *("batch", "TTFT", "TPOT", "time of a request", "tokens/s per rank", "tokens/s per user"),
+    *("batch", "TTFT", "TPOT", "latency", "tokens/s per rank", "tokens/s per user"),
     "memory",
 )
 
@@ -28,7 +28,8 @@ def serve_plot(answer: ServeAnswer) -> Plot:
         for n, row in enumerate(answer.points)
     ]
     return Plot(
-        title="Tokens per second per rank over tokens per second of a user",
+        title="Tokens per second per rank over tokens per second per user",
+        command=answer.command,
         points=points,
         x=PlotAxis("tokens per second per user", lambda v: f"{v:,.6g}"),
         y=PlotAxis("tokens per second per rank", lambda v: f"{v:,.6g}"),
@@ -57,7 +58,8 @@ def serve_page(answer: ServeAnswer) -> str:
         "first token; TPOT: the time for each further one."
     )
     body = [figures([serve_plot(answer)]), *paragraphs([about], "quiet"), table(_HEADS, rows)]
-    return page(answer.title, [*body, *paragraphs(answer.cautions)])
+    said = command(answer.command)
+    return page(answer.title, [said, *body, *paragraphs(answer.cautions)])
 
 
 def _about(row: ServedBatch) -> str:

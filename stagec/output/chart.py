@@ -49,7 +49,9 @@ def _file(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart(ABC):
-    """A chart: its title, and what it is about, such as the model, the machine and the command."""
+    """A chart: its title, what it is about, such as the model and the machine, and the command of
+    its figures. Both are written below it, as far as there is room; its `desc` has the whole
+    command."""
 
     title: str
     about: str = ""
@@ -71,9 +73,9 @@ class Chart(ABC):
 
     def _svg(self, width: int, css: str = "", kind: str = "") -> str:
         parts, height = self.draw(width)
-        if self.about:
-            parts.append(svg_text(0, height + 12, self.about, style="quiet"))
-            height += 20
+        for text in filter(None, (self.about, self.command)):
+            parts.append(svg_text(0, height + 12, shortened(text, width), style="quiet"))
+            height += 16
         head = f'<svg viewBox="0 0 {width} {height:g}" class="chart{kind}" role="img"'
         if css:
             space = "http://www.w3.org/2000/svg"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
@@ -12,8 +13,27 @@ from rich.text import Text
 _SPECIAL = re.compile(r"[\\|*<`]")
 
 
-class MarkdownText(io.StringIO):
-    """A stream on which tables are written as Markdown (`stagec.output.tables`)."""
+class TableText(io.StringIO):
+    """A stream on which tables have lines of their own (`stagec.output.tables`)."""
+
+    @abstractmethod
+    def lines_of(self, table: Table) -> Iterator[str]:
+        """The lines of a table."""
+
+
+class MarkdownText(TableText):
+    """A stream on which tables are written as Markdown."""
+
+    def lines_of(self, table: Table) -> Iterator[str]:
+        """The table, with its title before it and empty lines around it."""
+        if table.title:
+            yield from ("", f"**{plain_text(table.title)}**")
+        heads = [_cell(column.header) for column in table.columns]
+        yield from ("", _row(heads))
+        yield _row("---" if c.justify == "left" else "---:" for c in table.columns)
+        columns = [[_cell(cell) for cell in column.cells] for column in table.columns]
+        yield from map(_row, zip(*columns, strict=True))
+        yield ""
 
     def markdown(self) -> str:
         """What was written: lines of a paragraph stay lines."""
@@ -28,27 +48,15 @@ def _with_breaks(lines: Sequence[str]) -> Iterator[str]:
         yield line + ("  " if goes_on else "")
 
 
-def markdown_table(table: Table) -> Iterator[str]:
-    """The lines of a table, with its title before it and empty lines around it."""
-    if table.title:
-        yield from ("", f"**{_plain(table.title)}**")
-    heads = [_cell(column.header) for column in table.columns]
-    yield from ("", _row(heads))
-    yield _row("---" if c.justify == "left" else "---:" for c in table.columns)
-    columns = [[_cell(cell) for cell in column.cells] for column in table.columns]
-    yield from map(_row, zip(*columns, strict=True))
-    yield ""
-
-
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def _cell(content: object) -> str:
-    text = _SPECIAL.sub(lambda match: "\\" + match[0], _plain(content))
+    text = _SPECIAL.sub(lambda match: "\\" + match[0], plain_text(content))
     return " ".join(text.split())
 
 
-def _plain(content: object) -> str:
+def plain_text(content: object) -> str:
     """The text of what rich prints, without its styles."""
     return Text.from_markup(content).plain if isinstance(content, str) else str(content)

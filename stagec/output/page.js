@@ -199,13 +199,22 @@ function savePng(svg, name) {
   image.src = URL.createObjectURL(svgFile(svg));
 }
 
-// Buttons of a figure; `drawn` gives its SVG.
-function addExport(figure, drawn) {
+// The picture with lines of text below it: what it is of, and the command of its figures.
+function signed(svg, lines) {
+  const high = Number(svg.getAttribute("height")), wide = Number(svg.getAttribute("width")), more = 16 * lines.length;
+  const look = { fill: "#565b61", "font-size": "12px", "font-family": "system-ui, sans-serif" };
+  const most = Math.max(20, Math.floor(wide / 6.7));
+  lines.forEach((text, i) => shape(svg, "text", { x: 4, y: high + 12 + 16 * i, ...look }, text.length > most ? `${text.slice(0, most - 1)}…` : text));
+  return fill(svg, { height: high + more, viewBox: `0 0 ${wide} ${high + more}` });
+}
+
+// Buttons of a figure; `drawn` gives its SVG, without the lines `about` it.
+function addExport(figure, drawn, about = []) {
   const caption = figure.querySelector("figcaption"), title = caption.textContent;
   const name = `${document.title}-${title}`.toLowerCase().replace(/[^a-z0-9.]+/g, "-");
   const tools = make(caption, "span", { class: "tools" });
-  button(tools, "SVG", `${title}: save as SVG`, () => save(svgFile(drawn()), `${name}.svg`));
-  button(tools, "PNG", `${title}: save as PNG`, () => savePng(drawn(), `${name}.png`));
+  button(tools, "SVG", `${title}: save as SVG`, () => save(svgFile(signed(drawn(), about)), `${name}.svg`));
+  button(tools, "PNG", `${title}: save as PNG`, () => savePng(signed(drawn(), about), `${name}.png`));
 }
 for (const figure of all("figure:has(> svg.wide)")) addExport(figure, () => standalone(shownSvg(figure)));
 
@@ -226,37 +235,11 @@ all(".command").forEach(addCopy);
 
 // -- tables ---------------------------------------------------------------------------------------
 
-const cellValue = (row, i) => {
-  const cell = row.cells[i];
-  if (!cell) return "";
-  return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
-};
-
-function sortBy(table, i, down) {
-  const body = table.tBodies[0], rows = [...body.rows];
-  const compare = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
-  rows.sort((a, b) => (down ? -1 : 1) * compare(cellValue(a, i), cellValue(b, i)));
-  body.append(...rows);
-  [...table.tHead.rows[0].cells].forEach((head, k) => {
-    if (k === i) head.setAttribute("aria-sort", down ? "descending" : "ascending"); else head.removeAttribute("aria-sort");
-  });
-}
-
-function addSorting(table) {
-  const name = table.dataset.name, [heads] = table.tHead.rows;
-  [...heads.cells].forEach((head, i) => {
-    if (!head.textContent) return;
-    const text = head.textContent;
-    head.textContent = "";
-    const on = make(head, "button", { type: "button" }, text);
-    on.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
-      sortBy(table, i, down);
-      remember(`sort.${name}`, `${i}${down ? "d" : ""}`);
-    });
-  });
+function keepSorting(table) {
+  const name = table.dataset.name;
+  addSorting(table, (i, down) => remember(`sort.${name}`, `${i}${down ? "d" : ""}`));
   const sorted = /^(\d+)(d?)$/.exec(state.get(`sort.${name}`) || "");
-  if (sorted && Number(sorted[1]) < heads.cells.length) sortBy(table, Number(sorted[1]), sorted[2] === "d");
+  if (sorted && Number(sorted[1]) < table.tHead.rows[0].cells.length) sortBy(table, Number(sorted[1]), sorted[2] === "d");
 }
 
 function addSearch(table) {
@@ -274,7 +257,7 @@ function addSearch(table) {
 }
 
 for (const table of all("table.sorted")) {
-  addSorting(table);
+  keepSorting(table);
   if (table.dataset.search !== undefined) addSearch(table);
 }
 // What scrolls is reached by keys.

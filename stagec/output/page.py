@@ -28,7 +28,7 @@ def page(title: str, body: Iterable[str], scripts: Sequence[str] = (), data: Any
         "style": part("output/page.css"),
         "drawing": style(alone=False),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        "script": "\n".join(map(part, ("output/page.js", *scripts))),
+        "script": "\n".join(map(part, ("output/table.js", "output/page.js", *scripts))),
     }
     return Template(part("output/page.html")).substitute(about) + "\n"
 

@@ -14,8 +14,8 @@ from stagec.support.diagnostics import error
 
 
 class Report(ABC):
-    """An answer. `str` is the text that a command prints, notebooks show the same with its
-    styles."""
+    """An answer. `str` is the text that a command prints; notebooks show the same with tables that
+    are sorted by their heads."""
 
     @abstractmethod
     def as_json(self) -> Any:
@@ -81,9 +81,11 @@ class Report(ABC):
         return text.getvalue()
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from stagec.output.notebook import NotebookText
 
-        return f'<pre style="line-height: 1.2">{escape(str(self))}</pre>'
+        text = NotebookText()
+        self.print(text)
+        return text.html()
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from stagec.output.markdown import MarkdownText, markdown_table
+from stagec.output.markdown import TableText
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
@@ -85,8 +85,8 @@ class _Table(Table):
     parts its columns, and short cells are not folded as long as all of them have room."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if isinstance(console.file, MarkdownText):
-            return (Text(line) for line in markdown_table(self))
+        if isinstance(console.file, TableText):
+            return (Text(line) for line in console.file.lines_of(self))
         wide = options.update_width(_UNBOUNDED)
         natural = self.__rich_measure__(console, wide).maximum
         if console.is_terminal and natural > options.max_width:

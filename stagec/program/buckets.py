@@ -67,7 +67,7 @@ class _Place:
 
     @property
     def run(self) -> tuple[int, tuple[int, ...], bool]:
-        """What tells runs apart, in order."""
+        """What distinguishes runs, in order."""
         return self.chunk, self.path, self.repeat is None
 
 

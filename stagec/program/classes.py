@@ -1,6 +1,6 @@
 """Rank classes: ranks whose programs differ in communicators and peers only.
 
-A class is what is told apart by the program itself: the stage of a pipeline, and a coordinate that
+What distinguishes classes is the program itself: the stage of a pipeline, and a coordinate that
 sizes depend on.
 """
 
@@ -144,7 +144,7 @@ def rank_classes(module: Module) -> list[RankClass]:
 
 
 def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, int]]:
-    """The coordinates that tell the classes of one graph apart; those of open axes do not."""
+    """The coordinates that distinguish the classes of one graph; those of open axes do not."""
     env, axis, stages = module.env, graph.text("over"), stages_of(graph)
     indices = [a for a in index_axes(module, graph) if a != axis and a in env]
     names = ([axis] if stages else []) + indices

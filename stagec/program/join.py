@@ -154,7 +154,7 @@ def _part(step: StepProgram, names: Mapping[str, int], channels: Mapping[Channel
 
 def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
     """The prototypes of nodes, with the number of the step in their names: `s3/forward/mb0/x`; and
-    which one each node has. What is told apart by the number of its microbatch has one for each."""
+    which one each node has. What the number of its microbatch distinguishes has one for each."""
     which, numbers = program.prototype[given], program.microbatch[given]
     marked = np.array([bool(marker_of(n.name)) for n in program.prototypes])[which]
     pairs = np.stack([which, np.where(marked, numbers, 0)], axis=1)

@@ -68,8 +68,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TemplatePart:
-    """One run of a region in a step. `slot` tells the microbatches of the step apart, `action` the
-    actions."""
+    """One run of a region in a step. `slot` distinguishes the microbatches of the step, `action`
+    the actions."""
 
     seen: Seen
     prefix: str
@@ -78,7 +78,7 @@ class TemplatePart:
 
     @property
     def key(self) -> Hashable:
-        """What tells it from the parts of other templates of the graph."""
+        """What distinguishes it from the parts of other templates of the graph."""
         seen = self.seen
         return seen.body.owner, seen.skip, self.prefix, self.slot, self.action
 

@@ -316,7 +316,7 @@ class _Stamps:
     def sources(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int]
     ) -> tuple[list[Source], Hashable]:
-        """What made the things that each part takes, maker by maker; and what tells them apart."""
+        """What made the things that each part takes, maker by maker; and what differs in them."""
         found: list[Source] = []
         for i, part in enumerate(parts):
             mine = self._of.get(microbatches[part.slot], _NOTHING)

@@ -54,7 +54,7 @@ class Unroller:
 
     `joined` is the axis of pipeline stages whose sums wait for the end of the schedule, see
     `stagec.schedule.attached.joined_axis`. `slot` is the place of the stage among those of the
-    graph. `_in_template` tells whether that is a template, or the program itself.
+    graph. `_in_template` says whether that is a template, or the program itself.
     """
 
     def __init__(

@@ -46,9 +46,11 @@ class RankedStrategy:
 
 @dataclass(frozen=True)
 class SearchAnswer(Report):
-    """What a search found: the object of `stagec search --json`."""
+    """What a search found: the object of `stagec search --json`, and the `command` that asks for
+    it."""
 
     data: Mapping[str, Any]
+    command: str = ""
 
     @property
     def best(self) -> Sequence[RankedStrategy]:
@@ -71,7 +73,7 @@ class SearchAnswer(Report):
         """What was evaluated, drawn; where nothing fits, a table."""
         from stagec.searches.page import search_page
 
-        return search_page(self.data) or super().page()
+        return search_page(self.data, self.command) or super().page()
 
     def as_csv(self) -> str:
         from stagec.searches.table import csv_text
@@ -94,7 +96,8 @@ def search(
     `KeyboardInterrupt` for one that comes while points are listed: there is no answer by then."""
     from stagec.searches.cache import cached
 
-    return SearchAnswer(cached(given, asked, lambda: _found(asked, given, progress)))
+    found = cached(given, asked, lambda: _found(asked, given, progress))
+    return SearchAnswer(found)
 
 
 def _found(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from stagec.jobs.request.command_line import asked_words
 from stagec.jobs.request.draft import DRAFT_OPTION
 from stagec.jobs.request.emission import WORKERS
 from stagec.jobs.request.flags import FLAGS, option
@@ -68,7 +72,7 @@ SEARCH = (
     CommandOption(
         "price",
         Prices(),
-        "What a rank costs an hour, in any currency; for several machines one for each.",
+        "Cost per rank and hour, in any currency; for several machines one for each.",
     ),
     CommandOption(
         "pareto", Pareto(), "Instead of the best: all that no other beats in these respects."
@@ -99,3 +103,10 @@ SEARCH = (
     ),
     *WORKERS,
 )
+
+
+def search_command(given: Mapping[str, Any]) -> str:
+    """The command of a search; what does not change its answer, such as workers, is left out."""
+    asked = [option for option in SEARCH if option not in WORKERS and option.name != "cache"]
+    model = [given["model"]] if given["model"] else []
+    return shlex.join(["stagec", "search", *model, *asked_words(asked, given)])

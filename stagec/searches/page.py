@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stagec.answers.sweep.order import unbeaten
@@ -22,11 +23,12 @@ _ABOUT = (
     "Each mark, line and row is a strategy that fits: point at it for its figures, choose it to "
     "see it everywhere, with the command that writes the page of its step."
 )
-_TIME = PlotAxis("time of a step", seconds_text)
+_TIME = PlotAxis("step time", seconds_text)
 
 
-def search_page(found: Mapping[str, Any]) -> str | None:
-    """The text of the page; None where nothing was timed, so that there is nothing to draw."""
+def search_page(found: Mapping[str, Any], said: str) -> str | None:
+    """The text of the page, with the command of the search; None where nothing was timed, so that
+    there is nothing to draw."""
     timed = [p for p in found["evaluations"] if p["step_seconds"] is not None]
     timed.sort(key=lambda p: p["step_seconds"])
     if not timed:
@@ -41,11 +43,12 @@ def search_page(found: Mapping[str, Any]) -> str | None:
     machines = dict.fromkeys(f"{p['ranks']:,} x {p['machine']}" for p in shown)
     about = f"{found['model']} on {', '.join(machines)}"
     body = [
+        command(said),
         facts((name, f"{count:,}") for name, count in counts.items()),
         "<h2>The best</h2>",
         *_best(found["best"]),
         *paragraphs([_ABOUT], "quiet"),
-        figures(_charts(shown, about, found["bounds"])),
+        figures(replace(c, command=said) for c in _charts(shown, about, found["bounds"])),
         *_tried(found.get("tried")),
         "<h2>All that was timed</h2>",
         _all(shown),
@@ -62,8 +65,8 @@ def _charts(
         yield _threads(points, about)
     best = [(f"p{n}", p) for n, p in enumerate(points[:_MOST_BARS])]
     kinds: tuple[tuple[str, str, PlotAxis, Sequence[str]], ...] = (
-        ("Parts of a step", "breakdown", _TIME, ()),
-        ("Memory of a rank at its peak", "memory", PlotAxis("bytes of a rank", _bytes, 1024), ALL),
+        ("Time of a step by part", "breakdown", _TIME, ()),
+        ("Peak memory by category", "memory", PlotAxis("bytes per rank", _bytes, 1024), ALL),
     )
     for title, key, axis, order in kinds:
         bars = [Bar(p["strategy"], p[key], key=k) for k, p in best]
@@ -90,7 +93,7 @@ def _cloud(
     ]
     room = max((p["room"] for p in points if p["room"] is not None), default=None)
     return Plot(
-        title="Peak memory per rank over time of a step",
+        title="Peak memory per rank over step time",
         about=about,
         points=marks,
         x=_TIME,
@@ -151,7 +154,7 @@ def _all(points: Sequence[Mapping[str, Any]]) -> str:
         )
         for n, p in enumerate(points)
     ]
-    return table(["strategy", "time of a step", "peak memory per rank", "MFU", "limited by"], rows)
+    return table(["strategy", "step time", "peak memory per rank", "MFU", "limited by"], rows)
 
 
 def _opens(point: Mapping[str, Any], number: int) -> str:

@@ -73,6 +73,9 @@ class Machines(Kind["tuple[str | Machine, ...]"]):
         each = tuple(cast("Iterable[str | Machine]", given)) if several else (given,)
         return each if any(isinstance(m, Machine) for m in each) else super().of(given)
 
+    def text(self, value: Sequence[str | Machine]) -> str:
+        return ",".join(m if isinstance(m, str) else m.name for m in value)
+
 
 class Pareto(Kind[tuple[str, ...]]):
     """`time,memory`, or `time,memory,ranks`."""

@@ -67,6 +67,9 @@ class Values(Kind[tuple[Any, ...]]):
             raise ValueError(f"expects at most {_MOST_VALUES} values, found {len(found)}")
         return tuple(dict.fromkeys(found))
 
+    def text(self, value: Sequence[Any]) -> str:
+        return ("|" if self._flag.kind in _WITH_COMMAS else ",").join(map(_text, value))
+
     def _range(self, part: str) -> Iterator[int]:
         if not (texts := doubled_texts(part)):
             raise ValueError(f"'{part}' has no values: {RULE}")

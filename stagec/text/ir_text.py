@@ -40,6 +40,12 @@ class IRText(str):
         return self.html()
 
 
+def op_names(text: str) -> Iterator[str]:
+    """The name of each operation of a text, in its order."""
+    for line in text.splitlines():
+        yield from (m["op"] for m in _TOKEN.finditer(line) if m["op"])
+
+
 def _folding(lines: list[str]) -> Iterator[str]:
     """The lines, those of a region inside a `details` element."""
     ends, depth = _ends(lines), 0
@@ -52,7 +58,7 @@ def _folding(lines: list[str]) -> Iterator[str]:
             continue
         size = ends[number] - number - 1
         shown = " open" if depth == 0 or size <= FOLDED else ""
-        count = f' <span style="opacity: 0.6">// {size} lines</span>' if not shown else ""
+        count = f" {_colored(f'// {size} lines')}" if not shown else ""
         yield f'<details{shown}><summary style="cursor: pointer">{_colored(line)}{count}</summary>'
         depth += 1
 

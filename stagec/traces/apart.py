@@ -27,12 +27,12 @@ _Token = tuple[Part, int]
 
 
 def microbatches_of(program: Program) -> int:
-    """How many microbatches the names of a program tell apart."""
+    """How many microbatches the names of a program distinguish."""
     return 1 + max((int(m["number"]) for m in _names(program)), default=-1)
 
 
 def chunks_of(program: Program) -> int:
-    """How many chunks the names of a program tell apart."""
+    """How many chunks the names of a program distinguish."""
     return 1 + max((int(m["chunk"] or 0) for m in _names(program)), default=0)
 
 
@@ -57,7 +57,7 @@ class Labels:
 
 
 def labelled(program: Program, *, chunks: bool) -> Labels:
-    """The nodes of a program by what they are; names tell chunks apart if there are several."""
+    """The nodes of a program by what they are; names distinguish chunks if there are several."""
     known: dict[tuple[object, ...], int] = {}
     nodes: list[Node] = []
     chunk: list[int] = []
@@ -119,7 +119,7 @@ class Apart:
 
 
 def runs(turns: Sequence[Turn]) -> Iterator[tuple[Run, Turn]]:
-    """The turns, those that cannot be told apart by their nodes together: a backward, and the
+    """The turns, those whose nodes do not distinguish them together: a backward, and the
     gradients of its weights right behind."""
     for _, same in groupby(turns, lambda t: (t.parts if not t.overlapped else t, t.microbatches)):
         found = [*same]
@@ -183,7 +183,7 @@ def _tokens(program: Program, labels: Labels, axis: str) -> list[_Token]:
 
 def _roles(labels: Labels) -> tuple[list[int], Ints]:
     """The prototypes of roles, and the role of each node, or -1: nodes of one prototype in a
-    microbatch are told apart by their order."""
+    microbatch are distinguished by their order."""
     known: dict[tuple[int, int], int] = {}
     seen: Counter[tuple[int, int]] = Counter()
     role: list[int] = []

@@ -206,7 +206,7 @@ class Archive:
     @classmethod
     def open(cls, path: Path, extra: Iterable[Format] = ()) -> Archive:
         """Open an archive of a built-in format, or of one of these. Raises `DiagnosticError` for
-        what is none."""
+        a file that is not an archive."""
         try:
             with path.open("rb") as file:
                 parsed, digest = _read_index(file)

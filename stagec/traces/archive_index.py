@@ -117,7 +117,7 @@ def _pods(parsed: Sequence[object]) -> dict[str, StoredPod]:
     meshes = [{a: _number(n, 1) for a, n in _object(each.get("mesh")).items()} for each in given]
     total = sum(prod(mesh.values()) for mesh in meshes)
     if not names or "" in names or len(set(names)) < len(names) or total > MAX_RANKS:
-        raise ValueError("its pods are none")
+        raise ValueError("its pods are invalid")
     found: dict[str, StoredPod] = {}
     start = 0
     for name, mesh, each in zip(names, meshes, given, strict=True):

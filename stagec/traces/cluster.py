@@ -66,7 +66,7 @@ def cluster(scheduler: str, jobs: int | None = None) -> Generator[Run]:
 
 
 def _package(name: str, remedy: str) -> Any:
-    """An optional package, which tells nothing of its types. Raises `DiagnosticError`."""
+    """An optional package without types. Raises `DiagnosticError`."""
     try:
         return importlib.import_module(name)
     except ImportError as problem:

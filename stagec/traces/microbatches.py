@@ -84,7 +84,7 @@ def with_turns(
         )
     if _differ(found[0], apart, found[-1]) is not None:
         raise error(
-            "the traces do not tell whether computations wait for a collective",
+            "the traces do not show whether computations wait for a collective",
             remedy="record more microbatches",
         )
     return found[0]
@@ -273,7 +273,7 @@ class _Blocking:
         self._before: list[int] = np.searchsorted(self._computations, self._nodes).tolist()
 
     def may_block(self) -> set[int]:
-        """The prototypes of which no node tells that they do not."""
+        """The prototypes that block unless one of their nodes shows that they do not."""
         found = {self._which[node - 1] for node in self._nodes}
         found -= {
             self._which[node - 1]
@@ -285,7 +285,7 @@ class _Blocking:
         return found
 
     def must_block(self, found: set[int]) -> set[int]:
-        """Those of which a node tells that they do."""
+        """Those that a node shows to block."""
         return {which for which, data, order in self._last(found) if order and not data}
 
     def _wait(self, node: int, other: int) -> bool:

@@ -6,8 +6,8 @@ along an axis are more groups and larger ones, of the same programs:
     dp 2 x tp 2    [0, 1] [2, 3]    along tp         dp 4 x tp 2    [0, 1] [2, 3] [4, 5] [6, 7]
                    [0, 2] [1, 3]    along dp                        [0, 2, 4, 6] [1, 3, 5, 7]
 
-An axis replicates if ranks along it run one program that no number of them changes: they tell each
-other nothing but gradients and norms, by all_reduce, which has the same bytes in a group of any
+An axis replicates if ranks along it run one program that does not change with their number: they
+exchange nothing but gradients and norms, by all_reduce, which has the same bytes in a group of any
 size. An all_reduce in a forward pass is of a product in parts, as tensor parallelism has it, and
 anything else is of shards: both are of other sizes on more ranks, so they are refused.
 """
@@ -426,8 +426,8 @@ def _check_grows(rank: _Rank, recording: Recording, grown: frozenset[str]) -> No
     other = next((n.name for n in rank.program.prototypes if n.phase != "forward"), None)
     if new and other is not None:
         raise error(
-            f"the traces have one rank along {', '.join(new)}, so they do not say what ranks along "
-            f"it tell each other: '{other}' is not of a forward pass",
+            f"the traces have one rank along {', '.join(new)}, so they do not show what ranks "
+            f"along it exchange: '{other}' is not of a forward pass",
             remedy=f"record two ranks along it: --from {new[0]}=2,...",
         )
     for node in rank.program.prototypes:

@@ -120,7 +120,7 @@ def stored_program(
     name: str, variant: Variant, mesh: Mapping[str, int], path: Path, memory: object
 ) -> Program:
     """The program of a class of an archive from its records. `memory` is what its manifest says of
-    memory events. Raises `DiagnosticError` for records that are none of stagec's."""
+    memory events. Raises `DiagnosticError` for records that stagec did not write."""
     groups = {int(end): axes for axes, ends in variant.ends.items() for end in ends}
     ways = {int(end): way for way, ends in variant.peers.items() for end in ends}
     read = ProgramReader(mesh)
@@ -132,7 +132,7 @@ def stored_program(
         return read.program(name, static_bytes(memory))
     except (TraceError, KeyError, OverflowError, ValueError) as problem:
         raise error(
-            f"'{path}' holds a record that is none of stagec's: {problem}",
+            f"'{path}' holds a record that stagec did not write: {problem}",
             remedy="write the archive again with stagec compile --archive",
         ) from None
 

@@ -21,8 +21,9 @@ Part = tuple[bool, bool | None, int]
 
 @dataclass(frozen=True)
 class Turn:
-    """What runs at once: `kind` tells it from other turns of a rank, `parts[i]` are the nodes that
-    it has of `microbatches[i]`. In an overlapped pair nodes of two actions stand in turn."""
+    """What runs at once: `kind` distinguishes it from other turns of a rank, `parts[i]` are the
+    nodes that it has of `microbatches[i]`. In an overlapped pair nodes of two actions
+    alternate."""
 
     kind: Hashable
     parts: tuple[tuple[Part, ...], ...]

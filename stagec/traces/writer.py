@@ -183,8 +183,8 @@ def _write_ranks(writer: RankWriter, classes: Sequence[Unit], how: Emission) -> 
 
 
 def _named(format_: JobFormat, files: Any) -> Iterator[tuple[str, Iterable[Any]]]:
-    """The files of a job with their parts. Raises `DiagnosticError` for what is none, of a
-    plug-in."""
+    """The files of a job with their parts. Raises `DiagnosticError` for what is not a file,
+    of a plug-in."""
     remedy = "yield from 'files' a name and its parts for each file: yield name, [text.encode()]"
     if not hasattr(files, "__iter__"):
         found = type(files).__name__
@@ -234,7 +234,7 @@ class RankWriter:
         self._encoders: dict[int, RankBytes] = {}
 
     def sizes(self, classes: Sequence[Unit]) -> list[int]:
-        """About how many bytes a rank of each class takes, from a few of them."""
+        """About how many bytes per rank each class takes, from a few of them."""
         step = -(-len(classes) // _SAMPLES) or 1
         found = {
             i: len(self._bytes(self._encoder(classes[i][0]), int(classes[i][1][0])))
@@ -274,7 +274,7 @@ class RankWriter:
         return size, f"{digest:08x}"
 
     def _bytes(self, encoder: RankBytes, rank: int) -> bytes | memoryview:
-        """The bytes of a rank. Raises `DiagnosticError` for what is none, of a plug-in."""
+        """The bytes of a rank. Raises `DiagnosticError` for other objects, of a plug-in."""
         return self._checked(encoder.rank(rank), f"for rank {rank}", "'rank' of its encoder")
 
     def _checked(self, found: object, what: str, where: str) -> bytes | memoryview:
@@ -296,7 +296,7 @@ class RankWriter:
         return self._encoders[number]
 
     def _made_encoder(self, number: int) -> RankBytes:
-        """The encoder of a class. Raises `DiagnosticError` for what is none, of a plug-in."""
+        """The encoder of a class. Raises `DiagnosticError` for other objects, of a plug-in."""
         made = self._source.encoder(number)
         if not callable(getattr(made, "rank", None)):
             raise error(

@@ -10,6 +10,7 @@ from html import unescape
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -17,8 +18,11 @@ import pytest
 from stagec.output.bars import Bar, Bars
 from stagec.output.chart import COLORS, NARROW, WIDE, Chart, style
 from stagec.output.heat import Heat, HeatCell
+from stagec.output.notebook import NotebookText
 from stagec.output.page import TableRow, figures, page, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
+from stagec.output.tables import console
+from stagec.output.tables import table as printed_table
 from stagec.output.threads import Thread, Threads
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
 
@@ -141,9 +145,47 @@ const svg = all("svg.wide")[0];
 svg.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
 seen.tip = tip.textContent;
 const saved = new XMLSerializer().serializeToString(standalone(svg));
+const named = signed(standalone(svg), ["a model", "run it"]);
+seen.named = all("text", named).slice(-2).map((text) => text.textContent);
 seen.saved = [saved.includes("var("), saved.includes('fill="rgb(0, 114, 178)"')];
 document.body.replaceChildren(JSON.stringify(seen));
 </script></body>"""
+
+
+_NOTEBOOK_PROBE = """<script>
+const head = document.querySelectorAll("th button")[1], seen = { problems };
+const rows = () => [...document.querySelectorAll("tbody tr")];
+const column = () => rows().map((row) => row.cells[1].textContent);
+head.click();
+seen.up = column();
+head.click();
+seen.down = column();
+document.body.replaceChildren(JSON.stringify(seen));
+</script></body>"""
+
+
+def seen_in_a_browser(folder: Path, text: str, address: str = "") -> Any:
+    """What the probe of a page notes in a browser, with the errors of the page."""
+    probed = folder / "page.html"
+    probed.write_text(text.replace("</head>", ERRORS, 1), "utf-8")
+    flags = (*BROWSER_FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom")
+    command = [str(BROWSER), *flags, f"{probed.as_uri()}{address}"]
+    ran = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
+    assert match is not None
+    return json.loads(unescape(match[1]))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_tables_of_a_notebook_sort_by_their_values(tmp_path: Path) -> None:
+    text = NotebookText()
+    rows = printed_table("Memory", "class", "peak")
+    for size in ("1.50 GiB", "900.00 MiB", "2.00 KiB"):
+        rows.add_row("stage", size)
+    console(text).print(rows)
+    page = f"<!doctype html><html><head></head><body>{text.html()}{_NOTEBOOK_PROBE}</html>"
+    up = ["2.00 KiB", "900.00 MiB", "1.50 GiB"]
+    assert seen_in_a_browser(tmp_path, page) == {"problems": [], "up": up, "down": up[::-1]}
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
@@ -156,16 +198,7 @@ def test_a_page_in_a_browser(tmp_path: Path) -> None:
     ]
     body = [figures([CHARTS["plot"]]), table(["name", "value"], rows)]
     text = page("A page", body)
-    probed = tmp_path / "page.html"
-    probed.write_text(text.replace("</head>", ERRORS, 1).replace("</body>", _PROBE, 1), "utf-8")
-    flags = (*BROWSER_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
-    address = f"{probed.as_uri()}#sort.rows=1"
-    ran = subprocess.run(
-        [str(BROWSER), *flags, address], capture_output=True, timeout=120, check=True
-    )
-    match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
-    assert match is not None
-    seen = json.loads(unescape(match[1]))
+    seen = seen_in_a_browser(tmp_path, text.replace("</body>", _PROBE, 1), "#sort.rows=1")
     assert seen["problems"] == []
     assert seen["sorted"] == [str(n) for n in range(10)]
     assert seen["down"] == [str(n) for n in reversed(range(10))]
@@ -175,3 +208,4 @@ def test_a_page_in_a_browser(tmp_path: Path) -> None:
     assert seen["state"] == "sort.rows=1d&rows.rows=name+5&chosen=row2"
     assert seen["tip"].startswith("at 1 of 0")
     assert seen["saved"] == [False, True]
+    assert seen["named"] == ["a model", "run it"]

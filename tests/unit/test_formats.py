@@ -373,7 +373,7 @@ def test_records_of_others_are_no_program(change: dict[str, Any]) -> None:
         return stored_program("stage0", variant, {"dp": 2}, Path("job"), None)
 
     assert [n.flops for n in read(good).nodes] == [8, 8]
-    with pytest.raises(DiagnosticError, match="holds a record that is none of stagec's"):
+    with pytest.raises(DiagnosticError, match="holds a record that stagec did not write"):
         read(bad)
 
 

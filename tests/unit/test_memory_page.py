@@ -244,7 +244,7 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert seen["hit"]
     assert seen["peaks"][0] == f"peak {entry['peak'] / 2**10:.2f} KiB"
     assert seen["limits"] == ["limit 1.00 GiB, above the axis"] * 2
-    assert "memory of a rank, KiB" in seen["labels"]
+    assert "memory per rank, KiB" in seen["labels"]
     assert any(label.startswith("time of the computations of a step, ") for label in seen["labels"])
     assert len(seen["table"]) == 24
     assert set(seen["before"]) - set(seen["after"]) == {"optimizer"}

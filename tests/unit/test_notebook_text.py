@@ -10,6 +10,8 @@ import pytest
 import stagec
 from stagec.api import Source, load_plugins, parse_module
 from stagec.ir.module import Module
+from stagec.output.notebook import NotebookText
+from stagec.output.tables import console, table
 from stagec.text import ir_text
 from stagec.text.ir_text import IRText
 
@@ -66,6 +68,27 @@ def test_a_strategy_and_dumps_are_texts_with_colors() -> None:
     strategy = job.print_strategy()
     assert plain_text(strategy.html()) == strategy
     assert "--jp-mirror-editor-keyword-color" in job.dumps()["00-input"].html()
+
+
+def test_an_answer_shows_tables_that_sort_by_their_values() -> None:
+    text = NotebookText()
+    shown = table("Memory", "class", "peak", "fits")
+    shown.add_row("a < b", "900.00 MiB", "yes")
+    shown.add_row("other", "1.50 GiB", "no")
+    text.write("stage0: <peak>\n")
+    console(text).print(shown)
+    html = text.html()
+    assert "<pre>stage0: &lt;peak&gt;</pre><table><caption>Memory</caption>" in html
+    assert '<td class="text">a &lt; b</td><td class="number" data-value="943718400">' in html
+    assert '<td class="number">yes</td></tr>' in html
+    assert html.count("addSorting(table") == 2
+    assert "│" not in html
+
+
+def test_an_answer_without_tables_is_its_text() -> None:
+    text = NotebookText()
+    text.write("ok\n")
+    assert text.html() == '<div class="stagec-answer"><pre>ok</pre></div>'
 
 
 def test_a_machine_shows_figures_with_their_sources() -> None:

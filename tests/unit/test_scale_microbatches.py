@@ -63,7 +63,7 @@ JOBS = [
 FEW = (
     "the traces do not have the actions that follow each other with more microbatches",
     "the memory of a microbatch that is neither the first nor the last is not in the traces",
-    "the traces do not tell whether computations wait for a collective",
+    "the traces do not show whether computations wait for a collective",
 )
 
 

@@ -52,6 +52,19 @@ def test_words_are_found_in_strings_of_code() -> None:
     assert [f.line for f in found] == [1, 3, 7]
 
 
+LABELS = """columns = ["a rank", "per rank", "time of a step"]
+text = f"{tokens} a rank, {share} of a rank, {rate}"
+f"a {rank} a second"
+"""
+
+
+def test_labels_are_whole_strings_and_units_behind_a_value() -> None:
+    labels = {"an? (?:rank|second)": "per rank", "time of a step": "step time"}
+    found = list(words.label_findings(Path("code.py"), LABELS, labels))
+    shown = [(1, "a rank"), (1, "time of a step"), (2, "a rank"), (3, "a second")]
+    assert sorted((f.line, f.word) for f in found) == shown
+
+
 def test_the_mean_sentence_of_a_page() -> None:
     page = "# A heading of a page\n\n| a | table of cells |\n\n" + "It has `a b c` words. " * 9
     assert words.mean_sentence(page) == 0

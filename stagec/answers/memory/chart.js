@@ -7,13 +7,13 @@ const PHASES = { forward: 0, backward: 2, weights: 7, recompute: 5, gradient: 4,
 // -- a chart --------------------------------------------------------------------------------------
 
 class Chart {
-  constructor(parent, entry, alone) {
+  constructor(parent, entry, alone, about) {
     this.entry = decoded(entry);
     this.alone = alone;
     this.pinned = null;
     this.box = make(parent, "figure");
     this.head = make(make(this.box, "figcaption"), "span", { class: "quiet" });
-    addExport(this.box, () => this.drawn());
+    addExport(this.box, () => this.drawn(), about);
     this.svg = shape(this.box, "svg", { tabindex: 0, role: "img", class: "chart" });
     const more = make(this.box, "details", alone ? { open: "" } : {});
     this.caption = make(more, "summary");
@@ -84,7 +84,7 @@ class Chart {
       shape(this.svg, "line", { class: value ? "grid" : "axis", x1: this.left, x2: this.left + this.width, y1: y, y2: y });
       shape(this.svg, "text", { class: "quiet", x: this.left - 6, y: y + 4, "text-anchor": "end" }, `${+(value / unit).toFixed(2)}`);
     }
-    shape(this.svg, "text", { class: "quiet", x: 4, y: this.top - 28 }, `memory of a rank, ${name}`);
+    shape(this.svg, "text", { class: "quiet", x: 4, y: this.top - 28 }, `memory per rank, ${name}`);
     const bottom = this.top + this.height + 10;
     const [tick, unitName] = byTime ? unitOf(this.across, 1000, ["ps", "ns", "µs", "ms", "s"]) : [1, ""];
     const wide = tickStep(this.across, this.width / 90, tick);

@@ -60,7 +60,7 @@ function refresh() {
   const alone = sections.flat().length === 1;
   data.jobs.forEach((job, j) => {
     job.place.replaceChildren();
-    for (const entry of sections[j]) charts.push(new Chart(job.place, entry, alone));
+    for (const entry of sections[j]) charts.push(new Chart(job.place, entry, alone, [job.title, job.command]));
   });
   redraw();
 }

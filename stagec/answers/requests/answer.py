@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stagec.serving.requests import Request
 
 SCHEMA = 1
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
+_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class LoadMoment:
 class RequestsAnswer(Report):
     """A server over time. `spreads` are seconds of the requests that were served: `ttft` from
     arrival to the first token, `tpot` between tokens, the mean of each request, and `latency` to
-    the last token. `goodput` are those within the limits, `pools` the replicas by what they do."""
+    the last token. `goodput` are those within the limits, `pools` the replicas by what they do.
+    `command` asks for the answer."""
 
     model: str
     machine: str
@@ -107,6 +108,7 @@ class RequestsAnswer(Report):
     steps: SurfaceCheck
     evaluations: int
     points: int
+    command: str = ""
 
     @property
     def title(self) -> str:
@@ -308,7 +310,7 @@ def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
     if given["batch_of"] is not None:
         return f"rollout of {number} {sizes}"
     burst = f" (burst {given['burst']:g})" if given["burst"] != 1 else ""
-    return f"{number}, {given['rate']:g} a second{burst}, {sizes}"
+    return f"{number}, {given['rate']:g} per second{burst}, {sizes}"
 
 
 def _figures(pool: Pool, run: Simulation) -> PoolFigures:

@@ -59,6 +59,10 @@ class OutageType(Kind[Outage]):
             raise ValueError(f"expects a replica and times, 1@60s+30s, found '{text:.40}'")
         return Outage(found[1] is not None, int(found[2]), at, seconds)
 
+    def text(self, value: Outage) -> str:
+        times = (TimeType().text(n / SECOND) for n in (value.at, value.seconds))
+        return f"{'prefill:' if value.prefills else ''}{value.replica}@{'+'.join(times)}"
+
 
 class StepGrid(Kind[int]):
     """Points in each doubling of a grid, or `exact`: 0."""
@@ -70,6 +74,9 @@ class StepGrid(Kind[int]):
         """The points."""
         return 0 if text == "exact" else Whole(1, 64).read(text)
 
+    def text(self, value: int) -> str:
+        return str(value) if value else "exact"
+
 
 OVER_TIME = (
     CommandOption(
@@ -80,7 +87,7 @@ OVER_TIME = (
         metavar="FILE",
     ),
     CommandOption(
-        "rate", Number(0, above=True), "So many requests arrive a second, at random.", metavar="R"
+        "rate", Number(0, above=True), "So many requests arrive per second, at random.", metavar="R"
     ),
     CommandOption(
         "burst",

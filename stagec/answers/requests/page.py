@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stagec.answers.time.table import seconds_text
-from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.serving.latency import PERCENTILES
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Points of a curve of times.
 _POINTS = 100
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "time of a request"}
+_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
 def requests_page(answer: RequestsAnswer) -> str:
@@ -28,7 +28,7 @@ def requests_page(answer: RequestsAnswer) -> str:
             (n, spread.as_json().values()) for n, spread in answer.spreads.items()
         )
     ]
-    body = [*paragraphs([answer.load]), figures(drawn), table(heads, rows)]
+    body = [command(answer.command), *paragraphs([answer.load]), figures(drawn), table(heads, rows)]
     return page(answer.title, [*body, *paragraphs(answer.lines())])
 
 
@@ -67,7 +67,16 @@ def _over_time(
                     points.append(PlotPoint(m.seconds, value, series, about))
     x = PlotAxis("time, s", lambda v: f"{v:,g}", linear=True)
     about = answer.title
-    return Plot(title=title, about=about, points=points, x=x, y=axis, joined=True, dots=False)
+    return Plot(
+        title=title,
+        about=about,
+        command=answer.command,
+        points=points,
+        x=x,
+        y=axis,
+        joined=True,
+        dots=False,
+    )
 
 
 def _spreads(answer: RequestsAnswer) -> Plot:
@@ -80,6 +89,7 @@ def _spreads(answer: RequestsAnswer) -> Plot:
     return Plot(
         title="Share of the requests within a time",
         about=answer.title,
+        command=answer.command,
         points=points,
         x=PlotAxis("time", seconds_text),
         y=PlotAxis("share of the requests", lambda v: f"{v:.0%}", linear=True),

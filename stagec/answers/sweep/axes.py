@@ -88,6 +88,12 @@ class Axis:
     choices: tuple[Choice, ...]
 
     @property
+    def text(self) -> str:
+        """As `--sweep` takes it: `tp=1,2,4`; empty for configurations of a file."""
+        shown = ",".join(str(choice.shown) for choice in self.choices)
+        return "" if self.name == NAMED else f"{self.name}={shown}"
+
+    @property
     def sets(self) -> frozenset[str]:
         """The names of all that its values set."""
         return frozenset(s.name for c in self.choices for s in c.settings)

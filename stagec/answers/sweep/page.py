@@ -16,7 +16,7 @@ from stagec.memory.timeline import ALL
 from stagec.output.bars import Bar, Bars
 from stagec.output.chart import Chart
 from stagec.output.heat import Heat, HeatCell
-from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import error
@@ -29,7 +29,7 @@ _FULL = {
     "cp": "context-parallel ranks (cp)",
     "ep": "expert-parallel ranks (ep)",
     "zero": "ZeRO stage (zero)",
-    "microbatches": "microbatches of a step",
+    "microbatches": "microbatches per step",
 }
 #: Configurations whose commands are in the page.
 _MOST_COMMANDS = 500
@@ -56,9 +56,13 @@ def default_axes(columns: Sequence[SweepColumn]) -> tuple[str, str]:
 
 
 def sweep_plot(
-    about: str, rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
+    about: tuple[str, str],
+    rows: Sequence[SweepRow],
+    names: tuple[str, str],
+    columns: Sequence[SweepColumn],
 ) -> Plot:
-    """The plot of two columns. Raises `DiagnosticError` where no row is a job."""
+    """The plot of two columns, of what it is `about` and the command of the sweep. Raises
+    `DiagnosticError` where no row is a job."""
     jobs = [(f"row{n}", row) for n, row in enumerate(rows) if "error" not in row]
     if not jobs:
         raise error("no configuration to draw", remedy="see why: leave out --html")
@@ -77,7 +81,8 @@ def sweep_plot(
     over = _axis(x, columns), _axis(y, columns)
     return Plot(
         title=f"{over[1].title.capitalize()} over {over[0].title}",
-        about=about,
+        about=about[0],
+        command=about[1],
         points=points,
         x=over[0],
         y=over[1],
@@ -87,13 +92,15 @@ def sweep_plot(
 
 
 def sweep_page(
+    title: str,
     about: tuple[str, str],
     rows: Sequence[SweepRow],
     names: tuple[str, str],
     columns: Sequence[SweepColumn],
     commands: Sequence[str],
 ) -> str:
-    """The page, of a title and what all is about: pictures, where a mark is a job, and all rows."""
+    """The page, of a title, and of what all is `about` with the command of the sweep: pictures,
+    where a mark is a job, and all rows."""
     numbers: dict[str, int] = {}
     for text in (text for row in rows if "error" not in row for text in notes(row)):
         numbers.setdefault(text, len(numbers) + 1)
@@ -107,13 +114,14 @@ def sweep_page(
     lines = [_row(row, columns, numbers, f"row{n}", opens.get(n, "")) for n, row in enumerate(rows)]
     said = (f"[{number}] {text}" for text, number in numbers.items())
     body = [
-        figures(_charts(about[1], rows, names, columns)),
+        command(about[1]) if about[1] else "",
+        figures(_charts(about, rows, names, columns)),
         "<h2>All configurations</h2>",
         *paragraphs(["Choose a row or a mark: the other pictures show it too."], "quiet"),
         table(heads, lines),
         *paragraphs(said),
     ]
-    return page(about[0], body)
+    return page(title, body)
 
 
 def _row(
@@ -137,7 +145,10 @@ def _row(
 
 
 def _charts(
-    about: str, rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
+    about: tuple[str, str],
+    rows: Sequence[SweepRow],
+    names: tuple[str, str],
+    columns: Sequence[SweepColumn],
 ) -> Iterator[Chart]:
     jobs = [(n, row) for n, row in enumerate(rows) if "error" not in row]
     if not jobs:
@@ -150,13 +161,13 @@ def _charts(
     parts = [(n, row["time"]["breakdown"]) for n, row in jobs if "time" in row]
     for title, axis, each, order in (
         (
-            "Memory of a rank at its peak",
-            PlotAxis("bytes of a rank", _bytes, 1024),
+            "Peak memory by category",
+            PlotAxis("bytes per rank", _bytes, 1024),
             [(n, row["memory"]) for n, row in jobs],
             ALL,
         ),
         (
-            "Parts of a step",
+            "Time of a step by part",
             PlotAxis("time of the slowest class of ranks", seconds_text),
             parts,
             (),
@@ -166,11 +177,21 @@ def _charts(
             Bar(names_of[n], amounts, fits(rows[n]) is not False, f"row{n}") for n, amounts in each
         ]
         if bars:
-            yield Bars(title=title, about=about, bars=bars, axis=axis, order=order)
+            yield Bars(
+                title=title,
+                about=about[0],
+                command=about[1],
+                bars=bars,
+                axis=axis,
+                order=order,
+            )
 
 
 def _heats(
-    about: str, rows: Sequence[SweepRow], names: tuple[str, str], columns: Sequence[SweepColumn]
+    about: tuple[str, str],
+    rows: Sequence[SweepRow],
+    names: tuple[str, str],
+    columns: Sequence[SweepColumn],
 ) -> Iterator[Heat]:
     """A heat map of what the plot has across, or else up, over each two swept names."""
     values: dict[str, list[Any]] = {}
@@ -191,7 +212,8 @@ def _heats(
         if any(cell.value is not None for cell in cells.values()):
             yield Heat(
                 title=f"{column.full.capitalize()} over {across} and {up}",
-                about=about,
+                about=about[0],
+                command=about[1],
                 across=(_FULL.get(across, across), [chosen_text(v) for v in values[across]]),
                 up=(_FULL.get(up, up), [chosen_text(v) for v in values[up]]),
                 cells=cells,

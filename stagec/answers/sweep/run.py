@@ -6,6 +6,7 @@ with the reason.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.answers.sweep.axes import Axis, Choice, SweepType, conflicts
 from stagec.answers.sweep.rows import Case, SweepRow, refused, row
 from stagec.jobs.builder import is_file_name
-from stagec.jobs.request.command_line import step_command
+from stagec.jobs.request.command_line import question_command, step_command
 from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import AnyText, CommandOption, switch
@@ -49,6 +50,8 @@ _ALONE = (
     "perfetto_ranks",
 )
 _MOST_ROWS = 100_000
+#: The first figure of a row -> the command whose rows have it.
+_COMMANDS = {"time": "time", "parameters": "memory", "flops": "analyze"}
 
 _OPTIONS = (
     CommandOption(
@@ -102,7 +105,8 @@ def check_alone(given: Mapping[str, Any]) -> None:
 @dataclass(frozen=True)
 class SweepAnswer(Report):
     """The configurations of a sweep in their order: what each costs, or why it cannot be. Its page
-    has `every` row, these if none are given, and draws two columns, `plotted`."""
+    has `every` row, these if none are given, and draws two columns, `plotted`. `command` asks for
+    the rows; empty where configurations are those of a file."""
 
     configurations: Sequence[SweepRow]
     columns: Sequence[SweepColumn]
@@ -110,6 +114,7 @@ class SweepAnswer(Report):
     every: Sequence[SweepRow] = ()
     plotted: tuple[str, str] | None = None
     asked: tuple[Case, Sequence[Axis]] | None = field(default=None, repr=False, compare=False)
+    command: str = ""
 
     @property
     def possible(self) -> bool:
@@ -142,13 +147,14 @@ class SweepAnswer(Report):
         from stagec.answers.sweep.page import sweep_page
 
         commands = commands_of(*self.asked) if self.asked is not None else []
-        about = (self.title, self.about)
-        return sweep_page(about, self._drawn, self._axes, self.columns, commands)
+        about = (self.about, self.command)
+        return sweep_page(self.title, about, self._drawn, self._axes, self.columns, commands)
 
     def plot(self) -> SVGText:
         from stagec.answers.sweep.page import sweep_plot
 
-        return SVGText(sweep_plot(self.about, self._drawn, self._axes, self.columns).svg())
+        about = (self.about, self.command)
+        return SVGText(sweep_plot(about, self._drawn, self._axes, self.columns).svg())
 
     def as_json(self) -> list[SweepRow]:
         return list(self.configurations)
@@ -187,7 +193,7 @@ def sweep(
     with workers(given) as run, session.progress("analyzing", "configurations") as progress:
         rows = rows_of(case, axes, run, limit, progress)
     session.report(*limit.remarks() if limit is not None else ())
-    return answer_of(rows, case, axes, columns, selection)
+    return answer_of(rows, case, axes, columns, selection, limit)
 
 
 @dataclass(frozen=True)
@@ -226,13 +232,30 @@ def answer_of(
     axes: Sequence[Axis],
     columns: Sequence[SweepColumn],
     selection: RowSelection,
+    limit: Limit | None = None,
 ) -> SweepAnswer:
     """The answer with the rows of a selection; where it has none, all rows say why."""
     front, key = selection.front, selection.key
     shown = (front(rows) if front is not None else []) or rows
     ordered = sorted(shown, key=key) if key is not None else shown
     asked = case, axes
-    return SweepAnswer(ordered, columns, title_of(case), rows, selection.plotted, asked)
+    said = _sweep_command(case, axes, columns, limit)
+    return SweepAnswer(ordered, columns, title_of(case), rows, selection.plotted, asked, said)
+
+
+def _sweep_command(
+    case: Case, axes: Sequence[Axis], columns: Sequence[SweepColumn], limit: Limit | None
+) -> str:
+    """The command of a sweep; empty where configurations are those of a file."""
+    if not all(axis.text for axis in axes):
+        return ""
+    more = [word for axis in axes for word in ("--sweep", axis.text)]
+    more += ["--limit", limit.text] if limit is not None else []
+    more += [f"--no-{name}" for name in ("overlap", "graphs") if not getattr(case, name)]
+    more += [word for path in case.measured for word in ("--measured", str(path))]
+    more += ["--kernels-from", case.kernels_from] if case.kernels_from is not None else []
+    asked = question_command(_COMMANDS[columns[1].name], case.options, case.machine)
+    return f"{asked} {shlex.join(more)}"
 
 
 def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:

@@ -51,7 +51,7 @@ class SweepColumn:
 
 
 def _held(name: str) -> SweepColumn:
-    long = f"{name} of a rank"
+    long = f"{name} per rank"
     return SweepColumn(name, name, lambda row: row["memory"][name], bytes_text, long=long)
 
 
@@ -80,10 +80,10 @@ ANALYSIS = (
         "FLOPs executed",
         lambda row: row["flops"],
         lambda n: count_text(n, "FLOP"),
-        long="FLOPs that a rank executes",
+        long="FLOPs executed per rank",
     ),
     SweepColumn(
-        "sent", "sent", lambda row: row["sent_bytes"], bytes_text, long="bytes that a rank sends"
+        "sent", "sent", lambda row: row["sent_bytes"], bytes_text, long="bytes sent per rank"
     ),
     _PEAK,
 )
@@ -124,14 +124,14 @@ def _share(value: float) -> str:
 #: Those of `time`.
 TIME = (
     _RANKS,
-    _timed("time", "step", "step_seconds", seconds_text, aliases=("step",), long="time of a step"),
+    _timed("time", "step", "step_seconds", seconds_text, aliases=("step",), long="step time"),
     _timed(
         *("tokens", "tokens/s", "tokens_per_second", "{:,.0f}".format),
         more=True,
         long="tokens per second",
     ),
     _timed(
-        *("each", "a rank", "tokens_per_second_per_rank", "{:,.1f}".format),
+        *("each", "per rank", "tokens_per_second_per_rank", "{:,.1f}".format),
         more=True,
         long="tokens per second per rank",
     ),

@@ -73,7 +73,7 @@ class Panel {
     const figure = make(byId(parent), "figure");
     make(make(figure, "figcaption"), "h2", {}, title);
     this.canvas = make(figure, "canvas", { role: "img", tabindex: 0, "aria-label": label });
-    addExport(figure, () => this.drawn());
+    addExport(figure, () => this.drawn(), data.about);
     this.canvas.addEventListener("pointermove", (event) => this.move(event));
     this.canvas.addEventListener("pointerdown", (event) => this.grab(event));
     this.canvas.addEventListener("pointerup", (event) => this.release(event));

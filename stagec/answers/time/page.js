@@ -328,7 +328,7 @@ function start() {
   addLegend();
   new Schedule("schedule", "Schedule", `the schedule of ${picture.classes.length} rank classes over a step of ${timeText(picture.step)}`);
   new Streams("streams", "Streams of one rank", "what each stream of a rank runs");
-  new Memory("memory", "Memory of one rank", "what a rank holds");
+  new Memory("memory", "Memory of one rank", "memory of one rank");
   if (state.has("from")) look(Number(state.get("from")), Number(state.get("to")));
   drawParts();
   if (find.value) search(find.value);

@@ -79,7 +79,7 @@ def time_page(
         ),
         _path(found),
     ]
-    data = {"capacity": round(capacity), "picture": picture}
+    data = {"about": [name, commands[0]], "capacity": round(capacity), "picture": picture}
     return page(name, body, _SCRIPTS, data)
 
 
@@ -143,7 +143,7 @@ def _path(found: TimeReport) -> str:
 
 
 def _facts(found: TimeReport) -> Iterator[tuple[str, str]]:
-    yield "a step", seconds_text(found.step_seconds)
+    yield "step time", seconds_text(found.step_seconds)
     if found.tokens_per_second is not None and found.tokens_per_second_per_rank is not None:
         yield "tokens/s", f"{found.tokens_per_second:,.0f}"
         yield "tokens/s per rank", f"{found.tokens_per_second_per_rank:,.1f}"

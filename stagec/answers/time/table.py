@@ -43,7 +43,7 @@ def print_time(found: TimeReport, stream: TextIO, interval: str = "") -> None:
     facts = [f"a step takes {seconds_text(found.step_seconds)}"]
     if found.tokens_per_second is not None and found.tokens_per_second_per_rank is not None:
         each = found.tokens_per_second_per_rank
-        facts.append(f"{found.tokens_per_second:,.0f} tokens/s ({each:,.1f} a rank)")
+        facts.append(f"{found.tokens_per_second:,.0f} tokens/s ({each:,.1f} per rank)")
     if found.mfu is not None:
         facts.append(f"MFU {found.mfu:.1%}")
     facts.append(f"HFU {found.hfu:.1%}")
@@ -77,7 +77,7 @@ def accepted_text(step: float, accepted: Acceptance) -> str:
         return ""
     if accepted.given:
         each = seconds_text(step / accepted.tokens)
-        return f"TPOT {each}: {accepted.tokens:.2f} tokens of each sequence a step\n"
+        return f"TPOT {each}: {accepted.tokens:.2f} tokens per sequence and step\n"
     drafts, most = accepted.most - 1, seconds_text(step / accepted.most)
     return (
         f"TPOT {seconds_text(step)} if no draft is right, {most} if all {drafts} are: --accepted "

@@ -46,7 +46,7 @@ def _print_table(known: Mapping[str, Machine]) -> None:
     from stagec.output.tables import console, table
 
     rows = table(
-        "Machines", "name", "machine", "BF16", "FP8", "memory", "bandwidth", "network of a rank"
+        "Machines", "name", "machine", "BF16", "FP8", "memory", "bandwidth", "network per rank"
     )
     rows.columns[1].justify = rows.columns[6].justify = "left"
     for m in known.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import click
 
 from stagec.driver.commands.expect import Expectations
 from stagec.driver.shell import completion
+from stagec.driver.shell.options import click_option
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.ir.module import Module
 from stagec.jobs.instruments import instruments
+from stagec.jobs.request.option import CommandOption
+from stagec.jobs.request.result import PAGE
 from stagec.pipeline.instrument import (
     reproducer_pipeline,
 )
@@ -21,6 +25,7 @@ from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE, Pipeline
 from stagec.pipeline.verify import verify_module
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.files import write_file
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.text.printer import print_module
@@ -46,6 +51,7 @@ class Options:
     plugin: tuple[Path, ...]
     check_numerics: bool
     allow_unregistered: bool
+    html: Path | None
     output: str | None
 
 
@@ -77,6 +83,11 @@ class Options:
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 @click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass.")
 @click.option("--allow-unregistered", is_flag=True, help="Accept ops that nobody has defined.")
+@click_option(
+    CommandOption(
+        "html", PAGE, "Write a page of the module: search, folded regions.", metavar="FILE"
+    )
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: object) -> int:
     """Read a module from FILE (default: stdin), run passes, print the module."""
@@ -102,10 +113,22 @@ class _Opt:
                 results.append(self._text(self._process(part, pipeline)))
             except DiagnosticError as e:
                 problems.append(e)
-        write_output(f"{SPLIT}\n".join(results), options.output)
+        text = f"{SPLIT}\n".join(results)
+        if options.html is not None:
+            self._write_page(text, options.html)
+        write_output(text, options.output)
         for problem in problems:
             self._session.report(*problem.diagnostics)
         return 1 if problems else 0
+
+    def _write_page(self, text: str, file: Path) -> None:
+        from stagec.output.ir_page import ir_page
+
+        options = self._options
+        asked = [options.file] if options.file != "-" else []
+        asked += ["-p", options.pipeline] if options.pipeline else []
+        name = Path(options.file).name if asked else "module"
+        write_file(file, ir_page(name, text, shlex.join(["stagec", "opt", *asked])))
 
     def _pipeline(self, source: Source) -> Pipeline:
         text = self._options.pipeline

@@ -72,7 +72,7 @@ class Time(click.ParamType[Fraction]):
 @click.command("schedule")
 @click.argument("name", required=False)
 @click.option("--stages", type=click.IntRange(1), help="Ranks of the pipeline.")
-@click.option("--microbatches", type=click.IntRange(1), help="Microbatches of a step.")
+@click.option("--microbatches", type=click.IntRange(1), help="Microbatches per step.")
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of the model on each rank.")
 @click.option(
     "--costs",
@@ -135,7 +135,7 @@ def _list(schedules: Iterable[Schedule]) -> None:
 
     from stagec.output.tables import console, table
 
-    columns = "name", "what it does", "bubble of a rank", "in flight on rank r", "when", "source"
+    columns = "name", "what it does", "bubble per rank", "in flight on rank r", "when", "source"
     rows = table("Pipeline schedules", *columns, text_columns=len(columns))
     for s in schedules:
         f = s.formulas
@@ -144,7 +144,7 @@ def _list(schedules: Iterable[Schedule]) -> None:
     console(sys.stdout, 160).print(rows)
     log(
         "p stages, m microbatches, v chunks per rank; F forward, B whole backward, W gradient of "
-        "the weights,\nF&B an overlapped pair, each for a rank's share of the model."
+        "the weights,\nF&B an overlapped pair, each for the share of the model of one rank."
     )
 
 

@@ -4,6 +4,7 @@ that compiles each."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from stagec.ir_spec.strategy.statement import Section
 from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.result import CSV, FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.searches.answer import search
-from stagec.searches.asked import SEARCH
+from stagec.searches.asked import SEARCH, search_command
 from stagec.searches.question import questions, space_text
 from stagec.searches.server.answer import search_servers
 from stagec.searches.serving import SERVER
@@ -66,7 +67,7 @@ def command(**given: Any) -> int:
         return 0
     try:
         with the_session().live() as progress:
-            answer = search(asked, given, progress)
+            answer = replace(search(asked, given, progress), command=search_command(given))
     except KeyboardInterrupt:
         log(f"interrupted while the points were listed: {_LESS}")
         raise
@@ -87,7 +88,8 @@ def _servers(given: Mapping[str, Any]) -> int:
     """The search of `--serve server`."""
     session = the_session()
     with session.live() as progress:
-        answer = search_servers(given, session, progress)
+        found = search_servers(given, session, progress)
+    answer = replace(found, command=search_command(given))
     session.remark(*answer.data["cautions"])
     show(answer, given)
     run = given["emit_run"]
@@ -114,7 +116,7 @@ def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError
         )
     held, room = bytes_text(near["memory_at_least"]), bytes_text(near["room"])
     return error(
-        f"no strategy of this space fits: '{near['strategy']}' holds at least {held} a rank, and "
+        f"no strategy of this space fits: '{near['strategy']}' holds at least {held} per rank, and "
         f"{room} of {near['machine']} are left for it",
         remedy="give more --ranks, another --machine, or what holds less: "
         + ("a smaller --batch" if serves else "--zero 3, --recompute full, --offload activations"),

@@ -243,7 +243,7 @@ def _raise_limit(files: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < files:
         if hard != resource.RLIM_INFINITY and hard < files:
             raise error(
-                f"ASTRA-sim holds one open file a rank, {files} with its own, and {hard} are "
+                f"ASTRA-sim holds one open file per rank, {files} with its own, and {hard} are "
                 "allowed",
                 remedy=f"raise the hard limit: ulimit -Hn {files}",
             )

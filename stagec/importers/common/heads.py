@@ -12,8 +12,8 @@ _SEQUENCE, _TOKEN = "SequenceClassification", "TokenClassification"
 
 
 def read_head(config: Config, text: ModelText) -> None:
-    """Note the head in a text: logits of V words for each token, or N_classes for the last token of
-    a sequence or for each token. Raises `DiagnosticError` for another one."""
+    """Note the head in a text: logits of the vocabulary V for each token, or N_classes for the last
+    token of a sequence or for each token. Raises `DiagnosticError` for another one."""
     names = config.strings("architectures")
     if not names or any(_head(name) in _WORDS for name in names):
         return
@@ -22,7 +22,7 @@ def read_head(config: Config, text: ModelText) -> None:
         known = ", ".join((*_WORDS, _SEQUENCE, _TOKEN))
         raise config.refuse(
             "architectures",
-            f"is {names[0]!r:.60}, whose head is not modelled: expected one of {known}",
+            f"is {names[0]!r:.60}, whose head is not modeled: expected one of {known}",
         )
     text.head = "class" if head == _SEQUENCE else "classes"
     text.symbol("N_classes", config.labels(), "num_labels")
@@ -53,5 +53,5 @@ def expect_head(config: Config, *heads: str) -> None:
     if len(wrong) == len(names):
         raise config.refuse(
             "architectures",
-            f"is {wrong[0]!r:.60}, which is not modelled: expected {' or '.join(heads)}",
+            f"is {wrong[0]!r:.60}, which is not modeled: expected {' or '.join(heads)}",
         )

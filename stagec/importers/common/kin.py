@@ -263,7 +263,7 @@ class Kin:
             return self.config.size(key, default=default)
         found = set(self.config.sizes(key, length=self.count, least=1))
         if len(found) != 1:
-            raise self.config.refuse(key, "differs between layers, which is not modelled")
+            raise self.config.refuse(key, "differs between layers, which is not modeled")
         return found.pop()
 
     # -- layers ------------------------------------------------------------------------------------

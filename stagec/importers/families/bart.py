@@ -1,4 +1,4 @@
-"""Encoders with decoders whose sides are alike: BART and its kin, Whisper."""
+"""Encoders with decoders whose sides are alike: BART and its variants, Whisper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders, and encoders with decoders: BERT and its kin, T5 and its kin."""
+"""Encoders, and encoders with decoders: BERT and T5, and their variants."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def read_megatron_bert(config: Config) -> ModelText:
 
 
 def read_ernie_words(config: Config) -> ModelText:
-    """ERNIE 2.0 (arXiv 1907.12412): BERT; its types of tasks are not modelled."""
+    """ERNIE 2.0 (arXiv 1907.12412): BERT; its types of tasks are not modeled."""
     config.only("use_task_id", False)
     config.skip("task_type_vocab_size")
     return _bert(config, Words("ERNIE 2.0"))

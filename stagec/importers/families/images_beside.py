@@ -45,9 +45,10 @@ Projector = Callable[[Config, ModelText, Body, str], str]
 
 @dataclass(frozen=True, slots=True)
 class Eye:
-    """A tower by what tells it from SigLIP's: `token` stands before the patches, `pre` is a norm
-    before the layers; `turned` rotates queries and keys by rows and columns; so many layers, and
-    the norm behind them, are `unused` where the projector takes what comes before these."""
+    """A vision tower by its differences from that of SigLIP: `token` stands before the patches,
+    `pre` is a norm before the layers; `turned` rotates queries and keys by rows and columns; so
+    many layers, and the norm behind them, are `unused` where the projector takes what comes before
+    these."""
 
     patch_bias: bool = True
     token: bool = False
@@ -143,7 +144,7 @@ _EYES = {
 
 
 def _read_eye(kind: str, vision: Config, text: ModelText) -> Eye:
-    """Declare the sizes of a tower; what tells it from others."""
+    """Declare the sizes of a tower, and return its differences from others."""
     eye, (width, inner, layers, patch, heads, image) = _EYES[kind]
     read_idle(vision, text, width=width, inner=inner, layers=layers, patch=patch)
     read_heads_of(vision, text, "_v", "num_attention_heads", heads)

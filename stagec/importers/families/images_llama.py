@@ -95,7 +95,7 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
     kept = vision.sizes("intermediate_layers_indices", most=count - 1)
     kept = kept or tuple(min(i, count - 1) for i in _INDICES)
     if list(kept) != sorted(kept):
-        raise vision.refuse("intermediate_layers_indices", "are not in order: not modelled")
+        raise vision.refuse("intermediate_layers_indices", "are not in order: not modeled")
     width = (1 + len(kept)) * (text.symbols["D_v"].value or 1)
     vision.only("vision_output_dim", width)
     vision.skip("norm_eps")

@@ -1,4 +1,4 @@
-"""Llama and its kin: RMSNorm, rotary positions, grouped queries, a SiLU gate."""
+"""Llama and its variants: RMSNorm, rotary positions, grouped queries, a SiLU gate."""
 
 from __future__ import annotations
 

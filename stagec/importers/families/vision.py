@@ -1,4 +1,4 @@
-"""Encoders of images: ViT and its kin."""
+"""Encoders of images: ViT and its variants."""
 
 from __future__ import annotations
 

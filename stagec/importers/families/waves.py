@@ -1,4 +1,4 @@
-"""Encoders of sounds: wav2vec 2.0 and its kin, whose front is a stack of convolutions."""
+"""Encoders of sounds: wav2vec 2.0 and its variants, whose front is a stack of convolutions."""
 
 from __future__ import annotations
 

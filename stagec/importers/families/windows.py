@@ -253,7 +253,7 @@ def _rotated(kin: Kin) -> list[bool]:
     types = config.words("layer_types", among=among, length=kin.count)
     found = [bool(f) for f in flags] or [(i + 1) % every != 0 for i in range(kin.count)]
     if types and [t == "chunked_attention" for t in types] != found:
-        raise config.refuse("layer_types", "differs from 'no_rope_layers', which is not modelled")
+        raise config.refuse("layer_types", "differs from 'no_rope_layers', which is not modeled")
     return found
 
 

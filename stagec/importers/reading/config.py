@@ -1,4 +1,4 @@
-"""A configuration whose keys are read with checks: what is wrong is told at the key's place.
+"""A configuration whose keys are read with checks: errors point at the key.
 
 A family's reader asks for each key that its computation depends on; `finish` refuses what nobody
 has asked for, so that no key that changes the computation is overlooked.
@@ -318,7 +318,7 @@ class Config:
             if found is not None:
                 self._members[key] = found[1]
 
-    def only(self, key: str, *values: Json, why: str = "is not modelled") -> None:
+    def only(self, key: str, *values: Json, why: str = "is not modeled") -> None:
         """A key of which no other values than these can be read, null and its absence aside."""
         found = self._find([key])
         if found is None or any(_same(found[1].value, v) for v in values):

@@ -1,7 +1,7 @@
 """Blocks of decoder-only models: a text of the library where one fits, else a function of its own.
 
 Each block maps the normed stream of width D to what is added to the stream; `write` adds it to a
-text and tells its name. Norms stand in the layers (`stack`).
+text and returns its name. Norms stand in the layers (`stack`).
 """
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """What stands at some places among words: `write` appends its tokens [B, X, D] to a step, and
-    tells their name; `args` are the arguments that it needs. Values `%deep0`, `%deep1`, ... that it
-    writes too, `deep` of them, are added to the stream behind the first layers."""
+    """Embeddings that stand among those of a text: `write` appends its tokens [B, X, D] to a step
+    and returns their name; `args` are the arguments that it needs. Values `%deep0`, `%deep1`, ...
+    that it writes too, `deep` of them, are added to the stream behind the first layers."""
 
     args: str
     write: Callable[[ModelText, Body], str]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.jobs.request.flags import SHORTHANDS, words
 from stagec.jobs.request.machine import used_text
+from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import STEP
 from stagec.jobs.request.units import settled
@@ -20,14 +22,38 @@ if TYPE_CHECKING:
 _SERVING = ("serve", *STEP, "draft", "page", "kv_dtype", "sampling", "prefill", "decode")
 
 
+def question_command(
+    name: str,
+    options: JobOptions,
+    machine: Machine | None,
+    asked: Sequence[CommandOption] = (),
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """The command that asks a question about a job; `given` are the values of the options
+    `asked`."""
+    said = ["stagec", name, *job_words(options)]
+    said += _machine_words(machine) if machine is not None else ()
+    return shlex.join([*said, *asked_words(asked, given)])
+
+
+def asked_words(options: Iterable[CommandOption], given: Mapping[str, Any]) -> Iterator[str]:
+    """The words of a command line that give options their values."""
+    for option in options:
+        yield from option.words_of(given[option.name])
+
+
 def step_command(options: JobOptions, machine: Machine | None, *, overlap: bool = True) -> str:
     """The command that answers for a step: `stagec time` on a machine, or `stagec memory`."""
     if machine is None:
         return shlex.join(["stagec", "memory", *job_words(options)])
-    said = ["stagec", "time", *job_words(options), "--machine", machine.name]
-    if used := {level.name: level.used for level in machine.network if level.used is not None}:
-        said += ["--used-ranks", used_text(used)]
+    said = ["stagec", "time", *job_words(options), *_machine_words(machine)]
     return shlex.join([*said, *([] if overlap else ["--no-overlap"])])
+
+
+def _machine_words(machine: Machine) -> Iterator[str]:
+    yield from ("--machine", machine.name)
+    if used := {level.name: level.used for level in machine.network if level.used is not None}:
+        yield from ("--used-ranks", used_text(used))
 
 
 def job_words(options: JobOptions) -> Iterator[str]:

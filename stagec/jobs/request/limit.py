@@ -80,6 +80,9 @@ class LimitType(Kind[Limit]):
     def __init__(self, *, at_hand: bool = False) -> None:
         self._at_hand = at_hand
 
+    def text(self, value: Limit) -> str:
+        return value.text
+
     def read(self, text: str) -> Limit:
         """The limit."""
         if text == AT_HAND and self._at_hand:

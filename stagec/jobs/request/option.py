@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -41,6 +41,10 @@ class Kind(ABC, Generic[T_co]):
         """The value that is given in Python: as the command line has it, or as Python's. Raises
         `ValueError`."""
         return self.read(text_of(given))
+
+    def text(self, value: Any) -> str:
+        """The text that is read as this value."""
+        return text_of(value)
 
 
 class AnyText(Kind[str]):
@@ -173,6 +177,18 @@ class CommandOption:
         if not self.multiple:
             return self.default
         return self.merge(()) if self.merge is not None else ()
+
+    def words_of(self, value: Any) -> Iterator[str]:
+        """The words of a command line that give it a value; none for the usual one."""
+        if value == self.usual:
+            return
+        name = self.words[0]
+        if isinstance(self.kind, Switch):
+            yield name if value else f"--no-{name[2:]}"
+            return
+        several = self.multiple and self.merge is None
+        for each in cast("Sequence[Any]", value) if several else (value,):
+            yield from (name, self.kind.text(each))
 
     def value_of(self, given: Any) -> Any:
         """The value that is given in Python or in a file. Raises `ValueError`."""

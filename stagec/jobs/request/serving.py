@@ -48,7 +48,7 @@ STEP = {
     "chunk": CommandOption(
         "chunk",
         _COUNT,
-        "Of prefill and mixed steps: so many tokens of the prompt a step.",
+        "Of prefill and mixed steps: so many tokens of the prompt per step.",
         metavar="N",
     ),
     "speculative": CommandOption(

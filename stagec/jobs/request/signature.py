@@ -30,7 +30,7 @@ class JobFlags(TypedDict, total=False):
     prompt: int | None
     #: Tokens of each sequence that are cached before the step.
     context: int | None
-    #: Of prefill and mixed steps: so many tokens of the prompt a step.
+    #: Of prefill and mixed steps: so many tokens of the prompt per step.
     chunk: int | None
     #: Of decode: so many more tokens of each sequence, which are drafts.
     speculative: int | None

@@ -36,6 +36,9 @@ class Blocks(Kind[int]):
         """The number."""
         return 0 if text == "all" else _COUNT.read(text)
 
+    def text(self, value: Any) -> str:
+        return str(value) if value else "all"
+
 
 class Milliseconds(Kind[int]):
     """A time in milliseconds; nanoseconds."""
@@ -52,6 +55,9 @@ class Milliseconds(Kind[int]):
         if not found.is_finite() or not Decimal("1e-6") <= found <= Decimal(10**9):
             raise ValueError(f"'{text:.40}' is no time in milliseconds, such as 10")
         return round(found * 10**6)
+
+    def text(self, value: Any) -> str:
+        return f"{Decimal(value) / 10**6:f}"
 
 
 #: The options of several steps.
@@ -73,7 +79,7 @@ STEPS = (
     CommandOption(
         "policy",
         AnyText(),
-        "Which requests a step holds: fcfs (default), or one of a plug-in. --chunk N bounds "
+        "Which requests are in a step: fcfs (default), or one of a plug-in. --chunk N bounds "
         f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
         "fcfs",
         metavar="NAME",

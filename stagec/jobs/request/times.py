@@ -27,3 +27,6 @@ class TimeType(Kind[float]):
     def of(self, given: Any) -> float:
         """The seconds of a text, or of a number of them."""
         return self.read(given) if isinstance(given, str) else _SECONDS.of(given)
+
+    def text(self, value: Any) -> str:
+        return f"{value:.12f}".rstrip("0").rstrip(".") + "s"

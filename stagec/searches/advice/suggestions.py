@@ -110,7 +110,7 @@ def _table(advice: Advice, session: Session) -> None:
     copies = any(s.figures.copied != before.copied for s in advice.found)
     bubbles = any(s.figures.idle != before.idle for s in advice.found)
     more = [*(["copied to host and back"] if copies else []), *(["bubble"] if bubbles else [])]
-    title = "What fits, cheapest first; a rank's peak, and what it sends and computes more a step"
+    title = "What fits, cheapest first: peak per rank, additional bytes sent and FLOPs per step"
     made = table(title, "", "changes", "peak", "sent", "FLOPs", *more, text_columns=2)
     for number, each in enumerate(advice.found, 1):
         made.add_row(rf"\[{number}]", each.text, *_costs(each, before, copies, bubbles))

@@ -63,12 +63,12 @@ class FoundServer:
 
     @property
     def per_rank(self) -> float:
-        """Tokens a second that come out, of each rank."""
+        """Tokens per second that come out, of each rank."""
         return float(self.row["per_rank"])
 
     @property
     def per_user(self) -> float:
-        """Tokens of one sequence a second."""
+        """Tokens per second of one sequence."""
         return float(self.row["per_user"])
 
     @property
@@ -84,9 +84,11 @@ class FoundServer:
 
 @dataclass(frozen=True)
 class ServerSearchAnswer(Report):
-    """What a search for a server found: the object of `stagec search --serve server --json`."""
+    """What a search for a server found: the object of `stagec search --serve server --json`, and
+    the `command` that asks for it."""
 
     data: Mapping[str, Any]
+    command: str = ""
 
     @property
     def best(self) -> Sequence[FoundServer]:
@@ -113,12 +115,12 @@ class ServerSearchAnswer(Report):
     def plot(self) -> SVGText:
         from stagec.searches.server.page import front_plot
 
-        return SVGText(front_plot(self.data).svg())
+        return SVGText(front_plot(self.data, self.command).svg())
 
     def page(self) -> str:
         from stagec.searches.server.page import server_page
 
-        return server_page(self.title, self.data)
+        return server_page(self.title, self.data, self.command)
 
     def write_launch(self, folder: Path) -> list[Path]:
         """Write the files that start the best server into a folder, which is made; their paths.

@@ -52,6 +52,9 @@ class EngineRunType(Kind[EngineRun]):
             raise ValueError(f"expects a folder, {engine}=run, found '{text}'")
         return EngineRun(engine, Path(folder) if folder else None)
 
+    def text(self, value: EngineRun) -> str:
+        return value.engine if value.folder is None else f"{value.engine}={value.folder}"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLayout:

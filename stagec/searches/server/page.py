@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagec.output.page import TableRow, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.searches.server.table import figures_of, server_text
 
@@ -13,8 +13,9 @@ _HEADS = ("server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "w
 _FIGURES = ("per_rank", "per_user", "ttft", "tpot")
 
 
-def front_plot(found: Mapping[str, Any]) -> Plot:
-    """The servers that no other beats, and which of them are within the limits of time."""
+def front_plot(found: Mapping[str, Any], said: str) -> Plot:
+    """The servers that no other beats, and which of them are within the limits of time; `said` is
+    the command of the search."""
     several = len(found["places"]) > 1
     points = [
         PlotPoint(
@@ -28,8 +29,9 @@ def front_plot(found: Mapping[str, Any]) -> Plot:
     ]
     front = [(p.x, p.y) for p in points]
     return Plot(
-        title="Tokens per second per rank over tokens per second of a user",
+        title="Tokens per second per rank over tokens per second per user",
         about=f"{found['model']}: {', '.join(found['places'])}",
+        command=said,
         points=points,
         x=PlotAxis("tokens per second per user", lambda v: f"{v:,.3g}"),
         y=PlotAxis("tokens per second per rank", lambda v: f"{v:,.3g}"),
@@ -39,8 +41,8 @@ def front_plot(found: Mapping[str, Any]) -> Plot:
     )
 
 
-def server_page(title: str, found: Mapping[str, Any]) -> str:
-    """The front as a picture, and a row for each of the best."""
+def server_page(title: str, found: Mapping[str, Any], said: str) -> str:
+    """The front as a picture, and a row for each of the best; `said` is the command."""
     several = len(found["places"]) > 1
     rows = [
         TableRow(
@@ -51,5 +53,10 @@ def server_page(title: str, found: Mapping[str, Any]) -> str:
         for n, row in enumerate(found["best"])
         for name in [server_text(row, several=several)]
     ]
-    body = [figures([front_plot(found)]), "<h2>The best</h2>", table(_HEADS, rows)]
+    body = [
+        command(said),
+        figures([front_plot(found, said)]),
+        "<h2>The best</h2>",
+        table(_HEADS, rows),
+    ]
     return page(title, [*body, *paragraphs(found["cautions"])])

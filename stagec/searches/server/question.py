@@ -53,7 +53,7 @@ _COPIES = "copies of a smaller worker"
 class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
     that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
-    `prices` what a rank of each machine costs an hour; `run` is the engine whose launch files are
+    `prices` the cost per rank and hour of each machine; `run` is the engine whose launch files are
     wanted."""
 
     model: JobOptions

@@ -88,12 +88,12 @@ class ServerPlan:
 
     @property
     def per_rank(self) -> float:
-        """Tokens a second, of all of the ranks."""
+        """Tokens per second, of all of the ranks."""
         return self.tokens_per_second / self.ranks
 
     @property
     def per_user(self) -> float:
-        """Tokens of one sequence a second."""
+        """Tokens per second of one sequence."""
         return 1 / self.tpot
 
     @property
@@ -151,7 +151,7 @@ def _named(what: str, parts: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Prefills:
-    """A worker that prefills: its step, requests a second, and the caches that it sends."""
+    """A worker that prefills: its step, requests per second, and the caches that it sends."""
 
     kind: WorkerKind
     step: StepPoint
@@ -202,7 +202,7 @@ def joined(
     sent: CacheTransfer,
     requests: float,
 ) -> ServerPlan:
-    """The server of two pools that end so many requests a second together."""
+    """The server of two pools that end so many requests per second together."""
     first, worker = prefill.step, prefill.kind.worker
     tokens, turns = requests * load.output, load.output - 1
     of_prefill = worker.ranks / first.sequences / load.output
@@ -220,7 +220,7 @@ def joined(
 
 
 def prefill_rate(step: StepPoint, sent: CacheTransfer) -> float:
-    """Requests that a worker ends a second: as fast as it computes or sends, if that is slower."""
+    """Requests per second of a worker: as fast as it computes or sends, if that is slower."""
     return min(step.sequences / step.seconds, 1 / sent.busy if sent.busy else float("inf"))
 
 
@@ -249,7 +249,7 @@ def estimated(machine: Machine, worker: Worker, step: StepPoint, layers: int) ->
 
 
 def front(servers: Iterable[ServerPlan]) -> list[ServerPlan]:
-    """Those that no other beats in tokens a rank and tokens a user, the fastest for users first."""
+    """Those that no other beats in tokens per rank and per user, the fastest for users first."""
     found: list[ServerPlan] = []
     for each in sorted(servers, key=lambda s: (-s.per_user, -s.per_rank, s.ttft)):
         if not found or each.per_rank > found[-1].per_rank * (1 + 1e-9):

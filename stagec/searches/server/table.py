@@ -95,7 +95,7 @@ def _best_table(found: Mapping[str, Any]) -> Any:
 
 
 def figures_of(row: Mapping[str, Any]) -> list[str]:
-    """Tokens a second of a rank and of a user, and both times."""
+    """Tokens per second of a rank and of a user, and both times."""
     rates = (f"{row[name]:,.1f}" for name in ("per_rank", "per_user"))
     return [*rates, *(seconds_text(row[name]) for name in ("ttft", "tpot"))]
 
@@ -109,7 +109,7 @@ def server_text(row: Mapping[str, Any], *, several: bool) -> str:
         does = "" if row["mode"] == AGGREGATED else f"{name} "
         text = f"{pool['replicas']} x {pool['strategy']}, {does}batch {pool['batch']}"
         if row["mode"] == AGGREGATED:
-            text += f", {pool['max_tokens']:,} tokens a step"
+            text += f", {pool['max_tokens']:,} tokens per step"
         where = f" ({pool['stack']} on {pool['machine']})" if several else ""
         texts.append(text + where)
     return " + ".join(texts)
@@ -134,7 +134,7 @@ def _ranks_table(found: Mapping[str, Any]) -> Any:
 def _front_table(found: Mapping[str, Any]) -> Any:
     several = len(found["places"]) > 1
     made = table(
-        "Tokens of a rank against tokens of a user",
+        "Tokens/s per rank against tokens/s per user",
         *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
         text_columns=1,
     )
