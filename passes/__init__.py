@@ -27,6 +27,7 @@ from stagec.passes.partition.record_expert_rows import RecordExpertRows
 from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.partition.shard_units import ShardUnits
 from stagec.passes.partition.sort_expert_rows import SortExpertRows
+from stagec.passes.partition.whole_gradients import WholeGradients
 from stagec.passes.parts.connect_parts import ConnectParts
 from stagec.passes.parts.cut_part import CutPart
 from stagec.passes.parts.run_ahead import RunAhead
@@ -107,6 +108,7 @@ PLUGIN = Plugin(
         AddOptimizer,
         RunAhead,
         PropagateSharding,
+        WholeGradients,
         InsertCollectives,
         HoistReductions,
         NarrowCollectives,
@@ -142,7 +144,8 @@ PLUGIN = Plugin(
         "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
-        "partition": "propagate-sharding,insert-collectives,hoist-reductions,narrow-collectives,"
+        "partition": "propagate-sharding,whole-gradients,insert-collectives,"
+        "hoist-reductions,narrow-collectives,"
         "sort-expert-rows,"
         "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",

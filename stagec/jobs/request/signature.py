@@ -217,6 +217,11 @@ class JobFlags(TypedDict, total=False):
     sgd_momentum: bool | None
     #: Gradients have buffers that persist from step to step, or are freed before forward.
     grads: Literal["persistent", "freed"] | None
+    #: Gradients of split tables of embeddings: split, or of all rows on each rank (whole).
+    grad_tables: Literal["split", "whole"] | None
+    #: Backward keeps a saved tensor until its last use, or until all gradients of the operation or
+    #: of the checkpoint that saved it are there (node).
+    saved_tensors: Literal["last_use", "last-use", "node"] | None
     #: The cross entropy is one op (fused), one whose gradient takes the buffer of the logits (in-
     #: place), a log-softmax and the loss by it (stock, chunked: in parts of the tokens), or one op
     #: with the head, of which no whole logits are there (linear).
