@@ -24,6 +24,7 @@ from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParamet
 from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
+from stagec.passes.partition.reorder_elements import ReorderElements
 from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.partition.shard_units import ShardUnits
 from stagec.passes.partition.sort_expert_rows import SortExpertRows
@@ -122,6 +123,7 @@ PLUGIN = Plugin(
         CoalesceCollectives,
         ReshardParameters,
         CopyGradients,
+        ReorderElements,
         HandOver,
         ConnectParts,
         ShareRanks,
@@ -149,7 +151,8 @@ PLUGIN = Plugin(
         "sort-expert-rows,"
         "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
-        "units": "coalesce-collectives,reshard-parameters,copy-gradients,eliminate-dead-code",
+        "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
+        "eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

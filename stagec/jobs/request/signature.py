@@ -262,6 +262,9 @@ class JobFlags(TypedDict, total=False):
     all_reduce: Literal["library", "one-shot", "two-shot"] | None
     #: Bytes up to which --all-reduce holds; the library adds what is larger.
     all_reduce_below: int | None
+    #: Collectives of activations work along any dimension (given), or along the first one, with
+    #: copies behind gathers and before reductions along others (copied).
+    collective_order: Literal["given", "copied"] | None
     #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
     #: there to each rank (deepep); or all ranks gather all tokens, and add up what their own
     #: experts make of them (gather).
