@@ -21,6 +21,7 @@ from stagec.passes.partition.copy_gradients import CopyGradients
 from stagec.passes.partition.hoist_reductions import HoistReductions
 from stagec.passes.partition.insert_collectives import InsertCollectives
 from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
+from stagec.passes.partition.keep_inputs import KeepInputs
 from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
@@ -124,6 +125,7 @@ PLUGIN = Plugin(
         ReshardParameters,
         CopyGradients,
         ReorderElements,
+        KeepInputs,
         HandOver,
         ConnectParts,
         ShareRanks,
@@ -152,7 +154,7 @@ PLUGIN = Plugin(
         "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
-        "eliminate-dead-code",
+        "keep-inputs,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

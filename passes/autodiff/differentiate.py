@@ -44,7 +44,6 @@ from stagec.api import (
     Value,
     const,
     error,
-    is_parameter,
     letters,
     made_by,
     read_strategy,
@@ -52,7 +51,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.traits import Accumulates, BeginsBackward, Free, Recasts, View
+from stagec.ir.traits import Accumulates, BeginsBackward, Free, Recasts
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
@@ -60,6 +59,7 @@ from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over, pin_again
+from stagec.sharding.gathers import is_of_parameter
 from stagec.sharding.strategy import RecomputeRule
 from stagec.sharding.zero import StatePlacement
 
@@ -403,18 +403,10 @@ class _Tape:
     def _keep_saved(self, op: Operation, made: Sequence[Operation]) -> None:
         """Keep the activations that an op has saved until the last op that makes a gradient."""
         last = next((each for each in reversed(made) if not each.has(Free)), None)
-        saved = {v for v in (*op.operands, *op.results) if not _is_of_parameter(v)}
+        saved = {v for v in (*op.operands, *op.results) if not is_of_parameter(v)}
         read = dict.fromkeys(v for each in made for v in each.operands if v in saved)
         if last is not None and (kept := [v for v in read if v not in last.operands]):
             self.builder.op("stg.discard", kept, types=())
-
-
-def _is_of_parameter(value: Value) -> bool:
-    """Whether a value is a parameter, cast or viewed."""
-    op = value.producer
-    if op is not None and (op.has(Recasts) or op.has(View)):
-        return bool(op.operands) and _is_of_parameter(op.operands[0])
-    return is_parameter(value)
 
 
 def _zero(b: Builder, value: Value) -> Value:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Value, is_parameter, read_strategy
-from stagec.ir.traits import Recasts
+from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, ReduceScatter, operand_dim
 from stagec.ir_spec.strategy.collectives import COPIED, CollectivesRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
+from stagec.sharding.gathers import is_of_parameter
 
 _OF_ACTIVATIONS = ("forward", "backward", "recompute")
 
@@ -58,7 +58,7 @@ class ReorderElements(Pass):
         sums = strategy.one(TpOutputsRule).policy != "in_steps"
         for func in module.functions:
             for op in list(func.body.walk()):
-                if op.phase not in _OF_ACTIVATIONS or all(map(_is_of_parameter, op.operands)):
+                if op.phase not in _OF_ACTIVATIONS or all(map(is_of_parameter, op.operands)):
                     continue
                 if isinstance(op.definition, AllGather) and gathers:
                     _copy_results(module, op)
@@ -84,11 +84,3 @@ def _copy_operands(module: Module, reduction: Operation) -> None:
         if operand_dim(reduction, index):
             copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")
             reduction.set_operand(index, copy)
-
-
-def _is_of_parameter(value: Value) -> bool:
-    """Whether a value is a parameter, or a cast of one."""
-    op = value.producer
-    if op is not None and op.has(Recasts):
-        return _is_of_parameter(op.operands[0])
-    return is_parameter(value)

@@ -35,7 +35,14 @@ from stagec.searches.table import command_of, strategy_of
 #: the software decides.
 _FOLLOW = (
     *("dp", "microbatches", "grads", "loss", "loss_logits", "shard_copies", "shard_padding"),
-    *("moe_payload", "moe_sort", "saved_tensors", "grad_tables", "collective_order"),
+    *(
+        "moe_payload",
+        "moe_sort",
+        "saved_tensors",
+        "grad_tables",
+        "collective_order",
+        "tp_inputs_until",
+    ),
 )
 
 

@@ -138,6 +138,9 @@ class JobFlags(TypedDict, total=False):
     #: Split products wait for inputs that are gathered (whole), or work beside the gather on the
     #: parts that are there (in-steps).
     tp_gathers: Literal["whole", "in-steps"] | None
+    #: Gathered inputs stay until the last product that takes them, or until the module of these
+    #: products has its output.
+    tp_inputs_until: Literal["product", "module"] | None
     #: Sums of split products run behind the product (whole), or part by part beside the rest of it
     #: (in-steps).
     tp_outputs: Literal["whole", "in-steps"] | None
