@@ -125,9 +125,9 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until that of
     #: the next unit is made, as FSDP2 does it.
     shard_copies: bool | None
-    #: ZeRO-3: parameters that the ranks do not divide are whole (none), or filled up to equal
-    #: shards: of the first dimension of the weight as PyTorch has it, which is that of its outputs
-    #: (dim0), or of all of its elements (flat).
+    #: ZeRO: parameters that the ranks do not divide are whole (none), or filled up to equal shards:
+    #: of the first dimension of the weight as PyTorch has it, which is that of its outputs (dim0),
+    #: or of all of its elements (flat).
     shard_padding: Literal["none", "dim0", "flat"] | None
     #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
     microbatches: int | None
