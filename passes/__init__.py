@@ -21,12 +21,15 @@ from stagec.passes.partition.copy_gradients import CopyGradients
 from stagec.passes.partition.hoist_reductions import HoistReductions
 from stagec.passes.partition.insert_collectives import InsertCollectives
 from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
+from stagec.passes.partition.keep_inputs import KeepInputs
 from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
+from stagec.passes.partition.reorder_elements import ReorderElements
 from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.partition.shard_units import ShardUnits
 from stagec.passes.partition.sort_expert_rows import SortExpertRows
+from stagec.passes.partition.whole_gradients import WholeGradients
 from stagec.passes.parts.connect_parts import ConnectParts
 from stagec.passes.parts.cut_part import CutPart
 from stagec.passes.parts.run_ahead import RunAhead
@@ -107,6 +110,7 @@ PLUGIN = Plugin(
         AddOptimizer,
         RunAhead,
         PropagateSharding,
+        WholeGradients,
         InsertCollectives,
         HoistReductions,
         NarrowCollectives,
@@ -120,6 +124,8 @@ PLUGIN = Plugin(
         CoalesceCollectives,
         ReshardParameters,
         CopyGradients,
+        ReorderElements,
+        KeepInputs,
         HandOver,
         ConnectParts,
         ShareRanks,
@@ -142,11 +148,13 @@ PLUGIN = Plugin(
         "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
-        "partition": "propagate-sharding,insert-collectives,hoist-reductions,narrow-collectives,"
+        "partition": "propagate-sharding,whole-gradients,insert-collectives,"
+        "hoist-reductions,narrow-collectives,"
         "sort-expert-rows,"
         "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
-        "units": "coalesce-collectives,reshard-parameters,copy-gradients,eliminate-dead-code",
+        "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
+        "keep-inputs,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

@@ -196,6 +196,29 @@ class CopyIn(OpDef):
         return made
 
 
+class Reorder(OpDef):
+    """A copy between the order of ranks, in which libraries gather and reduce, and the order of a
+    dimension; no FLOPs, only bytes.
+
+    So functional collectives of PyTorch work along another dimension than the first one
+    (`all_gather_tensor` concatenates what it has gathered, `reduce_scatter_tensor` what it will
+    reduce).
+    """
+
+    name = "stg.reorder"
+    operands = ("x",)
+    example = "%y = stg.reorder(%x) : bf16[B, S, D]"
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [op.operands[0].tensor.inner]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return total(v.tensor.local_bytes for v in (*op.operands, *op.results))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0]]
+
+
 class AllReduce(Collective):
     """Sum (or maximum) of a partial value over a group; everyone gets the whole. With `bucket` it
     is several calls, see `stg.bucket`."""

@@ -32,6 +32,7 @@ from stagec.ir_spec.strategy.recompute import RecomputeOp
 from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.routing import RoutingOp
+from stagec.ir_spec.strategy.saved_tensors import SavedTensorsOp
 from stagec.ir_spec.strategy.selective import SelectiveOp
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
@@ -70,6 +71,7 @@ STATEMENTS: tuple[Statement, ...] = (
     OffloadOp(),
     OptimizerOp(),
     GradientsOp(),
+    SavedTensorsOp(),
     LossOp(),
     KernelsOp(),
     HostsOp(),

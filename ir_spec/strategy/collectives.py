@@ -1,4 +1,4 @@
-"""Which kernels compute collectives."""
+"""Which kernels compute collectives, and in which order of elements."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
+#: Copied between the order of ranks and that of a dimension.
+COPIED = "copied"
 LIBRARY, ONE_SHOT, TWO_SHOT = "library", "one_shot", "two_shot"
 
 
 @dataclass(frozen=True)
 class CollectivesRule(Record):
-    """Which kernels compute collectives."""
+    """Which kernels compute collectives, and in which order of elements."""
 
     all_reduce: str = parameter(
         "name",
@@ -42,6 +44,22 @@ class CollectivesRule(Record):
             software=True,
         ),
     )
+    order: str = parameter(
+        "name",
+        "given: a collective of activations works along any dimension; copied: along the first one "
+        "only, so others are copied behind a gather and before a reduction",
+        default="given",
+        choices=("given", COPIED),
+        flag=Flag(
+            "collective_order",
+            "Collectives of activations work along any dimension (given), or along the first one, "
+            "with copies behind gathers and before reductions along others (copied).",
+            metavar="given|copied",
+            needs=("tp", "cp", "sp"),
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class CollectivesOp(Statement):
@@ -53,6 +71,12 @@ class CollectivesOp(Statement):
     the buffer and then reads the other sums. They are taken for up to `below` bytes where they are
     faster than the library. Their constants are those of the machine
     (`efficiency.network.LEVEL.direct`); one without them has the library.
+
+    `order = copied`: libraries have the parts of ranks one behind the other, which is the order of
+    the first dimension only. PyTorch's functional collectives concatenate along others what they
+    have gathered, and what they will reduce (torch/distributed/_functional_collectives.py:
+    `all_gather_tensor`, `reduce_scatter_tensor`): a kernel and one more tensor of that size. What
+    products take or make in steps beside the transfer is not copied.
     """
 
     name, record = "stg.collectives", CollectivesRule

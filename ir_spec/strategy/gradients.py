@@ -1,4 +1,4 @@
-"""How long gradients are alive."""
+"""How long gradients are alive, and of which rows of tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIFETIMES = ("persistent", "freed")
 
 @dataclass(frozen=True)
 class GradientsRule(Record):
-    """How long gradients are alive."""
+    """How long gradients are alive, and of which rows of tables."""
 
     lifetime: str = parameter(
         "name",
@@ -31,6 +31,20 @@ class GradientsRule(Record):
             software=True,
         ),
     )
+    tables: str = parameter(
+        "name",
+        "of a table whose rows are split: split, as the table is; whole: of all rows on each rank",
+        default="split",
+        choices=("split", "whole"),
+        flag=Flag(
+            "grad_tables",
+            "Gradients of split tables of embeddings: split, or of all rows on each rank (whole).",
+            metavar="split|whole",
+            needs=("tp",),
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class GradientsOp(Statement):
@@ -40,6 +54,12 @@ class GradientsOp(Statement):
 
     Sums over several microbatches are there from the first backward on, beside the forward of the
     next microbatch: they count as persistent either way.
+
+    `tables = whole`: a rank makes the gradient of all rows of a table whose rows are split, a
+    partial sum where ranks have other tokens, as DTensor, which has no rule for parts of the rows
+    (torch/distributed/tensor/_ops/_embedding_ops.py: `embedding_dense_backward_strategy`). FSDP2
+    reduces it where the backward of its unit ends (_fully_shard/_fsdp_param.py:
+    `_get_grad_inner_tensor`), an optimizer in its update.
     """
 
     name, record = "stg.gradients", GradientsRule

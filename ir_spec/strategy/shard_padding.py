@@ -1,4 +1,4 @@
-"""How ZeRO-3 shards parameters whose sizes the ranks do not divide."""
+"""How ZeRO shards parameters whose sizes the ranks do not divide."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ShardPaddingRule(Record):
         choices=PADDINGS,
         flag=Flag(
             "shard_padding",
-            "ZeRO-3: parameters that the ranks do not divide are whole (none), or filled up to "
+            "ZeRO: parameters that the ranks do not divide are whole (none), or filled up to "
             "equal shards: of the first dimension of the weight as PyTorch has it, which is that "
             "of its outputs (dim0), or of all of its elements (flat).",
             rare=True,
@@ -38,8 +38,11 @@ class ShardPaddingRule(Record):
 
 
 class ShardPaddingOp(Statement):
-    """Of ZeRO-3: how a parameter that the ranks do not divide is sharded. A rank has, gathers and
-    reduces shards of the size of the first one; what is filled up is zeros that nothing uses.
+    """How ZeRO shards what belongs to a parameter that the ranks do not divide. A rank has, gathers
+    and reduces shards of the size of the first one; what is filled up is zeros that nothing uses.
+    At stages 1 and 2 each rank has all of a parameter that is filled up, and its users take a view,
+    as of the flat buffers of DeepSpeed (runtime/zero/stage_1_and_2.py:
+    `flatten_dense_tensors_aligned`), which fill up the end of a group instead of each parameter.
 
     `dim0`: a shard is ceil(rows / ranks) rows of the weight, whose rows are its outputs (all heads
     of queries, the inner width, the vocabulary), as `fully_shard` with `Shard(0)`
@@ -59,6 +62,6 @@ class ShardPaddingOp(Statement):
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         rule = request["shard_padding"]
-        if request["zero"] < 3 and rule != "none":
-            message = f"--shard-padding {rule} is about shards of ZeRO-3, found --zero "
-            yield f"{message}{request['zero']}", "choose --zero 3, or leave it out"
+        if not request["zero"] and rule != "none":
+            message = f"--shard-padding {rule} is about shards of ZeRO, found --zero 0"
+            yield message, "choose --zero 1, 2 or 3, or leave it out"

@@ -48,6 +48,22 @@ class TpInputsRule(Record):
             rare=True,
         ),
     )
+    until: str = parameter(
+        "name",
+        "what forward gathers stays until the last product that takes it (product), or until the "
+        "module has its output (module)",
+        default="product",
+        choices=("product", "module"),
+        flag=Flag(
+            "tp_inputs_until",
+            "Gathered inputs stay until the last product that takes them, or until the module of "
+            "these products has its output.",
+            metavar="product|module",
+            needs=("tp", "sp"),
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class TpInputsOp(Statement):
@@ -59,6 +75,10 @@ class TpInputsOp(Statement):
     behind it. So do XLA ("collective matmul", arXiv 2105.04663, section 4) and Transformer Engine
     (`ub_overlap_ag`); other products that take the value wait for all of it. It is the mirror image
     of `stg.tp_outputs[in_steps]`, and an approximation in the same way.
+
+    `until = module`: an eager module has its input until it returns, behind the sum of its output,
+    also where a checkpoint saves nothing in it (arguments of `Attention.forward` and
+    `FeedForward.forward` are names of Python frames).
     """
 
     name, record = "stg.tp_inputs", TpInputsRule

@@ -51,13 +51,15 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.traits import Accumulates, BeginsBackward, Recasts
+from stagec.ir.traits import Accumulates, BeginsBackward, Free, Recasts
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over, pin_again
+from stagec.sharding.gathers import is_of_parameter
 from stagec.sharding.strategy import RecomputeRule
 from stagec.sharding.zero import StatePlacement
 
@@ -165,6 +167,7 @@ class _TrainingStep:
         self._registry = module.registry
         self._placement = StatePlacement(module, strategy, PASS)
         self._accumulates = False
+        self.keeps_saved = strategy.one(SavedTensorsRule).until == "node"
         self.idle = idle_values(module)
 
     def run(self, loss: Value | None) -> None:
@@ -341,7 +344,7 @@ class _TrainingStep:
             tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
         if self.idle:
             erase_unused(region)  # what backward does not use is not stashed
-        hand_over(self._registry, op, back)
+        hand_over(self._registry, op, back, keep_inputs=self.keeps_saved)
 
 
 class _Tape:
@@ -385,12 +388,25 @@ class _Tape:
                 self._step.repeat_backward(self, op)
                 continue
             results = [self.take(r) for r in op.results]
+            made = list[Operation]()
+            self.builder.finish = made.append
             for value, grad in zip(
                 op.operands, op.definition.grad(self.builder, op, results), strict=True
             ):
                 if grad is not None and value.tensor.dtype in FLOATS:
                     self.give(value, grad)
+            self.builder.finish = None
+            if self._step.keeps_saved:
+                self._keep_saved(op, made)
         pin_again(self.builder.region)
+
+    def _keep_saved(self, op: Operation, made: Sequence[Operation]) -> None:
+        """Keep the activations that an op has saved until the last op that makes a gradient."""
+        last = next((each for each in reversed(made) if not each.has(Free)), None)
+        saved = {v for v in (*op.operands, *op.results) if not is_of_parameter(v)}
+        read = dict.fromkeys(v for each in made for v in each.operands if v in saved)
+        if last is not None and (kept := [v for v in read if v not in last.operands]):
+            self.builder.op("stg.discard", kept, types=())
 
 
 def _zero(b: Builder, value: Value) -> Value:

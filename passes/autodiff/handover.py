@@ -33,9 +33,12 @@ from stagec.sharding.strategy import RecomputeRule
 PASS = "recompute"
 
 
-def hand_over(registry: Registry, forward: Operation, back: Operation) -> None:
-    """Give the backward region all that it uses of the forward region, in place."""
-    _HandOver(registry, forward, back).run()
+def hand_over(
+    registry: Registry, forward: Operation, back: Operation, *, keep_inputs: bool = False
+) -> None:
+    """Give the backward region all that it uses of the forward region, in place. With `keep_inputs`
+    a block that is computed again keeps its inputs until its backward ends."""
+    _HandOver(registry, forward, back).run(keep_inputs=keep_inputs)
 
 
 def pin_again(region: Region) -> None:
@@ -79,7 +82,7 @@ class _HandOver:
         self._place = back.body.terminator  # recomputed operations go before this one
         self._listed = _listed(forward.body, self._what)
 
-    def run(self) -> None:
+    def run(self, *, keep_inputs: bool) -> None:
         for op in list(self._back.body.walk()):
             self._place = enclosing(op, self._back.body)
             for index, value in enumerate(op.operands):
@@ -89,6 +92,8 @@ class _HandOver:
             self._replay_rest()
         if self._what.keep:
             self._keep_rest()
+        if keep_inputs and self._what.policy in ("full", "full_replay"):
+            self._keep_inputs()
         for name, number in ((FIRST, self._what.layers), (EVERY, self._what.every)):
             if number and any(op.phase == "recompute" for op in self._back.body.ops):
                 self._back.attrs[name] = const(number)
@@ -165,6 +170,14 @@ class _HandOver:
             end = self._back.body.terminator
             discard = Operation(self._registry["stg.discard"], stashed, loc=self._back.loc)
             self._back.body.insert(end.position(), discard)
+
+    def _keep_inputs(self) -> None:
+        """Keep what a checkpoint was given until the last gradient is there."""
+        args = self._forward.body.args[: self._carry]
+        if inputs := [self._inside[a] for a in args if a in self._inside]:
+            attrs = {"phase": "recompute"}  # in iterations that compute again
+            discard = Operation(self._registry["stg.discard"], inputs, attrs, loc=self._back.loc)
+            self._back.body.insert(self._back.body.terminator.position(), discard)
 
     def _replay_rest(self) -> None:
         """Compute the whole block again, with the ops that backward does not need."""

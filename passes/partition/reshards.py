@@ -12,7 +12,8 @@ def reshard_behind(module: Module, region: Region, values: Sequence[Value]) -> N
     """Drop values when the last forward or backward of their region has run."""
     ran = [op for op in region.ops[:-1] if not _is_of_reduction(op)]
     if values and ran:
-        after = Builder.after(module.registry, ran[-1], loc=values[0].loc)
+        phase = next((op.phase for op in reversed(ran) if op.phase != "recompute"), ran[-1].phase)
+        after = Builder.after(module.registry, ran[-1], loc=values[0].loc, phase=phase)
         after.op("stg.reshard", values, types=())
 
 

@@ -57,8 +57,7 @@ def shard_parameters(module: Module, strategy: Strategy) -> None:
     sharder = Sharder(module, strategy, assumptions)
     at_rest = strategy.zero >= 3 or strategy.gathers_first
     params = module.parameters() if strategy.zero >= 3 else module.trainable()
-    if strategy.zero >= 3:
-        params = _without_padded(module, strategy, params)
+    params = _without_padded(module, strategy, params, at_rest=at_rest)
     sharded = [(p, sharder.shard(p)) for p in params]
     sharder.check()
     if at_rest:
@@ -67,8 +66,10 @@ def shard_parameters(module: Module, strategy: Strategy) -> None:
     assumptions.check()
 
 
-def _without_padded(module: Module, strategy: Strategy, params: list[Value]) -> list[Value]:
-    """Shard the parameters that are filled up for it; the others are left."""
+def _without_padded(
+    module: Module, strategy: Strategy, params: list[Value], *, at_rest: bool
+) -> list[Value]:
+    """Fill up parameters that ranks do not divide, and shard them at rest; the others are left."""
     rule, left = strategy.one(ShardPaddingRule).rule, list[Value]()
     counts = module.parameter_counts()
     for param in params:
@@ -78,6 +79,6 @@ def _without_padded(module: Module, strategy: Strategy, params: list[Value]) -> 
         if shard is None:
             left.append(param)
         else:
-            pad_parameter(module, param, shard, axes)
+            pad_parameter(module, param, shard, axes if at_rest else ())
             module.main.attrs.update(counts)
     return left

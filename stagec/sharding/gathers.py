@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import is_parameter
-from stagec.ir.traits import Repeats
+from stagec.ir.traits import Recasts, Repeats, View
 from stagec.ir_spec.ops.comm import AllGather
 from stagec.support.diagnostics import error
+
+
+def is_of_parameter(value: Value) -> bool:
+    """Whether a value is a parameter, cast, viewed or gathered."""
+    op = value.producer
+    if op is None or not op.operands or not (_moves(op) or op.has(Recasts) or op.has(View)):
+        return is_parameter(value)
+    return is_of_parameter(op.operands[0])
+
+
+def _moves(op: Operation) -> bool:
+    return isinstance(op.definition, AllGather)
 
 
 def gathers_of(region: Region) -> list[Operation]:

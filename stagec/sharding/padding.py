@@ -13,7 +13,7 @@ from stagec.ir.expr import Expr, call, product
 from stagec.ir.module import Module
 from stagec.ir.rewrite import carried, enclosing, uses_inside
 from stagec.ir.rule import letters, parse_rule
-from stagec.ir.traits import Recasts, Repeats
+from stagec.ir.traits import Accumulates, Recasts, Repeats
 from stagec.ir.types import AxisUse, Dim, TensorType
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.shard import AT_REST
@@ -122,9 +122,7 @@ def _view(
 ) -> None:
     if not users:
         return
-    region: Region = value.region
-    first = min((enclosing(op, region) for op, _ in users), key=Operation.position)
-    b = Builder.before(module.registry, first)
+    b = Builder.before(module.registry, _first([op for op, _ in users], value.region))
     padded = replace(shard.type_of(value.tensor.inner, depth=depth), role="")
     at, factors = shard.dims[0] - depth, [shape.dims[i].size for i in shard.dims]
     joined = replace(
@@ -142,3 +140,10 @@ def _view(
         view = b.value("stg.reshape", [view], given, type=own, hint=f"{value.name}_parts")
     for op, index in users:
         op.set_operand(index, view)
+
+
+def _first(users: list[Operation], region: Region) -> Operation:
+    """The first of a region that is a user or has some inside; of microbatches inside of these,
+    whose gradients are added up."""
+    first = min((enclosing(op, region) for op in users), key=Operation.position)
+    return _first(users, first.body) if first.has(Accumulates) else first

@@ -61,7 +61,7 @@ class Sharder:
                 f"{message}, {float(share):.0%} of all parameters",
                 self._strategy.loc,
                 remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0"
-                + (", or --shard-padding dim0" if self._strategy.zero >= 3 else ""),
+                ", or --shard-padding dim0",
             )
         module.diagnostics.remark(message, self._strategy.loc)
 

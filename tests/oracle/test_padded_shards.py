@@ -1,4 +1,4 @@
-"""ZeRO-3 over ranks that do not divide parameters: what is filled up changes no number."""
+"""ZeRO over ranks that do not divide parameters: what is filled up changes no number."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ NARROW = {"reduce_dtype": "bf16"}  # and cast behind it: kept until backward end
 @pytest.mark.parametrize("rule", ["dim0", "flat"])
 @pytest.mark.parametrize(
     "options",
-    [{"dp": 3}, {"dp": 3, **FSDP}, {"dp_replicate": 2, "dp_shard": 3, **FSDP, **NARROW}],
-    ids=["plain", "fsdp", "hsdp"],
+    [
+        {"dp": 3},
+        {"dp": 3, "microbatches": 2, **FSDP},
+        {"dp_replicate": 2, "dp_shard": 3, **FSDP, **NARROW},
+        {"dp": 3, "zero": 1},
+        {"dp": 3, "zero": 2, "microbatches": 2},
+    ],
+    ids=["plain", "fsdp", "hsdp", "stage 1", "stage 2"],
 )
 def test_a_step_equals_that_on_one_device(rule: str, options: dict[str, Any]) -> None:
     alone = tiny_module(LLAMA, STEP, sizes=SIZES)
     module = tiny_module(
-        LLAMA, f"{STEP},{PLACE}", sizes=SIZES, zero=3, shard_padding=rule, **options
+        LLAMA, f"{STEP},{PLACE}", sizes=SIZES, shard_padding=rule, **{"zero": 3, **options}
     )
     inputs = inputs_of(alone, 2)
     names = [a.name for a in module.main.body.args]

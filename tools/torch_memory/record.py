@@ -88,6 +88,8 @@ class StorageTracker(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(each, DTensor | AsyncCollectiveTensor) for each in types):
             return NotImplemented  # what it makes of its local tensors is seen
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # fake tensors have a copy of it, devices have not
         results = func(*args, **(kwargs or {}))
         if self.idle:
             return results

@@ -125,9 +125,9 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until that of
     #: the next unit is made, as FSDP2 does it.
     shard_copies: bool | None
-    #: ZeRO-3: parameters that the ranks do not divide are whole (none), or filled up to equal
-    #: shards: of the first dimension of the weight as PyTorch has it, which is that of its outputs
-    #: (dim0), or of all of its elements (flat).
+    #: ZeRO: parameters that the ranks do not divide are whole (none), or filled up to equal shards:
+    #: of the first dimension of the weight as PyTorch has it, which is that of its outputs (dim0),
+    #: or of all of its elements (flat).
     shard_padding: Literal["none", "dim0", "flat"] | None
     #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
     microbatches: int | None
@@ -138,6 +138,9 @@ class JobFlags(TypedDict, total=False):
     #: Split products wait for inputs that are gathered (whole), or work beside the gather on the
     #: parts that are there (in-steps).
     tp_gathers: Literal["whole", "in-steps"] | None
+    #: Gathered inputs stay until the last product that takes them, or until the module of these
+    #: products has its output.
+    tp_inputs_until: Literal["product", "module"] | None
     #: Sums of split products run behind the product (whole), or part by part beside the rest of it
     #: (in-steps).
     tp_outputs: Literal["whole", "in-steps"] | None
@@ -217,6 +220,11 @@ class JobFlags(TypedDict, total=False):
     sgd_momentum: bool | None
     #: Gradients have buffers that persist from step to step, or are freed before forward.
     grads: Literal["persistent", "freed"] | None
+    #: Gradients of split tables of embeddings: split, or of all rows on each rank (whole).
+    grad_tables: Literal["split", "whole"] | None
+    #: Backward keeps a saved tensor until its last use, or until all gradients of the operation or
+    #: of the checkpoint that saved it are there (node).
+    saved_tensors: Literal["last_use", "last-use", "node"] | None
     #: The cross entropy is one op (fused), one whose gradient takes the buffer of the logits (in-
     #: place), a log-softmax and the loss by it (stock, chunked: in parts of the tokens), or one op
     #: with the head, of which no whole logits are there (linear).
@@ -257,6 +265,9 @@ class JobFlags(TypedDict, total=False):
     all_reduce: Literal["library", "one-shot", "two-shot"] | None
     #: Bytes up to which --all-reduce holds; the library adds what is larger.
     all_reduce_below: int | None
+    #: Collectives of activations work along any dimension (given), or along the first one, with
+    #: copies behind gathers and before reductions along others (copied).
+    collective_order: Literal["given", "copied"] | None
     #: Tokens go to their experts by an all-to-all, a copy for each expert, or once to each node and
     #: there to each rank (deepep); or all ranks gather all tokens, and add up what their own
     #: experts make of them (gather).

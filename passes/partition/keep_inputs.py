@@ -1,0 +1,89 @@
+"""keep-inputs: inputs of split products stay until their module has its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Pass, Phase, Region, Value, read_strategy
+from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, Reorder
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
+from stagec.sharding.gathers import is_of_parameter
+
+
+@dataclass(frozen=True)
+class KeepInputs(Pass):
+    """Keep what forward gathers for split products until the sum of what is computed from it, and
+    what a product takes until its own sum, as `stg.tp_inputs[until = module]` says.
+
+    Before:
+        stg.mesh @pod[tp]
+        stg.strategy @s[mesh = @pod] {
+          stg.tp_inputs[save_gathered, until = module]
+        }
+        stg.func @f(%x: bf16[B, S@tp, D], %v: bf16[D, F@tp], %w: bf16[F@tp, D]) {
+          %x_g = stg.all_gather[dim = 1, over = tp](%x) : bf16[B, S, D | rep]
+          %y = stg.einsum["bsd,df->bsf"](%x_g, %v) : bf16[B, S, F@tp]
+          %z = stg.einsum["bsf,fd->bsd"](%y, %w) : bf16[B, S, D | sum(tp)]
+          %z_s = stg.reduce_scatter[dim = 1, over = tp](%z) : bf16[B, S@tp, D]
+          stg.return(%z_s)
+        }
+    After:
+        stg.mesh @pod[tp]
+        stg.strategy @s[mesh = @pod] {
+          stg.tp_inputs[save_gathered, until = module]
+        }
+        stg.func @f(%x: bf16[B, S@tp, D], %v: bf16[D, F@tp], %w: bf16[F@tp, D]) {
+          %x_g = stg.all_gather[dim = 1, over = tp](%x) : bf16[B, S, D | rep]
+          %y = stg.einsum["bsd,df->bsf"](%x_g, %v) : bf16[B, S, F@tp]
+          %z = stg.einsum["bsf,fd->bsd"](%y, %w) : bf16[B, S, D | sum(tp)]
+          %z_s = stg.reduce_scatter[dim = 1, over = tp](%z) : bf16[B, S@tp, D]
+          stg.discard(%x_g, %y)
+          stg.return(%z_s)
+        }
+    """
+
+    name = "keep-inputs"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).one(TpInputsRule).until == "module"
+
+    def run(self, module: Module) -> None:
+        for func in module.functions:
+            for region in {op.parent: None for op in func.body.walk() if op.parent is not None}:
+                _keep_inputs(module, region)
+
+
+def _keep_inputs(module: Module, region: Region) -> None:
+    """Keep the inputs of each sum over ranks in forward of a region until it is there."""
+    gathered: dict[Value, set[Value]] = {}  # and what is computed from it
+    for op in [op for op in region.ops if op.phase == "forward"]:
+        for known in gathered.values():
+            if not known.isdisjoint(op.reads()):
+                known |= {*op.results}
+        if isinstance(op.definition, AllGather) and not any(map(is_of_parameter, op.operands)):
+            gathered |= {copy: {copy} for copy in map(_copied, op.results)}
+        if isinstance(op.definition, AllReduce | ReduceScatter):
+            ready = [v for v, known in gathered.items() if not known.isdisjoint(op.operands)]
+            kept = dict.fromkeys([*ready, *(v for x in op.operands for v in _inputs(x))])
+            gathered = {v: known for v, known in gathered.items() if v not in kept}
+            if kept:
+                Builder.after(module.registry, op).op("stg.discard", [*kept], types=())
+
+
+def _copied(value: Value) -> Value:
+    """A value, or the copy that is all that takes it."""
+    users = [user for user, _ in value.uses]
+    alone = len(users) == 1 and isinstance(users[0].definition, Reorder)
+    return users[0].result if alone else value
+
+
+def _inputs(value: Value) -> list[Value]:
+    """The activations that a product takes which makes a value, copied or not."""
+    op = value.producer
+    if op is not None and isinstance(op.definition, Reorder):
+        return _inputs(op.operands[0])
+    if op is None or not isinstance(op.definition, Einsum):
+        return []
+    return [v for v in op.operands if v.producer is not None and not is_of_parameter(v)]

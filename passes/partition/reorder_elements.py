@@ -1,0 +1,86 @@
+"""reorder-elements: collectives along other dimensions than the first one copy what they move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
+from stagec.ir_spec.ops.comm import AllGather, ReduceScatter, operand_dim
+from stagec.ir_spec.strategy.collectives import COPIED, CollectivesRule
+from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
+from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
+from stagec.sharding.gathers import is_of_parameter
+
+_OF_ACTIVATIONS = ("forward", "backward", "recompute")
+
+
+@dataclass(frozen=True)
+class ReorderElements(Pass):
+    """Copy activations behind gathers and before reductions along a dimension which is not their
+    first one, as `stg.collectives[order = copied]` says. Parameters and their gradients are moved
+    by calls of their own, and what products take or make in steps is not copied.
+
+    Before:
+        stg.mesh @pod[tp]
+        stg.strategy @s[mesh = @pod] {
+          stg.collectives[order = copied]
+        }
+        stg.func @f(%x: bf16[B, S@tp, D], %z: bf16[B, S, D | sum(tp)]) {
+          %x_g = stg.all_gather[dim = 1, over = tp](%x) : bf16[B, S, D | rep]
+          %y = stg.gelu(%x_g) : bf16[B, S, D | rep]
+          %z_s = stg.reduce_scatter[dim = 1, over = tp](%z) : bf16[B, S@tp, D]
+          stg.return(%y, %z_s)
+        }
+    After:
+        stg.mesh @pod[tp]
+        stg.strategy @s[mesh = @pod] {
+          stg.collectives[order = copied]
+        }
+        stg.func @f(%x: bf16[B, S@tp, D], %z: bf16[B, S, D | sum(tp)]) {
+          %x_g = stg.all_gather[dim = 1, over = tp](%x) : bf16[B, S, D | rep]
+          %x_g_o = stg.reorder(%x_g) : bf16[B, S, D | rep]
+          %y = stg.gelu(%x_g_o) : bf16[B, S, D | rep]
+          %z_o = stg.reorder(%z) : bf16[B, S, D | sum(tp)]
+          %z_s = stg.reduce_scatter[dim = 1, over = tp](%z_o) : bf16[B, S@tp, D]
+          stg.return(%y, %z_s)
+        }
+    """
+
+    name = "reorder-elements"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).one(CollectivesRule).order == COPIED
+
+    def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
+        gathers = strategy.one(TpInputsRule).gathers != "in_steps"
+        sums = strategy.one(TpOutputsRule).policy != "in_steps"
+        for func in module.functions:
+            for op in list(func.body.walk()):
+                if op.phase not in _OF_ACTIVATIONS or all(map(is_of_parameter, op.operands)):
+                    continue
+                if isinstance(op.definition, AllGather) and gathers:
+                    _copy_results(module, op)
+                elif isinstance(op.definition, ReduceScatter) and sums:
+                    _copy_operands(module, op)
+
+
+def _copy_results(module: Module, gather: Operation) -> None:
+    """Copy what is gathered, right behind the gather."""
+    b = Builder.after(module.registry, gather)
+    for index, value in enumerate(gather.results):
+        if operand_dim(gather, index):
+            users = list(value.uses)
+            copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")
+            for user, slot in users:
+                user.set_operand(slot, copy)
+
+
+def _copy_operands(module: Module, reduction: Operation) -> None:
+    """Copy what is reduced, right before the reduction."""
+    b = Builder.before(module.registry, reduction)
+    for index, value in enumerate(reduction.operands):
+        if operand_dim(reduction, index):
+            copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")
+            reduction.set_operand(index, copy)
