@@ -167,7 +167,7 @@ def test_pictures_show_all_parts(tmp_path: Path) -> None:
     for title in ("whisper (main)", "whisper (encoder)", "whisper (encoder) with --zero 1"):
         assert title in page.read_text()
     assert snapshot.stat().st_size
-    assert "--stage is one of a pod" in stagec("memory", *words, *more, "--stage", "0").err
+    assert "no such stage" in stagec("memory", *words, *more, "--stage", "encoder/1").err
     page, trace = tmp_path / "time.html", tmp_path / "time.pftrace"
     how = ("--machine", "h100-sxm", "--html", page, "--perfetto", trace, "--json", "--no-levers")
     ran = stagec("time", *words, *how)

@@ -60,11 +60,11 @@ def refused(problem: DiagnosticError) -> SweepRow:
 
 
 def _summary(case: Case, session: Session) -> SweepRow:
-    from stagec.jobs.figures import CompiledJob
+    from stagec.jobs.lowered import job_costs
 
-    job = CompiledJob.of(on_machine(case.options, case.machine), session)
+    job = job_costs(on_machine(case.options, case.machine), session)
     found = job.figures()
-    counts = {
+    counts: SweepRow = {
         "model": job.name,
         "ranks": found.ranks,
         "mesh": found.mesh,
@@ -75,6 +75,9 @@ def _summary(case: Case, session: Session) -> SweepRow:
         "host_bytes": found.host,
         "memory": found.categories,
     }
+    if found.pods:
+        each = found.pods.items()
+        counts["pods"] = {pod: {"mesh": f.mesh, "peak_bytes": f.peak} for pod, f in each}
     if case.machine is None:
         return counts
     from stagec.jobs.request.measurements import measurements, remark_unused
@@ -85,8 +88,8 @@ def _summary(case: Case, session: Session) -> SweepRow:
     how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
     timed = job.time(case.machine, **how)
     remark_unused(timed, measured, session)
-    fit = job.fit(case.machine).as_json()
-    return counts | {"time": time_row(timed), "fit": fit}
+    fit = {} if timed.fit is None else {"fit": timed.fit.as_json()}
+    return counts | {"time": time_row(timed)} | fit
 
 
 def fits(row: Mapping[str, Any]) -> bool | None:
