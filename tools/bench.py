@@ -264,7 +264,7 @@ def _many(count: int) -> dict[str, Any]:
     took."""
     from stagec.analysis.family import Compiles
     from stagec.jobs.builder import JobBuilder
-    from stagec.jobs.figures import compiled_of, figures
+    from stagec.jobs.figures import CompiledJob, compiled_of
     from stagec.jobs.request.options import JobOptions
 
     job = JobOptions("llama3-8b", tp=8, dp=8, **STRATEGY)
@@ -279,7 +279,7 @@ def _many(count: int) -> dict[str, Any]:
     runs: dict[str, Callable[[int], object]] = {
         "compiled": lambda i: JobBuilder(jobs[i]).lower(verify=False),
         "family": at,
-        "row": lambda i: figures(jobs[i]),
+        "row": lambda i: CompiledJob.of(jobs[i]).figures(),
     }
     found: dict[str, Any] = {}
     for name, run in runs.items():

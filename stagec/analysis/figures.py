@@ -10,8 +10,8 @@ rows of counts; `at` puts numbers in. The worst moment is found anew for each of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from math import prod
@@ -53,7 +53,8 @@ class Figures:
     and device, `host` bytes in host memory. `memory` says what is held at the peak by the rank
     whose peak it is, in bytes, `by_stage` the same of each pipeline stage, and `categories` has it
     by every category of `stagec memory`. `idle` is the share of the step in which the schedule
-    leaves a rank without work, on a clock on which backward takes twice as long as forward.
+    leaves a rank without work, on a clock on which backward takes twice as long as forward. `pods`
+    are the figures of several pods by name; axes of the mesh are called after them, `main/tp`.
     """
 
     ranks: int
@@ -67,11 +68,43 @@ class Figures:
     memory: Mapping[str, int]
     categories: Mapping[str, int]
     by_stage: Sequence[Mapping[str, int]] = ()
+    pods: Mapping[str, Figures] = field(default_factory=dict[str, "Figures"])
 
     @property
     def peak(self) -> int:
         """Bytes on the device at the worst moment."""
         return sum(self.memory.values())
+
+    @property
+    def each(self) -> Sequence[Figures]:
+        """The figures of each pod, of one pod these."""
+        return [*self.pods.values()] or [self]
+
+    def missing(self, room: Callable[[Mapping[str, int]], int]) -> int:
+        """The most bytes that a rank of a pod holds beyond what one of its mesh may hold; below 0
+        if all fit."""
+        return max(f.peak - room(f.mesh) for f in self.each)
+
+
+def joined_figures(pods: Mapping[str, Figures], twice: Collection[str] = ()) -> Figures:
+    """The figures of a job of these pods: the ranks of all, the most that any rank has, the memory
+    of the fullest. Parameters of pods that have a model `twice` count once."""
+    if len(pods) == 1:
+        return next(iter(pods.values()))
+    each = pods.values()
+    fullest = max(each, key=lambda f: f.peak)
+    return replace(
+        fullest,
+        ranks=sum(f.ranks for f in each),
+        mesh={f"{pod}/{axis}": n for pod, f in pods.items() for axis, n in f.mesh.items()},
+        parameters=sum(f.parameters for pod, f in pods.items() if pod not in twice),
+        flops=max(f.flops for f in each),
+        sent=max(f.sent for f in each),
+        copied=max(f.copied for f in each),
+        host=max(f.host for f in each),
+        idle=max(f.idle for f in each),
+        pods=pods,
+    )
 
 
 class FigureFormulas:

@@ -26,9 +26,9 @@ Ints = npt.NDArray[np.int64]
 class MemoryMoments:
     """The moments of the memory plans of a module, taken when its memory is planned."""
 
-    def __init__(self, module: Module, decisions: Decisions) -> None:
+    def __init__(self, module: Module, decisions: Decisions | None = None) -> None:
         values = plain(planned_env(module))
-        watched = Watched(values, decisions)
+        watched = Watched(values, decisions or Decisions())
         works = module.ops("stg.working")
         self.loads = {n: v for n, v in values.items() if n not in module.env}
         self.of: dict[object, FunctionMoments] = {}

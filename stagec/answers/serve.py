@@ -201,11 +201,9 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 
 def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
     """The time of a step, whose launches are captured in a graph. Raises `DiagnosticError`."""
-    from stagec.jobs.figures import CompiledJob
+    from stagec.jobs.lowered import job_costs
 
-    if has_pods(options):
-        return time_job(options, machine, session, levers=False).report
-    return CompiledJob.of(options, session).time(machine)
+    return job_costs(options, session).time(machine)
 
 
 def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int, float]:

@@ -39,6 +39,7 @@ class PytorchEtFormat(JobFormat):
     """Host execution traces with the communication of each rank."""
 
     name: ClassVar[str] = "pytorch-et"
+    pods: ClassVar[bool] = True
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         found = ["computations, and copies to and from hosts"]
@@ -61,7 +62,7 @@ class PytorchEtFormat(JobFormat):
         for number, members in enumerate(job.members):
             chosen = members if ranks is None else np.intersect1d(members, ranks)
             if len(chosen):
-                writer = _Class(job.program(number), job.layout)
+                writer = _Class(job.program(number), job.layout_of(number))
                 for rank in chosen.tolist():
                     yield f"rank-{rank}.json", writer.rank(rank)
 

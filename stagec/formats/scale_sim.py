@@ -74,13 +74,14 @@ class Product(NamedTuple):
 @dataclass(frozen=True)
 class ScaleSimFormat(JobFormat):
     """`NAME.csv` with the products of all ranks, `NAME.counts.csv` with how often a rank of each
-    class runs them in a step, and a configuration for an array of `rows` x `columns`, with which
-    SCALE-Sim runs."""
+    class, of several pods `encoder/stage0`, runs them in a step, and a configuration for an array
+    of `rows` x `columns`, with which SCALE-Sim runs."""
 
     rows: int = 128
     columns: int = 128
     dataflow: str = "ws"
     name: ClassVar[str] = "scale-sim"
+    pods: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"model"})
 
     def check(self, job: TraceJob) -> None:
@@ -113,13 +114,12 @@ class ScaleSimFormat(JobFormat):
         self, job: TraceJob, ranks: Ints | None
     ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
         all_ranks(self, ranks)
-        if job.model is None:
-            return
         names: dict[Product, str] = {}
         counts = [products_of(job.program(i), names) for i in range(len(job.members))]
         rows = [(name, *product) for product, name in names.items()]
         yield f"{job.name}.csv", _table(["Layer", "M", "N", "K"], rows, ",")
-        head = ["Layer", "M", "N", "K", *(each.name for each in job.model.classes)]
+        classes = (f"{m.pod}/{c.name}".lstrip("/") for m in job.models for c in m.classes)
+        head = ["Layer", "M", "N", "K", *classes]
         counted = [(*row, *(c[Product(*row[1:])] for c in counts)) for row in rows]
         yield f"{job.name}.counts.csv", _table(head, counted)
 

@@ -106,23 +106,25 @@ class SimaiGroups:
 
 @dataclass(frozen=True)
 class SimAiFormat(JobFormat):
-    """A workload of SimAI for each rank class: `NAME.stage0.txt`. `tp`, `pp` and `ep` are the names
-    of the axes that are its groups; all other axes are DP."""
+    """A workload of SimAI for each rank class: `NAME.stage0.txt`, of several pods
+    `NAME.encoder.stage0.txt`, each of which is a run of its own. `tp`, `pp` and `ep` are the names
+    of the axes that are its groups; all other axes of the pod are DP."""
 
     tp: str = "tp"
     pp: str = "pp"
     ep: str = "ep"
     name: ClassVar[str] = "simai"
-    one_pod: ClassVar[str] = "is of one mesh, whose ranks have no messages to those of another"
+    pods: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"durations", "model"})
 
     def check(self, job: TraceJob) -> None:
         """Refuse options that name no axis. Raises `DiagnosticError`."""
+        axes = dict.fromkeys(a for n in range(len(job.members)) for a in job.layout_of(n).mesh)
         for option, axis in (("tp", self.tp), ("pp", self.pp), ("ep", self.ep)):
-            if axis != option and axis not in job.layout.mesh:
+            if axis != option and axis not in axes:
                 raise error(
                     f"option '{option}' of format 'simai' names the axis '{axis}', and the mesh "
-                    f"has {', '.join(job.layout.mesh)}",
+                    f"has {', '.join(axes)}",
                     remedy="name one of these",
                 )
 
@@ -157,13 +159,15 @@ class SimAiFormat(JobFormat):
         self, job: TraceJob, ranks: Ints | None
     ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
         all_ranks(self, ranks)
-        model, durations = job.model, job.durations
-        if model is None or durations is None:
+        durations = job.durations
+        if durations is None:
             return
-        for number, each in enumerate(model.classes):
-            groups = self._groups(job.layout)
+        every = ((model.pod, each) for model in job.models for each in model.classes)
+        for number, (pod, each) in enumerate(every):
+            groups = self._groups(job.layout_of(number))
             workload = Workload(job.program(number), groups, nanoseconds(durations))
-            yield f"{job.name}.{each.name}.txt", self._text(each, workload)
+            name = ".".join(part for part in (job.name, pod, each.name) if part)
+            yield f"{name}.txt", self._text(each, workload)
 
     def _groups(self, layout: Layout) -> SimaiGroups:
         return SimaiGroups(layout.mesh, self.tp, self.pp, self.ep)

@@ -87,11 +87,6 @@ class CompiledJob:
         return memory_fit(machine, found.mesh, found.peak)
 
 
-def figures(options: JobOptions) -> Figures:
-    """The figures of a job. Raises `DiagnosticError`."""
-    return CompiledJob.of(options).figures()
-
-
 def _compiles_of(builder: JobBuilder) -> Compiles:
     """What was compiled of the jobs of these texts: model, names of axes, strategy, passes and
     plug-ins."""

@@ -40,17 +40,19 @@ class Planned(Hooks, Generic[Found]):
 class Looks:
     """What may be looked at while a module is compiled: FLOPs and tokens that its text states, the
     peak of its memory in bytes and its worst moments, planned or before there is a plan
-    (`early_peak`, `early_worst`), and its memory over time (`events`)."""
+    (`early_peak`), its plans as rows of counts (`moments`), and its memory over time
+    (`events`)."""
 
     def __init__(self) -> None:
         from stagec.analysis.footprint import peak_bytes, worst_moments
         from stagec.analysis.memory_events import EventPlans
+        from stagec.analysis.memory_moments import MemoryMoments
         from stagec.analysis.model_flops import model_flops, step_tokens
 
         self.flops, self.tokens = Planned(model_flops, *STATED), Planned(step_tokens, *STATED)
         self.peak, self.early_peak = Planned(peak_bytes), Planned(peak_bytes, BUFFERS)
         self.worst, self.events = Planned(worst_moments), Planned(EventPlans)
-        self.early_worst = Planned(worst_moments, BUFFERS)
+        self.moments = Planned(MemoryMoments)
 
     def watching(self, **asked: bool) -> list[Hooks]:
         """The instruments that look at what is asked for, by name."""

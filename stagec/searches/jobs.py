@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir_spec.strategy.axes import AXES
-from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import IN_POD
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.session import Session
 from stagec.searches.main_pod import with_batch_option
 from stagec.searches.probes import Asked, Probe, probe
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
@@ -78,52 +77,33 @@ class Evaluated:
 
 def evaluate(task: Task) -> Evaluated | str:
     """What a job is, or why it is not one."""
-    from stagec.jobs.figures import CompiledJob
+    from stagec.jobs.lowered import job_costs
 
     gc.set_threshold(_RARELY, 20, 100)
     try:
-        if has_pods(task.options):
-            return _evaluated_pods(task)
-        job = CompiledJob.of(task.options)
+        job = job_costs(with_batch_option(task.options))
         figures = job.figures()
-        room = task.limit.room(figures.mesh, task.machine) if task.limit else None
-        found = Evaluated(figures.mesh, figures.categories, room)
-        if room is not None and figures.peak > room:
+        fullest = max(figures.each, key=lambda each: each.peak)
+        room = partial(task.limit.room, machine=task.machine) if task.limit else None
+        pods = {pod: each.mesh for pod, each in figures.pods.items()}
+        most = room(fullest.mesh) if room is not None else None
+        found = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
+        if room is not None and figures.missing(room) > 0:
             return found
-        return _timed(found, job.time(task.machine, overlap=task.overlap, measured=task.measured))
+        report = job.time(task.machine, overlap=task.overlap, measured=task.measured)
+        mesh = pods.get(report.slowest.partition("/")[0], fullest.mesh)
+        return _timed(replace(found, mesh=mesh), report)
     except DiagnosticError as problem:
         first = problem.diagnostics[0]
-        pods = [n.message for n in first.notes if n.message.startswith(IN_POD)]
-        return ": ".join([*(p.removeprefix(IN_POD).strip(" '") for p in pods), first.message])
+        where = [n.message for n in first.notes if n.message.startswith(IN_POD)]
+        return ": ".join([*(p.removeprefix(IN_POD).strip(" '") for p in where), first.message])
     except NotAnIntegerError as problem:
         return str(problem)
 
 
-def _evaluated_pods(task: Task) -> Evaluated:
-    """What a job of several pods is. Raises `DiagnosticError`."""
-    from stagec.answers.time.timed import time_job
-
-    how: dict[str, Any] = {"overlap": task.overlap, "measured": task.measured, "levers": False}
-    timed = time_job(with_batch_option(task.options), task.machine, Session(), worst=True, **how)
-    meshes = {pod: issued.mesh for pod, issued in timed.each.items()}
-    worst = {pod: max(w.values(), key=_peak_of) for pod, w in timed.worst.items()}
-    room = {p: task.limit.room(m, task.machine) for p, m in meshes.items()} if task.limit else {}
-    fullest = max(worst, key=lambda pod: _peak_of(worst[pod]))
-    slowest = timed.report.slowest.partition("/")[0] if timed.pods.several else fullest
-    several = meshes if timed.pods.several else {}
-    about = worst[fullest]["categories"], room.get(fullest)
-    if any(_peak_of(worst[pod]) > size for pod, size in room.items()):
-        return Evaluated(meshes[fullest], *about, pods=several)
-    return replace(_timed(Evaluated(meshes[slowest], *about), timed.report), pods=several)
-
-
-def _peak_of(moment: Mapping[str, Any]) -> int:
-    return int(moment["peak"])
-
-
 def _timed(found: Evaluated, report: TimeReport) -> Evaluated:
     about = report.step_seconds, report.tokens, report.mfu, dict(report.breakdown)
-    return Evaluated(found.mesh, found.memory, found.room, *about)
+    return Evaluated(found.mesh, found.memory, found.room, *about, pods=found.pods)
 
 
 def kind_of(unit: Task | Asked) -> Hashable:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.ir.module import BATCH
 from stagec.ir.serving import DECODE, MIXED, MODES, PREFILL
 from stagec.ir_spec.strategy.axes import EXPERTS
+from stagec.jobs.request.acceptance import ACCEPTANCE
 from stagec.jobs.request.option import CommandOption, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import CACHES, STEP, mixed_step
@@ -50,6 +51,7 @@ SERVING = (
         metavar="N",
     ),
     *CACHES.values(),
+    *ACCEPTANCE,
     CommandOption(
         "ttft", TimeType(), "Of prefill, mixed and server: the most time to the first token, 500ms."
     ),
@@ -70,6 +72,8 @@ def step_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"--{name} is about steps of {' and '.join(modes)}",
                 remedy=f"leave it out, or add --serve {modes[0]}",
             )
+    for name in (each.name for each in ACCEPTANCE if given[each.name] is not None):
+        raise error(f"--{name} is about servers", remedy=f"leave it out, or add --serve {SERVER}")
     return {n: given[n] for n in ("serve", *_STEP, *CACHES) if given[n] is not None}
 
 

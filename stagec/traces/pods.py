@@ -137,7 +137,7 @@ class PodsJob:
         """The program of a class as bytes."""
         pod, local = self._of(number)
         program = pod.job.program(local)
-        return self.format.encoder(program, self.layouts[pod.name], self.durations)
+        return self.format.encoder(program, self.layouts[pod.name], pod.job.durations)
 
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""

@@ -253,7 +253,7 @@ def test_times_and_memory_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--format", "simai"), "'simai' is of one mesh"),
+        (("--format", "llmservingsim"), "'llmservingsim' is of one mesh"),
         (("--steps", "3"), "--steps writes steps of one server"),
         (("--name", "manifest"), "'manifest' is no name"),
     ],
@@ -284,7 +284,7 @@ def test_an_archive_has_both_pods(tmp_path: Path) -> None:
     assert files == {f.name: f.read_bytes() for f in (tmp_path / "made").iterdir()}
     refused = stagec("materialize", archive, "-o", tmp_path / "simai", "--format", "simai")
     assert refused.code == 1
-    assert "'simai' is of one mesh" in refused.err
+    assert "needs more of a job than an archive holds" in refused.err
 
 
 INDEX: dict[str, Any] = {

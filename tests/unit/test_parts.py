@@ -120,7 +120,7 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("compile", "--format", "simai", "--dry-run"), "'simai' is of one mesh"),
+        (("compile", "--format", "llmservingsim", "--dry-run"), "is of one mesh"),
         (("analyze", "--limit", "h100"), "--limit of one job is for 'stagec memory'"),
         (("analyze", "--machine", "h100-sxm"), "--machine is about the ops of one step"),
         (("compile", "--serve", "mixed", "--steps", "2", "--dry-run"), "steps of one server"),
@@ -167,7 +167,7 @@ def test_pictures_show_all_parts(tmp_path: Path) -> None:
     for title in ("whisper (main)", "whisper (encoder)", "whisper (encoder) with --zero 1"):
         assert title in page.read_text()
     assert snapshot.stat().st_size
-    assert "--stage is one of a pod" in stagec("memory", *words, *more, "--stage", "0").err
+    assert "no such stage" in stagec("memory", *words, *more, "--stage", "encoder/1").err
     page, trace = tmp_path / "time.html", tmp_path / "time.pftrace"
     how = ("--machine", "h100-sxm", "--html", page, "--perfetto", trace, "--json", "--no-levers")
     ran = stagec("time", *words, *how)

@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "searches": ("search", *JOB, *SPACE, "--machine", "h100-sxm,a100", *_PRICED),
     "search of steps": ("search", *SERVER, *_STEPS, "--jobs", "1", "--no-cache", *H100),
     "search of pods": ("search", *WHISPER, *PART, *SPACE, *H100, "--neighbours", "--sensitivity"),
+    "sweep of pods": ("memory", *SERVER, *PODS, "--batch", "4", "--sweep", "tp=1,2"),
     "search that finds nothing": ("search", "llama3-70b", *SPACE, *H100, "--set", "B=8"),
 }
 
@@ -72,7 +73,8 @@ def test_outputs_have_it(name: str) -> None:
     words = COMMANDS[name]
     ran = stagec(*words, "--json")
     found = json.loads(ran.out)
-    of = validator("requests" if name.startswith("requests") else words[0])
+    first = name.partition(" ")[0]
+    of = validator(first if first in ("requests", "sweep") else words[0])
     problems = [e.message for e in of.iter_errors(found)]
     assert not problems, problems[:3]
 

@@ -107,6 +107,36 @@ def test_the_best_is_the_best_of_the_front_and_its_command_times_it(tmp_path: Pa
         assert served["points"][0]["ttft"] == pytest.approx(two["ttft"], rel=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_prompts_may_go_on_behind_what_is_cached(mode: str) -> None:
+    """As in the command that times the workers of the best; without a cache for prefixes a prompt
+    of as many tokens takes longer to its first token."""
+    flags = {"tp": 1, "batch": 4, "prompt": 100}
+    best = found(**flags, context=400)["modes"][mode]
+    assert "--context 400" in best["command"]
+    served = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)
+    if mode == "disaggregated":
+        assert served["points"][0]["tpot"] == pytest.approx(best["tpot"], rel=1e-9)
+        assert served["points"][0]["ttft"] == pytest.approx(best["ttft"], rel=1e-6)
+    assert best["ttft"] < found(**{**flags, "prompt": 500})["modes"][mode]["ttft"]
+
+
+def test_steps_that_decode_may_verify_drafts() -> None:
+    """Tokens of a step divide its seconds, as in the command that times the best server. Steps
+    that prefill beside decode have no drafts, so other ranks prefill."""
+    flags = {"sizes": {"L": 2}, "tp": 1, "batch": 4, "speculative": 3}
+    data = found(**flags, acceptance=0.7)
+    (best,) = {row["mode"]: row for row in data["best"]}.values()
+    assert best["mode"] == "disaggregated"
+    assert "--speculative 3" in best["command"]
+    served = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)
+    assert served["points"][0]["tpot"] == pytest.approx(best["tpot"], rel=1e-9)
+    none_right = found(**flags)["best"][0]
+    accepted = sum(0.7**i for i in range(4))
+    assert none_right["tpot"] == pytest.approx(best["tpot"] * accepted)
+    assert sum(best["parts"].values()) * best["per_rank"] == pytest.approx(1)
+
+
 def test_limits_hold_and_a_tighter_one_gives_no_more() -> None:
     free = found()["best"][0]
     held = found(tpot=0.9 * free["tpot"], ttft=1.0)
@@ -278,8 +308,14 @@ def test_launch_files_are_written(tmp_path: Path) -> None:
         ((), "a search needs a machine"),
         (("--machine", "h100-sxm", "--tpot", "1us"), "no server is within the limits"),
         (("--machine", "h100-sxm", "--objective", "time"), "--objective time is about one step"),
-        (("--machine", "h100-sxm", "--context", "3"), "--context is not for --serve server"),
+        (("--machine", "h100-sxm", "--step", "decode=1x1"), "--step is not for --serve server"),
         (("--machine", "h100-sxm", "--emit-run", "tgi"), "'tgi' is not one of vllm"),
+        (
+            ("--machine", "h100-sxm", "--emit-run", "vllm", "--speculative", "2"),
+            "--emit-run writes no drafts",
+        ),
+        (("--machine", "h100-sxm", "--accepted", "2"), "about the drafts of a step of decode"),
+        (("--machine", "h100-sxm", "--part", "encoder=e: dp=1"), "has no encoder"),
         (("--machine", "h100-sxm", "--emit-run", "vllm="), "expects a folder"),
         (("--machine", "h100-sxm", "--price", "1,2"), "--price has 2 prices"),
         (("--machine", "h100-sxm", "--stack", "vlm"), "no stack 'vlm'"),
@@ -291,7 +327,9 @@ def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
     assert message in done.err
 
 
-@pytest.mark.parametrize("words", [("--objective", "goodput"), ("--emit-run", "vllm")])
+@pytest.mark.parametrize(
+    "words", [("--objective", "goodput"), ("--emit-run", "vllm"), ("--accepted", "2")]
+)
 def test_options_of_servers_need_one(words: tuple[str, ...]) -> None:
     done = stagec(*("search", "llama3-8b", "--ranks", "1", "--machine", "h100-sxm"), *words)
     assert done.code == 1

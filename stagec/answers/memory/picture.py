@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import step_command
-from stagec.jobs.request.option import AnyText, CommandOption, Whole
+from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.rates import H100, rate_options, rated_machine, roofline_of
 from stagec.jobs.request.result import PAGE_OR_PLOT, RESULT
@@ -42,6 +42,31 @@ class Changes:
         )
 
 
+class PodStage(NamedTuple):
+    """A stage, of a pod or, without a name, of any."""
+
+    pod: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.pod}/{self.number}".lstrip("/")
+
+    def is_of(self, pod: str) -> bool:
+        """Whether it may be of this pod."""
+        return self.pod in ("", pod)
+
+
+class StageType(Kind[PodStage]):
+    """`1`, or `encoder/1`."""
+
+    name = "[POD/]N"
+
+    def read(self, text: str) -> PodStage:
+        """The stage."""
+        pod, _, number = text.rpartition("/")
+        return PodStage(pod, Whole(least=0).read(number))
+
+
 #: The options of `draw`.
 PICTURES = (
     CommandOption("html", PAGE_OR_PLOT, "Write a picture of the step over time.", metavar="FILE"),
@@ -56,9 +81,10 @@ PICTURES = (
     CommandOption("snapshot", RESULT, "Write a snapshot for PyTorch's memory_viz.", metavar="FILE"),
     CommandOption(
         "stage",
-        Whole(least=0),
-        "The stage of the snapshot, which the picture shows first (default: the worst).",
-        metavar="N",
+        StageType(),
+        "The stage of the snapshot, which the picture shows first (default: the worst); of several "
+        "pods encoder/0.",
+        metavar="[POD/]N",
     ),
     *rate_options(f"times of --html (default: {H100[0]} and {H100[1]}, an H100)"),
 )
@@ -82,10 +108,10 @@ class DrawnJob:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How memory is drawn: the stage that is shown first (the worst), rates for times (those of an
-    H100), and below it other planned jobs."""
+    """How memory is drawn: the stage that is shown first (that which holds most), rates for times
+    (those of an H100), and below it other planned jobs."""
 
-    stage: int | None = None
+    stage: PodStage | None = None
     rates: Machine | None = None
     others: Sequence[DrawnJob] = ()
 
@@ -101,23 +127,29 @@ def draw(
     of what holds most is written if it is asked for. Raises `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
         raise error("--compare is about a page", remedy="add --html FILE")
-    if given["stage"] is not None and len(builders) > 1:
-        raise error("--stage is one of a pod, and the job has several", remedy="leave it out")
-    most = max(footprints, key=lambda pod: max(c["peak"] for c in footprints[pod]["classes"]))
-    peaks = {c["stage"]: c["peak"] for c in footprints[most]["classes"]}
-    stage = given["stage"] if given["stage"] is not None else max(peaks, key=lambda s: peaks[s])
-    if stage not in peaks:
+    peaks = {
+        PodStage(p, c["stage"]): c["peak"] for p in footprints for c in footprints[p]["classes"]
+    }
+    asked: PodStage | None = given["stage"]
+    fitting = [
+        s for s in peaks if asked is None or (asked.is_of(s.pod) and s.number == asked.number)
+    ]
+    if not fitting:
+        pods = ((f"{p}/" if p else "", len(plan["classes"]) - 1) for p, plan in footprints.items())
         raise error(
-            f"--stage {stage}: there is no such stage", remedy=f"the stages are 0 to {max(peaks)}"
+            f"--stage {asked}: there is no such stage",
+            remedy=f"the stages are {', '.join(f'{pod}0 to {last}' for pod, last in pods)}",
         )
+    worst = max(fitting, key=peaks.__getitem__)
     others = [_planned(changes, options, session) for changes in given["compare"]]
     if given["snapshot"] is not None:
         from stagec.analysis.footprint import timelines
         from stagec.answers.memory.files import snapshot
 
-        timeline = next(t for s, _, t in timelines(builders[most].module) if s == stage)
+        module = builders[worst.pod].module
+        timeline = next(t for stage, _, t in timelines(module) if stage == worst.number)
         write_file(given["snapshot"], snapshot(timeline))
-    return Drawing(given["stage"], rated_machine(given), others)
+    return Drawing(asked, rated_machine(given), others)
 
 
 def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJob:
@@ -147,7 +179,8 @@ def memory_page(job: DrawnJob, drawing: Drawing, room: int | None) -> str:
         for pod, module in each.pods.modules.items():
             stages = pictures(module, rates, most)
             worst = max(stages, key=lambda picture: picture.peak).stage
-            shown = stage if stage is not None and stage < len(stages) else worst
+            chosen = stage is not None and stage.is_of(pod) and stage.number < len(stages)
+            shown = stage.number if stage is not None and chosen else worst
             title = each.pods.titles[pod] + (f" with {each.changes}" if each.changes else "")
             drawn.append(Drawn(title, command, shown, stages))
     models = dict.fromkeys(b.model_name for each in jobs for b in each.pods.builders.values())

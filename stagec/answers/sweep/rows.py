@@ -60,11 +60,11 @@ def refused(problem: DiagnosticError) -> SweepRow:
 
 
 def _summary(case: Case, session: Session) -> SweepRow:
-    from stagec.jobs.figures import CompiledJob
+    from stagec.jobs.lowered import job_costs
 
-    job = CompiledJob.of(on_machine(case.options, case.machine), session)
+    job = job_costs(on_machine(case.options, case.machine), session)
     found = job.figures()
-    counts = {
+    counts: SweepRow = {
         "model": job.name,
         "ranks": found.ranks,
         "mesh": found.mesh,
@@ -75,6 +75,9 @@ def _summary(case: Case, session: Session) -> SweepRow:
         "host_bytes": found.host,
         "memory": found.categories,
     }
+    if found.pods:
+        each = found.pods.items()
+        counts["pods"] = {pod: {"mesh": f.mesh, "peak_bytes": f.peak} for pod, f in each}
     if case.machine is None:
         return counts
     from stagec.answers.intervals import interval_row
@@ -86,10 +89,10 @@ def _summary(case: Case, session: Session) -> SweepRow:
     how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
     timed = job.time(case.machine, **how)
     remark_unused(timed, measured, session)
-    fit = job.fit(case.machine).as_json()
+    fit = {} if timed.fit is None else {"fit": timed.fit.as_json()}
     of_stack = case.options.stack, case.machine, case.options.serve
     interval = interval_row(*of_stack, timed.step_seconds)
-    return counts | {"time": {**time_row(timed), **interval}, "fit": fit}
+    return counts | {"time": {**time_row(timed), **interval}} | fit
 
 
 def fits(row: Mapping[str, Any]) -> bool | None:

@@ -319,7 +319,9 @@ def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
     """A row that says whether it fits, if there is a limit and it is a job."""
     if limit is None or "error" in found:
         return found
-    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"], case.machine)}
+    pods = found.get("pods", {"": found}).values()
+    rooms = ((each["peak_bytes"], limit.room(each["mesh"], case.machine)) for each in pods)
+    return {**found, "fits": all(peak <= room for peak, room in rooms)}
 
 
 def _check(options: JobOptions, axes: Sequence[Axis]) -> None:

@@ -17,7 +17,6 @@ from stagec.driver.shell.options import job_of_words, take_options, takes, takes
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
-from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.option import CommandOption, switch
@@ -62,13 +61,8 @@ def command(**given: Any) -> int:
 
         return show_sweep(sweep(Case(options), given, FOOTPRINT, the_session()), given)
     check_alone(given)
-    if given["advise"] and (given["limit"] is None or has_pods(options)):
-        raise error(
-            "--advise looks for what fits a limit, of a job without pods",
-            remedy="leave it out, or add --limit h100"
-            if given["limit"] is None
-            else "leave it out",
-        )
+    if given["advise"] and given["limit"] is None:
+        raise error("--advise looks for what fits a limit", remedy="add --limit h100")
     if options.print_strategy:
         write_output(Pods.of(options, the_session()).strategy(), given["output"])
         return 0
@@ -89,14 +83,16 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     show(replace(plan, drawing=drawing), given)
     if plan.fits is not False:
         return 0
-    if isinstance(plan, MemoryPlan):
-        _print_reasons(plan.worst)
-        if given["advise"]:
-            from stagec.searches.advice.suggestions import suggest
+    for pod, one in each.items():
+        if not one.fits:
+            _print_reasons(f"{pod}: " if pod else "", one.worst)
+    if given["advise"]:
+        from stagec.searches.advice.suggestions import suggest
 
-            suggest(plan.builder, given["limit"], the_session())
-        else:
-            log("--advise looks for flags with which it fits")
+        first, *_ = builders.values()
+        suggest(first, options, given["limit"], the_session())
+    else:
+        log("--advise looks for flags with which it fits")
     return 1
 
 
@@ -108,10 +104,10 @@ def _print_verdict(of: str, plan: MemoryPlan) -> None:
         log(f"{of}{fit['class']}: {fit_text(MemoryFit(fit['peak'], fit['room']))}")
 
 
-def _print_reasons(worst: Mapping[str, Any]) -> None:
+def _print_reasons(of: str, worst: Mapping[str, Any]) -> None:
     """What dominates in a class that holds too much."""
     from stagec.output.tables import bytes_text
 
     category = max(worst["categories"], key=lambda c: worst["categories"][c])
     size = bytes_text(worst["categories"][category])
-    log(f"most of it is {category}: {size}; the peak is at {worst['at']}")
+    log(f"{of}most of it is {category}: {size}; the peak is at {worst['at']}")

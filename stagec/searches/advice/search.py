@@ -141,7 +141,7 @@ class _Search:
         self._open: set[Combination] = set()
         self._tried: set[Combination] = set()
         self._expected = Prediction(jobs, self._known)
-        self._most = room(before.mesh) * _SLACK
+        self._most = (before.peak - before.missing(room)) * _SLACK
 
     def widen(self, numerics: bool) -> None:
         """Take in the combinations that change the numbers of training, or those that do not, if
@@ -209,7 +209,7 @@ class _Search:
     def _found(self) -> list[Suggestion]:
         """What fits, best first, without what goes further than something better, or changes the
         same."""
-        fitting = [c for c, f in self._known.items() if f.peak <= self._room(f.mesh)]
+        fitting = [c for c, f in self._known.items() if f.missing(self._room) <= 0]
         found: list[Suggestion] = []
         for each in sorted(map(self._suggestion, fitting), key=lambda s: s.order):
             if not any(_covers(s, frozenset(each.changes)) for s in found):

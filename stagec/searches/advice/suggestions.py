@@ -11,7 +11,9 @@ from stagec.analysis.figures import Figures
 from stagec.ir.module import BATCH
 from stagec.ir.serving import MIXED
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.figures import figures
+from stagec.jobs.lowered import job_costs
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.request.combine import complete
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
@@ -32,21 +34,23 @@ _SILENT: Mapping[str, Any] = {
 }
 
 
-def suggest(builder: JobBuilder, limit: Limit, session: Session) -> None:
-    """Say what would make a job fit in a limit, and the commands that show it. Raises
-    `DiagnosticError` if its pipeline does not lower it."""
+def suggest(builder: JobBuilder, options: JobOptions, limit: Limit, session: Session) -> None:
+    """Say what would make a job fit in a limit, and the commands that show it; `builder` is that of
+    its first pod. Flags of the job change, which hold for all pods that do not say otherwise.
+    Raises `DiagnosticError` if its pipeline does not lower it."""
     if builder.from_texts:
         session.log("the strategy is a text, which no flag changes: write what holds less into it")
         return
     sizes = {n: v for n, v in builder.module.symbols.items() if v is not None}
-    options = builder.options.changed(ranks=None, **_SILENT)
+    options = options if has_pods(options) else builder.options
+    options = complete(options).changed(ranks=None, **_SILENT)
     if options.serve == MIXED:  # each group of ranks has the step
         sizes.pop(BATCH, None)
     elif options.serve:
         options = options.changed(batch=sizes.get(BATCH))
     elif BATCH in sizes:  # written down, so that no change changes the work
         options = options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})
-    before = figures(options)
+    before = job_costs(options).figures()
     with session.progress("looking for what fits", "jobs") as progress:
         evaluate = _compiler(progress)
         advice = advise(options, before, sizes, limit.room, evaluate, budget=BUDGET)
@@ -74,7 +78,7 @@ def _compiler(
 def _figures(options: JobOptions) -> Figures | None:
     """The figures of a job, None for what is not a job; what is wrong with it is not reported."""
     try:
-        return figures(options)
+        return job_costs(options).figures()
     except (DiagnosticError, NotAnIntegerError):
         return None
 

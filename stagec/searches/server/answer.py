@@ -263,12 +263,14 @@ def _command(found: FoundServers, server: ServerPlan) -> str | None:
         plain = question.model.changed(stack=options.stack, serve=None)
         words += [*job_words(plain), *shlex.split(strategy_words(options))]
         words += ["--prompt", str(load.prompt)]
+        words += ["--context", str(load.cached)] if load.cached else []
     elif len({pool.kind.machine.name for pool in server.pools}) == 1:
         words += job_words(pods_of(question, server.prefill, server.decode))
     else:
         return None
     batch = str(server.decode.step.sequences)
     more = ["--output-tokens", str(load.output), "--batches", batch]
+    more += ["--accepted", str(load.accepted)] if load.drafts else []
     return shlex.join([*words, *more, "--machine", server.decode.kind.machine.name])
 
 

@@ -11,6 +11,7 @@ from stagec.ir.module import BATCH
 from stagec.ir.serving import MIXED
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.machine import machine_of, with_used
@@ -32,11 +33,9 @@ from stagec.support.diagnostics import error
 
 #: Options of other searches, which a server has not.
 _OTHERS = {
-    "context": "contexts follow from --prompt and --output-tokens",
     "step": "steps follow from --prompt, --output-tokens and --chunk",
-    "speculative": "drafts are not searched for servers yet",
-    "draft": "drafts are not searched for servers yet",
-    "part": "parts are not searched for servers yet",
+    "draft": "--speculative K alone has the drafts of the model's own modules",
+    "part": "a step that prefills beside decode has no encoder",
     "pareto": "the front of tokens/s per rank and per user is part of the answer",
     "seed_from": "a preset is one step",
     "exhaustive": "all workers are evaluated",
@@ -85,7 +84,14 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         builder = JobBuilder(plain.changed(step="decode=1x1"), aside)
     known = {n: v for n, v in builder.module.symbols.items() if v is not None and n != BATCH}
     layers = layers_of(builder.module, known)
-    load = ServerLoad(given["prompt"], given["output_tokens"], given["ttft"], given["tpot"])
+    drafts = given["speculative"] or 0
+    accepted = take_acceptance(plain.changed(speculative=drafts), given).tokens
+    about = given["ttft"], given["tpot"], given["context"] or 0, drafts, accepted
+    load = ServerLoad(given["prompt"], given["output_tokens"], *about)
+    if drafts:
+        session.remark(
+            "drafts are of steps that only decode: other ranks prefill in all of these servers"
+        )
     question = ServerQuestion(
         plain,
         load,
@@ -110,6 +116,8 @@ def _check(given: Mapping[str, Any]) -> None:
                 f"--{name.replace('_', '-')} is not for --serve {SERVER}: {why}",
                 remedy="leave it out",
             )
+    if given["speculative"] and given["emit_run"] is not None:
+        raise error("--emit-run writes no drafts", remedy="leave out --speculative, or that")
     needed = {
         "machine": ("a search needs a machine", "add --machine h100-sxm, for example"),
         "ranks": ("a search needs the number of ranks", "add --ranks 8, for example"),

@@ -191,6 +191,8 @@ def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -
         stack=decode.kind.options.stack,
         serve=TWO_PODS,
         prompt=question.load.prompt,
+        context=question.load.cached or None,
+        speculative=question.load.drafts or None,
         prefill=strategy_words(prefill.kind.options),
         decode=strategy_words(decode.kind.options),
     )

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
-from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks
+from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks, per_token
 from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
@@ -43,17 +43,22 @@ P = TypeVar("P")
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
     """Requests: prompts of so many tokens, of which `output` come out; seconds that they may take
-    to the first token and for each further one."""
+    to the first token and for each further one. Before a prompt so many tokens are `cached`, by
+    requests that began alike. A step of decode verifies so many `drafts` of each sequence, and
+    gives it the tokens that are `accepted`, in the mean."""
 
     prompt: int
     output: int
     ttft: float | None = None
     tpot: float | None = None
+    cached: int = 0
+    drafts: int = 0
+    accepted: float = 1.0
 
     @property
     def context(self) -> int:
         """Tokens that are cached of a sequence that decodes, in the mean."""
-        return self.prompt + self.output // 2
+        return self.cached + self.prompt + self.output // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ class WorkerTask:
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """A step of a worker that has so many `sequences` in flight, on all of its stages together: its
-    seconds, from the first stage to the last, where they go, and the bytes that a rank holds."""
+    seconds, from the first stage to the last, where they go, and the bytes that a rank holds. Of
+    decode with drafts they are those of each token that it gives a sequence."""
 
     sequences: int
     seconds: float
@@ -160,7 +166,8 @@ class _Timing:
         wanted = None if batches is None else [*map(self._each, batches)]
         decode = list(_climbed(self._decode, self._is_slow, wanted))
         mixed: list[MixedPoint] = []
-        for budget in task.budgets if decode else ():
+        # a step that prefills beside decode has no drafts
+        for budget in task.budgets if decode and not task.load.drafts else ():
             mixed += _climbed(partial(self._mixed, budget), self._is_late, wanted)
         prefill = [*self._prefills()] if decode else []
         about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
@@ -183,10 +190,11 @@ class _Timing:
 
     def _decode(self, each: int) -> StepPoint | None:
         if each not in self._decodes:
-            batch = each * self._groups
-            context = self.task.load.context
-            asked = self._options.changed(serve=DECODE, batch=batch, context=context)
-            self._decodes[each] = self._step(asked, batch * self._stages)
+            batch, load = each * self._groups, self.task.load
+            step = {"batch": batch, "context": load.context, "speculative": load.drafts or None}
+            asked = self._options.changed(serve=DECODE, **step)
+            gives = load.accepted
+            self._decodes[each] = self._step(asked, batch * self._stages, gives=gives)
         return self._decodes[each]
 
     def _mixed(self, budget: int, each: int) -> MixedPoint | None:
@@ -197,7 +205,7 @@ class _Timing:
             return None
         classes = [
             SequenceClass(1, load.context, 1, each),
-            SequenceClass(work.size, work.past, 1, work.prompts),
+            SequenceClass(work.size, load.cached + work.past, 1, work.prompts),
         ]
         asked = self._options.changed(step=str(step_of(classes)))
         mixed = self._step(asked, decode.sequences)
@@ -208,22 +216,25 @@ class _Timing:
 
     def _prefills(self) -> Iterator[StepPoint]:
         """Steps that prefill whole prompts: one of each group, and as many as a step takes."""
-        prompt = self.task.load.prompt
-        most = max(1, max(self.task.budgets) // prompt)
+        load = self.task.load
+        most = max(1, max(self.task.budgets) // load.prompt)
+        step = {"prompt": load.prompt, "context": load.cached or None}
         each = 1
         while each <= most:
             batch = each * self._groups
-            asked = self._options.changed(serve=PREFILL, batch=batch, prompt=prompt)
+            asked = self._options.changed(serve=PREFILL, batch=batch, **step)
             found = self._step(asked, batch * self._stages, sends=batch)
             if found is None:
                 return
             yield found
             each *= 2
 
-    def _step(self, asked: JobOptions, sequences: int, sends: int = 0) -> StepPoint | None:
-        """A step; None if it does not fit. Every stage holds the caches of the sequences of all
-        stages, of which the step has those of one. Of a prompt that `sends` its caches, their bytes
-        are noted."""
+    def _step(
+        self, asked: JobOptions, sequences: int, *, sends: int = 0, gives: float = 1.0
+    ) -> StepPoint | None:
+        """A step, for each of the tokens that it `gives` a sequence; None if it does not fit. Every
+        stage holds the caches of the sequences of all stages, of which the step has those of one.
+        Of a prompt that `sends` its caches, their bytes are noted."""
         job = CompiledJob.of(asked, Session())
         stages = job.figures().by_stage
         more = self._stages - 1
@@ -237,7 +248,7 @@ class _Timing:
             self._cached = max(each.get(CACHES, 0) for each in stages) / sends
         parts = _filled(grouped(report.breakdown, {}), report.step_seconds, self._stages)
         seconds = max(report.step_seconds, sum(parts.values()))
-        return StepPoint(sequences, seconds, parts, peak)
+        return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), peak)
 
 
 def _filled(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:

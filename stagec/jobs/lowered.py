@@ -1,0 +1,187 @@
+"""A job, compiled: what its pods issue, what each of them costs, and how long its steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from stagec.analysis.figures import FigureFormulas, Figures, joined_figures
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.planned import Looks
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.pods import Pods
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.pipeline.instrument import PLAN, Hooks
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.analysis.memory_fit import MemoryFit
+    from stagec.analysis.time_report import TimeReport
+    from stagec.ir.module import Module
+    from stagec.machines import Machine
+    from stagec.pipeline.passes import Pass
+    from stagec.time.costs.nodes import Measurements
+    from stagec.time.step import Issued, IssuedStep
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A step of `pods` that wait for each other, or of one: what they issue, and its time."""
+
+    pods: Sequence[str]
+    issued: IssuedStep
+    report: TimeReport
+
+
+class _Passes(Hooks):
+    """Reports which of so many passes runs."""
+
+    def __init__(self, count: int, progress: Callable[[str], None]) -> None:
+        self._count, self._progress, self._done = count, progress, 0
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        self._progress(f"compiling, pass {self._done + 1} of {self._count}: {pass_.name}")
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        self._done += 1
+
+
+@dataclass(frozen=True)
+class LoweredJob:
+    """The lowered pods of a job, and what was seen of each while it was compiled. `groups` are the
+    pods that wait for each other, a step each: that which decodes what others prefill waits for
+    none of them."""
+
+    pods: Pods
+    looks: Mapping[str, Looks] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        options: JobOptions,
+        session: Session | None = None,
+        *,
+        figures: bool = False,
+        memory: bool = False,
+        peers: Mapping[str, Module] = MappingProxyType({}),
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> LoweredJob:
+        """Compile a job; with `figures` to ask for these, with `memory` for its plans over time.
+        Pods that are `peers` are met, and not compiled. `progress` is called with messages. Raises
+        `DiagnosticError`."""
+        pods = Pods.of(options, session, peers=peers)
+        looks, watching = {pod: Looks() for pod in pods.every}, dict[str, list[Hooks]]()
+        for pod, look in looks.items():
+            passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)
+            asked = {"flops": True, "tokens": True, "early_peak": True, "moments": figures}
+            watching[pod] = [*look.watching(**asked, events=memory), _Passes(passes, progress)]
+        return cls(pods.lower(watching, without=() if memory or figures else {PLAN}), looks)
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.pods.name
+
+    @cached_property
+    def issued(self) -> Mapping[str, Issued]:
+        """What each pod issues."""
+        from stagec.time.step import Issued
+
+        return {pod: Issued.of(module) for pod, module in self.pods.modules.items()}
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """The pods of each step."""
+        steps: dict[str | None, list[str]] = {}
+        for pod, builder in self.pods.builders.items():
+            steps.setdefault(builder.options.serve, []).append(pod)
+        return [*steps.values()]
+
+    def steps(
+        self,
+        machine: Machine,
+        *,
+        overlap: bool = True,
+        graphs: bool = True,
+        levers: bool | None = None,
+        measured: Measurements | None = None,
+    ) -> Mapping[str, TimedStep]:
+        """The time of each step, by its first pod; caches take no time on their way. Raises
+        `DiagnosticError`."""
+        from stagec.analysis.model_flops import step_flops
+        from stagec.analysis.time_report import time_report
+        from stagec.time.pods import IssuedPods
+
+        steps: dict[str, TimedStep] = {}
+        for group in self.groups:
+            pod, each = group[0], {name: self.issued[name] for name in group}
+            far = self.pods.peers_in_other_pod
+            together = IssuedPods(each, far) if len(each) > 1 else self.issued[pod]
+            # parts have one model
+            counted = [pod] if self.pods.first.options.draft is None else group
+            flops, module = self.pods.flops(counted, self.looks), self.pods.modules[pod]
+            peaks = [self.looks[name].early_peak.found for name in group]
+            report = time_report(
+                self.name,
+                together,
+                machine,
+                module.env,
+                model_flops=None if flops is None else step_flops(flops, module.graphs),
+                tokens=self.looks[pod].tokens.found,
+                overlap=overlap,
+                graphs=graphs,
+                levers=levers,
+                measured=measured,
+                fit=partial(_worst_fit, machine, together.jobs, peaks),
+            )
+            steps[pod] = TimedStep(group, together, report)
+        return steps
+
+    # -- what a `CompiledJob` has ------------------------------------------------------------------
+
+    def figures(self) -> Figures:
+        """What it costs. Raises `DiagnosticError`."""
+        return self._figures
+
+    @cached_property
+    def _figures(self) -> Figures:
+        found: dict[str, Figures] = {}
+        for pod, module in self.pods.modules.items():
+            moments = self.looks[pod].moments.needed("a job of several pods")
+            found[pod] = FigureFormulas(module, moments).at(module.env)
+        return joined_figures(found, twice=[pod for group in self.groups[1:] for pod in group])
+
+    def time(self, machine: Machine, *, levers: bool = False, **how: Any) -> TimeReport:
+        """The time of its step on a machine; `how` is `overlap`, `graphs` and `measured`. Raises
+        `DiagnosticError`."""
+        if len(self.groups) > 1:
+            raise error(
+                "a pod that prefills and one that decodes have a step each, and one time is asked "
+                "for",
+                remedy="ask for one pod: --serve prefill, or --serve decode",
+            )
+        (step,) = self.steps(machine, levers=levers, **how).values()
+        return step.report
+
+
+def job_costs(options: JobOptions, session: Session | None = None) -> CompiledJob | LoweredJob:
+    """A job of which figures and times are asked: one of one pod is compiled once for all that
+    differ in sizes. Raises `DiagnosticError`."""
+    if has_pods(options):
+        return LoweredJob.of(options, session, figures=True)
+    return CompiledJob.of(options, session)
+
+
+def _worst_fit(
+    machine: Machine, jobs: Sequence[Issued], peaks: Sequence[int | None]
+) -> MemoryFit | None:
+    """That of the job for which least is left; None if one was not planned."""
+    from stagec.analysis.memory_fit import memory_fit
+
+    each = zip(jobs, peaks, strict=True)
+    fits = [memory_fit(machine, job.mesh, peak) for job, peak in each if peak is not None]
+    return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None

@@ -1,0 +1,135 @@
+"""What a job of several pods costs: sweeps, advice and stages say what each job says of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stagec as library
+from stagec.output.tables import bytes_text
+from stagec.searches.advice import suggestions
+from tests.support import stagec
+
+SIZES = "L=2,D=64,F=128,V=256,H=4,G=2,K=16"
+DRAFT = (
+    *("llama3-8b", "--set", SIZES, "--serve", "decode", "--batch", "8", "--context", "64"),
+    *("--speculative", "3", "--draft", f"llama3-8b[{SIZES}]: tp=1"),
+)
+APART = (
+    *("llama3-8b", "--set", SIZES, "--serve", "disaggregated", "--batch", "8", "--prompt", "64"),
+    *("--prefill", "dp=2", "--decode", "tp=2"),
+)
+PARTS = (
+    *("whisper-large-v3", "--set", "L=2,L_dec=2,B=16", "--part", "encoder=e: dp=2"),
+    *("--tp", "2"),
+)
+MACHINE = ("--machine", "h100-sxm")
+
+
+def told(*words: str | Path) -> Any:
+    ran = stagec(*words, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+@pytest.mark.parametrize("job", [DRAFT, APART], ids=["draft", "disaggregated"])
+def test_a_row_is_the_memory_of_the_job(job: tuple[str, ...]) -> None:
+    """Ranks of all pods, the peak of the fullest rank, and what each pod has."""
+    (row,) = told("memory", *job, "--sweep", "tp=2")
+    found = told("memory", *job, "--tp", "2")["pods"]
+    classes = [c for plan in found.values() for c in plan["classes"]]
+    assert row["ranks"] == sum(c["ranks"] for c in classes)
+    fullest = max(classes, key=lambda c: c["peak"])
+    assert row["peak_bytes"] == fullest["peak"]
+    assert row["memory"] == fullest["categories"]
+    assert row["pods"] == {
+        pod: {"mesh": plan["mesh"], "peak_bytes": max(c["peak"] for c in plan["classes"])}
+        for pod, plan in found.items()
+    }
+    counts = told("analyze", *job, "--tp", "2")["pods"]
+    assert row["flops"] == max(
+        sum(c["flops"].values()) for pod in counts.values() for c in pod["classes"]
+    )
+    models = [pod["parameters"] for name, pod in counts.items() if name != "decode"]
+    assert row["parameters"] == sum(models)
+
+
+def test_every_pod_of_a_row_must_fit() -> None:
+    peaks = [p["peak_bytes"] for p in told("memory", *DRAFT, "--sweep", "tp=1")[0]["pods"].values()]
+    for limit, fits in ((max(peaks), True), (max(peaks) - 1, False)):
+        ran = stagec("memory", *DRAFT, "--sweep", "tp=1", "--limit", str(limit), "--json")
+        (row,) = json.loads(ran.out)
+        assert row["fits"] is fits
+
+
+def test_the_time_of_a_row_is_that_of_the_step() -> None:
+    """That of all pods that wait for each other; a pod that prefills and one that decodes have no
+    step together."""
+    over = ("--sweep", "tp=1,2", *MACHINE)
+    rows = told("time", *DRAFT, *over)
+    for tp, row in zip((1, 2), rows, strict=True):
+        alone = told("time", *DRAFT, "--tp", str(tp), *MACHINE, "--no-levers")
+        assert row["time"]["step_seconds"] == alone["step_seconds"]
+        assert row["mesh"] == alone["mesh"]
+        assert row["fit"] == alone["fit"]
+    job = library.job(
+        "llama3-8b",
+        sizes=dict(each.split("=") for each in SIZES.split(",")),  # type: ignore[arg-type]
+        serve="decode",
+        batch=8,
+        context=64,
+        speculative=3,
+        draft=DRAFT[-1],
+    )
+    assert (
+        json.loads(json.dumps(job.sweep({"tp": [1, 2]}, machine="h100-sxm", jobs=1).rows())) == rows
+    )
+    ran = stagec("time", *APART, "--sweep", "tp=2", *MACHINE)
+    assert ran.code == 1
+    assert "a pod that prefills and one that decodes have a step each" in ran.out
+
+
+@pytest.mark.long
+def test_what_would_make_pods_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command that it prints works when pasted, and holds what it says."""
+    monkeypatch.setattr(suggestions, "BUDGET", 6)
+    ran = stagec("memory", *PARTS, "--limit", "2GiB", "--advise")
+    assert ran.code == 1
+    assert "main: most of it is stash" in ran.err
+    table = re.findall(r"^  \[\d\]   (.*?)  +([0-9.]+ [MG]iB)  ", ran.err, re.M)
+    commands = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
+    assert len(table) == len(commands) > 1
+    for (_, peak), command in list(zip(table, commands, strict=True))[:2]:
+        pods = told(*shlex.split(command))["pods"].values()
+        assert bytes_text(max(c["peak"] for p in pods for c in p["classes"])) == peak
+        assert all(p["fit"]["fits"] for p in pods)
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ("x/0", "the stages are prefill/0 to 0, decode/0 to 0"),
+        ("decode/1", "--stage decode/1: there is no such stage"),
+        ("decode/", "is not a valid integer"),
+    ],
+)
+def test_stages_that_pods_do_not_have(stage: str, says: str) -> None:
+    ran = stagec("memory", *APART, "--stage", stage)
+    assert ran.code in (1, 2)
+    assert says in ran.err
+
+
+def test_a_snapshot_is_of_the_stage_of_a_pod(tmp_path: Path) -> None:
+    """Another pod has other bytes; without a name it is the pod that holds most."""
+    sizes: dict[str, bytes] = {}
+    for stage in ("prefill/0", "decode/0", "0"):
+        file = tmp_path / "snapshot.pickle"
+        assert stagec("memory", *APART, "--snapshot", file, "--stage", stage).code == 0
+        sizes[stage] = file.read_bytes()
+    assert sizes["prefill/0"] != sizes["decode/0"]
+    assert sizes["0"] == sizes["prefill/0"]
