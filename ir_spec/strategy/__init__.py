@@ -33,6 +33,7 @@ from stagec.ir_spec.strategy.redundant_experts import CopiesOp
 from stagec.ir_spec.strategy.ring import RingOp
 from stagec.ir_spec.strategy.routing import RoutingOp
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsOp
+from stagec.ir_spec.strategy.scheduler import SchedulerOp
 from stagec.ir_spec.strategy.selective import SelectiveOp
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
@@ -75,6 +76,7 @@ STATEMENTS: tuple[Statement, ...] = (
     LossOp(),
     KernelsOp(),
     HostsOp(),
+    SchedulerOp(),
     SustainedOp(),
     CollectivesOp(),
     MoeOp(),

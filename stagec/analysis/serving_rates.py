@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagec.analysis.steady_server import PromptChunks
+
 
 @dataclass(frozen=True, slots=True)
 class PodStep:
@@ -64,14 +66,43 @@ def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
         tokens/s = B O / cycle
         TPOT = t_decode + (B / b - 1) t_prefill / O
 
-    the last one since a sequence waits for the prompts of others, not for its own. Sequences that
-    prefill and decode in one step (chunks beside tokens) share the weights that are read, and come
-    out somewhat faster. Steady state: each sequence that ends is followed by another one.
+    the last one since a sequence waits for the prompts of others, not for its own. Steady state:
+    each sequence that ends is followed by another one.
     """
     turns = decode.sequences / prefill.sequences
     cycle = output * decode.seconds + turns * prefill.seconds
     tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / output
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
+
+
+def beside(decode: PodStep, mixed: PodStep, work: PromptChunks, output: int) -> ServingRates:
+    """The same ranks prefill and decode in the same steps: `decode` and `mixed` are a step without
+    and with chunks of so many prompts, as `work` has them for each group of ranks in a share s of
+    the steps. Of a sequence
+
+        TPOT = t_decode + s (B - 1) / B (t_mixed - t_decode)
+
+    as it waits for the prompts of others, not for its own. The ranks end
+
+        requests/s = B / ((O - 1) (t_decode + s (t_mixed - t_decode)))
+
+    Where prompts come faster than steps take them (s > 1), each step has chunks, so m steps of a
+    prompt bound the rate, requests/s = n / (m t_mixed) with n prompts at a time, and what is left
+    of the B sequences that the server has at any time waits (Little's law):
+
+        TTFT = request + B / (requests/s) - (O - 1) TPOT
+    """
+    count, turns = decode.sequences, output - 1
+    share, more = min(1.0, work.share), mixed.seconds - decode.seconds
+    tpot = decode.seconds + share * (count - 1) / count * more
+    first = work.steps * mixed.seconds
+    if work.keeps_up:
+        rate = count / (turns * (decode.seconds + share * more))
+    else:
+        rate = mixed.sequences / first
+        first = max(first, count / rate - turns * tpot)
+    prefill = PodStep(mixed.sequences, first, mixed.ranks, request=mixed.request)
+    return _rates(prefill, decode, output, tpot, rate * output, 0.0)
 
 
 def disaggregated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:

@@ -15,7 +15,8 @@ from math import ceil, floor
 @dataclass(frozen=True, slots=True)
 class PromptChunks:
     """How the prompts of a group of ranks go through its steps: `steps` of a prompt with `size`
-    tokens each, of so many `prompts` at a time. `share` is that of the steps that have some."""
+    tokens each, of so many `prompts` at a time. `share` is that of the steps that have some; above
+    1, prompts come faster than steps take them."""
 
     steps: int
     size: int
@@ -27,14 +28,19 @@ class PromptChunks:
         """Tokens of a prompt that are cached before one of its steps, in the mean."""
         return self.size * (self.steps - 1) // 2
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether steps take prompts as fast as they come."""
+        return self.share <= 1
+
 
 def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunks | None:
     """The chunks of prompts beside so many `sequences` that decode, in steps of at most `budget`
-    tokens; None if prompts would come faster than these steps take them.
+    tokens; None if these have no room for any.
 
     In O - 1 steps each of the B sequences is replaced once, so B prompts of P tokens are computed,
     each in m = ceil(P / (T - B)) steps of T - B tokens. Where a whole prompt is within the budget,
-    as many are together as keep up.
+    as many are together as keep up, if there is room for so many.
     """
     room, turns = budget - sequences, output - 1
     if room < 1:
@@ -42,12 +48,8 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
     steps = ceil(prompt / room)
     prompts = 1
     if steps == 1:
-        prompts = max(1, ceil(sequences / turns))
-        if prompts * prompt > room:
-            return None
+        prompts = min(max(1, ceil(sequences / turns)), room // prompt)
     share = sequences * steps / (prompts * turns)
-    if share > 1:
-        return None
     return PromptChunks(steps, ceil(prompt / steps), prompts, share)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
+from stagec.analysis.serving_rates import PodStep, ServingRates, beside, colocated, disaggregated
+from stagec.analysis.steady_server import chunks
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
@@ -18,9 +19,10 @@ from stagec.answers.requests.run import Handover, serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.time.timed import time_job
 from stagec.ir.drafts import DRAFT
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
     guests,
@@ -42,6 +44,7 @@ from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.pipeline.verify import verify_module
+from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.time.streams import PICOSECONDS
@@ -56,6 +59,8 @@ Found = TypeVar("Found")
 
 #: The largest batch that is tried.
 LARGEST = 1 << 16
+#: A step of which only the strategy matters.
+_ONE = "decode=1x1"
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
 
 
@@ -80,8 +85,9 @@ def serve(
     and tokens per second, over batches, or of requests over time.
 
     Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
-    decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others
-    decode, with that of --decode. Engines capture steps as graphs, so hosts do not hold devices up.
+    decode, with --prompt-steps beside in the same steps, as engines do; with --serve disaggregated
+    some pods prefill, with the strategy of --prefill, and others decode, with that of --decode.
+    Engines capture steps as graphs, so hosts do not hold devices up.
 
         stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
 
@@ -344,9 +350,9 @@ def _rows(
 ) -> Iterator[ServedBatch]:
     """A row for each batch: those that are wanted, or as they double, while they fit. Of each
     sequence a step gives the tokens that are `accepted`."""
-    rates = disaggregated if apart else colocated
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
     decode = options[DECODE].changed(context=held)
+    mixes = None if apart else _Mixing.of(options[DECODE], options[PREFILL], output)
     problem: DiagnosticError | None = None
     found = False
     for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
@@ -364,10 +370,63 @@ def _rows(
             return
         ranks = report.ranks if apart else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, report.step_seconds / accepted, ranks)
-        found_rates = rates(prefill, engine, output)
-        yield ServedBatch(found_rates, (prefill, engine), ranks, fit, report.cautions)
+        if mixes is not None:
+            rates = mixes.rates(engine, machine, session)
+        else:
+            rates = (disaggregated if apart else colocated)(prefill, engine, output)
+        yield ServedBatch(rates, (prefill, engine), ranks, fit, report.cautions)
     if not found and problem is not None:
         raise problem
+
+
+@dataclass(frozen=True)
+class _Mixing:
+    """Prompts of so many tokens in steps of sequences that decode, as `rule` says it; `groups` of
+    ranks have sequences of their own."""
+
+    options: JobOptions
+    rule: SchedulerRule
+    groups: int
+    prompt: int
+    output: int
+
+    @classmethod
+    def of(cls, decode: JobOptions, prefill: JobOptions, output: int) -> _Mixing | None:
+        """That of a server; None where prompts have steps of their own, as those of pipeline
+        stages, of drafts and of parts have."""
+        if decode.pp > 1 or decode.speculative or has_pods(decode) or has_pods(prefill):
+            return None
+        module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
+        strategy = read_strategy(module)
+        rule = strategy.one(SchedulerRule)
+        if rule.prompts != BESIDE:
+            return None
+        if prefill.chunk is not None:
+            rule = replace(rule, tokens=min(rule.tokens, prefill.chunk))
+        return cls(decode, rule, module.env[strategy.batch], prefill.prompt or 1, output)
+
+    def rates(self, decode: PodStep, machine: Machine, session: Session) -> ServingRates:
+        """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
+        batch = decode.sequences
+        each, past = -(-batch // self.groups), self.options.context or 0
+        work = chunks(each, self.rule.tokens, self.prompt, self.output)
+        if work is None:
+            raise error(
+                f"a step of {self.rule.tokens:,} tokens has no room for prompts beside {each:,} "
+                "sequences that decode",
+                remedy="give smaller --batches, or more --step-tokens",
+            )
+        step = step_of(
+            [
+                SequenceClass(1, past + self.prompt + self.output // 2, 1, each),
+                SequenceClass(work.size, past + work.past, 1, work.prompts),
+            ]
+        )
+        asked = self.options.changed(serve=MIXED, step=str(step), context=None)
+        report = _step(asked, machine, session)
+        prompts = work.prompts * min(self.groups, batch)
+        mixed = PodStep(prompts, report.step_seconds, decode.ranks, request=_request(report))
+        return beside(decode, mixed, work, self.output)
 
 
 def _best(

@@ -8,10 +8,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import room_of
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.step_modules import StepModules
 from stagec.memory.timeline import CACHES
 from stagec.serving.requests import Request
 from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -41,12 +43,14 @@ def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> St
 
 def cache_room(modules: StepModules, machine: Machine, largest: Step, tokens: int) -> Room:
     """The room for caches beside weights and the activations of the `largest` step, in blocks of so
-    many tokens. Layers that keep a window count as if they kept all tokens. Raises
-    `DiagnosticError` if there is none."""
+    many tokens, within the share of memory that `stg.scheduler` says. Layers that keep a window
+    count as if they kept all tokens. Raises `DiagnosticError` if there is none."""
     from stagec.output.tables import bytes_text
 
     full = modules.compiled(largest).figures()
-    room = room_of(machine, full.mesh)
+    room = (
+        read_strategy(modules.builder.module).one(SchedulerRule).room(room_of(machine, full.mesh))
+    )
     taken = [sum(held.values()) - held.get(CACHES, 0) for held in full.by_stage]
     if max(taken) > room:
         needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))

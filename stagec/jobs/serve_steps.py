@@ -13,8 +13,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir.serving import MIXED
+from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.admission import Room, largest_step
-from stagec.jobs.request.steps import BLOCK, BUDGET, MAX_STEPS, SEQUENCES, TICK
+from stagec.jobs.request.steps import BLOCK, MAX_STEPS, SEQUENCES, TICK
 from stagec.jobs.session import Session
 from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Duration, Engine, Served, Stretch

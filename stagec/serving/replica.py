@@ -1,9 +1,9 @@
 """A replica of a server over time: which requests run, and when its next step ends.
 
-Batching is that of the policy `fcfs` (`stagec.serving.policy`), in time that does not depend on how
-many sequences run: sequences that decode all grow by a token a step, so only their number, the sum
-of their contexts and the step at which each ends are kept, and of their pages how many sequences
-have how many tokens in their last one.
+Batching is that of the policy `fcfs` (`stagec.serving.policy`), with what `stg.scheduler` says of
+prompts and admission, in time that does not depend on how many sequences run: sequences that decode
+all grow by a token a step, so only their number, the sum of their contexts and the step at which
+each ends are kept, and of their pages how many sequences have how many tokens in their last one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
+from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.serving.policy import ServerLimits
 from stagec.serving.prefixes import PrefixCache
 from stagec.serving.requests import Request
@@ -21,6 +22,8 @@ from stagec.serving.requests import Request
 #: Units of time in a second: times are whole femtoseconds, so that slopes of a step's time a token
 #: are whole numbers as well, and steps that are added up at once give what they give one by one.
 SECOND = 10**15
+#: More than all steps, and all pages.
+_ENDLESS = 1 << 62
 #: More than the replicas of a server.
 _STAMPS = 1 << 20
 
@@ -115,7 +118,8 @@ class Tally:
 class Replica:
     """One replica. `swap` is the time to move a token's keys and values to or from the host; 0: a
     sequence that is preempted is computed again. A replica that only `prefills` hands each request
-    over when its prompt is there."""
+    over when its prompt is there. `scheduler` says whether prompts have steps of their own, and
+    when requests are let in; tokens of a step are those of `limits`."""
 
     def __init__(
         self,
@@ -126,10 +130,13 @@ class Replica:
         prefix_block: int = 0,
         swap: int = 0,
         prefills: bool = False,
+        scheduler: SchedulerRule | None = None,
     ) -> None:
+        self.scheduler = scheduler or SchedulerRule()
+        self.alone = self.scheduler.prompts == ALONE
         self.number, self.limits, self.costs = number, limits, costs
         self.swap, self.prefills = swap, prefills
-        self.free = limits.blocks if limits.blocks is not None else 1 << 62
+        self.free = limits.blocks if limits.blocks is not None else _ENDLESS
         self.room = self.free
         self.waiting: deque[ServedRequest] = deque()
         self.running = 0
@@ -148,6 +155,10 @@ class Replica:
         self._phases = [0] * limits.block
         self._partial: ServedRequest | None = None
         self._stamp = number
+        self._reserved = 0  # pages that those that run take at their ends
+        self._polled = 0  # the decode step at which new requests were looked for
+        self._unseen = 0  # requests that came since, the last ones that wait
+        self._gathers: int | None = None  # the decode step since which prompts wait for others
 
     @property
     def load(self) -> int:
@@ -163,20 +174,66 @@ class Replica:
 
     def plan(self, now: int) -> StepsUnderWay | None:
         """The steps that come next; None if there is nothing to do."""
+        if not self._decoding:
+            self._polled, self._unseen = self._steps, 0
         chunks: list[tuple[ServedRequest, int]] = []
         before = self.tally.preempted
         delay = self._make_room()
-        budget = self.limits.tokens - self._decoding
+        budget = self._budget
         if (partial := self._partial) is not None:
             budget -= self._take(partial, min(partial.left, budget), chunks)
         gave_up = self.tally.preempted > before
-        if self.waiting and not gave_up:
+        held = self._held_up()
+        if self.waiting and not gave_up and not held:
             delay += self._admit(budget, chunks)
         if not self._decoding and not chunks:
             return None
-        most = 1 if gave_up or delay else 1 << 62
+        most = 1 if gave_up or delay else min(held or _ENDLESS, self._until_poll())
         self.way = self._under_way(now, delay, chunks, most)
         return self.way
+
+    @property
+    def _budget(self) -> int:
+        """The tokens of chunks that a step has room for."""
+        return self.limits.tokens - (0 if self.alone else self._decoding)
+
+    def receive(self, job: ServedRequest) -> None:
+        """A request comes."""
+        self.waiting.append(job)
+        self._unseen += self.scheduler.poll > 1
+
+    def looks(self, now: int) -> bool:
+        """Cut the steps under way, if they only decode, to where a request that has just come may
+        be let in; whether they end sooner than before."""
+        if self.running >= self.limits.sequences:
+            return False
+        if len(self.waiting) > 1 and not self.scheduler.gather:
+            return False  # the first one that waits has cut them
+        return self.cut(now)
+
+    def _held_up(self) -> int:
+        """The decode steps for which prompts wait for others, 0 where they do not."""
+        most, waiting = self.scheduler.gather, self.waiting
+        full = 9 * self.limits.tokens
+        if not (most and waiting and self._decoding) or self._partial is not None:
+            self._gathers = None
+            return 0
+        tokens = self._decoding + sum(job.left for job in waiting)
+        since = self._steps if self._gathers is None else self._gathers
+        left = since + most - self._steps
+        self._gathers = since if left > 0 and 10 * tokens < full else None
+        return 0 if self._gathers is None else left
+
+    def _until_poll(self) -> int:
+        """Decode steps until new requests are looked for, where some have come."""
+        return self._polled + self.scheduler.poll - self._steps if self._unseen else _ENDLESS
+
+    def _poll(self) -> None:
+        """Look for new requests if it is time."""
+        every = self.scheduler.poll
+        if (passed := self._steps - self._polled) >= every:
+            self._polled += passed // every * every
+            self._unseen = 0
 
     def _coming(self) -> int:
         """The pages that the sequences that decode begin in the next step."""
@@ -189,7 +246,7 @@ class Replica:
         while True:
             needed, partial = self._coming(), self._partial
             if partial is not None:
-                tokens = min(partial.left, self.limits.tokens - self._decoding)
+                tokens = min(partial.left, self._budget)
                 needed += self._grown(partial, tokens)
             if needed <= self.free:
                 return took
@@ -233,6 +290,7 @@ class Replica:
     def _release(self, job: ServedRequest) -> None:
         """Free the pages of a job, but those of prefixes that others use."""
         self.free += self.limits.blocks_for(job.cached)
+        self._reserved -= self._at_end(job)
         if self.prefixes is not None and job.shared:
             idle = self.prefixes.leave(job.shared)
             self.free -= (len(job.shared) - idle) * self.prefixes.pages
@@ -242,8 +300,10 @@ class Replica:
         """Let in those that wait while tokens, sequences and pages last; the time to swap them
         in."""
         took, limits, waiting = 0, self.limits, self.waiting
-        while waiting and budget > 0 and self.running < limits.sequences:
+        while len(waiting) > self._unseen and budget > 0 and self.running < limits.sequences:
             job = waiting[0]
+            if self.scheduler.reserve and self._reserved + self._at_end(job) > self.room:
+                break
             matched = self._matched(job)
             cached = job.cached or len(matched) * self.prefix_block
             tokens = min(job.request.prompt + job.generated - cached, budget)
@@ -258,6 +318,10 @@ class Replica:
             self._begin(job, matched)
             budget -= self._take(job, tokens, chunks)
         return took
+
+    def _at_end(self, job: ServedRequest) -> int:
+        """The pages of a job when it ends."""
+        return self.limits.blocks_for(job.request.prompt + job.request.output - 1)
 
     def _matched(self, job: ServedRequest) -> Sequence[int]:
         """The blocks of a prefix that are cached, of a job that begins."""
@@ -277,6 +341,7 @@ class Replica:
             self.tally.hits += job.cached
             job.hit = job.hit or job.cached
         self._give(self.limits.blocks_for(job.cached) - pages)
+        self._reserved += self._at_end(job)
         self._stamp += _STAMPS  # those of replicas differ
         job.stamp, job.replica = self._stamp, self.number
         self._order.append((self._stamp, job))
@@ -326,7 +391,8 @@ class Replica:
         count, total = self._decoding, self._total
         if chunks:
             pieces = [(tokens, job.cached) for job, tokens in chunks]
-            end = now + delay + self.costs.mixed(count, total, pieces)
+            beside = (0, 0) if self.alone else (count, total)
+            end = now + delay + self.costs.mixed(*beside, pieces)
             return StepsUnderWay(now, end, 1, total, None, chunks)
         line = self.costs.decode(count, total)
         steps = min(most, self._until_end(), 1 + (line.last - total) // count)
@@ -372,7 +438,9 @@ class Replica:
                 high = middle
             else:
                 low = middle + 1
-        if low == way.count:
+        passed = self._steps + low - self._polled
+        low += -passed % self.scheduler.poll
+        if low >= way.count:
             return False
         way.count = low
         way.end = way.start + self._took(way, low)
@@ -386,8 +454,12 @@ class Replica:
         self.way = None
         tally.steps += way.count
         tally.busy += way.end - way.start
-        if self._decoding:
+        if self._decoding and not (way.chunks and self.alone):
             self._advance(way.count)
+        if way.chunks:
+            self._polled, self._unseen = self._steps, 0
+        else:
+            self._poll()
         prompts = [job for job, tokens in way.chunks if self._chunk(job, tokens, now)]
         return self._ended(now), prompts
 
@@ -467,7 +539,7 @@ class Replica:
         self._order.clear()
         self._ends.clear()
         self._phases = [0] * self.limits.block
-        self._decoding = self._total = self.running = 0
+        self._decoding = self._total = self.running = self._reserved = self._unseen = 0
         self._partial, self.free = None, self.room
         if self.prefixes is not None:
             self.prefixes.clear()

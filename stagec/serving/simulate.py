@@ -161,11 +161,10 @@ class Simulation:
             return
         replica = self.route(job, up)
         self._watch(replica, now)
-        alone = not replica.waiting
-        replica.waiting.append(job)
+        replica.receive(job)
         if replica.way is None:
             self._wake(replica, now)
-        elif alone and replica.running < replica.limits.sequences and replica.cut(now):
+        elif replica.looks(now):
             replica.version += 1
             self._push(replica.way.end, _END, replica)
 

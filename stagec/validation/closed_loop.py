@@ -1,5 +1,5 @@
-"""How long requests of a closed loop wait for their first token, from the seconds of two steps: so
-many requests are there at any time, as benchmarks keep them."""
+"""Servers under closed loops, as benchmarks keep them: so many requests are there at any time.
+Their events are those of `stagec.serving`, over a few steps that are compiled."""
 
 from __future__ import annotations
 
@@ -7,59 +7,164 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from stagec.analysis.serving_rates import PodStep
-from stagec.jobs.request.steps import BUDGET
+from stagec.analysis.memory_fit import room_of
+from stagec.ir.serving import MIXED
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.steps import BLOCK
+from stagec.jobs.session import Session
+from stagec.memory.timeline import CACHES
 from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import SECOND, Replica, StepLine
 from stagec.serving.requests import Request
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
+from stagec.serving.step import SequenceClass, step_of
+from stagec.sharding.strategy import read_strategy
+from stagec.time.streams import PICOSECONDS
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
 
 #: More than the cached tokens of all sequences.
 _MOST = 1 << 60
-#: Tokens of a block of a cache, which does not run out here.
-_BLOCK = 16
+
+#: Tokens of prompts of each group in a step, and its femtoseconds.
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class TwoSteps:
-    """`StepCosts` of two steps: one that decodes takes `decode` femtoseconds, whatever is cached;
-    one with chunks of prompts takes that and `token` femtoseconds for each of their tokens, as
-    `stagec.analysis.serving_rates.colocated` has it."""
+class FewSteps:
+    """`StepCosts` between a few steps, linear in each argument: sequences that decode, of which
+    each of the `groups` of ranks has a share, take from `one` to `most` femtoseconds, with one and
+    with `count` of each group, whatever is cached. Prompts take `alone` femtoseconds, and add
+    `beside` to a step that decodes."""
 
-    decode_time: int
-    token: int
+    groups: int
+    count: int
+    one: float
+    most: float
+    alone: Points
+    beside: Points
 
     def decode(self, count: int, total: int) -> StepLine:
         """Of sequences that decode."""
-        return StepLine(self.decode_time, 0, 0, _MOST)
+        return StepLine(max(1, round(self._decode(count))), 0, 0, _MOST)
 
     def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
         """Of chunks beside them."""
-        return self.token * sum(new for new, _ in chunks) + (self.decode_time if count else 0)
+        tokens = sum(new for new, _ in chunks) / len(chunks) * -(-len(chunks) // self.groups)
+        if not count:
+            return max(1, round(_between(self.alone, tokens)))
+        return max(1, round(self._decode(count) + _between(self.beside, tokens)))
+
+    def _decode(self, count: int) -> float:
+        share = (-(-count // self.groups) - 1) / max(1, self.count - 1)
+        return self.one + share * (self.most - self.one)
 
 
-def mean_first_token(
-    prefill: PodStep, decode: PodStep, prompt: int, output: int, *, share: float, rounds: int
-) -> float:
-    """The mean seconds from a request to its first token, with what a request takes outside of its
-    steps. `prompt` and `output` are means of lengths drawn from `2 share - 1` to 1 of what is
-    stated, of which they are the `share`. The first of `rounds` requests of each sequence come at
-    once; prompts share steps of as many tokens as servers take, first come first served."""
-    source = Random(0)
+def _between(points: Points, value: float) -> float:
+    """What a line through points has at a value; beyond the last one it goes on."""
+    (x, y), *later = points
+    for i, (then, more) in enumerate(later):
+        if value <= then or i == len(later) - 1:
+            return y + (more - y) * (value - x) / (then - x)
+        x, y = then, more
+    return y
 
-    def drawn(mean: int) -> int:
-        return source.randint(max(1, round(mean * (2 - 1 / share))), round(mean / share))
 
-    count, groups = decode.sequences, prefill.sequences
-    requests = [Request(0, drawn(prompt), max(2, drawn(output))) for _ in range(count * rounds)]
-    costs = TwoSteps(
-        round(decode.seconds * SECOND), round(prefill.seconds / (prompt * groups) * SECOND)
-    )
-    limits = ServerLimits(BUDGET * groups, count, None, _BLOCK)
-    run = Simulation(
-        requests, [Replica(0, limits, costs)], ROUTERS["least-loaded"], concurrency=count
-    )
-    run.run()
-    return prefill.request + fmean(job.first - job.arrival for job in run.done) / SECOND
+@dataclass(frozen=True)
+class ClosedLoop:
+    """A server and its load: `batch` requests at any time, each followed by others, `rounds` in
+    all, the first of which come at once. `prompt` and `output` are means of lengths drawn from
+    `2 share - 1` to 1 of what is stated, of which they are the `share`."""
+
+    options: JobOptions
+    machine: Machine
+    batch: int
+    prompt: int
+    output: int
+    share: float
+    rounds: int
+
+    def means(self) -> tuple[float, float]:
+        """The mean seconds from a request to its first token, with what a request takes outside of
+        its steps, and from there from token to token. Raises `DiagnosticError`."""
+        asked = self.options.changed(serve=MIXED, step="decode=1x1", prompt=None)
+        module = JobBuilder(asked).module
+        strategy = read_strategy(module)
+        groups, rule = module.env[strategy.batch], strategy.one(SchedulerRule)
+        each = -(-self.batch // groups)
+        fits = max(1, (rule.tokens - each) // self.prompt)
+        one = self._step(1)
+        jobs = one, self._step(each), self._step(each, fits)
+        reports = [job.time(self.machine) for job in jobs]
+        single, most, full = (report.step_seconds for report in reports)
+        first, alone, all_alone = (
+            job.time(self.machine).step_seconds
+            for job in (self._step(each, 1), self._step(0, 1), self._step(0, fits))
+        )
+        size = min(self.prompt, max(1, rule.tokens - each))
+        costs = FewSteps(
+            groups,
+            each,
+            single * SECOND,
+            most * SECOND,
+            _points(single, (size, alone), (size * fits, all_alone)),
+            _points(0.0, (size, first - most), (size * fits, full - most)),
+        )
+        limits = ServerLimits(
+            rule.tokens * groups, self.batch, self._blocks(jobs[1:], groups, each, rule), BLOCK
+        )
+        replica = Replica(0, limits, costs, scheduler=rule)
+        run = Simulation(
+            self._requests(), [replica], ROUTERS["least-loaded"], concurrency=self.batch
+        )
+        run.run()
+        waits = fmean(job.first - job.arrival for job in run.done) / SECOND
+        between = fmean((job.last - job.first) / (job.request.output - 1) for job in run.done)
+        return reports[0].step.request / PICOSECONDS + waits, between / SECOND
+
+    def _step(self, decodes: int, prompts: int = 0) -> CompiledJob:
+        """A step of so many sequences of each group that decode, and so many prompts."""
+        classes = [SequenceClass(self.prompt, 0, 1, prompts)] if prompts else []
+        if decodes:
+            classes.append(SequenceClass(1, self.prompt + self.output // 2, 1, decodes))
+        asked = self.options.changed(serve=MIXED, step=str(step_of(classes)), prompt=None)
+        return CompiledJob.of(asked, Session())
+
+    def _blocks(
+        self, jobs: Sequence[CompiledJob], groups: int, each: int, rule: SchedulerRule
+    ) -> int | None:
+        """Blocks of the cache of all groups, beside weights and activations of steps: as many as
+        one request of each takes at least."""
+        decode, full = (job.figures() for job in jobs)
+        room = rule.room(room_of(self.machine, full.mesh))
+        tokens = each * (self.prompt + self.output // 2)
+        blocks = [
+            (room - sum(held.values()) + held[CACHES]) * tokens // (cached[CACHES] * BLOCK)
+            for held, cached in zip(full.by_stage, decode.by_stage, strict=True)
+            if cached.get(CACHES)
+        ]
+        least = -(-round((self.prompt + self.output) / self.share) // BLOCK)
+        return max(min(blocks), least) * groups if blocks else None
+
+    def _requests(self) -> list[Request]:
+        source = Random(0)
+
+        def drawn(mean: int) -> int:
+            least = max(1, round(mean * (2 - 1 / self.share)))
+            return source.randint(least, round(mean / self.share))
+
+        many = range(self.batch * self.rounds)
+        return [Request(0, drawn(self.prompt), max(2, drawn(self.output))) for _ in many]
+
+
+def _points(start: float, *points: tuple[int, float]) -> Points:
+    """Points in femtoseconds, of seconds; those of as many tokens are one."""
+    distinct = dict(points)
+    return [(0.0, start * SECOND), *((float(n), at * SECOND) for n, at in distinct.items())]

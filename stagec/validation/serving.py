@@ -16,7 +16,7 @@ from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
-from stagec.validation.closed_loop import mean_first_token
+from stagec.validation.closed_loop import ClosedLoop
 from stagec.validation.formula import sizes_of
 from stagec.validation.sources import ValidationSource, at, filled, validation_sources
 
@@ -76,22 +76,24 @@ class MeasuredServer:
         return str(self.flags.get("stack", "ideal"))
 
     def predicted(self) -> tuple[float, float]:
-        """The seconds to the first token and between tokens that we predict, the former of requests
-        that wait for each other where it is known how they come. Raises `DiagnosticError`."""
+        """The seconds to the first token and between tokens that we predict: of requests that wait
+        for each other and share steps where it is known how they come, else of a steady load.
+        Raises `DiagnosticError`."""
         from stagec.answers.serve import QUESTION, serve
         from stagec.answers.serve_answer import ServeAnswer
 
         options = JobOptions(self.model, sizes=self.sizes, **self.flags)
+        machine = load_machine(self.machine)
+        if self.rounds:
+            lengths = int(self.flags["prompt"]), self.output
+            loop = ClosedLoop(options, machine, self.batch, *lengths, self.lengths, self.rounds)
+            return loop.means()
         how = {"output_tokens": self.output, "batches": str(self.batch)}
         given, _ = values_of(QUESTION.options, how)
-        answer = serve(options, load_machine(self.machine), given, Session())
+        answer = serve(options, machine, given, Session())
         assert isinstance(answer, ServeAnswer), "no requests over time"
-        point = answer.points[0]
-        if not self.rounds:
-            return point.rates.ttft, point.rates.tpot
-        lengths = int(self.flags["prompt"]), self.output
-        first = mean_first_token(*point.steps, *lengths, share=self.lengths, rounds=self.rounds)
-        return first, point.rates.tpot
+        rates = answer.points[0].rates
+        return rates.ttft, rates.tpot
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import stagec as library
-from stagec.analysis.serving_rates import PodStep
+from stagec.analysis.serving_rates import PodStep, beside
+from stagec.analysis.steady_server import chunks
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
@@ -19,7 +20,7 @@ from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.software import Software
-from stagec.validation.closed_loop import mean_first_token
+from stagec.validation.closed_loop import ClosedLoop
 from stagec.validation.serving import (
     MeasuredServer,
     ServerError,
@@ -174,6 +175,36 @@ def test_ttft_has_the_time_of_a_request() -> None:
     assert [p.rates.tpot for p in before.points] == [p.rates.tpot for p in after.points]
 
 
+def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
+    """By hand: one prompt in each tenth step; and prompts that are more than steps take."""
+    decode, mixed = PodStep(10, 0.01, 1), PodStep(1, 0.03, 1, request=0.005)
+    work = chunks(10, 1034, 1024, 101)
+    assert work is not None
+    assert (work.steps, work.prompts) == (1, 1)
+    assert work.share == pytest.approx(0.1)
+    found = beside(decode, mixed, work, 101)
+    assert found.tpot == pytest.approx(0.01 + 0.1 * 0.9 * 0.02)
+    assert found.ttft == pytest.approx(0.035)
+    assert found.tokens_per_second == pytest.approx(10 / (100 * 0.012) * 101)
+    many = chunks(10, 522, 1024, 11)
+    assert many is not None
+    assert not many.keeps_up
+    late = beside(decode, mixed, many, 11)
+    assert late.tokens_per_second == pytest.approx(11 / (2 * 0.03))
+    assert (late.ttft - 0.005 + 10 * late.tpot) / (2 * 0.03) == pytest.approx(10), "Little's law"
+    assert chunks(10, 10, 1024, 11) is None
+
+
+def test_a_stack_serves_prompts_beside_decode() -> None:
+    how: dict[str, Any] = {"tp": 2, "prompt": 2048, "sizes": {"L": 4}}
+    alone, mixed = (
+        library.job("llama3-8b", prompt_steps=s, **how).serve("h200", batches="64").points[0].rates
+        for s in ("alone", "beside")
+    )
+    assert mixed.tpot < alone.tpot
+    assert mixed.ttft > alone.ttft
+
+
 @pytest.mark.parametrize(
     ("step", "gaps"), [("decode=4x100", False), ("decode=4x100,prefill=1x64+0", True)]
 )
@@ -187,23 +218,30 @@ def test_steps_that_only_decode_are_captured(step: str, gaps: bool) -> None:
 # -- measured servers ------------------------------------------------------------------------------
 
 
+def loop(batch: int, rounds: int = 3, **flags: Any) -> tuple[float, float]:
+    """Means of a closed loop of prompts of 4,096 tokens, two of which fill a step."""
+    options = JobOptions("llama3-8b", sizes={"L": 2}, prompt=4096, **flags)
+    return ClosedLoop(options, load_machine("h200"), batch, 4096, 100, 1.0, rounds).means()
+
+
 def test_requests_of_a_closed_loop_wait_for_each_other() -> None:
-    """Prompts of 4,096 tokens, two of which fill a step, in steps of 0.1 s a prompt."""
+    one, two, four = loop(1), loop(2, 1), loop(4, 1)
+    assert two[0] == pytest.approx(2 * one[0], rel=0.1), "both prompts are in the first step"
+    assert four[0] == pytest.approx((2 + 4) / 2 * one[0], rel=0.1)
+    later = loop(1, host_request="20 ms")
+    assert later[0] - one[0] == pytest.approx(0.02, rel=1e-6)
+    assert later[1] == one[1]
 
-    def first(batch: int, rounds: int) -> float:
-        prefill, decode = PodStep(1, 0.1, 8, request=0.02), PodStep(batch, 0.01, 8)
-        return mean_first_token(prefill, decode, 4096, 100, share=1, rounds=rounds)
 
-    assert first(1, 3) == pytest.approx(0.12)
-    assert first(2, 1) == pytest.approx(0.22)
-    assert first(4, 1) == pytest.approx(0.02 + (0.2 + 0.4 + 0.01) / 2, abs=3e-3), (
-        "decoded tokens count"
-    )
-    drawn = [
-        mean_first_token(PodStep(1, 0.1, 8), PodStep(8, 0.01, 8), 4096, 900, share=0.9, rounds=r)
-        for r in (1, 10)
-    ]
-    assert drawn[1] < drawn[0], "later ones come one by one"
+def test_one_request_at_a_time_shares_no_step() -> None:
+    assert loop(1, prompt_steps="alone") == loop(1)
+
+
+def test_caches_bound_the_requests_that_run() -> None:
+    """Where few fit the others wait, and those that run decode faster."""
+    free, few = (loop(64, server_memory=m, reserve_outputs=True) for m in (None, "1/100"))
+    assert few[0] > 3 * free[0]
+    assert few[1] < free[1]
 
 
 def test_measured_servers_are_complete_and_none_is_kept_aside() -> None:

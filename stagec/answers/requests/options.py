@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.request.option import AnyText, CommandOption, File, Kind, Number, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.steps import BLOCK, BUDGET, SEQUENCES, Blocks
+from stagec.jobs.request.steps import BLOCK, SEQUENCES, Blocks
 from stagec.jobs.request.times import TimeType
 from stagec.serving.arrivals import Conversations, renewal
 from stagec.serving.replica import SECOND
@@ -181,8 +182,8 @@ OVER_TIME = (
     CommandOption(
         "max_tokens",
         Whole(1),
-        f"Tokens of a step of a group, those of chunks of prompts included (default: {BUDGET:,}).",
-        BUDGET,
+        "Tokens of a step of a group, those of chunks of prompts included (default: --step-tokens, "
+        f"{BUDGET:,} or that of a --stack).",
         metavar="N",
         rare=True,
     ),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.options import asked_requests, failures, page_of, prefix_block
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room, largest_step
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.request.options import JobOptions
@@ -23,6 +24,7 @@ from stagec.serving.requests import Request, turns
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
@@ -35,10 +37,11 @@ Handover = Callable[[int], tuple[float, float]]
 
 @dataclass
 class Pool:
-    """Replicas that are alike: what compiles their steps, how long these take, what each holds and
-    how many ranks each has."""
+    """Replicas that are alike: what compiles and schedules their steps, how long these take, what
+    each holds and how many ranks each has."""
 
     modules: StepModules
+    scheduler: SchedulerRule
     costs: StepSurface | ExactSteps
     limits: ServerLimits
     room: Room | None
@@ -112,12 +115,6 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> No
             "--prefill-replicas is about pods that prefill",
             remedy="add --serve disaggregated --prefill 'tp=4' --decode 'tp=4'",
         )
-    if given["max_batch"] > given["max_tokens"]:
-        raise error(
-            f"--max-batch {given['max_batch']} sequences decode a token each, and --max-tokens "
-            f"{given['max_tokens']} is less",
-            remedy="give a step at least as many tokens as sequences",
-        )
 
 
 def _prompted(options: JobOptions, requests: Sequence[Request]) -> JobOptions:
@@ -159,6 +156,7 @@ def _pools(
                 prefix_block=kept,
                 swap=swap,
                 prefills=prefills,
+                scheduler=pool.scheduler,
             )
             for number in range(copies * alone)
         )
@@ -185,7 +183,13 @@ def _pool(
     alone = len(modules.replicas)
     groups = modules.groups // alone
     block = page_of(options)
-    tokens, sequences = given["max_tokens"], given["max_batch"]
+    scheduler = read_strategy(modules.builder.module).one(SchedulerRule)
+    tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
+    if sequences > tokens:
+        raise error(
+            f"--max-batch {sequences} sequences decode a token each, and a step has {tokens}",
+            remedy="give a step at least as many tokens as sequences: --max-tokens",
+        )
     room, blocks = None, given["cache_blocks"]
     if blocks is None:
         room = cache_room(modules, machine, largest_step(requests, tokens, sequences), block)
@@ -200,7 +204,7 @@ def _pool(
     costs = (
         StepSurface(exact, points, groups, given["seed"]) if points else ExactSteps(exact, groups)
     )
-    return Pool(modules, costs, limits, room, ranks // alone, [])
+    return Pool(modules, scheduler, costs, limits, room, ranks // alone, [])
 
 
 def _swap(pool: Pool, machine: Machine) -> int:

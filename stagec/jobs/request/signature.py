@@ -256,6 +256,23 @@ class JobFlags(TypedDict, total=False):
     #: Of serving: the time of a request before its first step and behind it, such as '10 ms'
     #: (default: none).
     host_request: str | None
+    #: Of serving: prompts share steps with sequences that decode (beside), or have steps of their
+    #: own, for which these wait (alone).
+    prompt_steps: Literal["any", "beside", "alone"] | None
+    #: Of serving: the most tokens of a step of a group of ranks, those of chunks of prompts
+    #: included.
+    step_tokens: int | None
+    #: Of serving: the share of a device's memory that weights, activations and caches take, such as
+    #: 9/10: all if it is left out.
+    server_memory: float | str | None
+    #: Of serving: a request is let in when the cache has room for all of its tokens, so that none
+    #: is preempted.
+    reserve_outputs: bool | None
+    #: Of serving: new requests are looked for before each N-th step that decodes.
+    scheduler_poll: int | None
+    #: Of serving: steps that decode for which prompts wait for others at most, until they fill 9/10
+    #: of the tokens of a step.
+    scheduler_gather: int | None
     #: The share of their speed that products and attention keep in a step, such as 9/10: of the
     #: machine if it is left out.
     sustained: float | str | None

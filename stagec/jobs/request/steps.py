@@ -8,15 +8,15 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir.serving import MIXED
+from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.jobs.request.options import JobOptions
 
-#: What a server takes by default: vLLM v1's budget of tokens of a step on cards of 70 GiB and more,
-#: and sequences at once (vllm/engine/arg_utils.py).
-BUDGET, SEQUENCES = 8192, 256
+#: The sequences that a server takes at once by default (vllm/engine/arg_utils.py).
+SEQUENCES = 256
 #: Tokens of a block of its cache (vLLM's default on GPUs).
 BLOCK = 16
 #: Nanoseconds of a step where nothing says how long it takes.

@@ -200,7 +200,7 @@ class _Timing:
     def _mixed(self, budget: int, each: int) -> MixedPoint | None:
         load = self.task.load
         work = chunks(each, budget, load.prompt, load.output)
-        decode = self._decode(each) if work is not None else None
+        decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
         classes = [

@@ -1,0 +1,133 @@
+"""How a server puts requests into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, fraction
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+
+#: What a step takes by default: vLLM v1's budget of tokens on cards of 70 GiB and more
+#: (vllm/engine/arg_utils.py).
+BUDGET = 8192
+ANY, BESIDE, ALONE = "any", "beside", "alone"
+
+
+@dataclass(frozen=True)
+class SchedulerRule(Record):
+    """How a server puts requests into steps."""
+
+    prompts: str = parameter(
+        "name",
+        "beside: prompts share steps with sequences that decode; alone: steps have prompts only, "
+        "while these wait; any: beside in requests over time, alone in steady batches",
+        default=ANY,
+        choices=(ANY, BESIDE, ALONE),
+        flag=Flag(
+            "prompt_steps",
+            "Of serving: prompts share steps with sequences that decode (beside), or have steps of "
+            "their own, for which these wait (alone).",
+            rare=True,
+            software=True,
+        ),
+    )
+    tokens: int = parameter(
+        "int",
+        "the most tokens of a step of a group of ranks, those of chunks of prompts included",
+        default=BUDGET,
+        least=1,
+        flag=Flag(
+            "step_tokens",
+            "Of serving: the most tokens of a step of a group of ranks, those of chunks of prompts "
+            "included.",
+            metavar="N",
+            rare=True,
+            software=True,
+        ),
+    )
+    memory: Expr | None = parameter(
+        "ratio",
+        "the share of a device's memory that weights, activations and caches take",
+        least=0,
+        flag=Flag(
+            "server_memory",
+            "Of serving: the share of a device's memory that weights, activations and caches take, "
+            "such as 9/10: all if it is left out.",
+            rare=True,
+            software=True,
+        ),
+    )
+    reserve: bool = parameter(
+        "flag",
+        "a request runs when there is room for all of its tokens, so none is preempted",
+        flag=Flag(
+            "reserve_outputs",
+            "Of serving: a request is let in when the cache has room for all of its tokens, so "
+            "that none is preempted.",
+            rare=True,
+            software=True,
+        ),
+    )
+    poll: int = parameter(
+        "int",
+        "new requests are looked for before each so many-th step that decodes",
+        default=1,
+        least=1,
+        flag=Flag(
+            "scheduler_poll",
+            "Of serving: new requests are looked for before each N-th step that decodes.",
+            metavar="N",
+            rare=True,
+            software=True,
+        ),
+    )
+    gather: int = parameter(
+        "int",
+        "steps that decode for which prompts wait for others, up to 9/10 of the tokens of a step",
+        default=0,
+        least=0,
+        flag=Flag(
+            "scheduler_gather",
+            "Of serving: steps that decode for which prompts wait for others at most, until they "
+            "fill 9/10 of the tokens of a step.",
+            metavar="N",
+            rare=True,
+            software=True,
+        ),
+    )
+
+    def room(self, bytes_: int) -> int:
+        """What a server takes of so many bytes."""
+        return bytes_ if self.memory is None else int(bytes_ * fraction(self.memory))
+
+
+class SchedulerOp(Statement):
+    """How a server puts requests into steps.
+
+    With prompts `beside`, as under vLLM v1 and TensorRT-LLM, a step has the next token of each
+    sequence that decodes and chunks of prompts, `tokens` in all: weights are read once for both.
+    With prompts `alone`, SGLang's default, sequences that decode wait while prompts have steps of
+    their own.
+
+    `memory` is vLLM's `gpu_memory_utilization` and SGLang's `mem_fraction_static`. With `reserve`
+    a request is let in when the cache has room for its prompt and all that it may generate
+    (TensorRT-LLM, GUARANTEED_NO_EVICT); else it is let in with its first chunk, and preempted where
+    blocks run out. `poll` is SGLang's `scheduler_recv_interval`: new requests are looked for every
+    so many steps that decode, and behind each step with prompts. `gather` is TensorRT-LLM's
+    `batch_wait_timeout_iters`: while others decode, prompts wait for so many steps unless they and
+    these have 9/10 of `tokens` (`batch_wait_max_tokens_ratio`).
+
+    It says when things happen, not what: the program of a step is the same.
+    """
+
+    name, record = "stg.scheduler", SchedulerRule
+    section = Section.SERVING
+    example = "stg.scheduler[prompts = beside, tokens = 8192, memory = 9/10]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        share = op.expr("memory") if "memory" in op.attrs else None
+        if share is not None and (share.symbols or not 0 < fraction(share) <= 1):
+            yield f"expects 'memory' to be more than 0 and at most 1, found {share}"
