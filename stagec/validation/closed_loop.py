@@ -11,10 +11,11 @@ from statistics import fmean
 from stagec.analysis.serving_rates import PodStep
 from stagec.jobs.request.steps import BUDGET
 from stagec.serving.policy import ServerLimits
-from stagec.serving.replica import SECOND, Replica, StepLine
+from stagec.serving.replica import Replica
 from stagec.serving.requests import Request
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
+from stagec.serving.step_times import SECOND, StepLine
 
 #: More than the cached tokens of all sequences.
 _MOST = 1 << 60

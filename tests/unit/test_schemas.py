@@ -39,6 +39,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "requests to pods": (
         *("serve", *SERVER, *PODS, "--concurrency", "2", "--count", "4", "--tpot", "1us", *H100),
     ),
+    "requests to replicas that come and go": (
+        *("serve", *SERVER, "--rate", "90", "--count", "9", *_LENGTHS, *H100),
+        *("--autoscale", "1..2", "--mtbf", "30ms", "--price", "2"),
+    ),
     "serve within limits": ("serve", *SERVER, *_LIMITED, "--machine", "mi300x"),
     "search": ("search", *JOB, *SPACE, *H100),
     "search, all of it": ("search", *JOB, *SPACE, *H100, "--sensitivity", "--neighbours"),

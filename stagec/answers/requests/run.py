@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
-from stagec.answers.requests.options import asked_requests, failures, page_of, prefix_block
+from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
+from stagec.answers.requests.options import asked_requests, page_of, prefix_block
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.jobs.admission import Room, cache_room, largest_step
 from stagec.jobs.pod_options import options_of_pod
@@ -17,12 +18,14 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import ExactSteps, StepSurface
+from stagec.serving.fleet import FleetPlan
 from stagec.serving.policy import ServerLimits
-from stagec.serving.replica import SECOND, Replica
+from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, turns
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
@@ -35,8 +38,8 @@ Handover = Callable[[int], tuple[float, float]]
 
 @dataclass
 class Pool:
-    """Replicas that are alike: what compiles their steps, how long these take, what each holds and
-    how many ranks each has."""
+    """Replicas that are alike: what compiles their steps, how long these take, what each holds, how
+    many ranks each has, and how they come and go."""
 
     modules: StepModules
     costs: StepSurface | ExactSteps
@@ -44,6 +47,7 @@ class Pool:
     room: Room | None
     ranks: int
     replicas: list[Replica]
+    plan: FleetPlan
 
 
 def serve_requests(
@@ -75,6 +79,8 @@ def serve_requests(
                 sent,
                 given["concurrency"],
                 failures(given, len(prefills), len(decode.replicas)),
+                decode.plan,
+                pools[PREFILL].plan if apart else FleetPlan(),
                 done,
                 progress,
             )
@@ -112,6 +118,11 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> No
             "--prefill-replicas is about pods that prefill",
             remedy="add --serve disaggregated --prefill 'tp=4' --decode 'tp=4'",
         )
+    if scaling_of(given, prefills=True) is not None and not apart:
+        raise error(
+            "--autoscale prefill:... is about pods that prefill",
+            remedy="leave prefill: out, or add --serve disaggregated",
+        )
     if given["max_batch"] > given["max_tokens"]:
         raise error(
             f"--max-batch {given['max_batch']} sequences decode a token each, and --max-tokens "
@@ -146,8 +157,8 @@ def _pools(
     pools: dict[str, Pool] = {}
     for pod, own in each.items():
         prefills = pod == PREFILL
-        copies = (given["prefill_replicas"] or 1) if prefills else given["replicas"]
-        pool = _pool(own, machine, given, requests, session)
+        copies = replicas_of(given, prefills=prefills)[1]
+        pool = _pool(own, machine, given, requests, session, prefills=prefills)
         alone = len(pool.modules.replicas)
         swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
         kept = prefix_block(own, given, requests) if prefills or not apart else 0
@@ -173,6 +184,8 @@ def _pool(
     given: Mapping[str, Any],
     requests: Sequence[Request],
     session: Session,
+    *,
+    prefills: bool,
 ) -> Pool:
     modules = StepModules(options.changed(serve=None, prompt=None, context=None), session)
     mesh = modules.builder.module.mesh
@@ -184,6 +197,11 @@ def _pool(
     ranks = prod(n or 1 for n in mesh.sizes.values()) if mesh else 1
     alone = len(modules.replicas)
     groups = modules.groups // alone
+    if alone > 1 and given["autoscale"]:
+        raise error(
+            f"--autoscale starts copies of the job, and each is {alone} replicas (--dp)",
+            remedy="leave --dp out: each replica is a copy then",
+        )
     block = page_of(options)
     tokens, sequences = given["max_tokens"], given["max_batch"]
     room, blocks = None, given["cache_blocks"]
@@ -200,7 +218,17 @@ def _pool(
     costs = (
         StepSurface(exact, points, groups, given["seed"]) if points else ExactSteps(exact, groups)
     )
-    return Pool(modules, costs, limits, room, ranks // alone, [])
+    plan = plan_of(given, limits.sequences, lambda: _start(modules, machine), prefills=prefills)
+    if alone > 1:  # all of them are there
+        plan = replace(plan, first=None)
+    return Pool(modules, costs, limits, room, ranks // alone, [], plan)
+
+
+def _start(modules: StepModules, machine: Machine) -> int:
+    """Femtoseconds in which the weights of a rank come from its host."""
+    held = modules.compiled(step_of([SequenceClass(1, 1, 1, 1)])).figures().by_stage
+    bytes_ = max(each.get("parameters", 0) for each in held)
+    return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
 
 
 def _swap(pool: Pool, machine: Machine) -> int:
