@@ -90,7 +90,7 @@ def serve(
     """
     asked = on_machine(options, needed(machine))
     if is_over_time(given):
-        caches = partial(_handover, needed(machine), session.aside())
+        caches = partial(handover_between, needed(machine), session.aside())
         return serve_requests(asked, needed(machine), given, session, caches)
     answer = _served(asked, needed(machine), session, given, take_acceptance(asked, given))
     session.remark(*answer.cautions)
@@ -237,7 +237,7 @@ def sending(
     return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
 
 
-def _handover(machine: Machine, session: Session, options: JobOptions) -> Handover:
+def handover_between(machine: Machine, session: Session, options: JobOptions) -> Handover:
     """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
     that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
     decodes = options_of_pod(DECODE, options.changed(batch=None))

@@ -59,37 +59,60 @@ def serve_requests(
 ) -> RequestsAnswer:
     """Serve requests over time; `handover` is asked for that of two pods. Raises
     `DiagnosticError`, `OSError`."""
+    with session.once() as aside, session.progress("serving", "requests") as progress:
+        server = made_server(options, machine, given, aside, handover, progress)
+        run, every = server.run, server.requests
+        try:
+            run.run()
+        except KeyboardInterrupt:
+            session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
+            raise
+        return answer_of(machine, given, every, run, server.pools)
+
+
+@dataclass(frozen=True)
+class MadeServer:
+    """A server before it runs: its requests, each turn of a conversation one, and its replicas by
+    what they do."""
+
+    requests: Sequence[Request]
+    pools: Mapping[str, Pool]
+    run: Simulation
+
+
+def made_server(
+    options: JobOptions,
+    machine: Machine,
+    given: Mapping[str, Any],
+    session: Session,
+    handover: Callable[[JobOptions], Handover],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> MadeServer:
+    """The server of options and the requests to it. Raises `DiagnosticError`, `OSError`."""
     apart = options.serve == DISAGGREGATED
     _refuse(options, given, apart=apart)
     requests = asked_requests(options, given)
     every = list(turns(requests))
-    with session.once() as aside:
-        pools = _pools(options, machine, given, every, aside, apart=apart)
-        decode = pools[DECODE]
-        prefills = pools[PREFILL].replicas if apart else []
-        sent = _femtoseconds(handover(_prompted(options, every))) if apart else None
-        done = ceil(given["until"] * len(every)) if given["until"] is not None else None
-        _check(every, list(pools.values()), aside)
-        with session.progress("serving", "requests") as progress:
-            run = Simulation(
-                requests,
-                decode.replicas,
-                ROUTERS[given["route"]],
-                prefills,
-                sent,
-                given["concurrency"],
-                failures(given, len(prefills), len(decode.replicas)),
-                decode.plan,
-                pools[PREFILL].plan if apart else FleetPlan(),
-                done,
-                progress,
-            )
-            try:
-                run.run()
-            except KeyboardInterrupt:
-                session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
-                raise
-        return answer_of(machine, given, every, run, pools)
+    pools = _pools(options, machine, given, every, session, apart=apart)
+    decode = pools[DECODE]
+    prefills = pools[PREFILL].replicas if apart else []
+    sent = _femtoseconds(handover(_prompted(options, every))) if apart else None
+    done = ceil(given["until"] * len(every)) if given["until"] is not None else None
+    _check(every, list(pools.values()), session)
+    run = Simulation(
+        requests,
+        decode.replicas,
+        ROUTERS[given["route"]],
+        prefills,
+        sent,
+        given["concurrency"],
+        failures(given, len(prefills), len(decode.replicas)),
+        decode.plan,
+        pools[PREFILL].plan if apart else FleetPlan(),
+        done,
+        progress,
+    )
+    return MadeServer(every, pools, run)
 
 
 def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> None:

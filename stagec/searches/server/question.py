@@ -44,6 +44,8 @@ _OTHERS = {
     "sensitivity": "it is about one step",
     "scheduler": "workers are timed on this machine; --jobs says by how many processes",
 }
+#: Servers that run over time where nothing says how many.
+VERIFIED = 3
 OBJECTIVES = (GOODPUT, "cost")
 #: Data-parallel ranks that nothing joins are workers of their own.
 _COPIES = "copies of a smaller worker"
@@ -54,7 +56,7 @@ class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
     that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
     `prices` what a rank of each machine costs an hour; `run` is the engine whose launch files are
-    wanted."""
+    wanted. So many of the best are `verified` over time."""
 
     model: JobOptions
     load: ServerLoad
@@ -68,6 +70,7 @@ class ServerQuestion:
     experts: bool = False
     run: EngineRun | None = None
     refused: Counter[str] = field(default_factory=Counter[str])
+    verified: int = VERIFIED
 
 
 def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestion:
@@ -98,6 +101,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         0,
         EXPERTS in known,
         given["emit_run"],
+        verified=given["verify"],
     )
     return _with_tasks(question, given, of_job, machines, known, layers, session)
 
