@@ -99,7 +99,7 @@ def serve(
     asked = on_machine(options, needed(machine))
     said = question_command(QUESTION.name, options, machine, QUESTION.options, given)
     if is_over_time(given):
-        caches = partial(_handover, needed(machine), session.aside())
+        caches = partial(handover_between, needed(machine), session.aside())
         over_time = serve_requests(asked, needed(machine), given, session, caches)
         return replace(over_time, command=said)
     answer = _served(asked, needed(machine), session, given, take_acceptance(asked, given))
@@ -245,7 +245,7 @@ def sending(
     return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
 
 
-def _handover(machine: Machine, session: Session, options: JobOptions) -> Handover:
+def handover_between(machine: Machine, session: Session, options: JobOptions) -> Handover:
     """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
     that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
     decodes = options_of_pod(DECODE, options.changed(batch=None))

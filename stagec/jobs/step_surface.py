@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stagec.serving.replica import StepLine
 from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.serving.step_times import StepLine
 
 #: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
 _LARGEST = 1 << 40
@@ -58,9 +58,9 @@ def grid(points: int, least: int = 1) -> list[int]:
 
 @dataclass
 class StepSurface:
-    """Femtoseconds of steps (`stagec.serving.replica.StepCosts`). `exact` is asked for the steps of
-    the grid, `points` in each doubling. Of `groups` of ranks that wait for each other each has its
-    share of the sequences of a step, rounded up."""
+    """Femtoseconds of steps (`stagec.serving.step_times.StepCosts`). `exact` is asked for the steps
+    of the grid, `points` in each doubling. Of `groups` of ranks that wait for each other each has
+    its share of the sequences of a step, rounded up."""
 
     exact: Callable[[Step], int]
     points: int = 2

@@ -17,6 +17,7 @@ from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole, swi
 from stagec.jobs.request.options import SIZES, STACK
 from stagec.searches.question import Machines, Pareto, Prices
 from stagec.searches.server.launch import EngineRunType
+from stagec.searches.server.question import VERIFIED
 from stagec.searches.serving import SERVING
 from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 
@@ -95,6 +96,14 @@ SEARCH = (
         EngineRunType(),
         "Of server: the files that start the best server with an engine, vllm, sglang or trtllm: "
         "printed, or written into a folder. Only what the engine has flags for is searched.",
+    ),
+    CommandOption(
+        "verify",
+        Whole(0, 100),
+        "Of server: how many of the best run in a closed loop over time, with as many requests as "
+        f"they have sequences (default: {VERIFIED}).",
+        VERIFIED,
+        metavar="N",
     ),
     replace(
         DRAFT_OPTION,

@@ -10,93 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.serving.policy import ServerLimits
 from stagec.serving.prefixes import PrefixCache
-from stagec.serving.requests import Request
+from stagec.serving.served import ServedRequest, StepsUnderWay
+from stagec.serving.step_times import StepCosts
 
-#: Units of time in a second: times are whole femtoseconds, so that slopes of a step's time a token
-#: are whole numbers as well, and steps that are added up at once give what they give one by one.
-SECOND = 10**15
 #: More than all steps, and all pages.
 _ENDLESS = 1 << 62
 #: More than the replicas of a server.
 _STAMPS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class StepLine:
-    """The time of a step in which `count` sequences decode, over the sum of their contexts:
-    `at + slope * (total - first)`, for totals from `first` to `last`."""
-
-    at: int
-    slope: int
-    first: int
-    last: int
-
-    def time(self, total: int) -> int:
-        """Of a step, in femtoseconds."""
-        return self.at + self.slope * (total - self.first)
-
-    def times(self, total: int, grows: int, steps: int) -> int:
-        """Of so many steps together, of which each has `grows` more tokens than the one before."""
-        return steps * self.time(total) + self.slope * grows * (steps * (steps - 1) // 2)
-
-
-class StepCosts(Protocol):
-    """How long steps take, in femtoseconds, each at least one."""
-
-    def decode(self, count: int, total: int) -> StepLine:
-        """Of `count` sequences that decode, with `total` tokens cached together."""
-        ...
-
-    def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        """Of chunks of prompts, (new tokens, cached tokens) each, beside sequences that decode."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class ServedRequest:
-    """A request while it is served: `generated` tokens are there, of which `cached` and those of
-    the prompt are in a cache (`cached` counts both) when it does not decode. Times are in
-    femtoseconds; `hit` are tokens of the prompt that a prefix cache had."""
-
-    request: Request
-    number: int
-    arrival: int
-    cached: int = 0
-    generated: int = 0
-    first: int = -1
-    last: int = -1
-    ends: int = -1  # the count of decode steps at which it ends, while it decodes
-    stamp: int = 0  # of its last admission
-    preempted: int = 0
-    hit: int = 0
-    replica: int = -1
-    swapped: bool = False
-    shared: list[int] = field(default_factory=list[int])
-
-    @property
-    def left(self) -> int:
-        """Tokens to compute before it decodes again; 1 where only the next token is missing."""
-        return self.request.prompt + self.generated - self.cached
-
-
-@dataclass(slots=True)
-class StepsUnderWay:
-    """Steps that are alike, from `start` on: `line` and `total` say how long each takes; chunks of
-    prompts are of one step alone."""
-
-    start: int
-    end: int
-    count: int
-    total: int
-    line: StepLine | None
-    chunks: list[tuple[ServedRequest, int]]
 
 
 @dataclass(slots=True)
@@ -145,7 +71,6 @@ class Replica:
         self.tally = Tally()
         self.version = 0  # of its steps under way, for whoever waits for their end
         self.stamp = 0  # how often it failed
-        self.up = True
         self.way: StepsUnderWay | None = None
         self._steps = 0  # decode steps so far
         self._decoding = 0
@@ -543,7 +468,7 @@ class Replica:
         self._partial, self.free = None, self.room
         if self.prefixes is not None:
             self.prefixes.clear()
-        self.way, self.up = None, False
+        self.way = None
         return jobs
 
     def kept_tokens(self, now: int) -> int:
@@ -565,7 +490,7 @@ class Replica:
         way = self.way
         done = 0
         if way is not None and way.line is not None:
-            while done < way.count and way.start + self._took(way, done + 1) <= now:
+            while done < way.count and way.start + self._took(way, done + 1) < now:
                 done += 1
         return done
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from stagec.serving.replica import Replica, ServedRequest
+from stagec.serving.replica import Replica
+from stagec.serving.served import ServedRequest
 
 #: Of SGLang's router (sgl-router, `cache_aware`): the difference of loads from which the least
 #: loaded replica gets a request, and the share of a prompt that has to match.

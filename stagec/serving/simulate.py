@@ -1,5 +1,5 @@
 """Requests to a server over time: arrivals, routing, steps of replicas, what is handed over between
-them, failures - the events of a heap, in order of time.
+them, replicas that come and go - the events of a heap, in order of time.
 
 Steps in which sequences only decode are one event until a sequence ends, pages run out or a
 request arrives that can be let in; adding their times up gives exactly what single steps give.
@@ -12,29 +12,27 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from stagec.serving.replica import Replica, ServedRequest
+from stagec.serving.fleet import Arrival, Failure, Fleet, FleetPlan
+from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, turns
 from stagec.serving.routing import Router
 from stagec.serving.series import TimeSeries, joined
+from stagec.serving.served import ServedRequest
+from stagec.support.diagnostics import error
 
 #: Femtoseconds of a nanosecond.
 _NANOSECOND = 10**6
 #: Jobs that end between two calls of `progress`.
 _OFTEN = 1000
+#: Failures that a request may meet while it runs.
+_MOST_FAILURES = 1000
+#: All replicas are there all the time.
+_ALL = FleetPlan()
 #: Kinds of events, in the order in which those of one time come.
-_RETURN, _FAIL, _ARRIVE, _COME, _HANDED, _END, _PLAN = range(7)
+_RETURN, _FAIL, _SCALE, _ARRIVE, _COME, _HANDED, _END, _PLAN = range(8)
 
 #: The figures of `Simulation.series`.
 FIGURES = ("busy", "running", "waiting", "pages")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A replica, by its number, that is down from `at` on for so long, in femtoseconds."""
-
-    replica: int
-    at: int
-    seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,9 @@ class Simulation:
 
     Requests arrive at their times, or with `concurrency` so many are there at any time: each that
     ends is followed by the next one. The turns of a conversation follow each other
-    (`Request.then`), and count as one request of these. Times are in femtoseconds.
+    (`Request.then`), and count as one request of these. `plan` and `prefill_plan` say how replicas
+    come and go; what one has that fails is routed anew, without its caches and with its tokens.
+    Times are in femtoseconds.
     """
 
     requests: Sequence[Request]
@@ -64,6 +64,8 @@ class Simulation:
     handover: Callable[[int], tuple[int, int]] | None = None
     concurrency: int | None = None
     failures: Sequence[Failure] = ()
+    plan: FleetPlan = _ALL
+    prefill_plan: FleetPlan = _ALL
     until: int | None = None  # stop when so many requests are done
     progress: Callable[[int, int], None] = lambda done, total: None
     done: list[ServedRequest] = field(default_factory=list[ServedRequest])
@@ -79,8 +81,9 @@ class Simulation:
         self._series = {id(r): TimeSeries(len(FIGURES)) for r in self._each}
         self._since = {id(r): 0 for r in self._each}
         self._links = {id(r): 0 for r in self.prefills}
-        self._parked: list[tuple[ServedRequest, Sequence[Replica]]] = []
-        self._down = 0
+        self.prefill_fleet = Fleet(self.prefills, self.prefill_plan, 0, self._due)
+        self.fleet = Fleet(self.replicas, self.plan, len(self.prefills), self._due)
+        self._entry = self.prefill_fleet if self.prefills else self.fleet
         self._here = self._changed = 0
 
     def _jobs(self) -> Iterator[ServedRequest]:
@@ -93,7 +96,9 @@ class Simulation:
     def run(self) -> None:
         """Serve all requests, or `until` so many are done."""
         for failure in self.failures:
-            self._push(failure.at, _FAIL, failure)
+            self._due(failure)
+        for fleet in (self.prefill_fleet, self.fleet):
+            self._scale_later(fleet, 0)
         for _ in range(self.concurrency or 1):
             self._next(0)
         most = self.until or self._all
@@ -101,6 +106,7 @@ class Simulation:
         handlers = {
             _RETURN: self._return,
             _FAIL: self._fail,
+            _SCALE: self._scale,
             _ARRIVE: self._arrive,
             _COME: self._come,
             _HANDED: self._handed,
@@ -111,10 +117,12 @@ class Simulation:
             now, kind, _, version, what = heappop(events)
             if isinstance(what, Replica) and kind >= _END and what.version != version:
                 continue
-            self.end = now if kind != _FAIL else self.end
+            self.end = now if kind not in (_FAIL, _SCALE) else self.end
             handlers[kind](now, what)
         for replica in self._each:
             self._watch(replica, self.end)
+        for fleet in (self.prefill_fleet, self.fleet):
+            fleet.note(self.end)
 
     def means(self, replicas: Sequence[Replica]) -> list[float]:
         """The means over time of `FIGURES`, of replicas together."""
@@ -122,8 +130,15 @@ class Simulation:
         return [sum(each) / max(1, self.end) for each in zip(*totals, strict=True)]
 
     def over_time(self, replicas: Sequence[Replica]) -> tuple[int, list[list[float]]]:
-        """The width of bins in femtoseconds, and the mean of each of `FIGURES` in each bin."""
-        return joined([self._series[id(r)] for r in replicas], max(1, self.end))
+        """The width of bins in femtoseconds, and the mean of each of `FIGURES`, then of each of
+        `FLEET_FIGURES`, in each bin."""
+        end = max(1, self.end)
+        width, rows = joined([self._series[id(r)] for r in replicas], end)
+        return width, [*rows, *joined([self.fleet_of(replicas).series], end)[1]]
+
+    def fleet_of(self, replicas: Sequence[Replica]) -> Fleet:
+        """How these replicas, which are alike, came and went."""
+        return self._fleet_of(replicas[0].prefills)
 
     def kept_tokens(self) -> int:
         """Tokens of requests that are not done."""
@@ -151,15 +166,14 @@ class Simulation:
     def _come(self, now: int, what: object) -> None:
         assert isinstance(what, ServedRequest)
         self._count(now, 1)
-        self._send(what, self.prefills or self.replicas, now)
+        self._send(what, self._entry, now)
 
-    def _send(self, job: ServedRequest, replicas: Sequence[Replica], now: int) -> None:
-        """Route a job; it waits where no replica is up."""
-        up = replicas if self._down == 0 else [r for r in replicas if r.up]
-        if not up:
-            self._parked.append((job, replicas))
+    def _send(self, job: ServedRequest, fleet: Fleet, now: int) -> None:
+        """Route a job; it waits where no replica takes it."""
+        if not fleet.up:
+            fleet.park(job, now)
             return
-        replica = self.route(job, up)
+        replica = self.route(job, fleet.up)
         self._watch(replica, now)
         replica.receive(job)
         if replica.way is None:
@@ -180,6 +194,8 @@ class Simulation:
         if way is not None:
             what.version += 1
             self._push(way.end, _END, what)
+        elif not what.load:
+            self._fleet_of(what.prefills).idle(what, now)
 
     def _finish(self, now: int, what: object) -> None:
         assert isinstance(what, Replica)
@@ -220,29 +236,63 @@ class Simulation:
             job.first = now
         if replica.way is None:
             self._wake(replica, now)
-        self._send(job, self.replicas, now)
+        self._send(job, self.fleet, now)
+
+    # -- replicas that come and go -----------------------------------------------------------------
+
+    def _fleet_of(self, prefills: bool) -> Fleet:
+        return self.prefill_fleet if prefills else self.fleet
+
+    def _due(self, what: Failure | Arrival) -> None:
+        self._push(what.at, _FAIL if isinstance(what, Failure) else _RETURN, what)
 
     def _fail(self, now: int, what: object) -> None:
         assert isinstance(what, Failure)
         replica = self._each[what.replica]
         self._watch(replica, now)
-        if not replica.up:
-            return  # it is down already
-        self._down += 1
+        fleet = self._fleet_of(replica.prefills)
+        if not fleet.fails(what):
+            return
         replica.version += 1
         replica.stamp += 1
         jobs = replica.fail(now)
-        self._push(now + what.seconds, _RETURN, replica)
+        fleet.fail(what, now)
         for job in jobs:  # of two pods, prompts are computed where prompts are
-            self._send(job, self.prefills or self.replicas, now)
+            if job.preempted > _MOST_FAILURES:
+                raise error(
+                    f"a request lost its caches {_MOST_FAILURES:,} times: replicas fail sooner "
+                    "than they compute its prompt",
+                    remedy="give a longer --mtbf",
+                )
+            self._send(job, self._entry, now)
 
     def _return(self, now: int, what: object) -> None:
-        assert isinstance(what, Replica)
-        self._watch(what, now)
-        what.up, self._down = True, self._down - 1
-        parked, self._parked = self._parked, []
-        for job, replicas in parked:
-            self._send(job, replicas, now)
+        assert isinstance(what, Arrival)
+        replica = self._each[what.replica]
+        self._watch(replica, now)
+        fleet = self._fleet_of(replica.prefills)
+        if fleet.arrive(what, now):
+            self._release(fleet, now)
+
+    def _release(self, fleet: Fleet, now: int) -> None:
+        for job in fleet.released(now):
+            self._send(job, fleet, now)
+
+    def _scale_later(self, fleet: Fleet, now: int) -> None:
+        if fleet.plan.autoscale is not None:
+            self._push(now + fleet.plan.autoscale.window, _SCALE, fleet)
+
+    def _scale(self, now: int, what: object) -> None:
+        """Start and stop replicas by what they did since the last time."""
+        assert isinstance(what, Fleet)
+        for replica in what.replicas:
+            self._watch(replica, now)
+        totals = [self._series[id(r)].totals for r in what.replicas]
+        for replica in what.scale(what.load([*map(sum, zip(*totals, strict=True))], now), now):
+            if not replica.load:
+                what.idle(replica, now)
+        self._release(what, now)
+        self._scale_later(what, now)
 
     # -- what is counted ---------------------------------------------------------------------------
 

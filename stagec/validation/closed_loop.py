@@ -19,12 +19,13 @@ from stagec.jobs.request.steps import BLOCK
 from stagec.jobs.session import Session
 from stagec.memory.timeline import CACHES
 from stagec.serving.policy import ServerLimits
-from stagec.serving.replica import SECOND, Replica, StepLine
+from stagec.serving.replica import Replica
 from stagec.serving.requests import Request
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
+from stagec.serving.step_times import SECOND, StepLine
 from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from stagec.serving.arrivals import renewal
 from stagec.serving.engine import Engine
+from stagec.serving.fleet import Failure
 from stagec.serving.policy import FirstComeFirstServed, ServerLimits
-from stagec.serving.replica import Replica, StepLine
+from stagec.serving.replica import Replica
 from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.routing import ROUTERS
-from stagec.serving.simulate import Failure, Simulation
+from stagec.serving.simulate import Simulation
 from stagec.serving.step import Step
+from stagec.serving.step_times import StepLine
 from tests.support import examples
 
 NANOSECOND = 10**6

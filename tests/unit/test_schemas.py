@@ -26,6 +26,10 @@ _STACK = ("--stack", "nemo")
 _PRICED = ("--price", "2,1", "--objective", "cost")
 _DRAFT = ("--speculative", "2", "--draft", "llama3-8b[L=1,D=64,F=64,V=1024,H=4,G=4,K=32]: on=model")
 _STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
+_SERVERS = (
+    *("--serve", "server", "--ranks", "2", "--prompt", "64", "--output-tokens", "8"),
+    *("--batch", "4", "--tp", "1", "--stack", "vllm", "--verify", "1", "--jobs", "1"),
+)
 COMMANDS: dict[str, tuple[str, ...]] = {
     "memory": ("memory", *JOB, "--tp", "2"),
     "memory of stages": ("memory", *JOB, "--pp", "2", "--limit", "80GiB", "--fit", "caching"),
@@ -40,6 +44,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "requests to pods": (
         *("serve", *SERVER, *PODS, "--concurrency", "2", "--count", "4", "--tpot", "1us", *H100),
     ),
+    "requests to replicas that come and go": (
+        *("serve", *SERVER, "--rate", "90", "--count", "9", *_LENGTHS, *H100),
+        *("--autoscale", "1..2", "--mtbf", "30ms", "--price", "2"),
+    ),
     "serve within limits": ("serve", *SERVER, *_LIMITED, "--machine", "mi300x"),
     "search": ("search", *JOB, *SPACE, *H100),
     "search, all of it": ("search", *JOB, *SPACE, *H100, "--sensitivity", "--neighbours"),
@@ -48,6 +56,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "search of steps": ("search", *SERVER, *_STEPS, "--jobs", "1", "--no-cache", *H100),
     "search of pods": ("search", *WHISPER, *PART, *SPACE, *H100, "--neighbours", "--sensitivity"),
     "sweep of pods": ("memory", *SERVER, *PODS, "--batch", "4", "--sweep", "tp=1,2"),
+    "servers": ("search", *SERVER, *_SERVERS, "--emit-run", "vllm", *H100),
+    "servers that do not run": (
+        *("search", *SERVER, *_SERVERS, "--pp", "2", "--price", "2", *H100),
+    ),
     "search that finds nothing": ("search", "llama3-70b", *SPACE, *H100, "--set", "B=8"),
 }
 
@@ -63,7 +75,7 @@ def validator(name: str) -> Any:
 def test_every_schema_is_one_and_says_what_its_fields_are() -> None:
     names = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.schema.json"))
     assert names[:5] == ["analyze", "check", "diff", "memory", "requests"]
-    assert names[5:] == ["search", "serve", "sweep", "time"]
+    assert names[5:] == ["search", "serve", "servers", "sweep", "time"]
     for name in names:
         jsonschema.Draft202012Validator.check_schema(schema(name))
 
@@ -74,7 +86,7 @@ def test_outputs_have_it(name: str) -> None:
     ran = stagec(*words, "--json")
     found = json.loads(ran.out)
     first = name.partition(" ")[0]
-    of = validator(first if first in ("requests", "sweep") else words[0])
+    of = validator(first if first in ("requests", "servers", "sweep") else words[0])
     problems = [e.message for e in of.iter_errors(found)]
     assert not problems, problems[:3]
 

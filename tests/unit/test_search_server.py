@@ -28,8 +28,9 @@ SMALL: Mapping[str, Any] = {
     "pp": 1,
     "dp_attention": False,
     "jobs": 1,
+    "verify": 0,
 }
-WORDS = ["search", "llama3-8b", "--serve", "server", "--set", "L=2", "--jobs", "1"]
+WORDS = ["search", "llama3-8b", "--serve", "server", "--set", "L=2", "--jobs", "1", "--verify", "0"]
 
 
 def found(**more: Any) -> Mapping[str, Any]:
@@ -196,6 +197,45 @@ def test_page_table_and_columns(tmp_path: Path) -> None:
     assert "disaggregated: " in str(answer)
 
 
+# -- over time -------------------------------------------------------------------------------------
+
+
+def test_a_closed_loop_is_near_the_steady_state() -> None:
+    data = found(tp=1, batch=(16,), verify=2, output_tokens=200)
+    assert {row["mode"] for row in data["best"][:2]} == {"aggregated", "disaggregated"}
+    for row in data["best"][:2]:
+        over = row["over_time"]
+        # Little's law, of the steady state
+        seconds = row["ttft"] + 199 * row["tpot"]
+        assert over["concurrency"] == round(row["requests_per_second"] * seconds)
+        assert over["requests"] == 2 * over["concurrency"]
+        # of few sequences whose lengths differ, some are at times where they wait
+        assert 0.8 < over["per_rank"] / row["per_rank"] < 1.05
+        assert over["tpot"]["mean"] == pytest.approx(row["tpot"], rel=0.1)
+        assert over["ttft"]["p50"] >= 0.9 * row["ttft"]
+    assert found(tp=1, batch=(16,))["best"][0]["over_time"] is None
+
+
+def test_servers_that_miss_a_limit_over_time_are_behind_the_others() -> None:
+    free = found(tp=1, batch=(4, 16))["best"]
+    limit = max(row["ttft"] for row in free[:2]) * 1.001
+    answer = answer_of(tp=1, batch=(4, 16), verify=2, ttft=limit)
+    best = answer.as_json()["best"]
+    checked = [row for row in best if row["over_time"] is not None]
+    late = [row["over_time"]["ttft"]["p50"] > 1.05 * limit for row in checked]
+    assert any(late)
+    assert late == sorted(late)
+    assert [bool(row["over_time"]["missed"]) for row in checked] == late
+    assert ["TTFT over time" in row["reason"] for row in checked] == late
+    assert "In a closed loop over time" in str(answer)
+    assert "<h2>In a closed loop over time</h2>" in answer.page()
+
+
+def test_why_a_server_does_not_run_over_time_is_said() -> None:
+    rows = found(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
+    assert rows[0]["over_time"]["refused"] == "requests over time have no pipeline stages yet"
+
+
 # -- launch files ----------------------------------------------------------------------------------
 
 
@@ -328,7 +368,13 @@ def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--objective", "goodput"), ("--emit-run", "vllm"), ("--accepted", "2")]
+    "words",
+    [
+        ("--objective", "goodput"),
+        ("--emit-run", "vllm"),
+        ("--accepted", "2"),
+        ("--verify", "2"),
+    ],
 )
 def test_options_of_servers_need_one(words: tuple[str, ...]) -> None:
     done = stagec(*("search", "llama3-8b", "--ranks", "1", "--machine", "h100-sxm"), *words)

@@ -16,13 +16,16 @@ from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import ExactSteps, StepSurface, grid
 from stagec.serving.arrivals import Conversations, renewal
-from stagec.serving.replica import SECOND
 from stagec.serving.requests import read_requests, turns
 from stagec.serving.step import Step, parse_step
+from stagec.serving.step_times import SECOND
 from tests.support import Outcome, stagec
 
 SIZES = ("--set", "L=2,D=256,F=512,V=1024,H=8,G=4,K=32")
 SERVER = ("llama3-8b", *SIZES, "--machine", "h100-sxm")
+#: Bytes of its weights in bf16: two embeddings, and of two layers q, k, v and o, three products of
+#: the feed-forward, and norms.
+WEIGHTS = 2 * (2 * 1024 * 256 + 2 * (256 * 32 * (8 + 8 + 4 + 4) + 3 * 256 * 512 + 2 * 256) + 256)
 LENGTHS = ("--lengths", "prompt=20..200,output=~30")
 
 
@@ -114,6 +117,13 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--concurrency", "1", "--burst", "2", *LENGTHS): "--burst is about arrivals at random",
     ("--rate", "1", "--pause", "1s", *LENGTHS): "--pause is about the turns of a conversation",
     ("--rate", "1", "--fail", "3@1s+1s", *LENGTHS): "there is no replica 3 of 1 replicas",
+    ("--rate", "1", "--repair", "1s", *LENGTHS): "--repair is about failures at random",
+    ("--rate", "1", "--scale-delay", "1s", *LENGTHS): "--scale-delay is about --autoscale",
+    ("--rate", "1", "--autoscale", "1..2", "--replicas", "3", *LENGTHS): "goes up to 2 replicas",
+    ("--rate", "1", "--autoscale", "prefill:1..2", *LENGTHS): "is about pods that prefill",
+    ("--rate", "1", "--autoscale", "1..2", "--autoscale", "1..3", *LENGTHS): "is given twice",
+    ("--rate", "1", "--autoscale", "1..2", "--dp", "2", *LENGTHS): "each is 2 replicas (--dp)",
+    ("--rate", "1", "--mtbf", "1us", "--start-time", "1us", *LENGTHS): "give a longer --mtbf",
     ("--rate", "1", "--cache-blocks", "3", *LENGTHS): "and the cache of a replica has 3",
 }
 
@@ -269,6 +279,41 @@ def test_same_seed_same_answer() -> None:
     words = ("--rate", "500", "--count", "30", "--burst", "0.5", *LENGTHS)
     assert run(*words, "--json").out == run(*words, "--json").out
     assert run(*words, "--json").out != run(*words, "--seed", "1", "--json").out
+
+
+def test_replicas_that_come_and_go_are_counted(tmp_path: Path) -> None:
+    words = ("--rate", "4000", "--count", "400", "--lengths", "prompt=20..200,output=~60")
+    scaled = ("--autoscale", "1..3:requests=4", "--scale-window", "4ms", "--scale-delay", "10ms")
+    page = tmp_path / "page.html"
+    more = ("--fail", "0@20ms", "--start-time", "3ms", "--price", "2", "--html", str(page))
+    found = answer(*words, *scaled, *more)
+    pool = found["pools"]["server"]
+    assert (pool["replicas"], pool["failed"], pool["start_seconds"]) == (3, 1, 0.003)
+    assert pool["started"] >= 2
+    assert 1 < pool["held"] < 3
+    assert pool["replica_seconds"] == pytest.approx(pool["held"] * found["seconds"])
+    assert found["rank_seconds"] == pool["replica_seconds"]
+    assert found["cost"] == pytest.approx(
+        found["rank_seconds"] / 3600 * 2 / found["output_tokens"] * 1e6
+    )
+    assert found["per_rank"] == pytest.approx(found["output_tokens"] / found["rank_seconds"])
+    held = [moment["held"] for moment in found["over_time"]["server"]]
+    assert held[0] == 1
+    assert max(held) == 3
+    assert "<h2>Replicas that hold their ranks, and those that take requests</h2>" in (
+        page.read_text(encoding="utf-8")
+    )
+    text = run(*words, *scaled, *more).out
+    assert "1 failure" in text
+    assert "rank-hours at 2" in text
+
+
+def test_a_start_takes_as_long_as_the_weights_come_from_the_host() -> None:
+    words = ("--rate", "50", "--count", "5", *LENGTHS, "--fail", "0@0ms")
+    one, two = (answer(*words, "--tp", n)["pools"]["server"] for n in ("1", "2"))
+    bandwidth = library.machine("h100-sxm").host.bandwidth.value
+    assert one["start_seconds"] == pytest.approx(WEIGHTS / bandwidth, rel=1e-6)
+    assert two["start_seconds"] == pytest.approx(one["start_seconds"] / 2, rel=0.01)
 
 
 def test_python_says_the_same() -> None:

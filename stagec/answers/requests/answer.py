@@ -13,8 +13,9 @@ from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console, table
 from stagec.serving.latency import PERCENTILES
-from stagec.serving.replica import SECOND, ServedRequest
+from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
+from stagec.serving.step_times import SECOND
 from stagec.support.words import counted
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ class PoolFigures:
     """Replicas that are alike, and what they did: shares of the time in which they had a step
     (`busy`), of the cache that was used in the mean (`cache`, None where it has no bound) and the
     most, sequences in the mean, and counts of `stagec.serving.replica.Tally`. `blocks` and
-    `max_batch` are those of a replica."""
+    `max_batch` are those of a replica. `held` replicas have their ranks in the mean over time, for
+    `replica_seconds` in all, and `up` of them take requests; `start_seconds` is the time of a
+    start."""
 
     replicas: int
     ranks: int
@@ -67,18 +70,33 @@ class PoolFigures:
     lost: int
     preempted: int
     swapped: int
+    held: float
+    up: float
+    replica_seconds: float
+    started: int
+    stopped: int
+    failed: int
+    start_seconds: float
+
+    @property
+    def changes(self) -> int:
+        """How often a replica started, stopped or failed."""
+        return self.started + self.stopped + self.failed
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMoment:
     """A stretch of time that ends at `seconds`: the mean of what all replicas of a pool do in it,
-    `busy` and `cache` as shares, `running` and `waiting` as requests."""
+    `busy` and `cache` as shares, `running` and `waiting` as requests, `held` as replicas that have
+    their ranks, `up` as those that take requests."""
 
     seconds: float
     busy: float
     running: float
     waiting: float
     cache: float | None
+    held: float
+    up: float
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,7 @@ class RequestsAnswer(Report):
     steps: SurfaceCheck
     evaluations: int
     points: int
+    hourly: float | None
     command: str = ""
 
     @property
@@ -116,8 +135,26 @@ class RequestsAnswer(Report):
 
     @property
     def per_rank(self) -> float:
-        """Tokens of answers a second and rank."""
-        return self.output_tokens / self.seconds / self.ranks
+        """Tokens of answers a second and rank that is held."""
+        return self.output_tokens / self.seconds / self.held_ranks
+
+    @property
+    def held_ranks(self) -> float:
+        """Ranks that replicas hold, in the mean over time."""
+        return sum(pool.held * pool.ranks for pool in self.pools.values())
+
+    @property
+    def rank_seconds(self) -> float:
+        """Ranks by the seconds for which replicas hold them."""
+        return sum(pool.replica_seconds * pool.ranks for pool in self.pools.values())
+
+    @property
+    def cost(self) -> float | None:
+        """What 10^6 tokens of answers cost: rank-hours, times the price of one if it is known; None
+        without tokens."""
+        if not self.output_tokens:
+            return None
+        return self.rank_seconds / 3600 * (self.hourly or 1.0) / self.output_tokens * 1e6
 
     def as_json(self) -> dict[str, Any]:
         goodput = None
@@ -127,7 +164,7 @@ class RequestsAnswer(Report):
                 "limits": dict(self.limits),
                 "share": self.good / max(1, self.served),
                 "requests_per_second": rate,
-                "per_rank": rate / self.ranks,
+                "per_rank": rate / self.held_ranks,
             }
         return {
             "schema": SCHEMA,
@@ -145,6 +182,10 @@ class RequestsAnswer(Report):
             "requests_per_second": self.served / self.seconds,
             "tokens_per_second": self.output_tokens / self.seconds,
             "per_rank": self.per_rank,
+            "held_ranks": self.held_ranks,
+            "rank_seconds": self.rank_seconds,
+            "price": self.hourly,
+            "cost": self.cost,
             "times": {name: spread.as_json() for name, spread in self.spreads.items()},
             "goodput": goodput,
             "pools": {name: asdict(pool) for name, pool in self.pools.items()},
@@ -209,7 +250,13 @@ class RequestsAnswer(Report):
             found.append(
                 f"Within {limits}: {self.good:,} of them ({self.good / max(1, self.served):.1%}), "
                 f"{self.good / self.seconds:,.4g} requests/s, "
-                f"{self.good / self.seconds / self.ranks:,.4g} per rank"
+                f"{self.good / self.seconds / self.held_ranks:,.4g} per rank"
+            )
+        found += filter(None, (self._changes(name) for name in self.pools))
+        if self.hourly is not None and self.cost is not None:
+            found.append(
+                f"{self.rank_seconds / 3600:,.4g} rank-hours at {self.hourly:g}: "
+                f"{self.cost:,.4g} per 10^6 tokens"
             )
         half, most, last = (SecondsSpread(self.ends).percentile(n) for n in (50, 90, 100))
         if self.load.startswith("rollout"):
@@ -226,6 +273,22 @@ class RequestsAnswer(Report):
         else:
             found.append(f"Seconds of {self.evaluations:,} distinct steps are exact")
         return found
+
+    def _changes(self, name: str) -> str:
+        """How the replicas of a pool came and went, if they did."""
+        pool = self.pools[name]
+        if not pool.changes:
+            return ""
+        which = f" of {name}" if len(self.pools) > 1 else ""
+        starts = f"{counted(pool.started, 'start')}"
+        if pool.start_seconds and (pool.started or pool.failed):
+            starts += f" of {seconds_text(pool.start_seconds)}"
+        return (
+            f"Replicas{which}: {pool.held:,.2f} are held in the mean and {pool.up:,.2f} take "
+            f"requests; {starts}, {counted(pool.stopped, 'stop')}, "
+            f"{counted(pool.failed, 'failure')}, {pool.replica_seconds:,.4g} replica-seconds; "
+            f"{pool.lost:,} cached tokens were lost"
+        )
 
     def pool_table(self) -> Any:
         """A row for each kind of replicas."""
@@ -286,6 +349,7 @@ def answer_of(
         steps=worst,
         evaluations=sum(each.evaluations for each in costs),
         points=given["step_grid"],
+        hourly=given["price"],
     )
 
 
@@ -316,6 +380,8 @@ def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
 def _figures(pool: Pool, run: Simulation) -> PoolFigures:
     replicas, limits = pool.replicas, pool.limits
     busy, running, waiting, pages = run.means(replicas)
+    fleet = run.fleet_of(replicas)
+    held, up, parked = (value / max(1, run.end) for value in fleet.series.totals)
     tallies = [r.tally for r in replicas]
     blocks = limits.blocks
     counts = ("steps", "computed", "decoded", "hits", "lost", "preempted", "swapped")
@@ -326,20 +392,26 @@ def _figures(pool: Pool, run: Simulation) -> PoolFigures:
         max_tokens=limits.tokens,
         blocks=blocks,
         block=limits.block,
-        busy=busy / len(replicas),
+        busy=busy / held,
         running=running,
-        waiting=waiting,
-        cache=None if blocks is None else pages / len(replicas) / blocks,
+        waiting=waiting + parked,
+        cache=None if blocks is None else pages / held / blocks,
+        held=held,
+        up=up,
+        replica_seconds=fleet.series.totals[0] / SECOND,
+        start_seconds=pool.plan.start / SECOND,
+        **asdict(fleet.tally),
         **{name: sum(getattr(t, name) for t in tallies) for name in counts},
     )
 
 
 def _moments(pool: Pool, run: Simulation) -> list[LoadMoment]:
     width, rows = run.over_time(pool.replicas)
-    number, blocks = len(pool.replicas), pool.limits.blocks
+    blocks = pool.limits.blocks
     found: list[LoadMoment] = []
-    for place, (busy, running, waiting, pages) in enumerate(zip(*rows, strict=True), 1):
-        cache = None if blocks is None else pages / number / blocks
+    for place, row in enumerate(zip(*rows, strict=True), 1):
+        busy, running, waiting, pages, held, up, parked = row
+        cache = None if blocks is None else pages / held / blocks
         at = min(place * width, run.end) / SECOND
-        found.append(LoadMoment(at, busy / number, running, waiting, cache))
+        found.append(LoadMoment(at, busy / held, running, waiting + parked, cache, held, up))
     return found

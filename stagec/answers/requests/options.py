@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stagec.answers.requests.fleet_options import FLEET_OPTIONS
 from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.request.option import AnyText, CommandOption, File, Kind, Number, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK, SEQUENCES, Blocks
 from stagec.jobs.request.times import TimeType
 from stagec.serving.arrivals import Conversations, renewal
-from stagec.serving.replica import SECOND
 from stagec.serving.requests import HASH_BLOCK, MAX_REQUESTS, Request, read_requests
 from stagec.serving.requests import SECOND as NANOSECONDS
 from stagec.serving.routing import ROUTERS
-from stagec.serving.simulate import Failure
 from stagec.support.diagnostics import error
 
 #: Requests that are drawn where nothing says how many.
 _COUNT = 1000
-_MOST_REPLICAS = 4096
 #: Options that say where requests come from, of which one is given.
 _SOURCES = ("requests", "rate", "concurrency", "batch_of")
-_UNITS = {"ms": SECOND // 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
-_FAIL = re.compile(
-    r"(?:(prefill):)?([0-9]{1,4})@([0-9.]{1,12})(ms|s|min|h)\+([0-9.]{1,12})(ms|s|min|h)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """A replica, of those that prefill or of the others, which is down: times in femtoseconds."""
-
-    prefills: bool
-    replica: int
-    at: int
-    seconds: int
-
-
-class OutageType(Kind[Outage]):
-    """`1@60s+30s`: replica 1 is down from 60 s on, for 30 s."""
-
-    name = "REPLICA@TIME+TIME"
-
-    def read(self, text: str) -> Outage:
-        """The outage."""
-        found = _FAIL.fullmatch(text.strip())
-        try:
-            at, seconds = (
-                (round(float(found[i]) * _UNITS[found[i + 1]]) for i in (3, 5)) if found else (0, 0)
-            )
-        except ValueError:
-            at = seconds = 0
-        if found is None or not seconds:
-            raise ValueError(f"expects a replica and times, 1@60s+30s, found '{text:.40}'")
-        return Outage(found[1] is not None, int(found[2]), at, seconds)
-
-    def text(self, value: Outage) -> str:
-        times = (TimeType().text(n / SECOND) for n in (value.at, value.seconds))
-        return f"{'prefill:' if value.prefills else ''}{value.replica}@{'+'.join(times)}"
+#: Options that have no effect without another one: which, what that is about, and a remedy.
+_ABOUT = {
+    "until": ("batch_of", "a rollout", "--batch-of N"),
+    "burst": ("rate", "arrivals at random", "--rate R"),
+    "pause": ("turns", "the turns of a conversation", "--turns 4"),
+    "repair": ("mtbf", "failures at random", "--mtbf 24h"),
+    "scale_window": ("autoscale", "--autoscale", "--autoscale 1..4"),
+    "scale_delay": ("autoscale", "--autoscale", "--autoscale 1..4"),
+}
 
 
 class StepGrid(Kind[int]):
@@ -152,20 +120,6 @@ OVER_TIME = (
     ),
     CommandOption("seed", Whole(0), "What is drawn at random (default: 0).", 0, metavar="N"),
     CommandOption(
-        "replicas",
-        Whole(1, _MOST_REPLICAS),
-        "So many copies of the server, or of the pod that decodes.",
-        1,
-        metavar="N",
-    ),
-    CommandOption(
-        "prefill_replicas",
-        Whole(1, _MOST_REPLICAS),
-        "Of --serve disaggregated: so many pods prefill (default: 1).",
-        metavar="N",
-        rare=True,
-    ),
-    CommandOption(
         "route",
         OneOf(tuple(ROUTERS)),
         "Which replica gets a request (default: least-loaded).",
@@ -203,15 +157,7 @@ OVER_TIME = (
         "recompute",
         rare=True,
     ),
-    CommandOption(
-        "fail",
-        OutageType(),
-        "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; what it has is routed "
-        "anew.",
-        metavar="REPLICA@TIME+TIME",
-        multiple=True,
-        rare=True,
-    ),
+    *FLEET_OPTIONS,
     CommandOption(
         "step_grid",
         StepGrid(),
@@ -244,12 +190,10 @@ def is_over_time(given: Mapping[str, Any]) -> bool:
             "--batches is about steady batches, and requests over time make their own",
             remedy="leave it out; --max-batch bounds the sequences of a step",
         )
-    if given["until"] is not None and given["batch_of"] is None:
-        raise error("--until is about a rollout", remedy="give --batch-of N")
-    if given["burst"] != 1.0 and given["rate"] is None:
-        raise error("--burst is about arrivals at random", remedy="give --rate R")
-    if given["pause"] is not None and given["turns"] is None:
-        raise error("--pause is about the turns of a conversation", remedy="give --turns 4")
+    for option in OVER_TIME:
+        of = _ABOUT.get(option.name)
+        if of is not None and given[option.name] != option.usual and not given[of[0]]:
+            raise error(f"{option.words[0]} is about {of[1]}", remedy=f"give {of[2]}")
     return bool(sources)
 
 
@@ -291,19 +235,3 @@ def prefix_block(options: JobOptions, given: Mapping[str, Any], requests: Sequen
             remedy="give --page 16, for example",
         )
     return HASH_BLOCK
-
-
-def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Failure]:
-    """The replicas that fail, as the simulation numbers them. Raises `DiagnosticError`."""
-    found: list[Failure] = []
-    for outage in given["fail"]:
-        of = prefills if outage.prefills else replicas
-        if outage.replica >= of:
-            what = "prefill replicas" if outage.prefills else "replicas"
-            raise error(
-                f"--fail: there is no replica {outage.replica} of {of} {what}",
-                remedy=f"they are numbered from 0 to {of - 1}" if of else "leave prefill: out",
-            )
-        place = outage.replica + (0 if outage.prefills else prefills)
-        found.append(Failure(place, outage.at, outage.seconds))
-    return found

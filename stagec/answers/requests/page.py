@@ -21,6 +21,8 @@ _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 def requests_page(answer: RequestsAnswer) -> str:
     """The pictures, the percentiles, and what there is to say."""
     drawn = [load_plot(answer), _shares(answer), _spreads(answer)]
+    if any(pool.changes for pool in answer.pools.values()):
+        drawn.insert(1, _replicas(answer))
     heads = ["figure", "mean", *(f"p{n}" for n in PERCENTILES)]
     rows = [
         TableRow([_TITLES[name], *seconds], [_TITLES[name], *map(seconds_text, seconds)])
@@ -40,6 +42,16 @@ def load_plot(answer: RequestsAnswer) -> Plot:
     }
     axis = PlotAxis("requests", lambda v: f"{v:,g}", linear=True)
     return _over_time(answer, "Requests that run and that wait", axis, figures)
+
+
+def _replicas(answer: RequestsAnswer) -> Plot:
+    figures: dict[str, Callable[[LoadMoment], float | None]] = {
+        "held": lambda m: m.held,
+        "take requests": lambda m: m.up,
+    }
+    axis = PlotAxis("replicas", lambda v: f"{v:,.3g}", linear=True)
+    title = "Replicas that hold their ranks, and those that take requests"
+    return _over_time(answer, title, axis, figures)
 
 
 def _shares(answer: RequestsAnswer) -> Plot:

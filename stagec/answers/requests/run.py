@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
-from stagec.answers.requests.options import asked_requests, failures, page_of, prefix_block
+from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
+from stagec.answers.requests.options import asked_requests, page_of, prefix_block
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room, largest_step
@@ -18,13 +19,15 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import ExactSteps, StepSurface
+from stagec.serving.fleet import FleetPlan
 from stagec.serving.policy import ServerLimits
-from stagec.serving.replica import SECOND, Replica
+from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, turns
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.sharding.strategy import read_strategy
+from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ Handover = Callable[[int], tuple[float, float]]
 @dataclass
 class Pool:
     """Replicas that are alike: what compiles and schedules their steps, how long these take, what
-    each holds and how many ranks each has."""
+    each holds, how many ranks each has, and how they come and go."""
 
     modules: StepModules
     scheduler: SchedulerRule
@@ -47,6 +50,7 @@ class Pool:
     room: Room | None
     ranks: int
     replicas: list[Replica]
+    plan: FleetPlan
 
 
 def serve_requests(
@@ -58,35 +62,60 @@ def serve_requests(
 ) -> RequestsAnswer:
     """Serve requests over time; `handover` is asked for that of two pods. Raises
     `DiagnosticError`, `OSError`."""
+    with session.once() as aside, session.progress("serving", "requests") as progress:
+        server = made_server(options, machine, given, aside, handover, progress)
+        run, every = server.run, server.requests
+        try:
+            run.run()
+        except KeyboardInterrupt:
+            session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
+            raise
+        return answer_of(machine, given, every, run, server.pools)
+
+
+@dataclass(frozen=True)
+class MadeServer:
+    """A server before it runs: its requests, each turn of a conversation one, and its replicas by
+    what they do."""
+
+    requests: Sequence[Request]
+    pools: Mapping[str, Pool]
+    run: Simulation
+
+
+def made_server(
+    options: JobOptions,
+    machine: Machine,
+    given: Mapping[str, Any],
+    session: Session,
+    handover: Callable[[JobOptions], Handover],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> MadeServer:
+    """The server of options and the requests to it. Raises `DiagnosticError`, `OSError`."""
     apart = options.serve == DISAGGREGATED
     _refuse(options, given, apart=apart)
     requests = asked_requests(options, given)
     every = list(turns(requests))
-    with session.once() as aside:
-        pools = _pools(options, machine, given, every, aside, apart=apart)
-        decode = pools[DECODE]
-        prefills = pools[PREFILL].replicas if apart else []
-        sent = _femtoseconds(handover(_prompted(options, every))) if apart else None
-        done = ceil(given["until"] * len(every)) if given["until"] is not None else None
-        _check(every, list(pools.values()), aside)
-        with session.progress("serving", "requests") as progress:
-            run = Simulation(
-                requests,
-                decode.replicas,
-                ROUTERS[given["route"]],
-                prefills,
-                sent,
-                given["concurrency"],
-                failures(given, len(prefills), len(decode.replicas)),
-                done,
-                progress,
-            )
-            try:
-                run.run()
-            except KeyboardInterrupt:
-                session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
-                raise
-        return answer_of(machine, given, every, run, pools)
+    pools = _pools(options, machine, given, every, session, apart=apart)
+    decode = pools[DECODE]
+    prefills = pools[PREFILL].replicas if apart else []
+    sent = _femtoseconds(handover(_prompted(options, every))) if apart else None
+    done = ceil(given["until"] * len(every)) if given["until"] is not None else None
+    _check(every, list(pools.values()), session)
+    run = Simulation(
+        requests,
+        decode.replicas,
+        ROUTERS[given["route"]],
+        prefills,
+        sent,
+        given["concurrency"],
+        failures(given, len(prefills), len(decode.replicas)),
+        decode.plan,
+        pools[PREFILL].plan if apart else FleetPlan(),
+        done,
+        progress,
+    )
+    return MadeServer(every, pools, run)
 
 
 def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> None:
@@ -114,6 +143,11 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> No
         raise error(
             "--prefill-replicas is about pods that prefill",
             remedy="add --serve disaggregated --prefill 'tp=4' --decode 'tp=4'",
+        )
+    if scaling_of(given, prefills=True) is not None and not apart:
+        raise error(
+            "--autoscale prefill:... is about pods that prefill",
+            remedy="leave prefill: out, or add --serve disaggregated",
         )
 
 
@@ -143,8 +177,8 @@ def _pools(
     pools: dict[str, Pool] = {}
     for pod, own in each.items():
         prefills = pod == PREFILL
-        copies = (given["prefill_replicas"] or 1) if prefills else given["replicas"]
-        pool = _pool(own, machine, given, requests, session)
+        copies = replicas_of(given, prefills=prefills)[1]
+        pool = _pool(own, machine, given, requests, session, prefills=prefills)
         alone = len(pool.modules.replicas)
         swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
         kept = prefix_block(own, given, requests) if prefills or not apart else 0
@@ -171,6 +205,8 @@ def _pool(
     given: Mapping[str, Any],
     requests: Sequence[Request],
     session: Session,
+    *,
+    prefills: bool,
 ) -> Pool:
     modules = StepModules(options.changed(serve=None, prompt=None, context=None), session)
     mesh = modules.builder.module.mesh
@@ -182,6 +218,11 @@ def _pool(
     ranks = prod(n or 1 for n in mesh.sizes.values()) if mesh else 1
     alone = len(modules.replicas)
     groups = modules.groups // alone
+    if alone > 1 and given["autoscale"]:
+        raise error(
+            f"--autoscale starts copies of the job, and each is {alone} replicas (--dp)",
+            remedy="leave --dp out: each replica is a copy then",
+        )
     block = page_of(options)
     scheduler = read_strategy(modules.builder.module).one(SchedulerRule)
     tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
@@ -204,7 +245,17 @@ def _pool(
     costs = (
         StepSurface(exact, points, groups, given["seed"]) if points else ExactSteps(exact, groups)
     )
-    return Pool(modules, scheduler, costs, limits, room, ranks // alone, [])
+    plan = plan_of(given, limits.sequences, lambda: _start(modules, machine), prefills=prefills)
+    if alone > 1:  # all of them are there
+        plan = replace(plan, first=None)
+    return Pool(modules, scheduler, costs, limits, room, ranks // alone, [], plan)
+
+
+def _start(modules: StepModules, machine: Machine) -> int:
+    """Femtoseconds in which the weights of a rank come from its host."""
+    held = modules.compiled(step_of([SequenceClass(1, 1, 1, 1)])).figures().by_stage
+    bytes_ = max(each.get("parameters", 0) for each in held)
+    return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
 
 
 def _swap(pool: Pool, machine: Machine) -> int:

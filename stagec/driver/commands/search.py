@@ -21,6 +21,7 @@ from stagec.searches.answer import search
 from stagec.searches.asked import SEARCH, search_command
 from stagec.searches.question import questions, space_text
 from stagec.searches.server.answer import search_servers
+from stagec.searches.server.question import VERIFIED
 from stagec.searches.serving import SERVER
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -61,6 +62,8 @@ def command(**given: Any) -> int:
         return _servers(given)
     if given["emit_run"] is not None:
         raise error("--emit-run is about servers", remedy="add --serve server")
+    if given["verify"] != VERIFIED:
+        raise error("--verify is about servers", remedy="add --serve server")
     asked = questions(given, the_session())
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])

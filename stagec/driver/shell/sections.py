@@ -59,6 +59,7 @@ _OTHERS: Mapping[Section, tuple[str, ...]] = {
             "replicas",
         ),
         *("prefill_replicas", "route", "max_batch", "max_tokens", "preempt", "fail", "step_grid"),
+        *("mtbf", "repair", "autoscale", "scale_window", "scale_delay", "start_time", "price"),
     ),
     Section.PASSES: (
         *(

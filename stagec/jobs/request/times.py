@@ -1,4 +1,4 @@
-"""Times as options: 500ms, 0.5s."""
+"""Times as options: 500ms, 0.5s, 10min, 12h."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from stagec.jobs.request.option import Kind, Number
 
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)")
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|min|h)")
 _SECONDS = Number(0, above=True)
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 class TimeType(Kind[float]):

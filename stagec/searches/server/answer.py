@@ -222,15 +222,21 @@ def _row(found: FoundServers, server: ServerPlan, best: ServerPlan | None) -> di
     row["parts"] = dict(server.parts)
     row["within"] = server.is_within(found.question.load)
     if best is not None:
+        checked = found.over_time.get(id(server))
+        load = found.question.load
+        row["over_time"] = None if checked is None else checked.as_json(load, server.ranks)
         row["reason"] = _reason(found, server, best)
         row["command"] = _command(found, server)
     return row
 
 
 def _reason(found: FoundServers, server: ServerPlan, best: ServerPlan) -> str:
+    checked = found.over_time.get(id(server))
+    missed = checked.missed(found.question.load) if checked is not None else []
+    why = behind(server, best)
     if server is best:
-        return f"the best of {found.servers:,} servers of {found.timed:,} workers"
-    return behind(server, best)
+        why = f"the best of {found.servers:,} servers of {found.timed:,} workers"
+    return "; ".join((why, *missed))
 
 
 def _pool(pool: WorkerPool, peak: int) -> dict[str, Any]:

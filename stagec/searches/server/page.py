@@ -7,7 +7,7 @@ from typing import Any
 
 from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
-from stagec.searches.server.table import figures_of, server_text
+from stagec.searches.server.table import OVER_TIME_HEADS, figures_of, over_time_figures, server_text
 
 _HEADS = ("server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "why")
 _FIGURES = ("per_rank", "per_user", "ttft", "tpot")
@@ -59,4 +59,14 @@ def server_page(title: str, found: Mapping[str, Any], said: str) -> str:
         "<h2>The best</h2>",
         table(_HEADS, rows),
     ]
+    checked = [
+        TableRow([name, *texts], [name, *texts])
+        for row in found["best"]
+        if row["over_time"] is not None
+        for name in [server_text(row, several=several)]
+        for texts in [over_time_figures(row["over_time"])]
+    ]
+    if checked:
+        heads = ("server", *OVER_TIME_HEADS)
+        body += ["<h2>In a closed loop over time</h2>", table(heads, checked)]
     return page(title, [*body, *paragraphs(found["cautions"])])

@@ -43,6 +43,8 @@ _OTHERS = {
     "sensitivity": "it is about one step",
     "scheduler": "workers are timed on this machine; --jobs says by how many processes",
 }
+#: Servers that run over time where nothing says how many.
+VERIFIED = 3
 OBJECTIVES = (GOODPUT, "cost")
 #: Data-parallel ranks that nothing joins are workers of their own.
 _COPIES = "copies of a smaller worker"
@@ -53,7 +55,7 @@ class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
     that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
     `prices` the cost per rank and hour of each machine; `run` is the engine whose launch files are
-    wanted."""
+    wanted. So many of the best are `verified` over time."""
 
     model: JobOptions
     load: ServerLoad
@@ -67,6 +69,7 @@ class ServerQuestion:
     experts: bool = False
     run: EngineRun | None = None
     refused: Counter[str] = field(default_factory=Counter[str])
+    verified: int = VERIFIED
 
 
 def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestion:
@@ -104,6 +107,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         0,
         EXPERTS in known,
         given["emit_run"],
+        verified=given["verify"],
     )
     return _with_tasks(question, given, of_job, machines, known, layers, session)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,8 @@ from stagec.searches.server.servers import (
     joined,
     prefill_rate,
 )
-from stagec.searches.server.worker import Worker, kind_of, timed_worker
+from stagec.searches.server.verify import ServerOverTime, VerifyTask, over_time
+from stagec.searches.server.worker import ServerLoad, Worker, kind_of, timed_worker
 from stagec.searches.serving import BUDGETS, SERVER, without_step
 from stagec.searches.stack import as_written
 from stagec.support.diagnostics import DiagnosticError
@@ -56,7 +57,9 @@ _MESSAGE = 1 << 20
 @dataclass(frozen=True)
 class FoundServers:
     """The best servers, best first; the best of each mode, and of each number of ranks; those that
-    no other beats within the limit of the first token; and what was left out, by reason."""
+    no other beats within the limit of the first token; what was left out, by reason; and what some
+    of the best give over time, by their `id`: those that miss a limit there are behind the others
+    of these."""
 
     question: ServerQuestion
     best: Sequence[ServerPlan]
@@ -68,6 +71,7 @@ class FoundServers:
     cut: Counter[str]
     cautions: Sequence[str]
     seconds: float
+    over_time: Mapping[int, ServerOverTime] = field(default_factory=dict[int, ServerOverTime])
 
 
 def find_servers(question: ServerQuestion, processes: int, tell: Tell) -> FoundServers:
@@ -91,9 +95,11 @@ def find_servers(question: ServerQuestion, processes: int, tell: Tell) -> FoundS
     by_ranks = {n: next((s for s in best if s.ranks == n), None) for n in question.ranks}
     load = question.load
     early = [s for s in servers if load.ttft is None or s.ttft <= load.ttft]
+    wanted = best[: question.wanted]
+    checked = _verified(question, wanted[: question.verified], processes, tell)
     return FoundServers(
         question,
-        best[: question.wanted],
+        sorted(wanted, key=lambda s: _place(checked, s, load)),
         by_mode,
         by_ranks,
         front(early),
@@ -102,6 +108,7 @@ def find_servers(question: ServerQuestion, processes: int, tell: Tell) -> FoundS
         cut,
         list(dict.fromkeys(c for kind in kinds for c in kind.worker.cautions)),
         time.monotonic() - began,
+        checked,
     )
 
 
@@ -147,6 +154,34 @@ def _exact(question: ServerQuestion, servers: Iterable[ServerPlan]) -> dict[int,
     for server in kept:
         first.setdefault((server.mode, server.ranks), server)
     return {id(s): exactly(question, s) for s in [*kept[: question.wanted], *first.values()]}
+
+
+def _verified(
+    question: ServerQuestion, servers: Sequence[ServerPlan], processes: int, tell: Tell
+) -> dict[int, ServerOverTime]:
+    """Servers over time, by their `id`."""
+    tasks = [VerifyTask(s, _job_of(question, s), question.load) for s in servers]
+    found: dict[int, ServerOverTime] = {}
+    with crew(over_time, min(processes, len(tasks))) as run:
+        for number, each in run(tasks):
+            found[id(servers[number])] = each
+            tell(f"{len(found):,} of {len(tasks):,} servers verified over time")
+    return found
+
+
+def _place(
+    checked: Mapping[int, ServerOverTime], server: ServerPlan, load: ServerLoad
+) -> tuple[bool, bool]:
+    """Where a server stands, of those that are sorted by their steady states."""
+    each = checked.get(id(server))
+    return each is None, each is not None and bool(each.missed(load))
+
+
+def _job_of(question: ServerQuestion, server: ServerPlan) -> JobOptions:
+    """The job of a server of requests over time."""
+    if server.prefill is not None:
+        return pods_of(question, server.prefill, server.decode)
+    return server.decode.kind.options.changed(serve=None, step=None, batch=None)
 
 
 def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, ...]:

@@ -55,6 +55,8 @@ def _print_best(found: Mapping[str, Any], out: Any) -> None:
     out.print(_best_table(found))
     for number, row in enumerate(best, 1):
         out.print(f"[{number}] {row['reason']}", markup=False)
+    if any(row["over_time"] for row in best):
+        out.print(_over_time_table(best))
     for mode, row in found["modes"].items():
         out.print(f"{mode}: {_mode(row, best, several=several)}", markup=False)
     for number, row in enumerate(best, 1):
@@ -92,6 +94,36 @@ def _best_table(found: Mapping[str, Any]) -> Any:
             str(row["idle_ranks"] or ""),
         )
     return made
+
+
+def _over_time_table(best: Sequence[Mapping[str, Any]]) -> Any:
+    """The servers that ran in a closed loop."""
+    made = table("In a closed loop over time", "", *OVER_TIME_HEADS, text_columns=1)
+    for number, row in enumerate(best, 1):
+        if row["over_time"] is not None:
+            made.add_row(rf"\[{number}]", *map(escape, over_time_figures(row["over_time"])))
+    return made
+
+
+#: What `over_time_figures` are.
+OVER_TIME_HEADS = (
+    *("requests", "tokens/s/rank", "TTFT p50", "p90", "TPOT p50", "p90"),
+    "limits",
+)
+
+
+def over_time_figures(over: Mapping[str, Any]) -> list[str]:
+    """Requests at any time, tokens a second of a rank, percentiles of both times, and whether the
+    limits are kept; or why it did not run."""
+    if over["refused"]:
+        return [*[""] * 6, str(over["refused"])]
+    times = [over[name] for name in ("ttft", "tpot")]
+    return [
+        f"{over['concurrency']:,}",
+        f"{over['per_rank']:,.1f}",
+        *("" if t is None else seconds_text(t[p]) for t in times for p in ("p50", "p90")),
+        "missed" if over["missed"] else "kept",
+    ]
 
 
 def figures_of(row: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,255 @@
+"""The options of replicas that come and go over time, and what they ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.jobs.request.option import CommandOption, Kind, Number, Whole
+from stagec.jobs.request.times import TimeType
+from stagec.serving.fleet import SCALING_RULES, Autoscale, Failure, FleetPlan
+from stagec.serving.step_times import SECOND
+from stagec.support.diagnostics import error
+
+_MOST_REPLICAS = 4096
+_UNITS = {"ms": SECOND // 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
+_FAIL = re.compile(
+    r"(?:(prefill):)?([0-9]{1,4})@([0-9.]{1,12})(ms|s|min|h)(?:\+([0-9.]{1,12})(ms|s|min|h))?"
+)
+_SCALE = re.compile(
+    r"(?:(prefill):)?([0-9]{1,4})\.\.([0-9]{1,4})(?::([a-z]{1,12})(?:=([0-9.]{1,12}))?)?"
+)
+#: Of the sequences that a replica runs at once, those that scaling keeps it at where nothing says
+#: how many (Knative, container-concurrency-target-percentage).
+_TARGET = 0.7
+#: Seconds between two looks at the load, and those for which a replica stays that nothing wants
+#: (Kubernetes, --horizontal-pod-autoscaler-sync-period and -downscale-stabilization).
+_WINDOW, _DELAY = 15.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A replica, of those that prefill or of the others, which is down: times in femtoseconds, None
+    where it has to start anew."""
+
+    prefills: bool
+    replica: int
+    at: int
+    seconds: int | None
+
+
+class OutageType(Kind[Outage]):
+    """`1@60s+30s`: replica 1 is down from 60 s on, for 30 s; `1@60s`: until it has started."""
+
+    name = "REPLICA@TIME[+TIME]"
+
+    def read(self, text: str) -> Outage:
+        """The outage."""
+        found = _FAIL.fullmatch(text.strip())
+        try:
+            at, seconds = (
+                round(float(found[i]) * _UNITS[found[i + 1]]) if found and found[i] else None
+                for i in (3, 5)
+            )
+        except ValueError:
+            at = None
+            seconds = None
+        if found is None or at is None or seconds == 0:
+            raise ValueError(f"expects a replica and times, 1@60s+30s, found '{text:.40}'")
+        return Outage(found[1] is not None, int(found[2]), at, seconds)
+
+    def text(self, value: Outage) -> str:
+        times = (TimeType().text(n / SECOND) for n in (value.at, value.seconds) if n is not None)
+        return f"{'prefill:' if value.prefills else ''}{value.replica}@{'+'.join(times)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """From `least` to `most` replicas, of those that prefill or of the others, by a rule with a
+    target of each (None: a share of its sequences)."""
+
+    prefills: bool
+    least: int
+    most: int
+    rule: str
+    target: float | None
+
+
+class ScalingType(Kind[Scaling]):
+    """`1..8`, `1..8:queue=4`, `prefill:1..4`."""
+
+    name = "MIN..MAX[:RULE=N]"
+
+    def read(self, text: str) -> Scaling:
+        """The bounds and the rule."""
+        found = _SCALE.fullmatch(text.strip())
+        try:
+            target = float(found[5]) if found and found[5] else None
+        except ValueError:
+            target = 0.0
+        rule = (found and found[4]) or "requests"
+        if found is None or target == 0 or not 1 <= int(found[2]) <= int(found[3]):
+            raise ValueError(f"expects bounds, 1..8, and a rule, 1..8:queue=4; found '{text:.40}'")
+        if rule not in SCALING_RULES:
+            raise ValueError(f"no rule '{rule}' of {', '.join(SCALING_RULES)}: 1..8:requests=64")
+        return Scaling(found[1] is not None, int(found[2]), int(found[3]), rule, target)
+
+    def text(self, value: Scaling) -> str:
+        target = "" if value.target is None else f"={value.target:.12g}"
+        bounds = f"{value.least}..{value.most}:{value.rule}{target}"
+        return f"prefill:{bounds}" if value.prefills else bounds
+
+
+FLEET_OPTIONS = (
+    CommandOption(
+        "replicas",
+        Whole(1, _MOST_REPLICAS),
+        "So many copies of the server, or of the pod that decodes.",
+        1,
+        metavar="N",
+    ),
+    CommandOption(
+        "prefill_replicas",
+        Whole(1, _MOST_REPLICAS),
+        "Of --serve disaggregated: so many pods prefill (default: 1).",
+        metavar="N",
+        rare=True,
+    ),
+    CommandOption(
+        "fail",
+        OutageType(),
+        "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; what it has is routed "
+        "anew. 1@60s: until it has started.",
+        metavar="REPLICA@TIME[+TIME]",
+        multiple=True,
+        rare=True,
+    ),
+    CommandOption(
+        "mtbf",
+        TimeType(),
+        "The mean time for which a replica runs until it fails, drawn at random (default: it does "
+        "not).",
+        metavar="TIME",
+        rare=True,
+    ),
+    CommandOption(
+        "repair",
+        TimeType(),
+        "Of --mtbf: the mean time until a replica that failed takes requests again (default: "
+        "--start-time, each time).",
+        metavar="TIME",
+        rare=True,
+    ),
+    CommandOption(
+        "autoscale",
+        ScalingType(),
+        "Replicas start and stop by the load: 1..8 or 1..8:queue=4, rules "
+        f"{', '.join(SCALING_RULES)}; prefill:1..4 for pods that prefill.",
+        metavar="MIN..MAX[:RULE=N]",
+        multiple=True,
+    ),
+    CommandOption(
+        "scale_window",
+        TimeType(),
+        f"Of --autoscale: how often the load is looked at, the mean since the last time (default: "
+        f"{_WINDOW:g}s).",
+        _WINDOW,
+        metavar="TIME",
+        rare=True,
+    ),
+    CommandOption(
+        "scale_delay",
+        TimeType(),
+        "Of --autoscale: a replica stops when for so long nothing wanted as many (default: "
+        f"{_DELAY:g}s).",
+        _DELAY,
+        metavar="TIME",
+        rare=True,
+    ),
+    CommandOption(
+        "start_time",
+        TimeType(),
+        "The time in which a replica starts (default: the weights of a rank over its host link).",
+        metavar="TIME",
+        rare=True,
+    ),
+    CommandOption(
+        "price",
+        Number(0, above=True),
+        "What a rank costs an hour: the answer has the cost of 10^6 tokens.",
+        metavar="PRICE",
+        rare=True,
+    ),
+)
+
+
+def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Failure]:
+    """The replicas that fail, as the simulation numbers them. Raises `DiagnosticError`."""
+    found: list[Failure] = []
+    for outage in given["fail"]:
+        of = prefills if outage.prefills else replicas
+        if outage.replica >= of:
+            what = "prefill replicas" if outage.prefills else "replicas"
+            raise error(
+                f"--fail: there is no replica {outage.replica} of {of} {what}",
+                remedy=f"they are numbered from 0 to {of - 1}" if of else "leave prefill: out",
+            )
+        place = outage.replica + (0 if outage.prefills else prefills)
+        found.append(Failure(place, outage.at, outage.seconds))
+    return found
+
+
+def scaling_of(given: Mapping[str, Any], *, prefills: bool) -> Scaling | None:
+    """What is said of the replicas that prefill, or of the others. Raises `DiagnosticError`."""
+    found = [each for each in given["autoscale"] if each.prefills == prefills]
+    if len(found) > 1:
+        raise error("--autoscale is given twice for the same replicas", remedy="give it once")
+    return found[0] if found else None
+
+
+def replicas_of(given: Mapping[str, Any], *, prefills: bool) -> tuple[int, int]:
+    """How many replicas there are at first, and at most. Raises `DiagnosticError`."""
+    scaling = scaling_of(given, prefills=prefills)
+    first = (given["prefill_replicas"] or 1) if prefills else given["replicas"]
+    if scaling is None:
+        return first, first
+    if first > scaling.most:
+        raise error(
+            f"--autoscale goes up to {scaling.most} replicas, and there are {first} at first",
+            remedy="give fewer --replicas, or scale up to more",
+        )
+    return max(first, scaling.least), scaling.most
+
+
+def plan_of(
+    given: Mapping[str, Any], sequences: int, start: Callable[[], int], *, prefills: bool
+) -> FleetPlan:
+    """How replicas that run so many sequences each come and go; `start` gives the femtoseconds of
+    a start where nothing else says them. Raises `DiagnosticError`."""
+    scaling = scaling_of(given, prefills=prefills)
+    auto = None
+    if scaling is not None:
+        target = scaling.target if scaling.target is not None else _target(scaling.rule, sequences)
+        times = (round(given[n] * SECOND) for n in ("scale_window", "scale_delay"))
+        auto = Autoscale(scaling.least, scaling.most, scaling.rule, target, *times)
+    waits = any(o.seconds is None for o in given["fail"] if o.prefills == prefills)
+    starts = auto is not None or waits or (given["mtbf"] and not given["repair"])
+    if given["start_time"] is not None:
+        takes = round(given["start_time"] * SECOND)
+    else:
+        takes = start() if starts else 0
+    return FleetPlan(
+        replicas_of(given, prefills=prefills)[0],
+        takes,
+        auto,
+        round((given["mtbf"] or 0.0) * SECOND),
+        round((given["repair"] or 0.0) * SECOND),
+        given["seed"],
+    )
+
+
+def _target(rule: str, sequences: int) -> float:
+    """The target of a rule where nothing says it."""
+    return {"requests": _TARGET * sequences, "queue": 1.0}.get(rule, _TARGET)

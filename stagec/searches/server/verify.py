@@ -1,0 +1,152 @@
+"""The best servers over time: a closed loop with as many requests as a server has sequences, beside
+its steady state, in which nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+from stagec.answers.requests.answer import SecondsSpread
+from stagec.answers.requests.options import OVER_TIME
+from stagec.answers.requests.run import MadeServer, made_server
+from stagec.answers.serve import handover_between
+from stagec.answers.time.table import seconds_text
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.searches.server.servers import ServerPlan
+from stagec.searches.server.worker import ServerLoad
+from stagec.serving.step_times import SECOND
+from stagec.support.diagnostics import DiagnosticError
+
+#: Prompts and outputs are drawn from so much less to so much more than what was asked for, so that
+#: requests do not end together.
+_SPREAD = 0.2
+#: Rounds of the loop, of which the first one, that comes at once, and the last one, that others do
+#: not follow, are left out.
+_ROUNDS = 4
+#: By how much the median may be beyond a limit: of two steps that are interpolated, and of a mean
+#: that the largest batch has to be at.
+_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTask:
+    """A server that is to run over time, as `options` of a job, and its load."""
+
+    server: ServerPlan
+    options: JobOptions
+    load: ServerLoad
+
+    @property
+    def concurrency(self) -> int:
+        """The requests that are there in its steady state, by Little's law."""
+        server, load = self.server, self.load
+        each = server.ttft + (load.output - 1) * server.tpot
+        return max(1, round(server.tokens_per_second / load.output * each))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOverTime:
+    """What a closed loop of so many requests gives, after its first and before its last round:
+    seconds of requests to the first token and between tokens, and tokens a second; `refused` says
+    why there is none."""
+
+    concurrency: int = 0
+    requests: int = 0
+    tokens_per_second: float = 0.0
+    ttft: SecondsSpread | None = None
+    tpot: SecondsSpread | None = None
+    refused: str = ""
+
+    def missed(self, load: ServerLoad) -> list[str]:
+        """The limits that half of the requests miss, in words."""
+        found: list[str] = []
+        for name, spread in (("ttft", self.ttft), ("tpot", self.tpot)):
+            limit = getattr(load, name)
+            if limit is None or spread is None:
+                continue
+            if (half := spread.percentile(50)) > limit * (1 + _TOLERANCE):
+                texts = seconds_text(half), seconds_text(limit)
+                found.append(f"{name.upper()} over time {' > '.join(texts)} (p50)")
+        return found
+
+    def as_json(self, load: ServerLoad, ranks: int) -> dict[str, Any]:
+        """Its figures; `missed` are the limits that it does not keep."""
+        return {
+            "concurrency": self.concurrency,
+            "requests": self.requests,
+            "tokens_per_second": self.tokens_per_second,
+            "per_rank": self.tokens_per_second / ranks,
+            **{
+                name: None if spread is None else spread.as_json()
+                for name, spread in (("ttft", self.ttft), ("tpot", self.tpot))
+            },
+            "missed": self.missed(load),
+            "refused": self.refused or None,
+        }
+
+
+def over_time(task: VerifyTask) -> ServerOverTime:
+    """A server in a closed loop, if its workers are on one machine."""
+    machines = {pool.kind.machine.name: pool.kind.machine for pool in task.server.pools}
+    if len(machines) > 1:
+        return ServerOverTime(refused="its workers are on machines that are unlike")
+    (machine,) = machines.values()
+    session = Session()
+    caches = partial(handover_between, machine, session)
+    try:
+        server = made_server(task.options, machine, _given(task), session, caches)
+    except DiagnosticError as problem:
+        return ServerOverTime(refused=problem.diagnostics[0].message)
+    server.run.run()
+    return _measured(server, task.concurrency)
+
+
+def _given(task: VerifyTask) -> Mapping[str, Any]:
+    """The options of requests over time."""
+    load, server, count = task.load, task.server, task.concurrency
+    prefill, decode, point = server.prefill, server.decode, server.point
+    sequences = decode.step.sequences // decode.kind.worker.groups
+    if point is not None:
+        sequences += point.work.prompts
+    if prefill is not None:
+        prompts = prefill.step.sequences // prefill.kind.worker.groups
+        tokens = prompts * ceil(load.prompt * (1 + _SPREAD))
+    else:
+        tokens = point.budget if point is not None else 0
+    return {
+        **{option.name: option.usual for option in OVER_TIME},
+        "lengths": f"prompt={_drawn(load.prompt)},output={_drawn(load.output)}",
+        "concurrency": count,
+        "count": _ROUNDS * count,
+        "replicas": decode.workers,
+        "prefill_replicas": None if prefill is None else prefill.workers,
+        "max_batch": sequences,
+        "max_tokens": max(tokens, sequences),
+        "output_tokens": load.output,
+    }
+
+
+def _drawn(mean: int) -> str:
+    by = round(mean * _SPREAD)
+    return f"{max(1, mean - by)}..{mean + by}"
+
+
+def _measured(server: MadeServer, count: int) -> ServerOverTime:
+    jobs = sorted(server.run.done, key=lambda j: j.last)
+    kept = [j for j in jobs if count < j.number <= (_ROUNDS - 1) * count]
+    ends = jobs[count : (_ROUNDS - 1) * count]
+    seconds = (ends[-1].last - jobs[count - 1].last) / SECOND
+    several = [j for j in kept if j.request.output > 1]
+    return ServerOverTime(
+        count,
+        len(kept),
+        sum(j.request.output for j in ends) / seconds,
+        SecondsSpread(sorted((j.first - j.arrival) / SECOND for j in kept)),
+        SecondsSpread(
+            sorted((j.last - j.first) / SECOND / (j.request.output - 1) for j in several)
+        ),
+    )

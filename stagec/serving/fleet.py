@@ -1,0 +1,291 @@
+"""Which replicas of a server are there over time: they start, take requests, are emptied, stop,
+fail and come back.
+
+Autoscaling is the law of Kubernetes' horizontal pod autoscaler
+(pkg/controller/podautoscaler/horizontal.go, metrics of the type AverageValue): every `window` the
+replicas that are wanted are the mean of a figure over the window, of all replicas together, by its
+`target` of one, rounded up. More of them start at once; there are fewer only when no value of the
+last `delay` wanted as many (its stabilization of scaling down).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import ceil
+
+from stagec.serving.replica import Replica
+from stagec.serving.series import TimeSeries
+from stagec.serving.served import ServedRequest
+
+#: Relative slack of the number of replicas that are wanted, for loads that are floats.
+_SLACK = 1e-9
+
+#: The figures of `Fleet.series`: replicas that hold ranks, that take requests, and the requests
+#: that wait for one that does.
+FLEET_FIGURES = ("held", "up", "parked")
+
+
+class ReplicaState(Enum):
+    """What a replica does. All but `OFF` hold their ranks."""
+
+    OFF = "off"
+    STARTING = "starting"
+    UP = "up"
+    DRAINING = "draining"  # it serves what it has, and takes no requests
+    DOWN = "down"
+
+
+#: Which replicas are stopped first.
+_FIRST_TO_STOP = (ReplicaState.STARTING, ReplicaState.DOWN, ReplicaState.UP)
+
+#: What rules of scaling count, of `busy`, `running`, `waiting`, `pages` of a replica (means over
+#: time) and the pages that it has.
+SCALING_RULES: Mapping[str, Callable[[Sequence[float], int], float]] = {
+    "requests": lambda figures, pages: figures[1] + figures[2],
+    "queue": lambda figures, pages: figures[2],
+    "busy": lambda figures, pages: figures[0],
+    "cache": lambda figures, pages: figures[3] / pages,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscale:
+    """From `least` to `most` replicas, by a rule of `SCALING_RULES` with the `target` of a replica.
+    Times are in femtoseconds."""
+
+    least: int
+    most: int
+    rule: str
+    target: float
+    window: int
+    delay: int
+
+    def wanted(self, load: float) -> int:
+        """The replicas that are wanted for what the rule counts, of all of them together."""
+        return min(self.most, max(self.least, ceil(load / self.target * (1 - _SLACK))))
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """How replicas that are alike come and go: so many are there at first (None: all), one takes
+    `start` to start, runs for `mtbf` in the mean until it fails (0: it does not), and is `repair`
+    in the mean until it takes requests again (0: as long as a start), both drawn from exponential
+    distributions by the `seed`, for each replica by itself. Times are in femtoseconds."""
+
+    first: int | None = None
+    start: int = 0
+    autoscale: Autoscale | None = None
+    mtbf: int = 0
+    repair: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replica, by its number, that fails at `at`, in femtoseconds, and is down for so long (None:
+    as long as its plan says). One that was drawn is of this `life` of the replica alone."""
+
+    replica: int
+    at: int
+    seconds: int | None = None
+    life: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A replica that takes requests from `at` on, if nothing happens to it meanwhile."""
+
+    replica: int
+    at: int
+    life: int
+
+
+@dataclass(slots=True)
+class FleetTally:
+    """How many replicas were started, stopped and failed."""
+
+    started: int = 0
+    stopped: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class _Member:
+    replica: Replica
+    state: ReplicaState
+    source: random.Random
+    life: int = 0  # how often it went down or off, or began to start
+
+
+@dataclass
+class Fleet:
+    """The replicas of a server that are alike; `first` is the place of the first one among all.
+    `due` gets what is to happen later."""
+
+    replicas: Sequence[Replica]
+    plan: FleetPlan
+    first: int
+    due: Callable[[Failure | Arrival], None]
+    tally: FleetTally = field(default_factory=FleetTally)
+    parked: list[ServedRequest] = field(default_factory=list[ServedRequest])
+    series: TimeSeries = field(default_factory=lambda: TimeSeries(len(FLEET_FIGURES)))
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        count = len(self.replicas) if plan.first is None else plan.first
+        self._members = [
+            _Member(
+                replica,
+                ReplicaState.UP if place < count else ReplicaState.OFF,
+                random.Random(f"{plan.seed} {self.first + place}"),
+            )
+            for place, replica in enumerate(self.replicas)
+        ]
+        self._since = 0
+        self._wanted: deque[tuple[int, int]] = deque([(0, count)])
+        self._before = [0, 0, 0, 0, 0]
+        self._list()
+        for member in self._members[:count]:
+            self._fails_later(member, 0)
+
+    def _list(self) -> None:
+        """List the replicas that take requests, and count those that hold ranks."""
+        states = [member.state for member in self._members]
+        self.up = [m.replica for m in self._members if m.state is ReplicaState.UP]
+        self.held = len(states) - states.count(ReplicaState.OFF)
+
+    def note(self, now: int) -> None:
+        """Count what replicas were until now."""
+        if now > self._since:
+            self.series.add(self._since, now, (self.held, len(self.up), len(self.parked)))
+            self._since = now
+
+    def _change(self, member: _Member, state: ReplicaState, now: int) -> None:
+        self.note(now)
+        member.state = state
+        if state in (ReplicaState.OFF, ReplicaState.STARTING, ReplicaState.DOWN):
+            member.life += 1
+        if state is ReplicaState.OFF:
+            self.tally.stopped += 1
+            if member.replica.prefixes is not None:
+                member.replica.prefixes.clear()
+        self._list()
+
+    # -- requests without a replica ----------------------------------------------------------------
+
+    def park(self, job: ServedRequest, now: int) -> None:
+        """A request waits for a replica that takes it."""
+        self.note(now)
+        self.parked.append(job)
+
+    def released(self, now: int) -> list[ServedRequest]:
+        """The requests that wait, if there is a replica that takes them."""
+        if not self.parked or not self.up:
+            return []
+        self.note(now)
+        jobs, self.parked = self.parked, []
+        return jobs
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    def _fails_later(self, member: _Member, now: int) -> None:
+        """Draw when a replica that begins to run fails."""
+        if self.plan.mtbf:
+            at = now + _drawn(member.source, self.plan.mtbf)
+            self.due(Failure(self.first + self._members.index(member), at, None, member.life))
+
+    def fails(self, failure: Failure) -> bool:
+        """Whether a failure is one of a replica that runs."""
+        member = self._members[failure.replica - self.first]
+        runs = member.state in (ReplicaState.UP, ReplicaState.DRAINING)
+        return runs and failure.life in (None, member.life)
+
+    def fail(self, failure: Failure, now: int) -> None:
+        """A replica fails; one that is emptied stops."""
+        member = self._members[failure.replica - self.first]
+        self.tally.failed += 1
+        if member.state is ReplicaState.DRAINING:
+            self._change(member, ReplicaState.OFF, now)
+            return
+        self._change(member, ReplicaState.DOWN, now)
+        seconds, plan = failure.seconds, self.plan
+        if seconds is None:
+            seconds = _drawn(member.source, plan.repair) if plan.repair else plan.start
+        self.due(Arrival(failure.replica, now + seconds, member.life))
+
+    def arrive(self, arrival: Arrival, now: int) -> bool:
+        """A replica takes requests; whether nothing happened to it meanwhile."""
+        member = self._members[arrival.replica - self.first]
+        if member.life != arrival.life:
+            return False
+        self._change(member, ReplicaState.UP, now)
+        self._fails_later(member, now)
+        return True
+
+    # -- scaling -----------------------------------------------------------------------------------
+
+    def load(self, integrals: Sequence[int], now: int) -> float:
+        """What the rule counts, the mean since the last call: of the integrals over time of `busy`,
+        `running`, `waiting` and `pages`, of all replicas together."""
+        auto = self.plan.autoscale
+        assert auto is not None
+        self.note(now)
+        values = [*integrals, self.series.totals[2]]
+        means = [(v - w) / auto.window for v, w in zip(values, self._before, strict=True)]
+        self._before = values
+        busy, running, waiting, pages, parked = means
+        rule = SCALING_RULES[auto.rule]
+        return rule((busy, running, waiting + parked, pages), self.replicas[0].room)
+
+    def scale(self, load: float, now: int) -> list[Replica]:
+        """Start and stop replicas; those that are emptied from now on."""
+        auto = self.plan.autoscale
+        assert auto is not None
+        wanted, recent = auto.wanted(load), self._wanted
+        recent.append((now, wanted))
+        while recent[0][0] < now - auto.delay:
+            recent.popleft()
+        there = [m for m in self._members if m.state in _FIRST_TO_STOP]
+        if wanted > len(there):
+            self._grow(wanted - len(there), now)
+            return []
+        return self._shrink(there, len(there) - max(n for _, n in recent), now)
+
+    def _grow(self, count: int, now: int) -> None:
+        """So many more: those that are emptied take requests again, others start."""
+        for state in (ReplicaState.DRAINING, ReplicaState.OFF):
+            for member in [m for m in self._members if m.state is state][:count]:
+                count -= 1
+                if state is ReplicaState.DRAINING:
+                    self._change(member, ReplicaState.UP, now)
+                    continue
+                self.tally.started += 1
+                self._change(member, ReplicaState.STARTING, now)
+                place = self.first + self._members.index(member)
+                self.due(Arrival(place, now + self.plan.start, member.life))
+
+    def _shrink(self, there: Sequence[_Member], count: int, now: int) -> list[Replica]:
+        """So many fewer: those that do not run first, then those that were started last."""
+        order = there[::-1]
+        order = [m for state in _FIRST_TO_STOP for m in order if m.state is state]
+        emptied: list[Replica] = []
+        for member in order[: max(0, count)]:
+            runs = member.state is ReplicaState.UP
+            self._change(member, ReplicaState.DRAINING if runs else ReplicaState.OFF, now)
+            if runs:
+                emptied.append(member.replica)
+        return emptied
+
+    def idle(self, replica: Replica, now: int) -> None:
+        """A replica has nothing to do: if it is emptied, it stops."""
+        for member in self._members:
+            if member.replica is replica and member.state is ReplicaState.DRAINING:
+                self._change(member, ReplicaState.OFF, now)
+
+
+def _drawn(source: random.Random, mean: int) -> int:
+    return max(1, round(source.expovariate(1.0) * mean))

@@ -1,0 +1,48 @@
+"""A request while a server has it, and the steps that hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stagec.serving.requests import Request
+from stagec.serving.step_times import StepLine
+
+
+@dataclass(slots=True, eq=False)
+class ServedRequest:
+    """A request while it is served: `generated` tokens are there, of which `cached` and those of
+    the prompt are in a cache (`cached` counts both) when it does not decode. Times are in
+    femtoseconds; `hit` are tokens of the prompt that a prefix cache had."""
+
+    request: Request
+    number: int
+    arrival: int
+    cached: int = 0
+    generated: int = 0
+    first: int = -1
+    last: int = -1
+    ends: int = -1  # the count of decode steps at which it ends, while it decodes
+    stamp: int = 0  # of its last admission
+    preempted: int = 0
+    hit: int = 0
+    replica: int = -1
+    swapped: bool = False
+    shared: list[int] = field(default_factory=list[int])
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before it decodes again; 1 where only the next token is missing."""
+        return self.request.prompt + self.generated - self.cached
+
+
+@dataclass(slots=True)
+class StepsUnderWay:
+    """Steps that are alike, from `start` on: `line` and `total` say how long each takes; chunks of
+    prompts are of one step alone."""
+
+    start: int
+    end: int
+    count: int
+    total: int
+    line: StepLine | None
+    chunks: list[tuple[ServedRequest, int]]
