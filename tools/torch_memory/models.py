@@ -177,13 +177,18 @@ class Decoder(nn.Module):
 
 class HuggingFaceDecoder(Decoder):
     """`LlamaForCausalLM` of transformers 5, and models like it: rotations by forward, the loss
-    inside."""
+    inside; `head_norm`: of queries and keys, as Qwen3's."""
 
-    def __init__(self, run: TorchRun, feed: Callable[[Mapping[str, int]], nn.Module]) -> None:
+    def __init__(
+        self,
+        run: TorchRun,
+        feed: Callable[[Mapping[str, int]], nn.Module],
+        head_norm: Norm | None = None,
+    ) -> None:
         sizes, eager = run.sizes, run.flag("attention", "flash-2") == "eager"
 
         def block() -> Block:
-            attention = Attention(sizes, titan=False, eager=eager)
+            attention = Attention(sizes, titan=False, eager=eager, norm=head_norm)
             return Block(HuggingFaceNorm, sizes["D"], attention, feed(sizes))
 
         super().__init__(sizes, HuggingFaceNorm, block)
@@ -250,6 +255,9 @@ MODELS: Mapping[tuple[str, str], Callable[[TorchRun], nn.Module]] = {
     ("llama.stg", "huggingface"): partial(HuggingFaceDecoder, feed=FeedForward),
     ("llama.stg", "torchtitan"): partial(TorchtitanDecoder, feed=FeedForward),
     ("mixtral.stg", "huggingface"): partial(HuggingFaceDecoder, feed=HuggingFaceExperts),
+    ("qwen3_moe.stg", "huggingface"): partial(
+        HuggingFaceDecoder, feed=HuggingFaceExperts, head_norm=HuggingFaceNorm
+    ),
     ("qwen3_moe.stg", "torchtitan"): partial(TorchtitanQwen, feed=TorchtitanMoe),
 }
 

@@ -230,16 +230,7 @@ class JobFlags(TypedDict, total=False):
     #: softmax one by one (math; as transformers writes them: eager), or the one that the machine
     #: was measured with (device).
     attention: (
-        Literal[
-            "device",
-            "math",
-            "eager",
-            "flash-1",
-            "flash-2",
-            "flash-3",
-            "cudnn",
-            "triton",
-        ]
+        Literal["device", "math", "eager", "flash-1", "flash-2", "flash-3", "cudnn", "triton"]
         | None
     )
     #: Run these operation by operation, as PyTorch code that no compiler has seen and no fused
