@@ -52,6 +52,8 @@ test-all: $(VENV)/.stamp-test
 test-torch: build/torch/.stamp
 	build/torch/bin/python -m tools.torch_memory torch-data-parallel
 	build/torch/bin/python -m tools.torch_memory torch-tensor-parallel
+	build/torch/bin/python -m tools.torch_memory torch-adapters
+	build/torch/bin/python -m tools.torch_memory torch-experts
 
 build/torch/.stamp: pyproject.toml Makefile
 	$(PYTHON) -m venv build/torch

@@ -46,7 +46,11 @@ def _field(option: CommandOption) -> Iterator[str]:
 def _broken(kind: str) -> Iterator[str]:
     """A type that is too long for a line, as ruff breaks it."""
     inside = kind.removeprefix("Literal[").removesuffix("]")
-    yield "        Literal["
-    yield from textwrap.wrap(f"{inside},", 84, initial_indent=" " * 12, subsequent_indent=" " * 12)
-    yield "        ]"
+    if len(kind) <= 92:
+        yield f"        {kind}"
+    else:
+        yield "        Literal["
+        line = " " * 12 + inside
+        yield from [line] if len(line) <= 100 else (f"{' ' * 12}{n}," for n in inside.split(", "))
+        yield "        ]"
     yield "        | None"

@@ -252,7 +252,20 @@ class Combine(OpDef):
         return [dys, None, *dws]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {"expert_bias": self._biased_in_f32}
+        return {"expert_bias": self._biased_in_f32, "expert_weights": self._weighted_in_f32}
+
+    def _weighted_in_f32(
+        self, b: Builder, op: Operation, on_rank: LocalSize
+    ) -> Sequence[Value] | None:
+        """What experts made takes its weights in fp32, which backward keeps: pytorch/torchtitan,
+        torchtitan/models/moe/moe.py, `MoE.forward`, `routed_output.to(torch.float32)`."""
+        y, *others = op.operands
+        dtype, name = y.tensor.dtype, op.result.name
+        if len(others) == 1 or dtype == "f32":
+            return None
+        wide = b.value("stg.cast", [y], {"to": "f32"}, hint=f"{y.name}_f32")
+        total = b.value(self.name, [wide, *others], {**op.attrs}, hint=f"{name}_f32")
+        return [b.value("stg.cast", [total], {"to": dtype}, hint=name)]
 
     def _biased_in_f32(
         self, b: Builder, op: Operation, on_rank: LocalSize

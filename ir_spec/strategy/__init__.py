@@ -3,6 +3,7 @@ its text. A file each; `STATEMENTS` lists them."""
 
 from __future__ import annotations
 
+from stagec.ir_spec.strategy.adapters import AdaptersOp
 from stagec.ir_spec.strategy.autocast import AutocastOp
 from stagec.ir_spec.strategy.blocking import BlockingOp
 from stagec.ir_spec.strategy.bucket import BucketOp
@@ -83,6 +84,7 @@ STATEMENTS: tuple[Statement, ...] = (
     CopiesOp(),
     WeightsOp(),
     LoraOp(),
+    AdaptersOp(),
     FreezeOp(),
     PadVocabularyOp(),
     PadDimensionsOp(),

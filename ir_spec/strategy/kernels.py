@@ -13,8 +13,11 @@ from stagec.ir_spec.strategy.statement import (
 )
 
 DEVICE = "device"
-#: Kernels of fused attention; `math` is none, but the ops that it consists of.
-ATTENTION = ("math", "flash_1", "flash_2", "flash_3", "cudnn", "triton")
+EAGER = "eager"
+#: No kernel of fused attention, but the ops that it consists of.
+UNFUSED = ("math", EAGER)
+#: Kernels of attention.
+ATTENTION = (*UNFUSED, "flash_1", "flash_2", "flash_3", "cudnn", "triton")
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,16 @@ class KernelsRule(Record):
 
     attention: str = parameter(
         "name",
-        "math: its products and softmax; flash_1, flash_2, flash_3: FlashAttention; cudnn; triton: "
+        "math: its products and softmax; eager: these as transformers writes them; flash_1, "
+        "flash_2, flash_3: FlashAttention; cudnn; triton: "
         "the first FlashAttention in Triton; device: the kernel that the machine was measured with",
         default=DEVICE,
         choices=(DEVICE, *ATTENTION),
         flag=Flag(
             "attention",
             "The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its "
-            "products and softmax one by one (math), or the one that the machine was measured "
-            "with (device).",
+            "products and softmax one by one (math; as transformers writes them: eager), or the "
+            "one that the machine was measured with (device).",
             rare=True,
             software=True,
         ),
@@ -42,8 +46,8 @@ class KernelsRule(Record):
         flag=Flag(
             "eager",
             "Run these operation by operation, as PyTorch code that no compiler has seen and no "
-            "fused kernel replaces: swiglu, geglu, rmsnorm, attention, clamp, expert_bias. "
-            "Backward keeps what each operation saves.",
+            "fused kernel replaces: swiglu, geglu, rmsnorm, attention, clamp, expert_bias, "
+            "expert_weights. Backward keeps what each operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -60,7 +64,9 @@ class KernelsOp(Statement):
     A kernel of `attention` has constants of its own in the text of a machine
     (`efficiency.attention.kernels`); on a machine without them its own are taken, and the answer
     says so. With `math` attention is no kernel: its two products and the softmax between them are
-    ops (`expand-attention`).
+    ops (`expand-attention`). With `eager` they are those of transformers' `eager`
+    implementation: keys and values are copied for the heads that share them, and backward keeps the
+    softmax in fp32 and in the type of its product.
 
     What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no
     library has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these

@@ -12,6 +12,7 @@ from stagec.api import (
     Pass,
     Phase,
     Quoted,
+    Strategy,
     TensorType,
     Value,
     const,
@@ -19,10 +20,13 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried, slice_into, uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.strategy.adapters import AdaptersRule
+from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.support.suggest import did_you_mean
 
@@ -35,10 +39,10 @@ class AddLora(Pass):
     """Add low-rank adapters (arXiv 2106.09685) beside products with the parameters of these names,
     and freeze all other parameters.
 
-    Without options it does what `stg.lora` of the strategy says. A name is the last part of a
-    parameter's path. A parameter that is used in several products has one adapter. A dimension of
-    the number 2 or 3 that is not contracted packs matrices (gate and up; query, key and value),
-    each of which has an adapter of its own.
+    Without options it does what `stg.lora` and `stg.adapters` of the strategy say. A name is the
+    last part of a parameter's path. A parameter that is used in several products has one adapter. A
+    dimension of the number 2 or 3 that is not contracted packs matrices (gate and up; query, key
+    and value), each of which has an adapter of its own.
 
     Before:
         stg.strategy @s {
@@ -89,15 +93,25 @@ class AddLora(Pass):
         return bool(self.targets or read_strategy(module).one(LoraRule).targets)
 
     def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
         given = LoraRule(self.targets, self.rank, self.alpha)
-        add_lora(module, given if self.targets else read_strategy(module).one(LoraRule))
+        rule = given if self.targets else strategy.one(LoraRule)
+        add_lora(module, rule, wide=_in_32_bits(strategy))
+
+
+def _in_32_bits(strategy: Strategy) -> bool:
+    """Whether adapters have 32 bits beside parameters that have 16, also where they compute."""
+    param = strategy.dtypes.param
+    narrow = param != WIDE and computed_in(strategy.dtypes, strategy.zero, param) == param
+    return narrow and strategy.one(AdaptersRule).dtype == WIDE
 
 
 PASS = "add-lora"
+WIDE = "f32"
 
 
-def add_lora(module: Module, rule: LoraRule) -> None:
-    """Add adapters to the main function, in place.
+def add_lora(module: Module, rule: LoraRule, *, wide: bool = False) -> None:
+    """Add adapters to the main function, in place; `wide`: adapters in fp32.
 
     Raises `DiagnosticError` for a name that no parameter has, or one that is used in no product.
     """
@@ -116,7 +130,7 @@ def add_lora(module: Module, rule: LoraRule) -> None:
         param.type = replace(param.tensor, role="frozen")
     for param in params:
         if rule.adapts(param):
-            _Adapter(module, rule, param).add()
+            _Adapter(module, rule, param, wide=wide).add()
 
 
 def _products(value: Value) -> list[tuple[Operation, int, int]]:
@@ -127,8 +141,8 @@ def _products(value: Value) -> list[tuple[Operation, int, int]]:
 class _Adapter:
     """The adapter of a parameter."""
 
-    def __init__(self, module: Module, rule: LoraRule, param: Value) -> None:
-        self._module, self._rule, self._param = module, rule, param
+    def __init__(self, module: Module, rule: LoraRule, param: Value, *, wide: bool) -> None:
+        self._module, self._rule, self._param, self._wide = module, rule, param, wide
 
     def add(self) -> None:
         """Add the parameters A and B, and what is computed with them."""
@@ -152,12 +166,14 @@ class _Adapter:
     def _types(self, op: Operation, index: int, depth: int) -> tuple[TensorType, TensorType]:
         """The types of A and B, from the product and the repeats around."""
         cut, type_ = _Cut(op, index), self._param.tensor
+        dtype = WIDE if self._wide else type_.dtype
         dims = dict(zip(cut.weight, type_.dims[depth:], strict=True))
         rank = Dim(const(self._rule.rank))
         lead = (*type_.dims[:depth], *(dims[g] for g in cut.batch))
-        a = (*lead, *(dims[g] for g in cut.contracted), rank)
-        b = (*lead, rank, *(dims[g] for g in cut.kept))
-        return replace(type_, dims=a, role="param"), replace(type_, dims=b, role="param")
+        a = (*lead, *(dims[g] for g in (*cut.contracted, *cut.packed)), rank)
+        b = (*lead, rank, *(dims[g] for g in (*cut.packed, *cut.kept)))
+        into, out = (replace(type_, dtype=dtype, dims=dims, role="param") for dims in (a, b))
+        return into, out
 
     def _adapt(self, w: Value, a: Value, b: Value) -> None:
         """Add the adapter where w is used."""
@@ -173,15 +189,35 @@ class _Adapter:
         cut, y, x = _Cut(op, index), op.result, op.operands[1 - index]
         users = list(y.uses)
         build = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
-        to = {"to": op.text("to")} if "to" in op.attrs else {}
-        low = build.value("stg.einsum", [x, a], {"spec": cut.down}, hint=f"{y.name}_low")
+        to = {"to": op.text("to")} if "to" in op.attrs and not self._wide else {}
+        down = cut.down
+        if self._wide:
+            x, down = self._cast_input(build, cut, x)
+        low = build.value("stg.einsum", [x, a], {"spec": down}, hint=f"{y.name}_low")
         up = build.value("stg.einsum", [low, b], {"spec": cut.up, **to}, hint=f"{y.name}_lora")
         if self._rule.alpha not in (0, self._rule.rank):
             by = const(self._rule.alpha) / const(self._rule.rank)
             up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
-        adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
+        wide = _cast(build, y, WIDE) if self._wide else y
+        adapted = build.value("stg.add", [wide, up], hint=f"{y.name}_adapted")
+        adapted = _cast(build, adapted, y.tensor.dtype)
         for user, place in users:
             user.set_operand(place, adapted)
+
+    def _cast_input(self, build: Builder, cut: _Cut, x: Value) -> tuple[Value, Quoted]:
+        """The input in fp32, once for each adapter that the parameter packs, and the rule of the
+        first product."""
+        x = _cast(build, x, WIDE)
+        if not cut.packed:
+            return x, cut.down
+        given: dict[str, RawAttr] = {"spec": cut.copied, "sizes": cut.packed_sizes}
+        return build.value("stg.broadcast", [x], given, hint=f"{x.name}_each"), cut.down_of_each
+
+
+def _cast(build: Builder, value: Value, to: str) -> Value:
+    if value.tensor.dtype == to:
+        return value
+    return build.value("stg.cast", [value], {"to": to}, hint=f"{value.name}_{to}")
 
 
 class _Cut:
@@ -191,7 +227,7 @@ class _Cut:
     |-----------------|----------------|-----------------|
     | bsd,dhk->bshk   | bsd,dr->bsr    | bsr,rhk->bshk   |
     | ebcd,edf->ebcf  | ebcd,edr->ebcr | ebcr,erf->ebcf  |
-    | bsd,dzf->bzsf   | bsd,zdr->zbsr  | zbsr,zrf->bzsf  |
+    | bsd,dzf->bzsf   | bsd,dzr->zbsr  | zbsr,rzf->bzsf  |
 
     The second one is of experts, the third one of a parameter that packs two or three matrices.
     """
@@ -201,14 +237,18 @@ class _Cut:
         self.weight, x = operands[index], operands[1 - index]
         sizes = dict(zip(self.weight, op.operands[index].tensor.shape, strict=True))
         packed = tuple(g for g in self.weight if g not in x and sizes[g].value in _PACKED)
-        self.batch = (*packed, *(g for g in self.weight if g in x and g in out))
+        self.batch = tuple(g for g in self.weight if g in x and g in out)
         self.contracted = tuple(g for g in self.weight if g not in out)
         self.kept = tuple(g for g in self.weight if g not in (*x, *packed) and g in out)
         used = {f for shape in (*operands, out) for g in shape for f in g}
         rank: Shape = ((next(f for f in _LETTERS if f not in used),),)
         low = (*packed, *(g for g in x if g in out), *rank)
-        self.down = _spec(x, (*self.batch, *self.contracted, *rank), low)
-        self.up = _spec(low, (*self.batch, *rank, *self.kept), out)
+        self.packed, each = packed, (*packed, *x)
+        self.packed_sizes = tuple(sizes[g].value or 0 for g in packed)
+        self.copied = Quoted(f"{shape_text(x)}->{shape_text(each)}")
+        into = (*self.batch, *self.contracted, *packed, *rank)
+        self.down, self.down_of_each = _spec(x, into, low), _spec(each, into, low)
+        self.up = _spec(low, (*self.batch, *rank, *packed, *self.kept), out)
 
 
 def _spec(left: Shape, right: Shape, out: Shape) -> Quoted:

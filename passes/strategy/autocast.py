@@ -171,14 +171,14 @@ class _Caster:
 
 def _packed(op: Operation) -> dict[str, int]:
     """The dimensions of literal size of a parameter which the result has, and no other operand: the
-    products that an einsum packs."""
+    products that an einsum packs. The last one is no such dimension, but the rank of an adapter."""
     params = [i for i, v in enumerate(op.operands) if is_parameter(v)]
     if len(params) != 1 or "spec" not in op.attrs or len(op.operands) != 2:
         return {}
     sides, (result,) = parse_rule(op.text("spec"))
     mine, other, shape = sides[params[0]], sides[1 - params[0]], op.operands[params[0]].tensor.shape
     sizes = {shape_text((g,)): size.value for g, size in zip(mine, shape, strict=True)}
-    alone = (g for g in mine if g not in other and g in result)
+    alone = (g for g in mine[:-1] if g not in other and g in result)
     return {t: n for g in alone if (n := sizes[t := shape_text((g,))]) is not None and n > 1}
 
 

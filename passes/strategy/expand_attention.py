@@ -12,13 +12,14 @@ from stagec.api import (
     Phase,
     Quoted,
     Strategy,
+    Value,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import FlashAttention
-from stagec.ir_spec.strategy.kernels import KernelsRule
+from stagec.ir_spec.strategy.kernels import EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
 _PLAIN = {"causal", "rsqrt", "phase"}
@@ -28,9 +29,12 @@ _PLAIN = {"causal", "rsqrt", "phase"}
 class ExpandAttention(Pass):
     """Replace each fused attention by the ops that it consists of, as `stg.kernels` says.
 
-    The scores of all pairs are in memory, those that a causal mask hides, too. Attention stays
-    fused where it has another mask, a bias or sinks, and where its sequence, or heads that share
-    keys, are split.
+    The scores of all pairs are in memory, those that a causal mask hides, too. With `math` the
+    softmax is one kernel; with `eager` keys and values that heads share are copied for each of
+    these, and the softmax is computed in fp32 and cast back, so that backward keeps it in both
+    types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
+    stays fused where it has another mask, a bias or sinks, and where its sequence, or heads that
+    share keys, are split.
 
     Before:
         stg.strategy @s {
@@ -56,24 +60,25 @@ class ExpandAttention(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).one(KernelsRule).attention == "math"
+        return read_strategy(module).one(KernelsRule).attention in UNFUSED
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
+        form = strategy.one(KernelsRule).attention
         fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
         plain = [op for op in fused if _is_plain(op) and not _is_split(module, strategy, op)]
         for op in plain:
-            expand_attention(module, op)
+            expand_attention(module, op, eager=form == EAGER)
         if not plain:
             split = "it has masks, or its sequence or heads that share keys are split"
             why = split if fused else "there is no attention"
-            remark = f"'stg.kernels[attention = math]' changes nothing: {why}"
+            remark = f"'stg.kernels[attention = {form}]' changes nothing: {why}"
             module.diagnostics.remark(remark, strategy.one(KernelsRule).loc)
 
 
-def expand_attention(module: Module, op: Operation) -> None:
-    """Replace one attention, in place. Queries that share keys are a dimension of their own, `r`;
-    packed keys and values are taken apart."""
+def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
+    """Replace one attention, in place. Queries that share keys are a dimension of their own, `r`,
+    or with `eager` have copies of them; packed keys and values are taken apart."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
     if not values:
@@ -81,6 +86,11 @@ def expand_attention(module: Module, op: Operation) -> None:
     name, (size, groups) = op.results[0].name, (v.tensor.dims[-2].size for v in (q, k))
     scale = op.expr("rsqrt") if "rsqrt" in op.attrs else q.tensor.dims[-1].size
     shared = size != groups
+    if shared and eager:
+        k, *values = (
+            b.value("stg.repeat_heads", [v], {"heads": size}, hint=v.name) for v in (k, *values)
+        )
+        shared = False
     head = "gr" if shared else "g"
     if shared:
         split: dict[str, RawAttr] = {"factors": ("g",), "sizes": (groups,)}
@@ -88,12 +98,20 @@ def expand_attention(module: Module, op: Operation) -> None:
     spec = Quoted(f"bs{head}k,btgk->b{head}st")
     scores = b.value("stg.einsum", [q, k], {"spec": spec}, hint=f"{name}_scores")
     causal: dict[str, RawAttr] = {"causal": True} if op.flag("causal") else {}
-    shares = b.value("stg.softmax", [scores], {**causal, "rsqrt": scale}, hint=f"{name}_p")
+    wide = _cast(b, scores, "f32") if eager else scores
+    shares = b.value("stg.softmax", [wide], {**causal, "rsqrt": scale}, hint=f"{name}_p")
+    shares = _cast(b, shares, scores.tensor.dtype)
     spec = Quoted(f"b{head}st,btgv->bs{head}v")
     new = b.value("stg.einsum", [shares, *values], {"spec": spec}, hint=name)
     if shared:
         new = b.value("stg.reshape", [new], {"spec": Quoted("bsgrv->bs(gr)v")}, hint=name)
     replace_op(op, [new])
+
+
+def _cast(b: Builder, value: Value, to: str) -> Value:
+    if value.tensor.dtype == to:
+        return value
+    return b.value("stg.cast", [value], {"to": to}, hint=f"{value.name}_{to}")
 
 
 def _is_plain(op: Operation) -> bool:

@@ -116,11 +116,10 @@ def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     at = timeline.moments()
     if not at:
         return {}
-    held, made = dict(peak.bytes), timeline.made(peak).get(GRADIENTS, 0)
-    held |= {
-        GRADIENTS: held.get(GRADIENTS, 0) - made,
-        "activations": held.get("activations", 0) + made,
-    }
+    held, made = Counter(peak.bytes), timeline.made(peak)
+    for category in (name for name in made if _KINDS.get(name) == GRADIENTS):
+        held[category] -= made[category]
+        held["activations"] += made[category]
     each = {"after_forward": at["after_forward"], "peak": held, "after_update": at["after_update"]}
     return {"moments": {name: _by_kind(held) for name, held in each.items()}}
 

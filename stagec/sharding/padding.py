@@ -62,15 +62,15 @@ def _uses(param: Value) -> list[tuple[Operation, int, int]]:
 
 def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ...]:
     """The dimensions that are the first one of the weight of a module: of a product those that its
-    result has, or experts; of a table or a vector its first one."""
+    result has, or experts, which stand first; of a table or a vector its first one."""
     for op, index, depth in uses:
         if isinstance(op.definition, Einsum) and len(op.operands) == 2:
             shapes, (out,) = parse_rule(op.text("spec"))
             weight, x = shapes[index], shapes[1 - index]
             dims = list(enumerate(weight, depth))
-            experts = tuple(i for i, g in dims if g in x and g in out)
             kept = tuple(i for i, g in dims if g in out)
-            rows = experts[:1] or kept
+            experts = weight[0] in x and weight[0] in out
+            rows = kept[:1] if experts else kept
             if rows and rows == tuple(range(rows[0], rows[-1] + 1)):
                 return rows
     depth = min((d for *_, d in uses), default=0)

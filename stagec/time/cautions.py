@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from stagec.ir_spec.strategy.kernels import UNFUSED
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
 
@@ -20,10 +21,10 @@ def cautions(machine: Machine, meshes: Iterable[Mapping[str, int]] = ()) -> tupl
 
 def of_software(machine: Machine, kernels: Iterable[str]) -> Iterator[str]:
     """Of kernels of attention that the software names, and of which the machine has no constants.
-    `math` is no kernel."""
+    Unfused attention is no kernel."""
     known = machine.efficiency.attention.kernels
     for name in kernels:
-        if name != "math" and name.replace("-", "_") not in known:
+        if name not in UNFUSED and name.replace("-", "_") not in known:
             yield (
                 f"{machine.name} has no constants of the attention kernel {name}: its own are "
                 f"taken ('stagec machines {machine.name}')"

@@ -24,8 +24,8 @@ from stagec.serving.requests import Request
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, step_of
-from stagec.sharding.strategy import read_strategy
 from stagec.serving.step_times import SECOND, StepLine
+from stagec.sharding.strategy import read_strategy
 from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:

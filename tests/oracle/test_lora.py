@@ -30,7 +30,7 @@ from tests.support import (
 
 PLACED = f"{STEP},partition,stages,units,plan"
 ADAPTED = "inline,infer-shapes,apply-strategy"
-TARGETS = {LLAMA: "wq,wv,w_down", GPT: "wqkv,wo,w1", MIXTRAL: "wq,w_gate_up,w_down"}
+TARGETS = {LLAMA: "wq,wv,w_gate_up,w_down", GPT: "wqkv,wo,w1", MIXTRAL: "wq,w_gate_up,w_down"}
 FACTORS: Mapping[str, Sequence[Any]] = {
     "model": tuple(TARGETS),
     "mesh": ((1, 2), (2, 1), (2, 2), (4, 1)),
@@ -114,6 +114,17 @@ def test_a_pipelined_step_equals_that_on_one_device(row: dict[str, Any]) -> None
     inputs, expected = plain(model, STEP, tuple(sizes.items()))
     found = module(model, PLACED, sizes=sizes, pp=2, dp=2, tp=1, microbatches=4, **options)
     assert_same(expected, run_named(found, found.env, inputs))
+
+
+def test_adapters_in_fp32_compute_the_same() -> None:
+    """Casts of their inputs and results change no value in exact arithmetic."""
+    given, wide = (module(LLAMA, ADAPTED, lora_dtype=dtype) for dtype in ("given", "f32"))
+    assert {p.tensor.dtype for p in wide.trainable()} == {"f32"}
+    inputs = inputs_of(given, 2)
+    for each in (given, wide):
+        run_passes(each, "differentiate,eliminate-dead-code")
+    for one, other in zip(run_numeric(given, inputs), run_numeric(wide, inputs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 def test_a_scaled_adapter() -> None:

@@ -14,7 +14,7 @@ import pytest
 from stagec.formats.chakra.files import read_trace
 from stagec.ir.expr import const
 from stagec.ir_spec.strategy.hosts import HostsRule
-from stagec.ir_spec.strategy.kernels import KernelsRule
+from stagec.ir_spec.strategy.kernels import UNFUSED, KernelsRule
 from stagec.ir_spec.strategy.sustained import FAMILIES, SustainedRule
 from stagec.machines import load_machine
 from stagec.time.costs.kernels import attention_seconds
@@ -103,11 +103,13 @@ def test_math_has_all_scores_in_memory() -> None:
     assert found["attention"] == "math"
 
 
-def test_math_computes_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", UNFUSED)
+def test_attention_in_parts_computes_the_same(form: str, tmp_path: Path) -> None:
     text = tmp_path / "f.stg"
     text.write_text(
         "stg.module @m {\n  stg.symbols[B = 2, S = 6, H = 4, G = 2, K = 3]\n"
-        "  stg.assume[H % G == 0]\n  stg.strategy @s {\n    stg.kernels[attention = math]\n  }\n"
+        "  stg.assume[H % G == 0]\n  stg.strategy @s {\n    stg.kernels"
+        f"[attention = {form}]\n  }}\n"
         "  stg.func @f(%q: f32[B, S, H, K], %k: f32[B, S, G, K], %v: f32[B, S, G, K]) {\n"
         "    %a = stg.attention[causal](%q, %k, %v)\n    stg.return(%a)\n  }\n}\n"
     )

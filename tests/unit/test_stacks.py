@@ -159,8 +159,15 @@ def test_the_merged_text_is_a_strategy(name: str, tmp_path: Path) -> None:
     ]
 
 
-#: Jobs that have what statements are about: shards, ranks of experts, layers to compute again.
-JOBS: Sequence[dict[str, Any]] = ({}, {"zero": 3}, {"ep": 2}, {"recompute": "selective"})
+#: Jobs that have what statements are about: shards, ranks of experts, layers to compute again,
+#: adapters.
+JOBS: Sequence[dict[str, Any]] = (
+    {},
+    {"zero": 3},
+    {"ep": 2},
+    {"recompute": "selective"},
+    {"lora": "wq"},
+)
 
 
 @pytest.mark.parametrize("name", stacks())
@@ -226,6 +233,32 @@ def test_tensor_parallel_steps_are_met() -> None:
     judged = [e for e in found if e.category == "activations" and e.error is not None]
     assert len(judged) == 7 * 2
     assert max(abs(each.error or 0) for each in judged) < 0.001
+
+
+@pytest.mark.long
+def test_steps_of_adapters_are_met() -> None:
+    """Of all rows of `validation/torch-adapters`; what is missing are counters, tables and the
+    scales of scales of NF4, what is too much is what the first block keeps of its input."""
+    found = validate_memory("torch-adapters", Session()).errors
+    assert len({each.row for each in found}) == 15
+    assert max(abs(each.error or 0) for each in found) < 0.01
+    exact = [e for e in found if e.category == "gradients" and e.moment == "after_update"]
+    assert all(each.measured == each.ours for each in exact)
+
+
+@pytest.mark.long
+def test_steps_of_experts_are_met() -> None:
+    """Of all rows of `validation/torch-experts`; what is missing are rows that fill up those of
+    experts, indices in 64 bits and scores of routers, at the peak of checkpoints their input."""
+    found = validate_memory("torch-experts", Session()).errors
+    assert len({each.row for each in found}) == 13
+    for each in found:
+        if each.category == "total":
+            assert abs(each.error or 0) < 0.015
+        if each.category == "gradients":
+            assert each.measured == each.ours
+        if each.category == "activations" and "Mixtral, one rank, checkpoints" not in each.row:
+            assert each.error is None or abs(each.error) < 0.02
 
 
 def test_the_last_gather_is_there_beside_the_loss() -> None:

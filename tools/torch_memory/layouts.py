@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tools.torch_memory.experts import TorchtitanExperts, exchanged, padded
 from tools.torch_memory.run import TorchRun
 
 _MiB = 1 << 20
@@ -49,12 +51,18 @@ def mesh_of(run: TorchRun) -> DeviceMesh | None:
     if ranks == 1:
         return None
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    return init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+    mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+    if "ep" in axes:
+        mesh._flatten("dp")
+    return mesh
 
 
 def spread(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
     """Checkpoint the blocks and spread the model over the mesh, as the flags say."""
     _checkpoint(model, run)
+    for module in model.modules() if run.flag("ep", 1) == 1 else ():
+        if isinstance(module, TorchtitanExperts):
+            padded(module)
     return layout_of(run).apply(model, run, mesh, mark)
 
 
@@ -120,7 +128,8 @@ def _fsdp_axes(run: TorchRun) -> dict[str, int]:
     return {"replicate": replicas, "shard": shards} if replicas > 1 else {"dp": run.flag("dp", 1)}
 
 
-def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+def _policy(run: TorchRun) -> dict[str, Any]:
+    """How units are cast and sharded."""
     titan = run.flag("stack", "huggingface") == "torchtitan"
     mixed = run.flag("param_dtype", "f32" if titan else "bf16") == "f32"
     reduce = run.flag("reduce_dtype", "f32" if titan else "bf16")
@@ -131,16 +140,44 @@ def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) 
             reduce_dtype=torch.float32 if reduce == "f32" else torch.bfloat16,
         )
     never = run.flag("reshard_after_forward", "always") == "never"
-    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=not never)
+    return {"mp_policy": policy, "reshard_after_forward": not never}
+
+
+def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    titan = run.flag("stack", "huggingface") == "torchtitan"
+    given = _policy(run)
+    shard = partial(fully_shard, mesh=mesh, **given)
     if run.flag("shard_units", "ends" if titan else "root") == "ends":
         shard(model.tok_embeddings)
         fully_shard(
-            [model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False
+            [model.norm, model.output], mesh=mesh, **given | {"reshard_after_forward": False}
         )
     for block in model.layers:
         shard(block)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=given["mp_policy"])
     return model
+
+
+# -- experts of torchtitan on ranks of their own, with FSDP2 over all --------------------------
+
+
+def _expert_axes(run: TorchRun) -> dict[str, int]:
+    ranks = run.flag("ep", 1)
+    return {"dp_shard_mod_ep": run.flag("dp", 1) // ranks, "ep": ranks} if ranks > 1 else {}
+
+
+def _experts(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    """`apply_moe_ep_tp` and `apply_fsdp` of torchtitan."""
+    if mesh is None or run.flag("zero", 0) != 3:
+        raise ValueError(f"{run.title}: experts on ranks of their own come with zero = 3")
+    for experts in [m for m in model.modules() if isinstance(m, TorchtitanExperts)]:
+        for name, weight in list(experts.named_parameters()):
+            local = torch.empty(len(weight) // mesh["ep"].size(), *weight.shape[1:])
+            split = DTensor.from_local(local, mesh["ep"], [Shard(0)], run_check=False)
+            experts.register_parameter(name, nn.Parameter(split))
+        exchanged(experts, mesh["ep"].get_group())
+        fully_shard(experts, mesh=mesh["dp_shard_mod_ep"], **_policy(run))
+    return _fsdp(model, run, mesh["dp"], mark)
 
 
 # -- DTensor, with FSDP2 over the other axis ---------------------------------------------------
@@ -196,6 +233,7 @@ def _tensor(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark
 #: The last one takes every run that is left.
 LAYOUTS: Sequence[Layout] = (
     Layout(_tensor_axes, _tensor),
+    Layout(_expert_axes, _experts),
     Layout(_fsdp_axes, _fsdp),
     Layout(_ddp_axes, _ddp, real=True),
     Layout(lambda run: {"one": run.flag("dp", 1)}, _one),

@@ -4,6 +4,7 @@ name. A model is a function from a run to a module that maps tokens and labels t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
+from tools.torch_memory.experts import HuggingFaceExperts, TorchtitanMoe
 from tools.torch_memory.run import TorchRun
+
+#: A norm of vectors of this width.
+Norm = Callable[[int], nn.Module]
 
 
 class HuggingFaceNorm(nn.Module):
@@ -58,30 +63,56 @@ class _FusedNorm(torch.autograd.Function):
 
 class Attention(nn.Module):
     """Grouped queries with rotated queries and keys, of transformers' and torchtitan's models; the
-    latter repeat keys and values for the heads that share them."""
+    latter repeat keys and values for the heads that share them. `eager`: `eager_attention_forward`
+    of transformers."""
 
-    def __init__(self, sizes: Mapping[str, int], *, titan: bool) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        titan: bool,
+        eager: bool = False,
+        norm: Norm | None = None,
+    ) -> None:
         super().__init__()
-        d, self.k, self.titan = sizes["D"], sizes["K"], titan
+        d, self.k, self.titan, self.eager = sizes["D"], sizes["K"], titan, eager
+        self.q_norm, self.k_norm = (norm(self.k) if norm else nn.Identity() for _ in range(2))
         self.wq = nn.Linear(d, sizes["H"] * self.k, bias=False)
         self.wk = nn.Linear(d, sizes["G"] * self.k, bias=False)
         self.wv = nn.Linear(d, sizes["G"] * self.k, bias=False)
         self.wo = nn.Linear(sizes["H"] * self.k, d, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, ...]) -> Tensor:
-        projected = (w(x).unflatten(-1, (-1, self.k)) for w in (self.wq, self.wk, self.wv))
-        if self.titan:
-            q, k, v = projected
+        q, k, v = (w(x).unflatten(-1, (-1, self.k)) for w in (self.wq, self.wk, self.wv))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if len(rotation) == 1:
             q, k = _rotated_complex(q, *rotation), _rotated_complex(k, *rotation)
+        if self.titan:
             times = q.shape[2] // k.shape[2]
-            q, k, v = (x.transpose(1, 2) for x in (q, _repeated(k, times), _repeated(v, times)))
-        else:
-            q, k, v = (x.transpose(1, 2) for x in projected)
+            k, v = _repeated(k, times), _repeated(v, times)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if len(rotation) > 1:
             q, k = _rotated(q, *rotation), _rotated(k, *rotation)
-        a = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=not self.titan
-        )
+        if self.eager:
+            a = _eager_attention(q, k, v)
+        else:
+            a = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=not self.titan
+            )
         return self.wo(a.transpose(1, 2).flatten(-2))
+
+
+def _eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`eager_attention_forward` of transformers' Llama, with a causal mask."""
+    times, rows = q.shape[1] // k.shape[1], q.shape[2]
+    k, v = (
+        x[:, :, None].expand(-1, -1, times, -1, -1).reshape(*q.shape) if times > 1 else x
+        for x in (k, v)
+    )
+    mask = torch.full((rows, rows), torch.finfo(q.dtype).min, dtype=q.dtype).triu(1)
+    scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5 + mask
+    shares = functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(shares, v)
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:
@@ -117,29 +148,23 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and beside the residual."""
 
-    def __init__(
-        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, titan: bool
-    ) -> None:
+    def __init__(self, norm: Norm, width: int, attention: nn.Module, feed: nn.Module) -> None:
         super().__init__()
-        self.attention_norm, self.ffn_norm = norm(sizes["D"]), norm(sizes["D"])
-        self.attention = Attention(sizes, titan=titan)
-        self.feed_forward = FeedForward(sizes)
+        self.attention_norm, self.ffn_norm = norm(width), norm(width)
+        self.attention, self.feed_forward = attention, feed
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
-class Llama(nn.Module):
+class Decoder(nn.Module):
     """The parts that layouts know: `tok_embeddings`, `layers`, `norm`, `output`."""
 
-    def __init__(
-        self, sizes: Mapping[str, int], norm: Callable[[int], nn.Module], *, titan: bool
-    ) -> None:
+    def __init__(self, sizes: Mapping[str, int], norm: Norm, block: Callable[[], Block]) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(sizes["V"], sizes["D"])
-        blocks = (Block(sizes, norm, titan=titan) for _ in range(sizes["L"]))
-        self.layers = nn.ModuleList(blocks)
+        self.layers = nn.ModuleList(block() for _ in range(sizes["L"]))
         self.norm = norm(sizes["D"])
         self.output = nn.Linear(sizes["D"], sizes["V"], bias=False)
 
@@ -150,11 +175,23 @@ class Llama(nn.Module):
         return self.output(self.norm(x))
 
 
-class HuggingFaceLlama(Llama):
-    """`LlamaForCausalLM` of transformers 5: rotations by forward, the loss inside."""
+class HuggingFaceDecoder(Decoder):
+    """`LlamaForCausalLM` of transformers 5, and models like it: rotations by forward, the loss
+    inside; `head_norm`: of queries and keys, as Qwen3's."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes, HuggingFaceNorm, titan=False)
+    def __init__(
+        self,
+        run: TorchRun,
+        feed: Callable[[Mapping[str, int]], nn.Module],
+        head_norm: Norm | None = None,
+    ) -> None:
+        sizes, eager = run.sizes, run.flag("attention", "flash-2") == "eager"
+
+        def block() -> Block:
+            attention = Attention(sizes, titan=False, eager=eager, norm=head_norm)
+            return Block(HuggingFaceNorm, sizes["D"], attention, feed(sizes))
+
+        super().__init__(sizes, HuggingFaceNorm, block)
         inverse = 1.0 / 5e5 ** (torch.arange(0, sizes["K"], 2, dtype=torch.float32) / sizes["K"])
         self.register_buffer("inv_freq", inverse, persistent=False)
 
@@ -168,18 +205,44 @@ class HuggingFaceLlama(Llama):
         return functional.cross_entropy(logits.view(-1, logits.shape[-1]), shifted.view(-1))
 
 
-class TorchtitanLlama(Llama):
-    """`Transformer` of torchtitan's llama3: rotations as a complex buffer; the loss is outside of
-    forward, see `outside_loss`."""
+class TorchtitanDecoder(Decoder):
+    """`Transformer` of torchtitan's llama3, and models like it: rotations as a complex buffer; the
+    loss is outside of forward, see `outside_loss`."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes, FusedNorm, titan=True)
+    head_norm: Norm | None = None
+
+    def __init__(self, run: TorchRun, feed: Callable[[Mapping[str, int]], nn.Module]) -> None:
+        sizes = run.sizes
+
+        def block() -> Block:
+            attention = Attention(sizes, titan=True, norm=self.head_norm)
+            return Block(FusedNorm, sizes["D"], attention, feed(sizes))
+
+        super().__init__(sizes, FusedNorm, block)
         inverse = 1.0 / 5e5 ** (torch.arange(0, sizes["K"], 2, dtype=torch.float32) / sizes["K"])
         angles = torch.outer(torch.arange(sizes["S"], dtype=torch.float32), inverse)
-        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles))
+        self.register_buffer("freqs_cis", self.rotations(angles))
+
+    def rotations(self, angles: Tensor) -> Tensor:
+        """The table of rotations."""
+        return torch.polar(torch.ones_like(angles), angles)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.logits(tokens, self.freqs_cis)
+
+
+class TorchtitanQwen(TorchtitanDecoder):
+    """`Qwen3Model` of torchtitan: norms of heads, and rotations of halves by a table in fp32."""
+
+    head_norm = FusedNorm
+
+    def rotations(self, angles: Tensor) -> Tensor:
+        both = torch.cat((angles, angles), dim=-1)
+        return torch.cat((both.cos(), both.sin()), dim=-1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        cos, sin = self.freqs_cis.to(torch.bfloat16).chunk(2, dim=-1)
+        return self.logits(tokens, cos, sin)
 
 
 def outside_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -188,9 +251,14 @@ def outside_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 #: Models by text of the library and stack.
-MODELS: Mapping[tuple[str, str], Callable[[Mapping[str, int]], nn.Module]] = {
-    ("llama.stg", "huggingface"): HuggingFaceLlama,
-    ("llama.stg", "torchtitan"): TorchtitanLlama,
+MODELS: Mapping[tuple[str, str], Callable[[TorchRun], nn.Module]] = {
+    ("llama.stg", "huggingface"): partial(HuggingFaceDecoder, feed=FeedForward),
+    ("llama.stg", "torchtitan"): partial(TorchtitanDecoder, feed=FeedForward),
+    ("mixtral.stg", "huggingface"): partial(HuggingFaceDecoder, feed=HuggingFaceExperts),
+    ("qwen3_moe.stg", "huggingface"): partial(
+        HuggingFaceDecoder, feed=HuggingFaceExperts, head_norm=HuggingFaceNorm
+    ),
+    ("qwen3_moe.stg", "torchtitan"): partial(TorchtitanQwen, feed=TorchtitanMoe),
 }
 
 
@@ -199,4 +267,4 @@ def model_of(run: TorchRun) -> nn.Module:
     key = run.text, run.flag("stack", "huggingface")
     if key not in MODELS:
         raise ValueError(f"{run.title}: there is no model {key[0]} in the way of {key[1]}")
-    return MODELS[key](run.sizes)
+    return MODELS[key](run)

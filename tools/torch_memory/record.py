@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tools.torch_memory.adapters import train_parts
 from tools.torch_memory.layouts import layout_of, mesh_of, spread
 from tools.torch_memory.models import model_of, outside_loss
 from tools.torch_memory.run import TorchRun
@@ -225,8 +226,10 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
     sharded = run.flag("zero", 0) == 3
     cast = run.flag("param_dtype", "f32" if titan else "bf16") == "bf16"
     autocast = run.flag("autocast", titan and not sharded and not cast)
+    if run.flag("autocast_attention", "cast") != "cast":
+        raise ValueError(f"{run.title}: attention of PyTorch {torch.__version__} casts")
     torch.set_default_dtype(torch.bfloat16 if cast and not autocast else torch.float32)
-    model = model_of(run)
+    model = train_parts(model_of(run), run)
     torch.set_default_dtype(torch.float32)
     with tracker:
         net = spread(model, run, mesh, tracker.mark)
@@ -236,9 +239,8 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
             _watch_gradient(each, tracker)
         for each in model.buffers():
             tracker.mark(each, "buffers")
-        groups = [
-            [p for p in model.parameters() if isinstance(p, DTensor) is d] for d in (False, True)
-        ]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        groups = [[p for p in trained if isinstance(p, DTensor) is d] for d in (False, True)]
         optimizer = torch.optim.AdamW([{"params": g} for g in groups if g], fused=True)
         tokens = torch.zeros(run.sizes["B"], run.sizes["S"], dtype=torch.int64)
         labels = torch.zeros_like(tokens) if titan else tokens
@@ -281,7 +283,9 @@ def _step(
 
 
 def _watch_gradient(parameter: Tensor, tracker: StorageTracker) -> None:
-    """A gradient is one when it has been accumulated."""
+    """A gradient is one when it has been accumulated; what is not trained has none."""
+    if not parameter.requires_grad:
+        return
 
     def accumulated(of: Tensor) -> None:
         if of.grad is not None:

@@ -46,7 +46,7 @@ def _runs(source: ValidationSource) -> list[TorchRun]:
     for row in source.rows():
         given, model = row.given, library()[row.given["model"]]
         sizes, flags = sizes_of(given.get("sizes", {})), dict(given.get("flags", {}))
-        replicas = prod(int(flags.get(axis, 1)) for axis in (*DATA_AXES, "ep"))
+        replicas = prod(int(flags.get(axis, 1)) for axis in DATA_AXES)
         title = filled(given["row"], {**sizes, **flags, **given.get("notes", {})})
         every = {**model.values, **sizes}
         if every["B"] % replicas:

@@ -26,8 +26,8 @@ from stagec.serving.requests import Request, turns
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
-from stagec.sharding.strategy import read_strategy
 from stagec.serving.step_times import SECOND
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:

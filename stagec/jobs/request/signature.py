@@ -235,11 +235,15 @@ class JobFlags(TypedDict, total=False):
     #: Parts of the tokens of a chunked or linear loss (default: as the form has them).
     loss_chunks: int | None
     #: The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its products and
-    #: softmax one by one (math), or the one that the machine was measured with (device).
-    attention: Literal["device", "math", "flash-1", "flash-2", "flash-3", "cudnn", "triton"] | None
+    #: softmax one by one (math; as transformers writes them: eager), or the one that the machine
+    #: was measured with (device).
+    attention: (
+        Literal["device", "math", "eager", "flash-1", "flash-2", "flash-3", "cudnn", "triton"]
+        | None
+    )
     #: Run these operation by operation, as PyTorch code that no compiler has seen and no fused
-    #: kernel replaces: swiglu, geglu, rmsnorm, attention, clamp, expert_bias. Backward keeps what
-    #: each operation saves.
+    #: kernel replaces: swiglu, geglu, rmsnorm, attention, clamp, expert_bias, expert_weights.
+    #: Backward keeps what each operation saves.
     eager: str | Sequence[str] | None
     #: The time that a host takes from one computation to the next, such as '9 us', where devices
     #: wait for it: of the machine if it is left out.
@@ -309,6 +313,9 @@ class JobFlags(TypedDict, total=False):
     lora: str | Sequence[str] | None
     #: The rank of the adapters.
     lora_rank: int | None
+    #: The element type of the adapters of --lora: that of the parameters beside them (given), or
+    #: f32, for which each adapter casts its input.
+    lora_dtype: Literal["given", "f32"] | None
     #: Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or
     #: '*,!projector'.
     freeze: str | None

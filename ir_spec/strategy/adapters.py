@@ -1,0 +1,55 @@
+"""How low-rank adapters are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+
+@dataclass(frozen=True)
+class AdaptersRule(Record):
+    """The element type of the adapters of `stg.lora`."""
+
+    dtype: str = parameter(
+        "name",
+        "given: that of the parameters beside them; f32: 32 bits, also beside 16",
+        default="given",
+        required=True,
+        choices=("given", "f32"),
+        flag=Flag(
+            "lora_dtype",
+            "The element type of the adapters of --lora: that of the parameters beside them "
+            "(given), or f32, for which each adapter casts its input.",
+            needs=("lora",),
+            tries=(),
+            rare=True,
+        ),
+    )
+
+
+class AdaptersOp(Statement):
+    """The element type of the adapters of `stg.lora`.
+
+    With `f32` adapters of a model in 16 bits are parameters in 32 bits, with moments of that type.
+    Each adapter casts its input, which backward keeps, and what it adds to is cast to 32 bits and
+    back, as peft does by default (`autocast_adapter_dtype`). A model in 32 bits, and parameters
+    that ZeRO-3 casts where it gathers them, have adapters like the parameters beside them.
+    """
+
+    name, record = "stg.adapters", AdaptersRule
+    section = Section.PARTS
+    training = "a server that has one adapter adds it to the weights"
+    example = "stg.adapters[dtype = f32]"
+
+    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+        return super().from_flags(request) if request["lora"] else iter(())
