@@ -32,6 +32,7 @@ class AdaptersRule(Record):
             "(given), or f32, for which each adapter casts its input.",
             needs=("lora",),
             tries=(),
+            numerics=True,
             rare=True,
         ),
     )
