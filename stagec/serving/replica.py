@@ -62,7 +62,7 @@ class Replica:
         self.alone = self.scheduler.prompts == ALONE
         self.number, self.limits, self.costs = number, limits, costs
         self.swap, self.prefills = swap, prefills
-        self.free = limits.blocks if limits.blocks is not None else _ENDLESS
+        self.free: int = limits.blocks if limits.blocks is not None else _ENDLESS
         self.room = self.free
         self.waiting: deque[ServedRequest] = deque()
         self.running = 0

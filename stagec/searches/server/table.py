@@ -113,7 +113,7 @@ OVER_TIME_HEADS = (
 
 
 def over_time_figures(over: Mapping[str, Any]) -> list[str]:
-    """Requests at any time, tokens a second of a rank, percentiles of both times, and whether the
+    """Requests at any time, tokens per second of a rank, percentiles of both times, and whether the
     limits are kept; or why it did not run."""
     if over["refused"]:
         return [*[""] * 6, str(over["refused"])]

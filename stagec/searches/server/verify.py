@@ -51,7 +51,7 @@ class VerifyTask:
 @dataclass(frozen=True, slots=True)
 class ServerOverTime:
     """What a closed loop of so many requests gives, after its first and before its last round:
-    seconds of requests to the first token and between tokens, and tokens a second; `refused` says
+    seconds of requests to the first token and between tokens, and tokens per second; `refused` says
     why there is none."""
 
     concurrency: int = 0
