@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from stagec.api import Operation, Region, Strategy, Value, error, total
 from stagec.ir.builder import RawAttr
-from stagec.ir.kernel import ATTENDS, EXPERTS, EXTENTS, KernelShape
+from stagec.ir.kernel import ATTENDS, EXPANDS, EXPERTS, EXTENTS, KernelShape
 from stagec.ir.traits import Free
+from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed
@@ -34,7 +36,7 @@ def attributes(
 @dataclass(frozen=True)
 class KernelForms:
     """How kernels are marked, as statements ask for it: fused attention by its kernel of a library,
-    products of experts."""
+    products of experts, and those that expand weights of 4 bits."""
 
     attention: str
     experts: bool
@@ -53,7 +55,10 @@ class KernelForms:
         if kernel.kind in ATTENDS:
             return self.attention
         dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
-        return EXPERTS if self.experts and any(dealt) else ""
+        if self.experts and any(dealt):
+            return EXPERTS
+        sizes = [DTYPE_BYTES[v.tensor.dtype] for v in op.operands[:2]]
+        return EXPANDS if len(op.results) == 1 and sizes == [2, Fraction(1, 2)] else ""
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:

@@ -113,8 +113,10 @@ class Mixed:
             self.parts[result, region] = values
             found.append(self._joined(result, values) if self._has_tokens(result) else result)
             self.parts[found[-1], region] = values
-        if op.flag("cached") or any(v in self.latent or is_cached(v) for v in op.operands):
-            self.latent.update(found)
+        taken = [v for v in op.operands if any(map(self._in_tokens, v.tensor.shape))]
+        follows = bool(taken) and all(v in self.latent or is_cached(v) for v in taken)
+        if op.flag("cached") or follows:
+            self.latent.update(found)  # not what queries find there: that is of new tokens
         return found
 
     def _apart(self, op: Operation) -> bool:

@@ -17,6 +17,8 @@ from stagec.ir.types import WITHOUT_SCALES
 MEMORY = "memory"
 #: How a product of experts is marked whose rows a router deals, where a strategy asks for it.
 EXPERTS = "experts"
+#: How a product is marked that turns weights of 4 bits into the 16 bits of its activations.
+EXPANDS = "expands"
 #: Kinds of fused attention.
 ATTENDS = ("attention", "attention_backward")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")

@@ -51,7 +51,10 @@ class MatmulEfficiency(Rates):
     kernel that does nothing, as kernels follow each other in a CUDA graph; `step` is the least time
     of a step along k, 128 bytes of each row and column: the latency of the memory over the loads
     that are under way. `tile` is what a tile of 256 x 128 results adds to fill its pipeline and to
-    write them, `reduction` what summing the parts of a split product adds. Defaults are rounded
+    write them, `reduction` what summing the parts of a split product adds. `expanding` are
+    the weights of 4 bits that one processor turns into 16 bits a clock, in kernels that multiply
+    these by activations of 16 bits; None: no such kernel was measured, and that takes no time.
+    Defaults are rounded
     means of H100 and B200; `step` and `tile` of A100 are three times as long.
     """
 
@@ -61,6 +64,8 @@ class MatmulEfficiency(Rates):
     step: Seconds = 9e-8
     tile: Seconds = 1e-6
     reduction: Seconds = 2.5e-6
+    expanding: _Many | None = None
+    expanding_fitted: str = ""
     fitted: str = ""
 
 

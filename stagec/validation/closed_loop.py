@@ -16,6 +16,7 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK
+from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.memory.timeline import CACHES
 from stagec.serving.policy import ServerLimits
@@ -95,8 +96,8 @@ class ClosedLoop:
     def means(self) -> tuple[float, float]:
         """The mean seconds from a request to its first token, with what a request takes outside of
         its steps, and from there from token to token. Raises `DiagnosticError`."""
-        asked = self.options.changed(serve=MIXED, step="decode=1x1", prompt=None)
-        module = JobBuilder(asked).module
+        plain = self.options.changed(serve=MIXED, step="decode=1x1", prompt=None)
+        module = JobBuilder(plain).module
         strategy = read_strategy(module)
         groups, rule = module.env[strategy.batch], strategy.one(SchedulerRule)
         each = -(-self.batch // groups)
@@ -136,7 +137,7 @@ class ClosedLoop:
         if decodes:
             classes.append(SequenceClass(1, self.prompt + self.output // 2, 1, decodes))
         asked = self.options.changed(serve=MIXED, step=str(step_of(classes)), prompt=None)
-        return CompiledJob.of(asked, Session())
+        return CompiledJob.of(on_machine(asked, self.machine), Session())
 
     def _blocks(
         self, jobs: Sequence[CompiledJob], groups: int, each: int, rule: SchedulerRule

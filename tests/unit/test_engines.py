@@ -19,6 +19,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.durations import Durations
+from stagec.time.costs.kernels import matmul_seconds
 from stagec.time.costs.software import Software
 from stagec.validation.closed_loop import ClosedLoop
 from stagec.validation.serving import (
@@ -148,6 +149,44 @@ def test_few_tokens_reach_fewer_popular_experts_and_one_reaches_as_many() -> Non
     assert weights(1, "even") == weights(1, "spread")
     assert weights(16, "spread") < 0.9 * weights(16, "even")
     assert weights(4096, "spread") > 0.99 * weights(4096, "even")
+
+
+def test_mixed_steps_of_latent_attention_share_weights() -> None:
+    """Behind attention tokens of both classes are one operand, whose weights are quantized."""
+
+    def parameters(step: str) -> int:
+        how: dict[str, Any] = {"serve": "mixed", "weight_dtype": "fp8", "sizes": {"L": 4}}
+        (held,) = CompiledJob.of(JobOptions("deepseek-v3", step=step, **how)).figures().by_stage
+        return held["parameters"]
+
+    decode, mixed = parameters("decode=8x1000"), parameters("decode=8x1000,prefill=1x512+0")
+    assert decode == pytest.approx(mixed, rel=0.01)
+
+
+def test_weights_of_4_bits_are_expanded_by_the_kernel() -> None:
+    """On Hopper, which has no units for them, and where activations are left in 16 bits."""
+    h200 = load_machine("h200")
+    compiled = CompiledJob.of(
+        JobOptions(
+            "gpt-oss-20b",
+            serve="decode",
+            batch=8,
+            context=100,
+            weight_dtype="mxfp4",
+            activation_dtype="bf16",
+        )
+    )
+    samples = compiled.compiled.issued(compiled.values).samples
+    kernels = [n.kernel for n in samples if n.kernel is not None and n.kernel.form]
+    assert {k.form for k in kernels} == {"expands"}
+    clock = h200.compute.processors.value * h200.compute.clock.value
+    for rows, times in ((1, 1), (300, 3)):
+        shape = 1, rows, 4096, 65536, 4096 * 65536 // 2 + 2 * rows * (4096 + 65536)
+        plain, expanding = (
+            float(matmul_seconds(h200, "bf16", *shape, expands=e)) for e in (False, True)
+        )
+        assert expanding - plain <= times * 4096 * 65536 / (25 * clock) * 1.001
+        assert expanding > plain
 
 
 # -- stacks ----------------------------------------------------------------------------------------

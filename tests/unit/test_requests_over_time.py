@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.ir_spec.strategy.scheduler import ALONE, BESIDE, SchedulerRule
 from stagec.serving.arrivals import renewal
 from stagec.serving.engine import Engine
 from stagec.serving.fleet import Failure
@@ -146,6 +147,58 @@ def test_requests_and_tokens_are_conserved(
     assert computed == cached_tokens(run) + sum(t.lost for t in tallies)
     assert all(r.free == r.room and not r.load for r in run.replicas)
     assert all(j.arrival < j.first <= j.last <= run.end for j in run.done)
+
+
+SCHEDULERS = st.builds(
+    SchedulerRule,
+    prompts=st.sampled_from([BESIDE, ALONE]),
+    reserve=st.booleans(),
+    poll=st.integers(1, 5),
+    gather=st.integers(0, 5),
+)
+
+
+@examples(100)
+@given(loads(), LIMITS, SCHEDULERS)
+def test_every_scheduler_serves_each_token_once(
+    requests: list[Request], limits: ServerLimits, scheduler: SchedulerRule
+) -> None:
+    run = served(requests, limits, replica0={"scheduler": scheduler})
+    (replica,) = run.replicas
+    tally = replica.tally
+    assert tally.computed + tally.decoded == cached_tokens(run) + tally.lost
+    assert replica.free == replica.room
+    assert not replica.load
+    assert not (scheduler.reserve and tally.preempted)
+    assert all(j.arrival < j.first <= j.last <= run.end for j in run.done)
+
+
+def first_tokens(second: int, **how: Any) -> tuple[int, int]:
+    """When two requests have their first token, in nanoseconds: the other one comes while the first
+    one decodes, in steps of 1,000 ns and more."""
+    requests = [Request(0, 8, 40), Request(second, 8, 4)]
+    rule = SchedulerRule(**how)
+    run = served(requests, ServerLimits(64, 8), Linear(1000, 0, 0), replica0={"scheduler": rule})
+    first, last = sorted(run.done, key=lambda j: j.number)
+    return first.first // NANOSECOND, last.first // NANOSECOND
+
+
+def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
+    """Step n of the first request, n = 1 its prompt, ends behind about n times 1,000 ns."""
+    at_once, polled, gathered = (
+        first_tokens(3500, **how)[1] // 1000 for how in ({}, {"poll": 10}, {"gather": 6})
+    )
+    assert at_once == 5, "it comes in step 4 and has step 5"
+    assert polled == 12, "after the prompt and 10 steps"
+    assert gathered == 11, "6 steps behind step 4"
+    alone = served(
+        [Request(0, 8, 40), Request(3500, 8, 4)],
+        ServerLimits(64, 8),
+        Linear(1000, 0, 0),
+        replica0={"scheduler": SchedulerRule(ALONE)},
+    )
+    (replica,) = alone.replicas
+    assert replica.tally.steps == 41, "39 steps that decode, and two with prompts alone"
 
 
 @examples(100)

@@ -61,8 +61,10 @@ def test_prompts_are_computed_as_fast_as_they_come(sequences: int, budget: int) 
 
 def test_prompts_that_come_too_fast_have_no_steady_state() -> None:
     assert chunks(64, 64, 100, 50) is None
-    assert chunks(60, 64, 100, 50) is None
-    assert chunks(200, 300, 100, 50) is None  # four prompts a step are needed, one fits
+    for sequences, budget in ((60, 64), (200, 300)):  # of the latter four are needed, one fits
+        work = chunks(sequences, budget, 100, 50)
+        assert work is not None
+        assert not work.keeps_up
 
 
 def test_pools_are_those_of_all_numbers_of_workers() -> None:
