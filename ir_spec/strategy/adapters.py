@@ -42,9 +42,10 @@ class AdaptersOp(Statement):
     """The element type of the adapters of `stg.lora`.
 
     With `f32` adapters of a model in 16 bits are parameters in 32 bits, with moments of that type.
-    Each adapter casts its input, which backward keeps, and what it adds to is cast to 32 bits and
-    back, as peft does by default (`autocast_adapter_dtype`). A model in 32 bits, and parameters
-    that ZeRO-3 casts where it gathers them, have adapters like the parameters beside them.
+    Each adapter casts its input, which backward keeps, and its result to the type of what it adds
+    to, as peft does by default (`autocast_adapter_dtype`) for weights of 4 bits; for others peft
+    adds in 32 bits and casts the sum, in as many bytes. A model in 32 bits, and parameters that
+    ZeRO-3 casts where it gathers them, have adapters like the parameters beside them.
     """
 
     name, record = "stg.adapters", AdaptersRule

@@ -198,9 +198,8 @@ class _Adapter:
         if self._rule.alpha not in (0, self._rule.rank):
             by = const(self._rule.alpha) / const(self._rule.rank)
             up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
-        wide = _cast(build, y, WIDE) if self._wide else y
-        adapted = build.value("stg.add", [wide, up], hint=f"{y.name}_adapted")
-        adapted = _cast(build, adapted, y.tensor.dtype)
+        up = _cast(build, up, y.tensor.dtype)
+        adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
         for user, place in users:
             user.set_operand(place, adapted)
 

@@ -237,12 +237,15 @@ def test_tensor_parallel_steps_are_met() -> None:
 
 @pytest.mark.long
 def test_steps_of_adapters_are_met() -> None:
-    """Of all rows of `validation/torch-adapters`; what is missing are counters, tables and the
-    scales of scales of NF4, what is too much is what the first block keeps of its input."""
+    """Of all rows of `validation/torch-adapters`; what is missing are counters, tables, the scales
+    of scales of NF4 and inputs of checkpoints, what is too much is what the first block keeps of
+    its input."""
     found = validate_memory("torch-adapters", Session()).errors
-    assert len({each.row for each in found}) == 15
-    assert max(abs(each.error or 0) for each in found) < 0.01
-    exact = [e for e in found if e.category == "gradients" and e.moment == "after_update"]
+    assert len({each.row for each in found}) == 20
+    for each in found:
+        most = 0.03 if "checkpoints, small" in each.row else 0.01
+        assert abs(each.error or 0) < most
+    exact = [e for e in found if e.category == "gradients"]
     assert all(each.measured == each.ours for each in exact)
 
 

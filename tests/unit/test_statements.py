@@ -76,6 +76,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "all_reduce_below": {"all_reduce": "two-shot"},
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
+    "lora_dtype": {"lora": "wq"},
     "loss_chunks": {"loss": "chunked"},
     "recompute_selective": {"recompute": "selective"},
     "sgd_momentum": {"optimizer": "sgd"},
