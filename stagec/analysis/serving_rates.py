@@ -46,7 +46,7 @@ class ServingRates:
 
 
 def tokens_accepted(rate: float, drafts: int) -> float:
-    """The tokens of a sequence that a step gives in the mean, which verifies drafts of which each
+    """The tokens of a sequence that a step gives on average, which verifies drafts of which each
     is right by this `rate`, and one token more (arXiv 2211.17192, equation 1):
 
         1 + a + a^2 + ... + a^K = (1 - a^(K+1)) / (1 - a)

@@ -24,7 +24,7 @@ class PromptChunks:
 
     @property
     def past(self) -> int:
-        """Tokens of a prompt that are cached before one of its steps, in the mean."""
+        """Tokens of a prompt that are cached before one of its steps, on average."""
         return self.size * (self.steps - 1) // 2
 
 

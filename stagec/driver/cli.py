@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "What a job costs": {
         "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
         "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
-        "memory": (".commands.memory", "Plan what every rank holds, when, and whether it fits."),
+        "memory": (".commands.memory", "Plan the memory of each rank over time: does it fit?"),
         "time": (".commands.time", "Compute how long a step takes on a machine, and why."),
         **QUESTIONS,
         "search": (".commands.search", "Search the strategies that fit and are fastest."),
@@ -47,7 +47,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "materialize": (".commands.materialize", "Write traces of ranks from an archive."),
         "simulate": (".commands.simulate", "Run ASTRA-sim on a folder of traces."),
     },
-    "How right it is": {
+    "Validation": {
         "validate": (".commands.validate", "Print published figures beside those computed here."),
         "measure": (".commands.measure", "Read times of kernels from profiler traces."),
         "fit": (".commands.fit", "Fit the constants of a machine to measured kernels."),

@@ -46,8 +46,8 @@ class SecondsSpread:
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
     """Replicas that are alike, and what they did: shares of the time in which they had a step
-    (`busy`), of the cache that was used in the mean (`cache`, None where it has no bound) and the
-    most, sequences in the mean, and counts of `stagec.serving.replica.Tally`. `blocks` and
+    (`busy`), of the cache that was used on average (`cache`, None where it has no bound) and the
+    most, sequences on average, and counts of `stagec.serving.replica.Tally`. `blocks` and
     `max_batch` are those of a replica."""
 
     replicas: int
@@ -304,7 +304,7 @@ def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
     prompt = sum(r.prompt for r in requests) / len(requests)
     output = sum(r.output for r in requests) / len(requests)
     number += " in conversations" if given["turns"] is not None else ""
-    sizes = f"of {prompt:,.1f} and {output:,.1f} tokens in the mean"
+    sizes = f"of {prompt:,.1f} and {output:,.1f} tokens on average"
     if given["concurrency"] is not None:
         return f"{number}, {given['concurrency']:,} at any time, {sizes}"
     if given["batch_of"] is not None:

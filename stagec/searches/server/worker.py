@@ -52,7 +52,7 @@ class ServerLoad:
 
     @property
     def context(self) -> int:
-        """Tokens that are cached of a sequence that decodes, in the mean."""
+        """Tokens that are cached of a sequence that decodes, on average."""
         return self.prompt + self.output // 2
 
 
