@@ -91,7 +91,7 @@ class TurnTemplate:
 
 
 @dataclass(frozen=True)
-class DecomposedProgram:
+class Decomposition:
     """A program as roles and templates of turns. `roles` are the prototypes of roles, `fixed` those
     of nodes of no microbatch, `after[i]` the role whose last node fixed node i stands behind: None
     at the start, -1 behind all."""
@@ -126,9 +126,7 @@ def runs(turns: Sequence[Turn]) -> Iterator[tuple[Run, Turn]]:
         yield tuple(turn.kind for turn in found), found[0]
 
 
-def decompose(
-    program: Program, turns: Sequence[Turn], axis: str, *, chunks: bool
-) -> DecomposedProgram:
+def decompose(program: Program, turns: Sequence[Turn], axis: str, *, chunks: bool) -> Decomposition:
     """The program, which consists of these turns, with stages along an axis. Raises
     `DiagnosticError` if it does not."""
     labels = labelled(program, chunks=chunks)
@@ -160,7 +158,7 @@ def decompose(
             f"'{name}' stands where the schedule has another action, or no more",
             remedy="give the schedule of the traces, --schedule NAME: 'stagec schedule' lists them",
         )
-    return DecomposedProgram(labels, roles, *_fixed(labels, role), _distinguished(templates))
+    return Decomposition(labels, roles, *_fixed(labels, role), _distinguished(templates))
 
 
 def _wanted(turn: Turn, i: int) -> Iterator[_Token]:

@@ -25,7 +25,7 @@ import numpy as np
 from stagec.program.columns import sorted_edges, stream_edges
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.support.diagnostics import error
-from stagec.traces.decomposition import DecomposedProgram, Labels, decompose, labelled
+from stagec.traces.decomposition import Decomposition, Labels, decompose, labelled
 from stagec.traces.node_layout import NOTHING, Key, NodeLayout, Rule, lay_out
 from stagec.traces.turns import Turn
 
@@ -90,7 +90,7 @@ def with_turns(
     return found[0]
 
 
-def _differ(program: Program, decomposed: DecomposedProgram, again: Program) -> int | None:
+def _differ(program: Program, decomposed: Decomposition, again: Program) -> int | None:
     """The first node, counted from 0, that waits for others or has another tag; None if there is
     none. The nodes are the same."""
     same = program.tag == again.tag
@@ -122,7 +122,7 @@ class _Learnt:
     the memory of each node: of its role's first, last and other ones."""
 
     name: str
-    decomposed: DecomposedProgram
+    decomposed: Decomposition
     nodes: Sequence[Node]
     waits: dict[Key, _Waits]
     streams: dict[int, dict[int, int]]
@@ -245,7 +245,7 @@ def _learnt(
         )
     memory = _memory(program, layout)
     static = program.events.static if program.events is not None else 0
-    of_count = _streams(program, layout.decomposed, streams)
+    of_count = _streams(program, layout.decomposed.labels, streams)
     return _Learnt(program.name, layout.decomposed, nodes, waits, of_count, memory, static)
 
 
@@ -303,13 +303,11 @@ class _Blocking:
                 yield which, node in data, node in order
 
 
-def _streams(
-    program: Program, decomposed: DecomposedProgram, counts: Sequence[int]
-) -> dict[int, dict[int, int]]:
+def _streams(program: Program, labels: Labels, counts: Sequence[int]) -> dict[int, dict[int, int]]:
     """The stream of each prototype of messages, by each number of streams that fits the tags: those
     of a stream are numbered without gaps. Raises `DiagnosticError` if none fits."""
-    nodes, found = decomposed.labels.nodes, dict[int, dict[int, int]]()
-    messages = _messages(program, decomposed.labels)
+    nodes, found = labels.nodes, dict[int, dict[int, int]]()
+    messages = _messages(program, labels)
     for count in counts:
         stream: dict[int, int] = {}
         sent: Counter[tuple[str, int]] = Counter()

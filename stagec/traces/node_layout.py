@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from stagec.program.nodes import Ints
-from stagec.traces.decomposition import DecomposedProgram, Run, runs
+from stagec.traces.decomposition import Decomposition, Run, runs
 from stagec.traces.turns import Turn
 
 #: What a node waits for: what was `made` in a role, or in any role of that `name`, the `fixed` node
@@ -30,7 +30,7 @@ class NodeLayout:
     """Nodes in order: the role of each or -1, its microbatch or -1, the number of its fixed node or
     -1, and the number of its context."""
 
-    decomposed: DecomposedProgram
+    decomposed: Decomposition
     role: Ints
     microbatch: Ints
     fixed: Ints
@@ -125,7 +125,7 @@ class NodeLayout:
         return np.where((own > 0) & (own < sources), own, made)
 
 
-def lay_out(decomposed: DecomposedProgram, turns: Sequence[Turn]) -> NodeLayout:
+def lay_out(decomposed: Decomposition, turns: Sequence[Turn]) -> NodeLayout:
     """The nodes of turns in order, and the fixed ones where they belong."""
     contexts: dict[Hashable, int] = {None: 0}
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
