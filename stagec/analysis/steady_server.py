@@ -54,7 +54,7 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
 @dataclass(frozen=True, slots=True)
 class SteadyRates:
     """What one worker or server gives: seconds to the first token and between tokens of a sequence,
-    and requests that it ends a second."""
+    and requests per second that it ends."""
 
     ttft: float
     tpot: float

@@ -116,7 +116,7 @@ class RequestsAnswer(Report):
 
     @property
     def per_rank(self) -> float:
-        """Tokens of answers a second and rank."""
+        """Output tokens per second and rank."""
         return self.output_tokens / self.seconds / self.ranks
 
     def as_json(self) -> dict[str, Any]:
