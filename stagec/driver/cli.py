@@ -117,8 +117,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """A compiler from symbolic LLM workloads to per-rank execution traces.
 
-    Results go to stdout, everything else to stderr. Exit code 0: fine, 1: the input is wrong (or a
-    plug-in), 2: the usage is wrong, 70: a bug in stagec, 141: nobody reads the output.
+    Results go to stdout, everything else to stderr. Exit codes: 0 success, 1 invalid input (or
+    plug-in), 2 invalid usage, 70 a bug in stagec, 141 the output pipe was closed.
     """
 
 
