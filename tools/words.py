@@ -1,7 +1,7 @@
 """Looks for words that have a standard term, in pages and in the strings of the code: docstrings,
-help, messages. `[tool.stagec.words]` in pyproject.toml says which, what to write instead, and which
-files have not been edited yet. Its `labels` are about whole strings, such as heads of tables, and
-about units behind a value. Sentences of a page have fewer words in the mean than `sentence`.
+help, messages. `[tool.stagec.words]` in pyproject.toml says which, and what to write instead. Its
+`labels` are about whole strings, such as heads of tables, and about units behind a value. Sentences
+of a page have fewer words on average than `sentence`.
 
 `python -m tools.words` prints `FILE:LINE: WORD: write ...` and exits with 1 if there are any.
 """
@@ -12,7 +12,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -42,15 +42,10 @@ class WordFinding:
         return f"{self.path}:{self.line}: '{self.word}': write {self.instead}"
 
 
-def files(later: Sequence[str]) -> list[Path]:
-    """The files that are looked at: not those whose names begin with one of `later`. Raises
-    ValueError for one of these that no file begins with."""
-    patterns = (*_PAGES, *_SOURCES)
-    known = {path.relative_to(ROOT).as_posix(): path for p in patterns for path in ROOT.glob(p)}
-    if missing := [name for name in later if not any(k.startswith(name) for k in known)]:
-        raise ValueError(f"[tool.stagec.words] names no files: {', '.join(missing)}")
-    kept = (p for name, p in sorted(known.items()) if not name.startswith(tuple(later)))
-    return [path for path in kept if not path.stem.endswith("_pb2")]
+def files() -> list[Path]:
+    """The files that are looked at, in order."""
+    known = {path for pattern in (*_PAGES, *_SOURCES) for path in ROOT.glob(pattern)}
+    return sorted(path for path in known if not path.stem.endswith("_pb2"))
 
 
 def prose(path: Path, text: str) -> str:
@@ -102,7 +97,7 @@ def _labels(text: str) -> Iterator[tuple[int, str]]:
 
 
 def mean_sentence(text: str) -> float:
-    """The words of a sentence of a page in the mean, tables and headings left out; 0 of a page of
+    """The words of a sentence of a page on average, tables and headings left out; 0 of a page of
     less than ten sentences. Quoted code is a word."""
     shown = re.sub(r"`[^`\n]*`", "x", re.sub(r"\]\([^)\n]*\)", "]", _BLOCK.sub("", text)))
     paragraphs = _PARAGRAPH.split(_NO_SENTENCE.sub("", shown))
@@ -116,7 +111,7 @@ def main() -> int:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     table = config["tool"]["stagec"]["words"]
     problems = list[object]()
-    for path in files(table["later"]):
+    for path in files():
         text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
         problems += findings(name, text, table["instead"])
         problems += label_findings(name, text, table["labels"]) if path.suffix == ".py" else ()

@@ -58,7 +58,7 @@ class _Flash(AttentionOp):
     def computed(self, op: Operation, n: Sizes) -> Expr:
         """Where queries are split over n ranks, and keys are not, a causal mask hides from rank i
         all parts of the keys but the first i + 1, and kernels leave them out: (n+1)/2 of n parts,
-        in the mean over the ranks."""
+        on average over the ranks."""
         rows, columns = key_rows(op, self.queries)
         n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
         if "past" in op.attrs:

@@ -134,7 +134,7 @@ def seen_keys(op: Operation, q: int) -> Expr:
 
 def unread_bytes(op: Operation) -> Expr:
     """Bytes of cached keys and values on a rank that are not read: of those that queries select no
-    more than these are, in the mean over the ranks that have a part of the keys each."""
+    more than these are, on average over the ranks that have a part of the keys each."""
     if "past" not in op.attrs or not op.flag("selected"):
         return ZERO
     rows, keys = key_rows(op, 0)

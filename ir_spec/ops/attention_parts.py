@@ -43,7 +43,7 @@ class AttentionParts(AttentionOp):
     log-sum-exps [B, H, S, n]; the part of a rank that has no key which a row sees is 0 and -inf.
 
     A logit of `sinks` counts in the first part only. FLOPs are those of the pairs that the mask
-    leaves, in the mean over the ranks, rounded up.
+    leaves, on average over the ranks, rounded up.
     """
 
     name = "stg.attention_parts"

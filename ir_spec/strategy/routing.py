@@ -34,7 +34,7 @@ class RoutingRule(Record):
 class RoutingOp(Statement):
     """How alike routers load experts, as far as it says how many of them some tokens reach.
 
-    Of E experts, of which a token takes k, T tokens reach the share 1 - (1 - k/E)^T in the mean if
+    Of E experts, of which a token takes k, T tokens reach the share 1 - (1 - k/E)^T on average if
     all are as likely (`even`). With `spread` the probability of an expert is itself distributed, by
     Beta(1, E/k - 1), whose mean is k/E: the mean share is then T k / (E + (T - 1) k), which is k/E
     for one token and 1 for many, rounded up to whole bytes and experts. Loads of ranks stay even. A

@@ -29,7 +29,7 @@ class ServingRates:
 
     `ttft` is the time from a request to its first token, and to its caches where they are decoded,
     without waiting for others; `tpot` the mean time from one token to the next; `latency` that of a
-    whole request; `per_user` and `per_rank` are tokens that come out, a second. `prefill_pods` are
+    whole request; `per_user` and `per_rank` are output tokens per second. `prefill_pods` are
     the pods for prefill that keep one pod for decode busy, 0 where the same ranks do both.
     """
 
@@ -43,12 +43,12 @@ class ServingRates:
 
     @property
     def per_user(self) -> float:
-        """Tokens of one sequence a second."""
+        """Tokens per second of one sequence."""
         return 1 / self.tpot
 
 
 def tokens_accepted(rate: float, drafts: int) -> float:
-    """The tokens of a sequence that a step gives in the mean, which verifies drafts of which each
+    """The tokens of a sequence that a step gives on average, which verifies drafts of which each
     is right by this `rate`, and one token more (arXiv 2211.17192, equation 1):
 
         1 + a + a^2 + ... + a^K = (1 - a^(K+1)) / (1 - a)

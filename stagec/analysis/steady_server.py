@@ -25,7 +25,7 @@ class PromptChunks:
 
     @property
     def past(self) -> int:
-        """Tokens of a prompt that are cached before one of its steps, in the mean."""
+        """Tokens of a prompt that are cached before one of its steps, on average."""
         return self.size * (self.steps - 1) // 2
 
     @property
@@ -56,7 +56,7 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
 @dataclass(frozen=True, slots=True)
 class SteadyRates:
     """What one worker or server gives: seconds to the first token and between tokens of a sequence,
-    and requests that it ends a second."""
+    and requests per second that it ends."""
 
     ttft: float
     tpot: float

@@ -432,7 +432,7 @@ class _Mixing:
 def _best(
     rows: Sequence[ServedBatch], ttft: float | None, tpot: float | None
 ) -> ServedBatch | None:
-    """The row that gives most for each rank within the limits."""
+    """The row with the highest throughput per rank within the limits."""
     within = [
         row
         for row in rows

@@ -145,8 +145,8 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
     else:
         r = best.rates
         out.print(
-            f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s per rank, TTFT "
-            f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
+            f"highest throughput per rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s per rank, "
+            f"TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
             markup=False,
         )
     if found.errors is not None:

@@ -16,7 +16,7 @@ from typing import cast
 
 from stagec.check.findings import CheckReport
 from stagec.check.members import GroupMembers
-from stagec.traces.seal import SEAL, is_intact
+from stagec.traces.checksum import CHECKSUM, is_intact
 
 MANIFEST_NAME = "manifest.json"
 _TRACE_NAME = re.compile(r"(?P<name>.+)\.(?P<rank>0|[1-9][0-9]{0,8})", re.ASCII | re.DOTALL)
@@ -201,7 +201,7 @@ def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckRep
     try:
         parsed = _object(_load(path))
         files = _manifest_files(parsed)
-        _check_seal(path, parsed, report)
+        _check_checksum(path, parsed, report)
     except (OSError, ValueError, RecursionError) as error:
         message = f'expected {{"files": {{NAME: {{"bytes": ..., "crc32": ...}}}}}}: {error}'
         report.error(path, "bad-manifest", message, "write the traces again")
@@ -214,11 +214,11 @@ def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckRep
             report.error(trace, "unlisted-file", message, "remove it, or write the traces again")
 
 
-def _check_seal(path: Path, parsed: Mapping[str, object], report: CheckReport) -> None:
+def _check_checksum(path: Path, parsed: Mapping[str, object], report: CheckReport) -> None:
     """A manifest has its own checksum; those of other tools and of the first version may not."""
     version = parsed.get("manifest", 1)
-    if (SEAL in parsed or version != 1) and not is_intact(path.read_bytes()):
-        message = f"expected the manifest with its own checksum ({SEAL}), found another text"
+    if (CHECKSUM in parsed or version != 1) and not is_intact(path.read_bytes()):
+        message = f"expected the manifest with its own checksum ({CHECKSUM}), found another text"
         remedy = "write the traces again; the manifest changed after it was written"
         report.error(path, "wrong-checksum", message, remedy)
 

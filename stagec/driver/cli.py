@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "What a job costs": {
         "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
         "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
-        "memory": (".commands.memory", "Plan what every rank holds, when, and whether it fits."),
+        "memory": (".commands.memory", "Plan the memory of each rank over time: does it fit?"),
         "time": (".commands.time", "Compute how long a step takes on a machine, and why."),
         **QUESTIONS,
         "search": (".commands.search", "Search the strategies that fit and are fastest."),
@@ -47,7 +47,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "materialize": (".commands.materialize", "Write traces of ranks from an archive."),
         "simulate": (".commands.simulate", "Run ASTRA-sim on a folder of traces."),
     },
-    "How right it is": {
+    "Validation": {
         "validate": (".commands.validate", "Print published figures beside those computed here."),
         "measure": (".commands.measure", "Read times of kernels from profiler traces."),
         "fit": (".commands.fit", "Fit the constants of a machine to measured kernels."),
@@ -117,8 +117,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """A compiler from symbolic LLM workloads to per-rank execution traces.
 
-    Results go to stdout, everything else to stderr. Exit code 0: fine, 1: the input is wrong (or a
-    plug-in), 2: the usage is wrong, 70: a bug in stagec, 141: nobody reads the output.
+    Results go to stdout, everything else to stderr. Exit codes: 0 success, 1 invalid input (or
+    plug-in), 2 invalid usage, 70 a bug in stagec, 141 the output pipe was closed.
     """
 
 

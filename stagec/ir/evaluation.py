@@ -66,7 +66,7 @@ def compute(function: str, values: Sequence[Number]) -> Number:
 
 @lru_cache(maxsize=1 << 12)
 def reached(whole: Number, parts: Number, k: Number, draws: Number) -> int:
-    """What is spread alike over `parts`, of those that are reached in the mean if each of so many
+    """What is spread alike over `parts`, of those that are reached on average if each of so many
     draws reaches k of them: `whole * (1 - (1 - k/parts) ^ draws)`, to the nearest whole number. A
     part of a draw counts as one. In integers throughout, so all machines find the same."""
     missed, one = Fraction(max(parts - k, 0)) / Fraction(parts), 1 << _SHARE

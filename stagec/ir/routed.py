@@ -3,7 +3,7 @@ it works.
 
 A router that loads E experts alike gives a token k of them, each as likely as any other, and each
 token by itself. An expert gets none of T tokens with probability (1 - k/E)^T, so of weights that
-are spread over experts a kernel reads the share 1 - (1 - k/E)^T in the mean. Where tokens choose
+are spread over experts a kernel reads the share 1 - (1 - k/E)^T on average. Where tokens choose
 some experts more often (`stg.routing[popularity = spread]`), the probability p of an expert is
 distributed by Beta(1, b) with b = E/k - 1, and E[(1 - p)^T] = b / (b + T): the share is
 T k / (E - k + T k). Where experts have

@@ -1,7 +1,7 @@
 """How long the steps of a server take, of very many steps: between those of a grid, which are
 evaluated exactly, each when it is first needed.
 
-With n sequences that decode behind c cached tokens in the mean, and k chunks of p tokens behind q
+With n sequences that decode behind c cached tokens on average, and k chunks of p tokens behind q
 cached ones, a step takes
 
     T = H(n, k, p) + [F(n, c) - F(n, 1)] + [G(k, p, q) - G(k, p, 0)]

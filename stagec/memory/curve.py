@@ -94,7 +94,7 @@ class CurvePart:
 
 
 def kind(buffer: Buffer) -> BufferKind:
-    """What a buffer is told as."""
+    """What a buffer is reported as."""
     return buffer.value, buffer.category
 
 

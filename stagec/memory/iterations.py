@@ -50,7 +50,7 @@ def slices(count: Expr, env: Env, edge: int, pattern: Pattern) -> Iterator[Itera
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Of how many iterations do the slices of a count tell the same?"""
+    """Of how many iterations the slices of a count are the same."""
 
     count: Expr
     edge: int

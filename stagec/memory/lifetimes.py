@@ -61,7 +61,7 @@ MOST_ALONE = 7
 
 
 def lifetimes(body: Region, env: Env, *, whole: bool = False) -> Lifetimes:
-    """Run a function once. Sizes that `env` does not tell stay open: a repeat is then taken to be
+    """Run a function once. Sizes that are not in `env` stay open: a repeat is then taken to be
     long. With `whole` every iteration runs by itself; raises `UnboundError` if their number is
     open, and `DiagnosticError` if there are too many."""
     runner = _Runner(body, env, whole=whole)

@@ -104,7 +104,7 @@ class BestFit:
         return Placed(start, size)
 
     def give(self, place: Placed) -> None:
-        """A gap; one at the end of the arena is none."""
+        """Free a gap; one at the end of the arena makes it shorter."""
         start, size = self._gaps.add(place.offset, place.size, 0, self._end)
         if start + size == self._end:
             self._gaps.remove(size, start)
@@ -165,7 +165,7 @@ MODELS: Mapping[str, type[BestFit | Caching]] = {"best-fit": BestFit, "caching":
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """The start of a buffer of `size` bytes, or the end of one (size 0), told by its number."""
+    """The start of a buffer of `size` bytes, or the end of one (size 0), by its number."""
 
     number: int
     size: int

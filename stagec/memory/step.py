@@ -106,7 +106,7 @@ def turns(
 ) -> Iterator[Doing]:
     """The turns of a rank's schedule; of the regions of an action only the known ones are run.
 
-    With `holds`, which tells whether a microbatch in a state holds anything, only the first of the
+    With `holds`, whether a microbatch in a state holds anything, only the first of the
     turns that run and hold the same: one period of a steady state.
     """
     works_of = _Works(frozenset(known))

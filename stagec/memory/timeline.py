@@ -76,7 +76,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class BufferEvent:
-    """The start or the end of a buffer; `number` tells the buffers of one value apart."""
+    """The start or the end of a buffer; `number` distinguishes the buffers of one value."""
 
     starts: bool
     number: int

@@ -17,8 +17,8 @@ from typing import Any
 
 from stagec.support.diagnostics import error
 from stagec.support.files import umask
+from stagec.traces.checksum import CHECKSUM_VERSION
 from stagec.traces.lock import locked
-from stagec.traces.seal import SEALED
 
 MANIFEST = "manifest.json"
 
@@ -119,7 +119,7 @@ def _check_replaceable(directory: Path) -> None:
     """Only what an earlier run wrote is replaced, and only if nothing else is there."""
     try:
         manifest: Any = json.loads((directory / MANIFEST).read_bytes())
-        known = manifest["manifest"] in (1, SEALED)
+        known = manifest["manifest"] in (1, CHECKSUM_VERSION)
         ours = {MANIFEST, *manifest["files"]} if known else set[str]()
     except (OSError, ValueError, KeyError, TypeError):
         ours = set[str]()

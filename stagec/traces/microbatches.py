@@ -1,9 +1,9 @@
 """The program of a rank for more microbatches than were recorded.
 
-What is recorded is taken apart into turns, and each node into what it waits for. The turns of more
+What is recorded is decomposed into turns, and each node into what it waits for. The turns of more
 microbatches are known from the schedule, so the program is put together again:
 
-    recorded   F0 F1 B0 F2 B1 B2 sum         F, B    turns, see `stagec.traces.apart`
+    recorded   F0 F1 B0 F2 B1 B2 sum         F, B    turns, see `stagec.traces.decomposition`
     more       F0 F1 B0 F2 B1 F3 B2 B3 sum   sum     stands behind the last B
 
 Of a microbatch a node takes what was made for it, or else what was made last, as the compiler has
@@ -25,22 +25,22 @@ import numpy as np
 from stagec.program.columns import sorted_edges, stream_edges
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.support.diagnostics import error
-from stagec.traces.apart import Apart, Labels, labelled, taken_apart
-from stagec.traces.laid import NOTHING, Key, Laid, Rule, laid_out
+from stagec.traces.decomposition import Decomposition, Labels, decompose, labelled
+from stagec.traces.node_layout import NOTHING, Key, NodeLayout, Rule, lay_out
 from stagec.traces.turns import Turn
 
 
 def stream_counts(programs: Iterable[Program]) -> list[int]:
     """How many streams of messages a job may have, by the tags of its programs: a tag is the number
     of messages before it on its stream, as many times as there are streams, and its stream."""
-    apart = 0
+    stride = 0
     for program in programs:
         labels = labelled(program, chunks=False)
         last: dict[int, int] = {}
         for which, tag in _messages(program, labels):
-            apart = gcd(apart, tag - last.get(which, tag))
+            stride = gcd(stride, tag - last.get(which, tag))
             last[which] = tag
-    return [n for n in range(1, apart + 1) if apart % n == 0] or [1]
+    return [n for n in range(1, stride + 1) if stride % n == 0] or [1]
 
 
 def _messages(program: Program, labels: Labels) -> list[tuple[int, int]]:
@@ -63,14 +63,14 @@ def with_turns(
     """A program that consists of the recorded turns, with the wanted ones instead. `axis` is that
     of the stages, `streams` are the numbers of streams of messages that the job may have. Raises
     `DiagnosticError` where that is not all that the program is made of."""
-    apart = taken_apart(program, recorded, axis, chunks=chunks)
-    before, after = (laid_out(apart, turns) for turns in (recorded, wanted))
+    decomposed = decompose(program, recorded, axis, chunks=chunks)
+    before, after = (lay_out(decomposed, turns) for turns in (recorded, wanted))
     wrong = None
     found: list[Program] = []
     for by in ("made", "name"):
         for nodes in _with_blocking(program, before):
             learnt = _learnt(program, before, nodes, streams, by)
-            differs = _differ(program, apart, learnt.program(before))
+            differs = _differ(program, decomposed, learnt.program(before))
             if differs is None:
                 found.append(learnt.program(after))
             wrong = differs if wrong is None else wrong
@@ -78,11 +78,11 @@ def with_turns(
             break
     if wrong is not None and not found:
         raise error(
-            f"'{apart.labels.name(wrong)}' does not follow from the microbatches before it: what "
-            "it waits for, or its tag, is another than the schedule gives",
+            f"'{decomposed.labels.name(wrong)}' does not follow from the microbatches before it: "
+            "what it waits for, or its tag, is another than the schedule gives",
             remedy="compile the larger job",
         )
-    if _differ(found[0], apart, found[-1]) is not None:
+    if _differ(found[0], decomposed, found[-1]) is not None:
         raise error(
             "the traces do not show whether computations wait for a collective",
             remedy="record more microbatches",
@@ -90,7 +90,7 @@ def with_turns(
     return found[0]
 
 
-def _differ(program: Program, apart: Apart, again: Program) -> int | None:
+def _differ(program: Program, decomposed: Decomposition, again: Program) -> int | None:
     """The first node, counted from 0, that waits for others or has another tag; None if there is
     none. The nodes are the same."""
     same = program.tag == again.tag
@@ -122,42 +122,42 @@ class _Learnt:
     the memory of each node: of its role's first, last and other ones."""
 
     name: str
-    apart: Apart
+    decomposed: Decomposition
     nodes: Sequence[Node]
     waits: dict[Key, _Waits]
     streams: dict[int, dict[int, int]]
     memory: dict[tuple[Key, str], tuple[int, int]] | None
     static: int
 
-    def program(self, laid: Laid) -> Program:
+    def program(self, layout: NodeLayout) -> Program:
         """The program of nodes in this order. Raises `DiagnosticError` if what was recorded does
         not say it."""
         sources, targets, control = list[Ints](), list[Ints](), list[Ints]()
-        for key, mine in laid.keys.items():
+        for key, mine in layout.keys.items():
             waits = self.waits.get(key, _Waits())
             rules = [(rule, 0) for rule in waits.data] + [(rule, 1) for rule in waits.order]
             for rule, ordered in rules:
-                found = laid.targets(rule, mine)
+                found = layout.targets(rule, mine)
                 there = found != NOTHING
                 sources.append(mine[there])
                 targets.append(found[there])
                 control.append(np.full(int(there.sum()), ordered))
-        streams = stream_edges(self.nodes, laid.which)
+        streams = stream_edges(self.nodes, layout.which)
         starts, middle, edges = sorted_edges(
-            len(laid.role),
+            len(layout.role),
             np.concatenate([*sources, streams[0]]),
             np.concatenate([*targets, streams[1]]),
             np.concatenate([*control, np.ones(len(streams[0]), dtype=np.int64)]),
         )
-        columns = laid.which, np.maximum(laid.microbatch, 0), self._tags(laid)
-        events = self._events(laid)
-        nodes = self.apart.labels.nodes
+        columns = layout.which, np.maximum(layout.microbatch, 0), self._tags(layout)
+        events = self._events(layout)
+        nodes = self.decomposed.labels.nodes
         return Program(self.name, nodes, *columns, starts, middle, edges, events)
 
-    def _tags(self, laid: Laid) -> Ints:
+    def _tags(self, layout: NodeLayout) -> Ints:
         messages = np.array([n.is_message for n in self.nodes])
-        there = np.flatnonzero(messages[laid.which])
-        which: list[int] = laid.which[there].tolist()
+        there = np.flatnonzero(messages[layout.which])
+        which: list[int] = layout.which[there].tolist()
         found: list[list[int]] = []
         for count, stream in self.streams.items():
             sent: Counter[tuple[str, int]] = Counter()
@@ -172,16 +172,16 @@ class _Learnt:
                 "the tags of messages do not say on how many streams they are",
                 remedy="record more microbatches",
             )
-        result = np.zeros(len(laid.role), dtype=np.int64)
+        result = np.zeros(len(layout.role), dtype=np.int64)
         if found:
             result[there] = found[0]
         return result
 
-    def _events(self, laid: Laid) -> Events | None:
+    def _events(self, layout: NodeLayout) -> Events | None:
         if self.memory is None:
             return None
-        columns = np.zeros((2, len(laid.role)), dtype=np.int64)
-        for key, place, nodes in _by_place(laid):
+        columns = np.zeros((2, len(layout.role)), dtype=np.int64)
+        for key, place, nodes in _by_place(layout):
             if (key, place) not in self.memory:
                 raise error(
                     "the memory of a microbatch that is neither the first nor the last is not in "
@@ -192,10 +192,10 @@ class _Learnt:
         return Events(self.static, *columns)
 
 
-def _by_place(laid: Laid) -> Iterable[tuple[Key, str, Ints]]:
+def _by_place(layout: NodeLayout) -> Iterable[tuple[Key, str, Ints]]:
     """The nodes of each key that are the first of their role, the last, or neither."""
-    for key, nodes in laid.keys.items():
-        every = laid.of_role.get(key[1], nodes)
+    for key, nodes in layout.keys.items():
+        every = layout.of_role.get(key[1], nodes)
         first, last = nodes == every[0], nodes == every[-1]
         for place, there in (
             ("only", first & last),
@@ -208,12 +208,12 @@ def _by_place(laid: Laid) -> Iterable[tuple[Key, str, Ints]]:
 
 
 def _learnt(
-    program: Program, laid: Laid, nodes: Sequence[Node], streams: Sequence[int], by: str
+    program: Program, layout: NodeLayout, nodes: Sequence[Node], streams: Sequence[int], by: str
 ) -> _Learnt:
     """What a program teaches whose prototypes say which collectives block. What a node takes is
     known `by` the role that it was made in, or by the name of that: backwards with the gradients
     of their weights, and without them, may be nodes of one name and other sizes."""
-    found = stream_edges(nodes, laid.which)
+    found = stream_edges(nodes, layout.which)
     wide = len(program) + 1
     by_stream = found[0] * wide + found[1]
     sources = np.repeat(np.arange(1, wide), np.diff(program.starts))
@@ -225,35 +225,35 @@ def _learnt(
     data: defaultdict[int, list[Rule]] = defaultdict(list)
     order: defaultdict[int, list[Rule]] = defaultdict(list)
     computes = np.zeros(wide, dtype=np.int64)
-    computes[laid.computations] = 1
+    computes[layout.computations] = 1
     rank = np.cumsum(computes)
     for source, target, is_order in rows:
         if is_order and computes[target]:
             back = int(rank[source - 1] - rank[target] + 1)
             order[source].append(("back", back))
             continue
-        role, number = int(laid.role[target - 1]), int(laid.fixed[target - 1])
+        role, number = int(layout.role[target - 1]), int(layout.fixed[target - 1])
         rule = (by, role) if role >= 0 else ("fixed", number)
         (order if is_order else data)[source].append(rule)
     waits: dict[Key, _Waits] = {}
     for source in sorted({*data, *order}):
-        key = laid.key(source)
+        key = layout.key(source)
         known, mine = waits.get(key, _Waits()), data.get(source, ())
         waits[key] = _Waits(
             mine if len(mine) > len(known.data) else known.data,
             [*dict.fromkeys([*known.order, *order.get(source, ())])],
         )
-    memory = _memory(program, laid)
+    memory = _memory(program, layout)
     static = program.events.static if program.events is not None else 0
-    of_count = _streams(program, laid.apart, streams)
-    return _Learnt(program.name, laid.apart, nodes, waits, of_count, memory, static)
+    of_count = _streams(program, layout.decomposed.labels, streams)
+    return _Learnt(program.name, layout.decomposed, nodes, waits, of_count, memory, static)
 
 
-def _with_blocking(program: Program, laid: Laid) -> Iterator[list[Node]]:
+def _with_blocking(program: Program, layout: NodeLayout) -> Iterator[list[Node]]:
     """The prototypes with those collectives that block: a blocking one waits for the computation
     before it, and the next one for it. Where that takes its data, or another collective stands
     between, it does not show: first all that may block do, then those alone that must."""
-    nodes, found = laid.apart.labels.nodes, _Blocking(program, laid)
+    nodes, found = layout.decomposed.labels.nodes, _Blocking(program, layout)
     may = found.may_block()
     for which in (may, found.must_block(may)):
         yield [replace(n, blocking=i in which) for i, n in enumerate(nodes)]
@@ -262,13 +262,13 @@ def _with_blocking(program: Program, laid: Laid) -> Iterator[list[Node]]:
 class _Blocking:
     """The collectives of a program and the computations around them."""
 
-    def __init__(self, program: Program, laid: Laid) -> None:
-        self._computations = laid.computations
-        self._which: list[int] = laid.which.tolist()
+    def __init__(self, program: Program, layout: NodeLayout) -> None:
+        self._computations = layout.computations
+        self._which: list[int] = layout.which.tolist()
         starts, control = program.starts.tolist(), program.control.tolist()
         ranges = zip(starts[:-1], control, starts[1:], strict=True)
         self._waits = [(program.edges[a:b], program.edges[b:c]) for a, b, c in ranges]
-        kinds = {i for i, n in enumerate(laid.apart.labels.nodes) if n.is_collective}
+        kinds = {i for i, n in enumerate(layout.decomposed.labels.nodes) if n.is_collective}
         self._nodes = [i + 1 for i, which in enumerate(self._which) if which in kinds]
         self._before: list[int] = np.searchsorted(self._computations, self._nodes).tolist()
 
@@ -303,11 +303,11 @@ class _Blocking:
                 yield which, node in data, node in order
 
 
-def _streams(program: Program, apart: Apart, counts: Sequence[int]) -> dict[int, dict[int, int]]:
+def _streams(program: Program, labels: Labels, counts: Sequence[int]) -> dict[int, dict[int, int]]:
     """The stream of each prototype of messages, by each number of streams that fits the tags: those
     of a stream are numbered without gaps. Raises `DiagnosticError` if none fits."""
-    nodes, found = apart.labels.nodes, dict[int, dict[int, int]]()
-    messages = _messages(program, apart.labels)
+    nodes, found = labels.nodes, dict[int, dict[int, int]]()
+    messages = _messages(program, labels)
     for count in counts:
         stream: dict[int, int] = {}
         sent: Counter[tuple[str, int]] = Counter()
@@ -329,16 +329,16 @@ def _streams(program: Program, apart: Apart, counts: Sequence[int]) -> dict[int,
     return found
 
 
-def _memory(program: Program, laid: Laid) -> dict[tuple[Key, str], tuple[int, int]] | None:
+def _memory(program: Program, layout: NodeLayout) -> dict[tuple[Key, str], tuple[int, int]] | None:
     """The bytes of nodes by key and place. Raises `DiagnosticError` if alike nodes differ."""
     events = program.events
     if events is None:
         return None
     found: dict[tuple[Key, str], tuple[int, int]] = {}
-    for key, place, nodes in _by_place(laid):
+    for key, place, nodes in _by_place(layout):
         rows = np.stack([events.alloc[nodes - 1], events.free[nodes - 1]])
         if (rows != rows[:, :1]).any():
-            name = laid.apart.labels.name(int(nodes[-1]) - 1)
+            name = layout.decomposed.labels.name(int(nodes[-1]) - 1)
             raise error(
                 f"microbatches take up other bytes of memory, the first at '{name}'",
                 remedy="compile the larger job",

@@ -32,7 +32,7 @@ from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
-from stagec.traces.apart import chunks_of, microbatches_of
+from stagec.traces.decomposition import chunks_of, microbatches_of
 from stagec.traces.microbatches import stream_counts, with_turns
 from stagec.traces.stored import ProgramReader, Way, static_bytes, stored_seconds
 from stagec.traces.turns import Pipelining, Turn, one_after_the_other

@@ -25,8 +25,8 @@ from stagec.program.nodes import Ints
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
 from stagec.support.words import counted
+from stagec.traces.checksum import CHECKSUM_VERSION, with_checksum
 from stagec.traces.folder import MANIFEST, check_same_job, real_folder, working_folder
-from stagec.traces.seal import SEALED, sealed
 from stagec.traces.workers import run_units
 
 #: Called with the ranks done and their total.
@@ -137,7 +137,7 @@ def write_source(
         for table, content in (pair for part in beside for pair in part.items()):
             files[table] = writer.put(table, content)
         manifest: dict[str, object] = {
-            "manifest": SEALED,
+            "manifest": CHECKSUM_VERSION,
             **about,
             "format": source.format.name,
             "ranks": source.groups.ranks,
@@ -147,7 +147,7 @@ def write_source(
             "consumer_limits_exceeded": list(warnings),
             "files": {n: {"bytes": size, "crc32": digest} for n, (size, digest) in files.items()},
         }
-        files[MANIFEST] = writer.put(MANIFEST, sealed(manifest))
+        files[MANIFEST] = writer.put(MANIFEST, with_checksum(manifest))
         if how.resume or how.elsewhere is not None:
             _remove_others(folder, files)
     dropped = tuple(dict.fromkeys(s for e in entries.values() for s in _dropped(e)))

@@ -29,7 +29,7 @@ class ServeRow:
     """A row of a source, as its files have it.
 
     `ttft` and `tpot` are in milliseconds; `batch` is the number of sequences at once. Prompts and
-    outputs have `lengths` times so many tokens in the mean. Each of the sequences is followed by
+    outputs have `lengths` times so many tokens on average. Each of the sequences is followed by
     others, `rounds` in all, the first of which come at once (0: that is not known).
     """
 

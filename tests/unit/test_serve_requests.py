@@ -325,6 +325,6 @@ def test_python_says_the_same() -> None:
     assert found.as_json() == answer(*words)
     assert str(found) == run(*words).out
     assert found.plot().startswith("<svg")
-    assert "<h2>Shares of the time and of the cache</h2>" in found.page()
+    assert "<h2>Share of time and cache in use</h2>" in found.page()
     with pytest.raises(library.DiagnosticError, match="nothing says when requests come"):
         library.job("llama3-8b", sizes=sizes).serve_requests("h100-sxm")

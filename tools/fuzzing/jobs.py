@@ -23,8 +23,8 @@ from stagec.formats.chakra.files import read_all_records, read_trace
 from stagec.formats.chakra.nodes import TraceError, encode_metadata, encode_node, json_of_record
 from stagec.formats.chakra.show import totals
 from stagec.traces.archive import MAGIC, VERSION, Archive
+from stagec.traces.checksum import CHECKSUM, with_checksum
 from stagec.traces.folder import MANIFEST, check_target
-from stagec.traces.seal import SEAL, sealed
 from tools.fuzzing.base import Family, FaultError, in_process, job, quietly
 from tools.fuzzing.mutate import mutate_bytes, mutate_json
 
@@ -76,7 +76,9 @@ def _mutate_folder(chance: Random, seed: bytes, __: Sequence[bytes]) -> bytes:
     if name == MANIFEST.encode() and chance.random() < 0.8:
         found: Any = json.loads(changed or b"0")
         if isinstance(found, dict):
-            changed = sealed({k: v for k, v in cast("dict[str, Any]", found).items() if k != SEAL})
+            changed = with_checksum(
+                {k: v for k, v in cast("dict[str, Any]", found).items() if k != CHECKSUM}
+            )
     return name + b"\n" + changed
 
 

@@ -47,9 +47,9 @@ class SecondsSpread:
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
     """Replicas that are alike, and what they did: shares of the time in which they had a step
-    (`busy`), of the cache that was used in the mean (`cache`, None where it has no bound) and the
-    most, sequences in the mean, and counts of `stagec.serving.replica.Tally`. `blocks` and
-    `max_batch` are those of a replica. `held` replicas have their ranks in the mean over time, for
+    (`busy`), of the cache that was used on average (`cache`, None where it has no bound) and the
+    most, sequences on average, and counts of `stagec.serving.replica.Tally`. `blocks` and
+    `max_batch` are those of a replica. `held` replicas have their ranks on average over time, for
     `replica_seconds` in all, and `up` of them take requests; `start_seconds` is the time of a
     start."""
 
@@ -135,12 +135,12 @@ class RequestsAnswer(Report):
 
     @property
     def per_rank(self) -> float:
-        """Tokens of answers a second and rank that is held."""
+        """Output tokens per second and rank that is held."""
         return self.output_tokens / self.seconds / self.held_ranks
 
     @property
     def held_ranks(self) -> float:
-        """Ranks that replicas hold, in the mean over time."""
+        """Ranks that replicas hold, on average over time."""
         return sum(pool.held * pool.ranks for pool in self.pools.values())
 
     @property
@@ -368,7 +368,7 @@ def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
     prompt = sum(r.prompt for r in requests) / len(requests)
     output = sum(r.output for r in requests) / len(requests)
     number += " in conversations" if given["turns"] is not None else ""
-    sizes = f"of {prompt:,.1f} and {output:,.1f} tokens in the mean"
+    sizes = f"of {prompt:,.1f} and {output:,.1f} tokens on average"
     if given["concurrency"] is not None:
         return f"{number}, {given['concurrency']:,} at any time, {sizes}"
     if given["batch_of"] is not None:

@@ -106,14 +106,14 @@ FLEET_OPTIONS = (
     CommandOption(
         "replicas",
         Whole(1, _MOST_REPLICAS),
-        "So many copies of the server, or of the pod that decodes.",
+        "Replicas of the server, or of the pod that decodes.",
         1,
         metavar="N",
     ),
     CommandOption(
         "prefill_replicas",
         Whole(1, _MOST_REPLICAS),
-        "Of --serve disaggregated: so many pods prefill (default: 1).",
+        "Of --serve disaggregated: pods that prefill (default: 1).",
         metavar="N",
         rare=True,
     ),

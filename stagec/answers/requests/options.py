@@ -56,7 +56,7 @@ OVER_TIME = (
         metavar="FILE",
     ),
     CommandOption(
-        "rate", Number(0, above=True), "So many requests arrive per second, at random.", metavar="R"
+        "rate", Number(0, above=True), "Requests per second, which arrive at random.", metavar="R"
     ),
     CommandOption(
         "burst",
@@ -70,14 +70,13 @@ OVER_TIME = (
     CommandOption(
         "concurrency",
         Whole(1, MAX_REQUESTS),
-        "So many requests are there at any time: each that ends is followed by another, as in "
-        "benchmarks.",
+        "Concurrent requests: when one ends, another one starts, as in benchmarks.",
         metavar="C",
     ),
     CommandOption(
         "batch_of",
         Whole(1, MAX_REQUESTS),
-        "So many requests are there at first, and no others come: a rollout.",
+        "A rollout: this number of requests arrives at the start, and no others.",
         metavar="N",
     ),
     CommandOption(

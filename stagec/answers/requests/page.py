@@ -41,7 +41,7 @@ def load_plot(answer: RequestsAnswer) -> Plot:
         "waiting": lambda m: m.waiting,
     }
     axis = PlotAxis("requests", lambda v: f"{v:,g}", linear=True)
-    return _over_time(answer, "Requests that run and that wait", axis, figures)
+    return _over_time(answer, "Running and waiting requests", axis, figures)
 
 
 def _replicas(answer: RequestsAnswer) -> Plot:
@@ -56,11 +56,11 @@ def _replicas(answer: RequestsAnswer) -> Plot:
 
 def _shares(answer: RequestsAnswer) -> Plot:
     figures: dict[str, Callable[[LoadMoment], float | None]] = {
-        "time with a step": lambda m: m.busy,
+        "time in steps": lambda m: m.busy,
         "cache used": lambda m: m.cache,
     }
     axis = PlotAxis("share", lambda v: f"{v:.0%}", linear=True)
-    return _over_time(answer, "Shares of the time and of the cache", axis, figures)
+    return _over_time(answer, "Share of time and cache in use", axis, figures)
 
 
 def _over_time(
@@ -99,7 +99,7 @@ def _spreads(answer: RequestsAnswer) -> Plot:
             about = f"{_TITLES[name]} of {n}% of the requests: up to {seconds_text(value)}"
             points.append(PlotPoint(value, n / _POINTS, _TITLES[name], about))
     return Plot(
-        title="Share of the requests within a time",
+        title="Distribution of times: share of requests",
         about=answer.title,
         command=answer.command,
         points=points,

@@ -45,7 +45,7 @@ from stagec.support.diagnostics import error
     OUTPUT,
 )
 def command(**given: Any) -> int:
-    """Plan the memory of one training step: what every rank holds at its worst moment.
+    """Plan the memory of one training step: the peak of each rank, and what it holds then.
 
     MODEL is a model of the library, a .stg file, or a config.json (or its folder); STRATEGY is a
     .stg file with a stg.strategy, in place of flags.

@@ -84,7 +84,7 @@ def read_convnext(config: Config) -> ModelText:
 
 def read_convnextv2(config: Config) -> ModelText:
     """ConvNeXt V2 (arXiv 2301.00808): channels are multiplied by the share of their norm over an
-    image in the mean one."""
+    image on average one."""
     return _convnext(config, "ConvNeXt V2", responds=True)
 
 

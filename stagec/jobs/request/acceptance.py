@@ -17,7 +17,7 @@ ACCEPTANCE = (
     CommandOption(
         "accepted",
         Number(least=1),
-        "Of --speculative K: the tokens of each sequence that a step gives in the mean, from "
+        "Of --speculative K: tokens per sequence and step on average, from "
         "1 to K + 1 (default: 1, as if no draft were right).",
         metavar="N",
     ),
@@ -33,7 +33,7 @@ ACCEPTANCE = (
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The tokens of each sequence that a step of decode gives in the mean: between 1 and `most`;
+    """The tokens of each sequence that a step of decode gives on average: between 1 and `most`;
     whether somebody said so."""
 
     tokens: float

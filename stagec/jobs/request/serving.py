@@ -48,13 +48,13 @@ STEP = {
     "chunk": CommandOption(
         "chunk",
         _COUNT,
-        "Of prefill and mixed steps: so many tokens of the prompt per step.",
+        "Of prefill and mixed steps: tokens of the prompt per step (chunked prefill).",
         metavar="N",
     ),
     "speculative": CommandOption(
         "speculative",
         Whole(least=0),
-        "Of decode: so many more tokens of each sequence, which are drafts.",
+        "Of decode: draft tokens per sequence and step.",
         metavar="N",
     ),
     "step": CommandOption(
@@ -74,7 +74,7 @@ CACHES = {
     "page": CommandOption(
         "page",
         _COUNT,
-        "Of --serve: caches have whole pages of so many tokens.",
+        "Of --serve: caches have whole pages of this number of tokens.",
         1,
         metavar="N",
         rare=True,

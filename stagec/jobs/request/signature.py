@@ -30,9 +30,9 @@ class JobFlags(TypedDict, total=False):
     prompt: int | None
     #: Tokens of each sequence that are cached before the step.
     context: int | None
-    #: Of prefill and mixed steps: so many tokens of the prompt per step.
+    #: Of prefill and mixed steps: tokens of the prompt per step (chunked prefill).
     chunk: int | None
-    #: Of decode: so many more tokens of each sequence, which are drafts.
+    #: Of decode: draft tokens per sequence and step.
     speculative: int | None
     #: Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x new
     #: tokens + cached ones; chunk= samples none, verify= all).
@@ -41,7 +41,7 @@ class JobFlags(TypedDict, total=False):
     prefill: str | None
     #: Of --serve disaggregated: the strategy of the pod for decode, 'tp=4,sp'.
     decode: str | None
-    #: Of --serve: caches have whole pages of so many tokens.
+    #: Of --serve: caches have whole pages of this number of tokens.
     page: int | None
     #: Of --serve: the element type of cached keys and values (default: as they are made).
     kv_dtype: Literal["bf16", "fp8", "int8"] | None

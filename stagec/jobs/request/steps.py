@@ -65,7 +65,7 @@ STEPS = (
     CommandOption(
         "steps",
         Whole(1, MAX_STEPS),
-        "With --serve: so many steps, one after the other (with --requests: at most).",
+        "With --serve: the number of steps, one after the other (with --requests: at most).",
         metavar="N",
     ),
     CommandOption(

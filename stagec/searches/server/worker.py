@@ -57,7 +57,7 @@ class ServerLoad:
 
     @property
     def context(self) -> int:
-        """Tokens that are cached of a sequence that decodes, in the mean."""
+        """Tokens that are cached of a sequence that decodes, on average."""
         return self.cached + self.prompt + self.output // 2
 
 

@@ -1,4 +1,4 @@
-"""When each node of a rank runs: the times of its class, with what tells its nodes apart."""
+"""When each node of a rank runs: the times of its class, with what distinguishes its nodes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def node_times(program: Program, each: ClassTimes) -> NodeTimes:
 
 def stream_name(stream: Stream, mesh: Mapping[str, int]) -> str:
     """`compute`, `collectives over dp`, `copies to host`, `sends over pp +1`; a way round the ring
-    is told by the shorter distance."""
+    is named by the shorter distance."""
     match stream:
         case "group", GroupAxes() as group:
             return f"collectives over {','.join(group.words)}"

@@ -197,8 +197,8 @@ def turn_round(
 
 
 def put_in_order(waiting: Room, after_begins: Numbers, after: Numbers, order: Room) -> int:
-    """Fill in an `order` in which each node comes after those that it waits for, which are told by
-    `turn_round`; how many can be put in it. `waiting` is used up."""
+    """Fill in an `order` in which each node comes after those that it waits for, which
+    `turn_round` gives; how many can be put in it. `waiting` is used up."""
     done = at = 0
     for i in range(len(waiting)):
         if waiting[i] == 0:

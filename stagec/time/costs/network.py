@@ -303,7 +303,7 @@ def once_a_node(
 
         reached(x) = x (1 - (1 - 1/x)^copies)
 
-    is how many of `x = n` nodes and of `x = n m` ranks have some in the mean, so `reached(n) /
+    is how many of `x = n` nodes and of `x = n m` ranks have some on average, so `reached(n) /
     copies` of the bytes of an all_to_all cross between nodes. Inside a node tokens go on from where
     they arrive, `reached(n m) / copies` of those bytes, (m - 1)/m of them to others of its m ranks.
     Both run at once, and the slower one is what it takes. A group within a node has an all_to_all
@@ -327,7 +327,7 @@ def once_a_node(
 
 
 def _reached(parts: int, copies: int) -> float:
-    """How many of so many parts have some of the experts of a token in the mean."""
+    """How many of so many parts have some of the experts of a token on average."""
     return parts * (1 - (1 - 1 / parts) ** copies)
 
 
@@ -419,8 +419,8 @@ def collective_seconds(
     """Seconds of a collective of `size` bytes, the larger side on one rank, in a group with these
     spans: the least of the algorithms that the machine has. Nothing for a group of one.
 
-    `sharing` groups use the links of each rank at once. Raises KeyError for a kind that is none of
-    `ROUNDS` and `SINGLE`.
+    `sharing` groups use the links of each rank at once. Raises KeyError for a kind that is not in
+    `ROUNDS` or `SINGLE`.
     """
     sizes = np.asarray(size, dtype=np.float64)
     over = [replace(span, level=_own(machine, span.level)) for span in over]

@@ -53,8 +53,8 @@ class Measurements:
     A collective of the users' files is taken for every group of as many ranks; one of the others,
     which were measured within a node, for groups within the innermost level.
 
-    `device` is what was measured, where that is told: on a machine with other figures the times are
-    those of the tables by the ratio of the models on both.
+    `device` is what was measured, where that is known: on a machine with other figures the times
+    are those of the tables by the ratio of the models on both.
     """
 
     def __init__(

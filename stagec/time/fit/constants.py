@@ -1,4 +1,4 @@
-"""Constants of a machine from measurements of one's own: `stagec fit`.
+"""Constants of a machine from your own measurements: `stagec fit`.
 
     h100.csv        200 products, 40 kernels of attention, 8 of memory, 6 of an all_reduce
     split           of each kind, in order of size, every second row is left out
@@ -132,7 +132,7 @@ class _State:
 def fit_tables(
     tables: Sequence[Table], base: Machine, origin: str, progress: Progress | None = None
 ) -> Fit:
-    """The base with the constants that measured tables tell; `origin` names them in the text.
+    """The base with the constants that measured tables determine; `origin` names them in the text.
 
     Constants of a kind with fewer than `EACH` rows for each stay; of products and attention the
     rate alone is fitted then, if there are rows for that. The type with most rows has all constants

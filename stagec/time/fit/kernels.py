@@ -159,8 +159,8 @@ def fit(
     """The constants of least loss within bounds, to four figures, with the fixed ones.
 
     A simplex search from the middle, started again twice where it ended. With `first` constants
-    also one from these, and what no row tells stays as it is there. Of more than 3,000 rows the
-    search sees as many, always the same.
+    also one from these, and what no row determines stays as it is there. Of more than 3,000 rows
+    the search sees as many, always the same.
     """
     sample = rows.of(np.random.default_rng(0).permutation(len(rows.measured))[:_SAMPLE])
     low, high = np.array(list(bounds.values())).T

@@ -127,7 +127,7 @@ def errors(machine: Machine, cases: Sequence[CollectiveRows], *, fitted: bool) -
 
 def decided(machine: Machine, level: str, cases: Sequence[CollectiveRows]) -> dict[str, Mask]:
     """By group of constants (`protocols`, `multicast`, `pairs`), which of `Constants.names` these
-    cases can tell: all kinds that use them, and hops where the number of them differs."""
+    cases determine: all kinds that use them, and hops where the number of them differs."""
     names = Constants(machine.efficiency.network[level]).names
     rings = {(c.kind, c.over[-1].size) for c in cases if c.kind in ROUNDS}
     pairs = {c.over[-1].size for c in cases if c.kind == "all_to_all"}
@@ -162,8 +162,8 @@ def fit(
     chosen: Mask | None = None,
 ) -> NetworkEfficiency:
     """The constants of a level with the least errors on the rows to fit, of several searches that
-    start around the first ones. If some are chosen the others stay, and so does what no row tells.
-    """
+    start around the first ones. If some are chosen the others stay, and so does what no row
+    determines."""
     constants = Constants(first)
     start = constants.point()
     free = np.ones(len(start), bool) if chosen is None else chosen

@@ -122,7 +122,7 @@ def _note(result: Reading, name: str, value: Any) -> None:
 
 
 class _Op(NamedTuple):
-    """A distinct op: its name, its row or why it is none (None: not known), and what it says of a
+    """A distinct op: its name, its row or why it has none (None: not known), and what it says of a
     collective."""
 
     name: str
@@ -146,7 +146,7 @@ class _Columns:
         self.steps: list[float] = []  # where they end
 
     def add(self, event: Any) -> None:
-        """Note an event. Raises `ValueError` for what is none."""
+        """Note an event. Raises `ValueError` for what is not an event."""
         if not isinstance(event, dict):
             raise ValueError("expects an event, an object")
         event = _object(event)

@@ -33,7 +33,7 @@ class Table:
     `seconds` their times, `source` who measured.
 
     Extents are those of the kind (`stagec.program.kernels.EXTENTS`), the bytes for `memory`, ranks
-    and bytes of the whole buffer for collectives. `op` tells kernels of `memory` apart; a table
+    and bytes of the whole buffer for collectives. `op` distinguishes kernels of `memory`; a table
     without it is of any.
     """
 

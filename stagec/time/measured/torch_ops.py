@@ -109,7 +109,7 @@ def _item(values: Any, i: int) -> Any:
 
 
 def row_of(op: Recorded) -> Key | str | None:
-    """The row of an op; why it is none; None if the op is not known."""
+    """The row of an op; why it has none; None if the op is not known."""
     find = _OPS.get(op.name)
     if find is None:
         return _triton(op)
@@ -122,7 +122,7 @@ def row_of(op: Recorded) -> Key | str | None:
 
 def row_of_collective(name: str, nelems: tuple[Any, Any], dtype: Any, ranks: Any) -> Key | str:
     """The row of a collective: its name, elements that go in and come out, type and group size; or
-    why it is none. The bytes are those of the larger side."""
+    why it has none. The bytes are those of the larger side."""
     plain = name.lower().replace("_", "")
     kind = next((k for start, k in _COLLECTIVES.items() if plain.startswith(start)), None)
     if kind is None or "sparse" in plain:

@@ -13,7 +13,7 @@ import pytest
 from stagec.check.archive import check_archive
 from stagec.check.traces import check_directory
 from stagec.support.diagnostics import DiagnosticError
-from stagec.traces.seal import is_intact, sealed
+from stagec.traces.checksum import is_intact, with_checksum
 from tests.support import LLAMA, stagec
 
 JOB = ["compile", LLAMA, "--dp", "2", "--set", "L=1,B=2,S=8,D=8,H=4,G=4,K=2,F=8,V=16", "--quiet"]
@@ -70,7 +70,7 @@ def test_mutated_files_do_not_pass(folder: Path, name: str) -> None:
     assert check_directory(folder).ok()
 
 
-def drop_seal(manifest: dict[str, Any]) -> None:
+def drop_checksum(manifest: dict[str, Any]) -> None:
     del manifest["sha256"]
 
 
@@ -86,7 +86,7 @@ def other_groups(manifest: dict[str, Any]) -> None:
     del manifest["files"][f"{LLAMA}.json"]
 
 
-@pytest.mark.parametrize("change", [drop_seal, older, other_command, other_groups])
+@pytest.mark.parametrize("change", [drop_checksum, older, other_command, other_groups])
 def test_edited_manifests_do_not_pass(
     folder: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
@@ -113,8 +113,8 @@ def test_a_manifest_without_checksum_may_be_of_another_tool(folder: Path) -> Non
         path.write_bytes(data)
 
 
-def test_sealing_says_nothing_else() -> None:
-    assert json.loads(sealed({"a": 1, "b": [2]})).keys() == {"a", "b", "sha256"}
+def test_a_checksum_changes_nothing_else() -> None:
+    assert json.loads(with_checksum({"a": 1, "b": [2]})).keys() == {"a", "b", "sha256"}
 
 
 def test_mutated_archives_do_not_pass(tmp_path: Path) -> None:

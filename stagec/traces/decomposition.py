@@ -1,4 +1,4 @@
-"""A recorded program, taken apart: which node belongs to which turn, and what turns consist of.
+"""A recorded program as turns: which node belongs to which turn, and what turns consist of.
 
 F0 F1 B0 F2 B1 B2 sum    F, B are turns of microbatches 0 to 2, `sum` is a node of no microbatch
 x  x  y  x  y  y         a role: the node x of F, once for each microbatch
@@ -91,10 +91,10 @@ class TurnTemplate:
 
 
 @dataclass(frozen=True)
-class Apart:
-    """A program taken apart. `roles` are the prototypes of roles, `fixed` those of nodes of no
-    microbatch, `after[i]` the role whose last node fixed node i stands behind: None at the start,
-    -1 behind all."""
+class Decomposition:
+    """A program as roles and templates of turns. `roles` are the prototypes of roles, `fixed` those
+    of nodes of no microbatch, `after[i]` the role whose last node fixed node i stands behind: None
+    at the start, -1 behind all."""
 
     labels: Labels
     roles: Sequence[int]
@@ -126,8 +126,8 @@ def runs(turns: Sequence[Turn]) -> Iterator[tuple[Run, Turn]]:
         yield tuple(turn.kind for turn in found), found[0]
 
 
-def taken_apart(program: Program, turns: Sequence[Turn], axis: str, *, chunks: bool) -> Apart:
-    """A program that consists of these turns, whose stages are along an axis. Raises
+def decompose(program: Program, turns: Sequence[Turn], axis: str, *, chunks: bool) -> Decomposition:
+    """The program, which consists of these turns, with stages along an axis. Raises
     `DiagnosticError` if it does not."""
     labels = labelled(program, chunks=chunks)
     there = np.flatnonzero(labels.microbatch >= 0)
@@ -158,7 +158,7 @@ def taken_apart(program: Program, turns: Sequence[Turn], axis: str, *, chunks: b
             f"'{name}' stands where the schedule has another action, or no more",
             remedy="give the schedule of the traces, --schedule NAME: 'stagec schedule' lists them",
         )
-    return Apart(labels, roles, *_fixed(labels, role), _told_apart(templates))
+    return Decomposition(labels, roles, *_fixed(labels, role), _distinguished(templates))
 
 
 def _wanted(turn: Turn, i: int) -> Iterator[_Token]:
@@ -217,7 +217,7 @@ def _fixed(labels: Labels, role: Ints) -> tuple[list[int], list[int | None]]:
     return fixed, after
 
 
-def _told_apart(found: Mapping[Run, TurnTemplate]) -> dict[Run, TurnTemplate]:
+def _distinguished(found: Mapping[Run, TurnTemplate]) -> dict[Run, TurnTemplate]:
     """Of two turns that were recorded right behind each other, and one of them alone, the other
     one, too."""
     known = dict(found)

@@ -1,4 +1,4 @@
-"""The nodes of turns, laid out in order, and what they wait for by rule.
+"""The nodes of turns in their order, and what they wait for by rule.
 
 F0 F1 B0 F2 B1 B2 sum    `sum` is fixed behind the last B; it waits for what was made last in a
                          role of B, and B for what was made in roles of F for its microbatch
@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from stagec.program.nodes import Ints
-from stagec.traces.apart import Apart, Run, runs
+from stagec.traces.decomposition import Decomposition, Run, runs
 from stagec.traces.turns import Turn
 
 #: What a node waits for: what was `made` in a role, or in any role of that `name`, the `fixed` node
@@ -26,11 +26,11 @@ NO_NODES: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Laid:
+class NodeLayout:
     """Nodes in order: the role of each or -1, its microbatch or -1, the number of its fixed node or
     -1, and the number of its context."""
 
-    apart: Apart
+    decomposed: Decomposition
     role: Ints
     microbatch: Ints
     fixed: Ints
@@ -40,14 +40,14 @@ class Laid:
     @cached_property
     def which(self) -> Ints:
         """The prototype of each node."""
-        roles = np.array([*self.apart.roles, 0], dtype=np.int64)[self.role]
-        fixed = np.array([*self.apart.fixed, 0], dtype=np.int64)[self.fixed]
+        roles = np.array([*self.decomposed.roles, 0], dtype=np.int64)[self.role]
+        fixed = np.array([*self.decomposed.fixed, 0], dtype=np.int64)[self.fixed]
         return np.where(self.role >= 0, roles, fixed)
 
     @cached_property
     def computations(self) -> Ints:
         """The identifiers of computations."""
-        computes = np.array([n.is_computation for n in self.apart.labels.nodes])
+        computes = np.array([n.is_computation for n in self.decomposed.labels.nodes])
         return np.flatnonzero(computes[self.which]) + 1
 
     @cached_property
@@ -64,7 +64,7 @@ class Laid:
 
     @cached_property
     def _names(self) -> list[str]:
-        return [self.apart.labels.nodes[which].name for which in self.apart.roles]
+        return [self.decomposed.labels.nodes[which].name for which in self.decomposed.roles]
 
     @cached_property
     def _of_name(self) -> dict[str, Ints]:
@@ -76,7 +76,7 @@ class Laid:
     @cached_property
     def place(self) -> Ints:
         """The identifiers of fixed nodes."""
-        found = np.zeros(len(self.apart.fixed), dtype=np.int64)
+        found = np.zeros(len(self.decomposed.fixed), dtype=np.int64)
         there = np.flatnonzero(self.fixed >= 0)
         found[self.fixed[there]] = there + 1
         return found
@@ -125,14 +125,14 @@ class Laid:
         return np.where((own > 0) & (own < sources), own, made)
 
 
-def laid_out(apart: Apart, turns: Sequence[Turn]) -> Laid:
+def lay_out(decomposed: Decomposition, turns: Sequence[Turn]) -> NodeLayout:
     """The nodes of turns in order, and the fixed ones where they belong."""
     contexts: dict[Hashable, int] = {None: 0}
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
     made: dict[Run, Ints] = {}
     for run, turn in runs(turns):
         if run not in made:
-            found = apart.template(run)
+            found = decomposed.template(run)
             context = contexts.setdefault(found.context, len(contexts))
             rows = found.roles, found.slots, [context] * len(found.roles)
             made[run] = np.array(rows, dtype=np.int64).reshape(3, -1)
@@ -141,10 +141,10 @@ def laid_out(apart: Apart, turns: Sequence[Turn]) -> Laid:
         columns.append(part)
     role, number, within = np.concatenate(columns, axis=1)
     last = {int(r): i + 1 for i, r in enumerate(role.tolist())}
-    places = [0 if a is None else last.get(a, len(role)) for a in apart.after]
+    places = [0 if a is None else last.get(a, len(role)) for a in decomposed.after]
     fixed = np.insert(np.full(len(role), -1), places, np.arange(len(places)))
-    return Laid(
-        apart,
+    return NodeLayout(
+        decomposed,
         np.insert(role, places, -1),
         np.insert(number, places, -1),
         fixed,
