@@ -108,7 +108,11 @@ class TraceJob(Protocol):
 
     @property
     def durations(self) -> Durations | None:
-        """Seconds of computations on that machine."""
+        """Seconds of computations on that machine; of several pods those of the first one."""
+        ...
+
+    def durations_of(self, number: int) -> Durations | None:
+        """The same of the ranks of a class: the software of pods may differ."""
         ...
 
     @property

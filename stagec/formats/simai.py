@@ -159,12 +159,11 @@ class SimAiFormat(JobFormat):
         self, job: TraceJob, ranks: Ints | None
     ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
         all_ranks(self, ranks)
-        durations = job.durations
-        if durations is None:
-            return
         every = ((model.pod, each) for model in job.models for each in model.classes)
         for number, (pod, each) in enumerate(every):
-            groups = self._groups(job.layout_of(number))
+            groups, durations = self._groups(job.layout_of(number)), job.durations_of(number)
+            if durations is None:
+                return
             workload = Workload(job.program(number), groups, nanoseconds(durations))
             name = ".".join(part for part in (job.name, pod, each.name) if part)
             yield f"{name}.txt", self._text(each, workload)

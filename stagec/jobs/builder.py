@@ -381,12 +381,6 @@ class JobBuilder:
 
     def _pipeline_of_part(self) -> str:
         """The passes of a pod that has one part of a step. Raises `DiagnosticError`."""
-        if not self.options.keep:
-            raise error(
-                "--part makes several pods, and is for 'stagec compile', 'analyze', 'memory', "
-                "'time' and 'serve' of one job, and for 'search'",
-                remedy="leave it out",
-            )
         rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""
         cut = f"cut-part{{keep={self.options.keep}{rest}}}"
         if self.serving is not None:

@@ -213,6 +213,32 @@ class ExactSteps:
         return SurfaceCheck(0, 0.0, 0.0)
 
 
+@dataclass
+class DraftedSteps:
+    """Femtoseconds of steps of which those that only decode verify drafts (`drafted`: of a token
+    that such a step gives each sequence), and others do not (`plain`)."""
+
+    drafted: StepSurface | ExactSteps
+    plain: StepSurface | ExactSteps
+
+    @property
+    def evaluations(self) -> int:
+        """How many steps were evaluated."""
+        return self.drafted.evaluations + self.plain.evaluations
+
+    def decode(self, count: int, total: int) -> StepLine:
+        return self.drafted.decode(count, total)
+
+    def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
+        return self.plain.mixed(count, total, chunks)
+
+    def check(self) -> SurfaceCheck:
+        """That of both."""
+        one, other = self.drafted.check(), self.plain.check()
+        steps = one.steps + other.steps
+        return SurfaceCheck(steps, max(one.median, other.median), max(one.largest, other.largest))
+
+
 def _step(count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int) -> Step:
     """The step of the group that has most, whose chunks end prompts. Where their sizes are more
     than `_CLASSES`, neighbours have their mean."""

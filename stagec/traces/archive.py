@@ -290,6 +290,10 @@ class Archive:
         """The times that its records have, if they have some."""
         return stored_seconds if self._timed else None
 
+    def durations_of(self, number: int) -> Durations | None:
+        """The same: a record has the time that its pod had."""
+        return self.durations
+
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
         found = dict(self.index.classes[number].entry)

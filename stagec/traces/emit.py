@@ -101,6 +101,10 @@ class EmittedJob:
             self._programs[number] = fused(program, self.granularity).named(self.names)
         return self._programs[number]
 
+    def durations_of(self, number: int) -> Durations | None:
+        """The same for all classes."""
+        return self.durations
+
     def encoder(self, number: int) -> RankBytes:
         """The program of a class as bytes."""
         return self.format.encoder(self.program(number), self.layout, self.durations)

@@ -53,8 +53,12 @@ class PodsJob:
 
     @property
     def durations(self) -> Durations | None:
-        """Seconds of computations on that machine."""
+        """Seconds of computations on that machine, of the first pod."""
         return self.pods[0].job.durations
+
+    def durations_of(self, number: int) -> Durations | None:
+        """Those of the pod of a class."""
+        return self._of(number)[0].job.durations
 
     @property
     def model(self) -> ModelJob | None:

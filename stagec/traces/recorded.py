@@ -145,6 +145,10 @@ class RecordedJob:
         """The times that the records have, if they have some."""
         return stored_seconds if self._timed else None
 
+    def durations_of(self, number: int) -> Durations | None:
+        """The same for all classes."""
+        return self.durations
+
     def program(self, number: int) -> Program:
         """The nodes of a class, without kernels."""
         return self.classes[number].program

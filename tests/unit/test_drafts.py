@@ -198,7 +198,6 @@ def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
             ("llama3-8b", "--serve", "disaggregated", "--prompt", "8", *draft()),
             "--draft and --serve disaggregated both make pods",
         ),
-        ((*STEP, "--speculative", "2", "--sweep", "tp=1,2", *draft()), "--draft makes two pods"),
         ((*STEP, "--speculative", "2", *draft("on=rank0")), "expects on=model"),
         ((*STEP, "--speculative", "2", "--tp", "4", *draft("tp=2,on=model")), "model are tp 4"),
         ((*STEP, "--speculative", "2", *draft("dp=2,on=model")), "model are one device"),

@@ -193,6 +193,9 @@ class One:
         """All ranks."""
         return [np.arange(self.layout.groups.ranks, dtype=np.int64)]
 
+    def durations_of(self, number: int) -> Durations | None:
+        return self.durations
+
     def layout_of(self, number: int) -> Layout:
         """That of all ranks."""
         return self.layout

@@ -14,7 +14,7 @@ from tests.unit.test_simai import read as read_simai
 FORMATS = ("simai", "scale-sim", "pytorch-et")
 SMALL = (
     *("llama3-8b", "--set", "L=2,D=64,F=128,V=256,H=4,G=2,K=16"),
-    *("--machine", "h100-sxm", "--quiet", "--no-graphs"),
+    *("--machine", "h100-sxm", "--quiet", "--graph-gap", "9us"),
 )
 PODS = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=2,dp=2")
 #: The steps of the pods as jobs of their own.

@@ -109,6 +109,9 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--batches", "1", *LENGTHS): "--batches is about steady batches",
     ("--rate", "1", "--batch", "1", *LENGTHS): "--batch is about one step",
     ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk is about the steps of one prompt",
+    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "has no encoder",
+    ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "alone has the drafts of the model",
+    ("--rate", "1", "--accepted", "2", *LENGTHS): "about the drafts of a step of decode",
     ("--rate", "1", "--pp", "2", *LENGTHS): "no pipeline stages yet",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
     ("--rate", "1", "--max-batch", "9", "--max-tokens", "8", *LENGTHS): "at least as many tokens",
@@ -242,6 +245,26 @@ def test_a_server_that_is_alone_takes_its_steps() -> None:
     assert found["times"]["tpot"]["p50"] == pytest.approx(seconds("decode=1x102"), rel=0.02)
     assert found["pools"]["server"]["steps"] == 15
     assert found["pools"]["server"]["busy"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "pods", [(), ("--serve", "disaggregated", "--prefill", "", "--decode", "")]
+)
+def test_steps_that_decode_may_verify_drafts(pods: tuple[str, ...]) -> None:
+    """A token takes its share of a step that verifies drafts: that of 'stagec time', between its
+    first context and its last one. The first token is that of a server without drafts."""
+    load = ("--concurrency", "4", "--count", "4", "--lengths", "prompt=64,output=33", *pods)
+    drafts = ("--speculative", "3", "--accepted", "2.5")
+    found, plain = answer(*load, *drafts)["times"], answer(*load)["times"]
+    assert found["ttft"] == plain["ttft"]
+    words = (*SERVER, "--serve", "decode", "--batch", "4", *drafts, "--json", "--no-levers")
+    first, last = (
+        json.loads(stagec("time", *words, "--context", context).out)["serving"]["tpot_seconds"]
+        for context in ("64", "96")
+    )
+    if not pods:  # all four decode together
+        assert first <= found["tpot"]["mean"] <= last
+    assert found["tpot"]["mean"] < plain["tpot"]["mean"]
 
 
 def test_goodput_is_within_the_limits() -> None:

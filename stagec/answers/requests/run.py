@@ -13,12 +13,14 @@ from stagec.answers.requests.options import asked_requests, page_of, prefix_bloc
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room, largest_step
+from stagec.jobs.figures import CompiledJob
 from stagec.jobs.pod_options import options_of_pod
+from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
-from stagec.jobs.step_surface import ExactSteps, StepSurface
+from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import Replica
@@ -45,7 +47,7 @@ class Pool:
 
     modules: StepModules
     scheduler: SchedulerRule
-    costs: StepSurface | ExactSteps
+    costs: StepSurface | ExactSteps | DraftedSteps
     limits: ServerLimits
     room: Room | None
     ranks: int
@@ -130,15 +132,20 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> No
         "chunk": ("--chunk is about the steps of one prompt", "give --max-tokens N"),
         "context": ("--context is about one step", "leave it out"),
         "step": ("--step is one step", "leave it out"),
-        "speculative": ("requests over time have no drafts", "leave --speculative out"),
-        "draft": ("requests over time have no drafts", "leave --draft out"),
+        "draft": (
+            "--speculative K alone has the drafts of the model's own modules",
+            "leave --draft out",
+        ),
     }
     for name, (what, remedy) in named.items():
         if getattr(options, name) is not None:
             raise error(what, remedy=remedy)
-    if options.part or options.preset:
-        what = "--part" if options.part else "--preset"
-        raise error(f"requests over time take no {what}", remedy="leave it out")
+    if options.part:
+        raise error(
+            "--part: a step that prefills beside decode has no encoder", remedy="leave it out"
+        )
+    if options.preset:
+        raise error("requests over time take no --preset", remedy="leave it out")
     if given["prefill_replicas"] is not None and not apart:
         raise error(
             "--prefill-replicas is about pods that prefill",
@@ -168,7 +175,10 @@ def _pools(
     *,
     apart: bool,
 ) -> dict[str, Pool]:
-    """The replicas that decode, and of two pods those that prefill. Raises `DiagnosticError`."""
+    """The replicas that decode, and of two pods those that prefill. A step that verifies drafts
+    gives each sequence the tokens that are accepted, in the mean, one by one: each takes its share
+    of the step. Raises `DiagnosticError`."""
+    accepted = take_acceptance(options, given).tokens
     each = {DECODE: options}
     if apart:
         asked = _prompted(options, requests)
@@ -178,7 +188,7 @@ def _pools(
     for pod, own in each.items():
         prefills = pod == PREFILL
         copies = replicas_of(given, prefills=prefills)[1]
-        pool = _pool(own, machine, given, requests, session, prefills=prefills)
+        pool = _pool(own, machine, given, requests, session, accepted, prefills=prefills)
         alone = len(pool.modules.replicas)
         swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
         kept = prefix_block(own, given, requests) if prefills or not apart else 0
@@ -205,6 +215,7 @@ def _pool(
     given: Mapping[str, Any],
     requests: Sequence[Request],
     session: Session,
+    accepted: float,
     *,
     prefills: bool,
 ) -> Pool:
@@ -241,14 +252,23 @@ def _pool(
         seconds = modules.compiled(step).time(machine).step_seconds
         return max(1, round(seconds * SECOND))
 
-    points = given["step_grid"]
-    costs = (
-        StepSurface(exact, points, groups, given["seed"]) if points else ExactSteps(exact, groups)
-    )
+    def verified(step: Step) -> int:
+        (each,) = step.classes
+        how = {"batch": each.count * modules.groups, "context": each.cached}
+        asked = options.changed(serve=DECODE, prompt=None, **how)
+        seconds = CompiledJob.of(asked, session).time(machine).step_seconds
+        return max(1, round(seconds * SECOND / accepted))
+
+    def costs(of: Callable[[Step], int]) -> StepSurface | ExactSteps:
+        points = given["step_grid"]
+        return StepSurface(of, points, groups, given["seed"]) if points else ExactSteps(of, groups)
+
+    plain = costs(exact)
+    every = DraftedSteps(costs(verified), plain) if options.speculative else plain
     plan = plan_of(given, limits.sequences, lambda: _start(modules, machine), prefills=prefills)
     if alone > 1:  # all of them are there
         plan = replace(plan, first=None)
-    return Pool(modules, scheduler, costs, limits, room, ranks // alone, [], plan)
+    return Pool(modules, scheduler, every, limits, room, ranks // alone, [], plan)
 
 
 def _start(modules: StepModules, machine: Machine) -> int:

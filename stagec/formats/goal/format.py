@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from stagec.formats.base import (
+    Durations,
     JobFormat,
     Layout,
     Need,
@@ -137,12 +139,13 @@ class GoalSchedule:
 
     def _expander(self, kind: _Kind) -> Expander:
         program, layout = self._job.program(kind[0]), self._job.layout_of(kind[0])
-        return Expander(program, layout, self._nanoseconds, self._algorithm, dict(kind[1]))
+        time = partial(self._nanoseconds, self._job.durations_of(kind[0]))
+        return Expander(program, layout, time, self._algorithm, dict(kind[1]))
 
-    def _nanoseconds(self, node: Node) -> int:
+    def _nanoseconds(self, durations: Durations | None, node: Node) -> int:
         if node.is_copy:
             return _copied(node, self._job.machine)
-        return nanoseconds(self._job.durations)(node) if self._job.durations is not None else 0
+        return nanoseconds(durations)(node) if durations is not None else 0
 
 
 def _copied(node: Node, machine: Machine | None) -> int:

@@ -270,12 +270,6 @@ def _positions(module: Module, sequence: str) -> int | None:
 def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool) -> None:
     """Refuse options that make no step. Raises `DiagnosticError`."""
     mode = options.serve
-    if mode == DISAGGREGATED:
-        raise error(
-            "--serve disaggregated is for 'compile', 'analyze', 'memory', 'time' and 'serve' of "
-            "one job",
-            remedy="look at one pod: --serve prefill, or --serve decode",
-        )
     for name in (n for n, given in _given(options).items() if given):
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
@@ -322,12 +316,6 @@ def _check_context(options: JobOptions, *, symbolic: bool) -> None:
 
 
 def _check_draft(options: JobOptions) -> None:
-    if not options.keep:
-        raise error(
-            "--draft makes two pods, and is for 'stagec compile', 'analyze', 'memory', 'time' and "
-            "'serve' of one job, and for 'search'",
-            remedy="leave it out",
-        )
     if not options.speculative:
         raise error(
             "--draft expects --speculative: the drafts of each sequence that a step verifies",
