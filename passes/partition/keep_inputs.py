@@ -18,6 +18,7 @@ class KeepInputs(Pass):
 
     Before:
         stg.mesh @pod[tp]
+        stg.assume[S % tp == 0, F % tp == 0]
         stg.strategy @s[mesh = @pod] {
           stg.tp_inputs[save_gathered, until = module]
         }
@@ -30,6 +31,7 @@ class KeepInputs(Pass):
         }
     After:
         stg.mesh @pod[tp]
+        stg.assume[S % tp == 0, F % tp == 0]
         stg.strategy @s[mesh = @pod] {
           stg.tp_inputs[save_gathered, until = module]
         }

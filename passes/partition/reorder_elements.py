@@ -22,6 +22,7 @@ class ReorderElements(Pass):
 
     Before:
         stg.mesh @pod[tp]
+        stg.assume[S % tp == 0]
         stg.strategy @s[mesh = @pod] {
           stg.collectives[order = copied]
         }
@@ -33,6 +34,7 @@ class ReorderElements(Pass):
         }
     After:
         stg.mesh @pod[tp]
+        stg.assume[S % tp == 0]
         stg.strategy @s[mesh = @pod] {
           stg.collectives[order = copied]
         }

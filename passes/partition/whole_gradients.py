@@ -28,6 +28,7 @@ class WholeGradients(Pass):
 
     Before:
         stg.mesh @pod[tp]
+        stg.assume[S % tp == 0, V % tp == 0]
         stg.strategy @s[mesh = @pod] {
           stg.gradients[tables = whole]
         }
@@ -38,6 +39,7 @@ class WholeGradients(Pass):
         }
     After:
         stg.mesh @pod[tp]
+        stg.assume[S % tp == 0, V % tp == 0]
         stg.strategy @s[mesh = @pod] {
           stg.gradients[tables = whole]
         }
