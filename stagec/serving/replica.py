@@ -55,7 +55,7 @@ class Replica:
     ) -> None:
         self.number, self.limits, self.costs = number, limits, costs
         self.swap, self.prefills = swap, prefills
-        self.free = limits.blocks if limits.blocks is not None else 1 << 62
+        self.free: int = limits.blocks if limits.blocks is not None else 1 << 62
         self.room = self.free
         self.waiting: deque[ServedRequest] = deque()
         self.running = 0
