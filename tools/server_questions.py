@@ -46,7 +46,7 @@ ESTIMATE = ("estimated", "estimated_tpot_ms")
 
 def main() -> None:
     """Print the table, or ask again."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("table", "ask", "record", "estimate"), nargs="?")
     parser.add_argument("names", nargs="*", help="questions, all by default")
     parser.add_argument("--with", dest="tool", help="aiconfigurator's command")

@@ -36,10 +36,17 @@ def scaled(least: int, most: int, rule: str, target: float, window: int, delay: 
     return Autoscale(least, most, rule, target, window * NANOSECOND, delay * NANOSECOND)
 
 
+def plan_of(first: int, start: int, auto: Autoscale, mtbf: int, repair: int) -> FleetPlan:
+    starts, runs, down = (n * NANOSECOND for n in (start, mtbf, repair))
+    return FleetPlan(first, starts, auto, runs, down, 7)
+
+
+def failure_of(number: int, at: int, seconds: int | None) -> Failure:
+    return Failure(number, at * NANOSECOND + 1, None if seconds is None else seconds * 1009)
+
+
 PLANS = st.builds(
-    lambda first, start, auto, mtbf, repair: FleetPlan(
-        first, start * NANOSECOND, auto, mtbf * NANOSECOND, repair * NANOSECOND, 7
-    ),
+    plan_of,
     st.integers(1, 3),
     st.integers(1, 40_001),
     st.builds(
@@ -152,7 +159,7 @@ class SlowServer:
                 self.fail(self.failures.pop(0), now)
             if auto is not None and tick == now:
                 self.scale(auto, now)
-                tick += auto.window
+                tick = now + auto.window
             self.step(now)
 
     def step(self, now: int) -> None:
@@ -231,9 +238,7 @@ class SlowServer:
 
 FAILURES = st.lists(
     st.builds(
-        lambda number, at, seconds: Failure(
-            number, at * NANOSECOND + 1, seconds and seconds * 1009
-        ),
+        failure_of,
         st.integers(0, 2),
         st.integers(0, 200_000),
         st.one_of(st.none(), st.integers(1, 10**8)),
