@@ -72,8 +72,8 @@ def test_rows_have_them() -> None:
     sizes = {"L": 1, "B": 2, "S": 64}
     about: dict[str, Any] = {"machine": "h100-sxm", "sizes": sizes, "stack": "nemo"}
     rows = stagec.sweep("llama3-8b", {"tp": [1, 2]}, **about).rows()
-    asked: dict[str, Any] = {"ranks": 2, "tp": 2, "zero": 1, "cp": 1}
-    found = stagec.search("llama3-8b", **asked, **about)
+    search: Any = stagec.search
+    found = search("llama3-8b", ranks=2, tp=2, zero=1, cp=1, **about)
     for row in (*(row["time"] for row in rows), found.best[0].row):
         part = row["interval"]["high_seconds"] / row["step_seconds"]
         assert part == pytest.approx(row["interval"]["low_seconds"] / row["step_seconds"], abs=0.2)

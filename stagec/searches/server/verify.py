@@ -14,6 +14,7 @@ from stagec.answers.requests.options import OVER_TIME
 from stagec.answers.requests.run import MadeServer, made_server
 from stagec.answers.serve import handover_between
 from stagec.answers.time.table import seconds_text
+from stagec.jobs.request.acceptance import ACCEPTANCE
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.searches.server.servers import ServerPlan
@@ -94,6 +95,8 @@ def over_time(task: VerifyTask) -> ServerOverTime:
     machines = {pool.kind.machine.name: pool.kind.machine for pool in task.server.pools}
     if len(machines) > 1:
         return ServerOverTime(refused="its workers are on machines that are unlike")
+    if task.load.cached:
+        return ServerOverTime(refused="a closed loop draws no requests that begin alike")
     (machine,) = machines.values()
     session = Session()
     caches = partial(handover_between, machine, session)
@@ -118,7 +121,8 @@ def _given(task: VerifyTask) -> Mapping[str, Any]:
     else:
         tokens = point.budget if point is not None else 0
     return {
-        **{option.name: option.usual for option in OVER_TIME},
+        **{option.name: option.usual for option in (*OVER_TIME, *ACCEPTANCE)},
+        "accepted": load.accepted if load.drafts else None,
         "lengths": f"prompt={_drawn(load.prompt)},output={_drawn(load.output)}",
         "concurrency": count,
         "count": _ROUNDS * count,
