@@ -59,6 +59,20 @@ def test_prompts_are_computed_as_fast_as_they_come(sequences: int, budget: int) 
     assert steady.ttft == 0.25 + 3 * work.steps
 
 
+def test_prompts_alone_take_a_step_more() -> None:
+    """As 'stagec serve' has it, but for a sequence's own prompt, a part of the batch."""
+    load: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "batch": "16"}
+    beside, alone = (
+        next(
+            row["tpot"]
+            for row in found(prompt_steps=how, **load)["best"]
+            if row["mode"] == "aggregated"
+        )
+        for how in ("beside", "alone")
+    )
+    assert alone > beside
+
+
 def test_prompts_that_come_too_fast_have_no_steady_state() -> None:
     assert chunks(64, 64, 100, 50) is None
     for sequences, budget in ((60, 64), (200, 300)):  # of the latter four are needed, one fits

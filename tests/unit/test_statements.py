@@ -47,7 +47,10 @@ pytestmark = DISTINCT
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Where what a strategy says is read.
-ROOMS = ("ir_spec", "passes", "stagec/sharding", "stagec/schedule", "stagec/time")
+ROOMS = (
+    *("ir_spec", "passes", "stagec/sharding", "stagec/schedule"),
+    *("stagec/serving", "stagec/time"),
+)
 #: The flags that write statements.
 STATED = tuple(name for name in SHORTHANDS if name != MESH_ORDER.name)
 #: A mesh and values on which every flag has an effect.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks, per_token
 from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.limit import Limit
@@ -157,7 +158,9 @@ class _Timing:
         mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
         self._options = options.changed(step=None)
         self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
-        self._groups = module.env[read_strategy(module).batch]
+        strategy = read_strategy(module)
+        self._groups = module.env[strategy.batch]
+        self._alone = strategy.one(SchedulerRule).prompts == ALONE
         self._room = self.task.limit.room(mesh, self.task.machine)
 
     def worker(self) -> Worker:
@@ -203,14 +206,14 @@ class _Timing:
         decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
-        classes = [
-            SequenceClass(1, load.context, 1, each),
-            SequenceClass(work.size, load.cached + work.past, 1, work.prompts),
-        ]
-        asked = self._options.changed(step=str(step_of(classes)))
-        mixed = self._step(asked, decode.sequences)
+        decodes = [] if self._alone else [SequenceClass(1, load.context, 1, each)]
+        chunked = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
+        step = step_of([*decodes, chunked])
+        mixed = self._step(self._options.changed(step=str(step)), decode.sequences)
         if mixed is None:
             return None
+        if self._alone:
+            mixed = _together(decode, mixed)
         about = decode.seconds, mixed.seconds, decode.sequences, work, load.output, self._request
         return MixedPoint(decode, mixed, budget, work, aggregated(*about))
 
@@ -249,6 +252,14 @@ class _Timing:
         parts = _filled(grouped(report.breakdown, {}), report.step_seconds, self._stages)
         seconds = max(report.step_seconds, sum(parts.values()))
         return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), peak)
+
+
+def _together(decode: StepPoint, prompts: StepPoint) -> StepPoint:
+    """A step that decodes and one with prompts alone, for which its sequences wait."""
+    names = dict.fromkeys((*decode.parts, *prompts.parts))
+    parts = {n: decode.parts.get(n, 0.0) + prompts.parts.get(n, 0.0) for n in names}
+    seconds, peak = decode.seconds + prompts.seconds, max(decode.peak, prompts.peak)
+    return StepPoint(decode.sequences, seconds, parts, peak)
 
 
 def _filled(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:
