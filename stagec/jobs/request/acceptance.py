@@ -27,6 +27,7 @@ ACCEPTANCE = (
         "Instead of --accepted: the share of drafts that are right, (1 - A^(K+1)) / (1 - A) "
         "tokens (arXiv 2211.17192).",
         metavar="A",
+        rare=True,
     ),
 )
 
