@@ -72,8 +72,8 @@ class Autoscale:
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
     """How replicas that are alike come and go: so many are there at first (None: all), one takes
-    `start` to start, runs for `mtbf` in the mean until it fails (0: it does not), and is `repair`
-    in the mean until it takes requests again (0: as long as a start), both drawn from exponential
+    `start` to start, runs for `mtbf` on average until it fails (0: it does not), and is `repair`
+    on average until it takes requests again (0: as long as a start), both drawn from exponential
     distributions by the `seed`, for each replica by itself. Times are in femtoseconds."""
 
     first: int | None = None

@@ -176,7 +176,7 @@ def _pools(
     apart: bool,
 ) -> dict[str, Pool]:
     """The replicas that decode, and of two pods those that prefill. A step that verifies drafts
-    gives each sequence the tokens that are accepted, in the mean, one by one: each takes its share
+    gives each sequence the tokens that are accepted on average, one by one: each takes its share
     of the step. Raises `DiagnosticError`."""
     accepted = take_acceptance(options, given).tokens
     each = {DECODE: options}

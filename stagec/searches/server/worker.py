@@ -18,7 +18,7 @@ from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
-from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.memory.timeline import CACHES
@@ -46,7 +46,7 @@ class ServerLoad:
     """Requests: prompts of so many tokens, of which `output` come out; seconds that they may take
     to the first token and for each further one. Before a prompt so many tokens are `cached`, by
     requests that began alike. A step of decode verifies so many `drafts` of each sequence, and
-    gives it the tokens that are `accepted`, in the mean."""
+    gives it the tokens that are `accepted` on average."""
 
     prompt: int
     output: int
@@ -160,8 +160,10 @@ class _Timing:
         self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
         strategy = read_strategy(module)
         self._groups = module.env[strategy.batch]
-        self._alone = strategy.one(SchedulerRule).prompts == ALONE
-        self._room = self.task.limit.room(mesh, self.task.machine)
+        scheduler, limit = strategy.one(SchedulerRule), self.task.limit
+        self._alone = scheduler.prompts == ALONE
+        room = limit.room(mesh, self.task.machine)
+        self._room = scheduler.room(room) if limit.text == AT_HAND else room
 
     def worker(self) -> Worker:
         task = self.task
