@@ -55,7 +55,7 @@ class CollectivesRule(Record):
             "Collectives of activations work along any dimension (given), or along the first one, "
             "with copies behind gathers and before reductions along others (copied).",
             metavar="given|copied",
-            needs=("tp", "cp", "sp"),
+            needs=(("tp", "cp"),),
             rare=True,
             software=True,
         ),

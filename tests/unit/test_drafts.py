@@ -259,7 +259,7 @@ def test_a_token_takes_its_share_of_a_step(more: tuple[str, ...]) -> None:
         assert found["accepted"] == pytest.approx(expected_tokens(rate, 3), rel=1e-12)
         assert found["tpot_seconds"] == pytest.approx(step / found["accepted"], rel=1e-12)
     assert "if no draft is right" in stagec("time", *words).out
-    assert "2.53 tokens of each sequence" in stagec("time", *words, "--acceptance", "0.7").out
+    assert "2.53 tokens per sequence and step" in stagec("time", *words, "--acceptance", "0.7").out
 
 
 def test_the_pods_take_turns() -> None:

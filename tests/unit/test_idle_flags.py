@@ -22,11 +22,13 @@ JOBS: dict[str, dict[str, Any]] = {
     "stages": {"pp": 2, "tp": 2, "microbatches": 4},
     "sequence": {"cp": 2, "dp": 2, "zero": 1},
 }
-#: Values that say what holds without them, or how large a call is of which there is one.
-SAME = {("microbatches", 1), ("chunks", 1)}
-BY_SIZE = {"ddp_bucket"}
-#: What software makes of the seconds of a program, which stays as it is.
-SECONDS = {"host_graphs", "all_reduce"}
+#: Values that say what holds without them, or how large a call is of which there is one; what is
+#: filled up where sizes do not divide.
+SAME = {("microbatches", 1), ("chunks", 1), ("pad_vocab", 1)}
+BY_SIZE = {"ddp_bucket", "shard_padding"}
+#: What software makes of the seconds and of the memory of a program, which stays as it is.
+SECONDS = {"host_graphs", "all_reduce", "saved_tensors"}
+SECONDS |= {"prompt_steps", "step_tokens", "reserve_outputs", "scheduler_poll", "scheduler_gather"}
 
 
 def program(model: str, flags: dict[str, Any]) -> tuple[str, list[str]]:

@@ -137,6 +137,7 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
 NOT_GIVEN = (
     *("space", "seed_from", "limit", "pareto", "exhaustive", "batch", "price", "objective"),
     *("serve", *STEP, *CACHES, "ttft", "tpot", "part", "draft"),
+    *("accepted", "acceptance"),
 )
 
 
