@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "What a job costs": {
         "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
         "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
-        "memory": (".commands.memory", "Plan the memory of each rank over time, and whether it fits."),
+        "memory": (".commands.memory", "Plan the memory of each rank, and whether it fits."),
         "time": (".commands.time", "Compute how long a step takes on a machine, and why."),
         **QUESTIONS,
         "search": (".commands.search", "Search the strategies that fit and are fastest."),

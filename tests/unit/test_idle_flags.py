@@ -23,8 +23,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "sequence": {"cp": 2, "dp": 2, "zero": 1},
 }
 #: Values that say what holds without them, or how large a call is of which there is one; what is
-#: filled up where sizes do not divide.
-SAME = {("microbatches", 1), ("chunks", 1), ("pad_vocab", 1)}
+#: filled up where sizes do not divide, and copied where calls go along other dimensions.
+SAME = {("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")}
 BY_SIZE = {"ddp_bucket", "shard_padding"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {"host_graphs", "all_reduce", "saved_tensors"}
