@@ -156,7 +156,7 @@ def matmul_seconds(
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
     more = _expanding(machine, batch, m, n, k, size) if expands else np.zeros(1)
-    parts = np.clip(np.floor(machine.compute.processors.value / tiles), 1, most)
+    parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
     summed = size + 8 * batch * m * n * parts
     whole = _tiled(machine, dtype, tiles, k, size, more).min(axis=-1)
     split = _tiled(machine, dtype, tiles * parts, k / parts, summed, more).min(axis=-1)
