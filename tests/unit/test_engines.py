@@ -346,7 +346,11 @@ def test_validate_refuses_what_does_not_go_together(monkeypatch: pytest.MonkeyPa
     with pytest.raises(DiagnosticError, match="no such source"):
         measured_servers("nothing")
     few = min(measured_servers(), key=lambda server: server.batch)
-    monkeypatch.setattr("stagec.validation.answer.measured_servers", lambda source: [few])
+
+    def rows(source: str | None) -> list[MeasuredServer]:
+        return [few]
+
+    monkeypatch.setattr("stagec.validation.answer.measured_servers", rows)
     shown = json.loads(stagec("validate", "--serve", "--source", "engines", "--json").out)
     assert {"rows", "engines"} == shown.keys()
     assert all({"ttft", "tpot"} == row["measured"].keys() for row in shown["rows"])

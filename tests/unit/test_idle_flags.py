@@ -27,8 +27,10 @@ JOBS: dict[str, dict[str, Any]] = {
 SAME = {("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")}
 BY_SIZE = {"ddp_bucket", "shard_padding"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
-SECONDS = {"host_graphs", "all_reduce", "saved_tensors"}
-SECONDS |= {"prompt_steps", "step_tokens", "reserve_outputs", "scheduler_poll", "scheduler_gather"}
+SECONDS = {
+    *("host_graphs", "all_reduce", "saved_tensors", "prompt_steps", "step_tokens"),
+    *("reserve_outputs", "scheduler_poll", "scheduler_gather"),
+}
 
 
 def program(model: str, flags: dict[str, Any]) -> tuple[str, list[str]]:
