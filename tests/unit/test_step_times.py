@@ -156,6 +156,7 @@ def test_steps_of_one_structure_share_compiles(monkeypatch: pytest.MonkeyPatch) 
         return compiled_of(builder)
 
     monkeypatch.setattr(figures, "compiled_of", counted)
+    monkeypatch.setattr(figures, "_structures", {})  # other tests have compiled some
     job = tiny_options(LLAMA).changed(serve="mixed", sizes={"L": 2, "D": 8, "H": 4, "G": 2, "K": 2})
     texts = [f"decode={n}x{c},prefill=1x{k}+0" for n in (2, 3) for c in (5, 8) for k in (1, 4, 6)]
     jobs = [CompiledJob.of(job.changed(step=text)) for text in (*texts, *texts)]
