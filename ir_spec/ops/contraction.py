@@ -383,6 +383,13 @@ class Cast(Elementwise):
         return [args[0]]
 
 
+def cast_to(b: Builder, value: Value, dtype: str) -> Value:
+    """The value in an element type: itself if it has that."""
+    if value.tensor.dtype == dtype:
+        return value
+    return b.value(Cast.name, [value], {"to": dtype}, hint=f"{value.name}_{dtype}")
+
+
 class Quantize(Cast):
     """Casts to 8 bits with one scale, that of the largest element, or to 8 or 4 bits with scales of
     blocks; no FLOPs, only bytes.

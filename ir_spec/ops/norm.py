@@ -27,6 +27,7 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Trait, Wide
 from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 from stagec.support.diagnostics import error
 
@@ -97,12 +98,6 @@ def _dot(b: Builder, x: Value, y: Value, hint: str) -> Value:
     row = letters(x.tensor.rank)
     spec = Quoted(f"{row},{row}->{row[:-1]}")
     return b.value("stg.einsum", [x, y], {"spec": spec, "to": "f32"}, hint=hint)
-
-
-def _cast(b: Builder, x: Value, to: str) -> Value:
-    """x in an element type, x itself if it has that."""
-    same = x.tensor.dtype == to
-    return x if same else b.value("stg.cast", [x], {"to": to}, hint=f"{x.name}_{to}")
 
 
 def _sum(b: Builder, x: Value, hint: str) -> Value:
@@ -231,21 +226,21 @@ class RmsNorm(NormBase):
         is applied in fp32, as in `Gemma3RMSNorm`."""
         x, w = op.operands[0], self.scale(op)
         dtype, name = x.tensor.dtype, op.result.name
-        row, wide = letters(x.tensor.rank), _cast(b, x, "f32")
+        row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
         given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
         plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **given}
         y = b.value(self.name, [wide], plain, hint=f"{name}_hat")
         if w is None:
-            return [_cast(b, y, dtype)]
+            return [cast_to(b, y, dtype)]
         if zero_centered := op.flag("zero_centered"):
             one = b.value("stg.constant", attrs={"value": 1}, hint=f"{name}_one")
             spec = {"spec": Quoted(f"{row[-1:]},->{row[-1:]}")}
-            w = b.value("stg.add", [_cast(b, w, "f32"), one], spec, hint=f"{name}_scale")
+            w = b.value("stg.add", [cast_to(b, w, "f32"), one], spec, hint=f"{name}_scale")
         else:
-            y = _cast(b, y, dtype)
+            y = cast_to(b, y, dtype)
         spec = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
         y = b.value("stg.einsum", [y, w], spec, hint=f"{name}_wide" if zero_centered else name)
-        return [_cast(b, y, dtype)]
+        return [cast_to(b, y, dtype)]
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         x = op.operands[0]

@@ -27,6 +27,7 @@ from stagec.ir_spec.ops.attention_core import (
     SCORES,
     all_pairs,
 )
+from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.masks import is_plain
 from stagec.ir_spec.ops.ring_work import (
     active,
@@ -146,12 +147,12 @@ def ring_forward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
         merged = inner.op("stg.merge_attention", operands, names=_named(names, "sum"))
         return [*moved, *merged.results]
 
-    start = [*kv, _cast(b, first[0], "f32"), first[1]]
+    start = [*kv, cast_to(b, first[0], "f32"), first[1]]
     values = _go_round(b, start, _hops(op, over), step)
     if has_edge(op, op.text("ring")):
         values = edge_forward(b, op, over, q, values, attrs)
     total, lse = values[-2:]
-    return [_cast(b, total, q.tensor.dtype), lse]
+    return [cast_to(b, total, q.tensor.dtype), lse]
 
 
 def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
@@ -173,7 +174,7 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
         pairs = zip(sums, parts.results, _named(names[:count], "sum"), strict=True)
         return [*moved, *(inner.value("stg.add", p, {"into": True}, hint=n) for *p, n in pairs)]
 
-    start = [*kv, *(_cast(b, grad, "f32") for grad in first[:count])]
+    start = [*kv, *(cast_to(b, grad, "f32") for grad in first[:count])]
     steps = _hops(op, over)
     values = _go_round(b, start, steps, step)
     if has_edge(op, op.text("ring")):
@@ -181,7 +182,7 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
     dq, *dkv = values[len(kv) :]
     dtypes = [r.tensor.dtype for r in op.results]
     back = [dq, *_home(b, dkv, steps, over)]
-    whole = [_cast(b, grad, dtype) for grad, dtype in zip(back, dtypes, strict=False)]
+    whole = [cast_to(b, grad, dtype) for grad, dtype in zip(back, dtypes, strict=False)]
     return [*whole, *first[count:]]
 
 
@@ -300,12 +301,6 @@ def edge_backward(
 
 def _named(names: Sequence[str], suffix: str) -> list[str]:
     return [f"{n}_{suffix}" for n in names]
-
-
-def _cast(b: Builder, value: Value, dtype: str) -> Value:
-    if value.tensor.dtype == dtype:
-        return value
-    return b.value("stg.cast", [value], {"to": dtype}, hint=f"{value.name}_{dtype}")
 
 
 def _shift(b: Builder, values: Sequence[Value], over: Sequence[str], by: Expr = ONE) -> list[Value]:

@@ -53,6 +53,7 @@ from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Accumulates, BeginsBackward, Free, Recasts
 from stagec.ir.types import FLOATS
+from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
 from stagec.ir_spec.strategy.part import MAIN
@@ -438,9 +439,8 @@ def _where_made(b: Builder, values: Sequence[Value]) -> Builder:
 
 def _cast(b: Builder, value: Value, dtype: str) -> Value:
     """The value in an element type: what a cast that widened it was given, if it is of that."""
-    if value.tensor.dtype == dtype:
-        return value
     made = value.producer
-    if made is not None and made.has(Recasts) and made.operands[0].tensor.dtype == dtype:
+    widened = made is not None and made.has(Recasts) and value.tensor.dtype != dtype
+    if made is not None and widened and made.operands[0].tensor.dtype == dtype:
         return made.operands[0]
-    return b.value("stg.cast", [value], {"to": dtype}, hint=f"{value.name}_{dtype}")
+    return cast_to(b, value, dtype)

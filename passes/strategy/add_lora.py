@@ -24,7 +24,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried, slice_into, uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir.traits import Repeats
-from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.contraction import Einsum, cast_to
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.lora import LoraRule
@@ -198,7 +198,7 @@ class _Adapter:
         if self._rule.alpha not in (0, self._rule.rank):
             by = const(self._rule.alpha) / const(self._rule.rank)
             up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
-        up = _cast(build, up, y.tensor.dtype)
+        up = cast_to(build, up, y.tensor.dtype)
         adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
         for user, place in users:
             user.set_operand(place, adapted)
@@ -206,17 +206,11 @@ class _Adapter:
     def _cast_input(self, build: Builder, cut: _Cut, x: Value) -> tuple[Value, Quoted]:
         """The input in fp32, once for each adapter that the parameter packs, and the rule of the
         first product."""
-        x = _cast(build, x, WIDE)
+        x = cast_to(build, x, WIDE)
         if not cut.packed:
             return x, cut.down
         given: dict[str, RawAttr] = {"spec": cut.copied, "sizes": cut.packed_sizes}
         return build.value("stg.broadcast", [x], given, hint=f"{x.name}_each"), cut.down_of_each
-
-
-def _cast(build: Builder, value: Value, to: str) -> Value:
-    if value.tensor.dtype == to:
-        return value
-    return build.value("stg.cast", [value], {"to": to}, hint=f"{value.name}_{to}")
 
 
 class _Cut:

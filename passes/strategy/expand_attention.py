@@ -12,13 +12,13 @@ from stagec.api import (
     Phase,
     Quoted,
     Strategy,
-    Value,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import FlashAttention
+from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.strategy.kernels import EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
@@ -98,20 +98,14 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
     spec = Quoted(f"bs{head}k,btgk->b{head}st")
     scores = b.value("stg.einsum", [q, k], {"spec": spec}, hint=f"{name}_scores")
     causal: dict[str, RawAttr] = {"causal": True} if op.flag("causal") else {}
-    wide = _cast(b, scores, "f32") if eager else scores
+    wide = cast_to(b, scores, "f32") if eager else scores
     shares = b.value("stg.softmax", [wide], {**causal, "rsqrt": scale}, hint=f"{name}_p")
-    shares = _cast(b, shares, scores.tensor.dtype)
+    shares = cast_to(b, shares, scores.tensor.dtype)
     spec = Quoted(f"b{head}st,btgv->bs{head}v")
     new = b.value("stg.einsum", [shares, *values], {"spec": spec}, hint=name)
     if shared:
         new = b.value("stg.reshape", [new], {"spec": Quoted("bsgrv->bs(gr)v")}, hint=name)
     replace_op(op, [new])
-
-
-def _cast(b: Builder, value: Value, to: str) -> Value:
-    if value.tensor.dtype == to:
-        return value
-    return b.value("stg.cast", [value], {"to": to}, hint=f"{value.name}_{to}")
 
 
 def _is_plain(op: Operation) -> bool:

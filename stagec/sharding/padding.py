@@ -69,7 +69,7 @@ def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ..
             weight, x = shapes[index], shapes[1 - index]
             dims = list(enumerate(weight, depth))
             kept = tuple(i for i, g in dims if g in out)
-            experts = weight[0] in x and weight[0] in out
+            experts = any(g in x and g in out for g in weight[:1])
             rows = kept[:1] if experts else kept
             if rows and rows == tuple(range(rows[0], rows[-1] + 1)):
                 return rows

@@ -60,8 +60,8 @@ class Sharder:
             raise error(
                 f"{message}, {float(share):.0%} of all parameters",
                 self._strategy.loc,
-                remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0"
-                ", or --shard-padding dim0",
+                remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0, "
+                "or --shard-padding dim0",
             )
         module.diagnostics.remark(message, self._strategy.loc)
 
