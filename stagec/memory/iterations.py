@@ -6,7 +6,7 @@ every third one is another kind, three of them stand for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagec.ir.core import Operation, Region
@@ -16,6 +16,8 @@ from stagec.ir.layers import LayerStack
 from stagec.ir.replay import EVERY, FIRST
 from stagec.ir.traits import Repeats
 from stagec.memory.buffers import Ref
+from stagec.memory.liveness import is_gathered
+from stagec.sharding.gathers import ahead_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +121,13 @@ def turns_of(
 def stacked(op: Operation) -> range:
     """Numbers of the results that are stacks, without what is carried."""
     return range(len(op.results) - op.integer("carry", 1))
+
+
+def is_ahead(op: Operation) -> bool:
+    """Whether a repeat issues the op iterations ahead: a gather of parameters."""
+    return op.region is None and any(map(is_gathered, op.results))
+
+
+def most_ahead(ops: Iterable[Operation]) -> int:
+    """How many iterations early the first of the gathers among these is issued."""
+    return max((ahead_of(op) for op in ops if is_ahead(op)), default=1)

@@ -18,7 +18,7 @@ bytes that are never below theirs. Of microbatches one runs, each action of it o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region, Value
@@ -45,13 +45,14 @@ from stagec.memory.buffers import (
 from stagec.memory.iterations import (
     IterationRun,
     SharedIteration,
+    is_ahead,
+    most_ahead,
     patterns,
     slices,
     stacked,
     turns_of,
 )
-from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered, updated
-from stagec.sharding.gathers import ahead_of
+from stagec.memory.liveness import Roots, Sets, classify, heirs, updated
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: A body runs no more often than this: as often as one in three repeats of many iterations.
@@ -88,7 +89,7 @@ class _Runner:
         self._roots = Roots()
         self._sets: Sets = classify(body, self._roots)
         self._patterns = patterns(body)
-        self._most_ahead = _ahead(body.walk())
+        self._most_ahead = most_ahead(body.walk())
         self._orders: dict[Expr, tuple[IterationRun, ...]] = {}
         self._homes: dict[Value, Value | None] = {}
         self._refs: dict[Value, Ref] = {}
@@ -147,7 +148,7 @@ class _Runner:
         """Gather the parameters of the first layer of a stack that comes later."""
         orders = [self._order(op) for op in stack.members]
         m = turns_of(stack, orders)[0][0]
-        op, gathers = stack.members[m], [o for o in stack.members[m].body.ops if _is_ahead(o)]
+        op, gathers = stack.members[m], [o for o in stack.members[m].body.ops if is_ahead(o)]
         for gather in gathers:
             for arg in gather.operands:
                 outer = self._refs[op.operands[arg.index]]
@@ -322,8 +323,8 @@ class _Runner:
         carry, members = stack.carried, stack.members
         carried = [self._refs[v] for v in stack.inputs]
         inputs = [[self._refs[v] for v in op.operands[carry:]] for op in members]
-        gathers = [[o for o in op.body.ops if _is_ahead(o)] for op in members]
-        ahead = max(map(_ahead, gathers))
+        gathers = [[o for o in op.body.ops if is_ahead(o)] for op in members]
+        ahead = max(map(most_ahead, gathers))
         made: list[dict[int, list[Ref]]] = [{} for _ in members]
         ready = self._begun.pop(members[0], [])
         begun = [int(bool(ready) and m == turns[0][0]) for m in range(len(members))]
@@ -428,7 +429,7 @@ class _Runner:
         for arg, ref in zip(region.args[carry:], inputs[carry:], strict=True):
             self._refs[arg] = together(ref)
         self._replays = True
-        gathers = [o for o in region.ops if _is_ahead(o)]
+        gathers = [o for o in region.ops if is_ahead(o)]
         ahead = list(self._gather(gathers, 0, 0).values())
         self._region(region, gathers)
         self._keep(gathers, 1)
@@ -438,7 +439,7 @@ class _Runner:
         others = op.expr("count") - 1
         yielded = [self._refs[v] for v in region.terminator.operands]
         self._beside(yielded[:carry], start, end, ONE)
-        self._beside(ahead, start, end, const(_ahead(gathers)))
+        self._beside(ahead, start, end, const(most_ahead(gathers)))
         twins = [self._beside([ref], start, end, others) for ref in yielded[carry:]]
         stacks = ((Together((r, *t)),) for r, t in zip(yielded[carry:], twins, strict=True))
         self._refs.update(zip(op.results, [*yielded[:carry], *stacks], strict=True))
@@ -496,13 +497,3 @@ def _is_beside_loss(step: Operation | LayerStack) -> bool:
     """Whether the loss is computed beside the blocks of a stack."""
     stack = step.members if isinstance(step, LayerStack) else ()
     return any(gather.flag("beside_loss") for op in stack for gather in op.body.ops)
-
-
-def _is_ahead(op: Operation) -> bool:
-    """Whether a repeat issues the op iterations ahead: a gather of parameters."""
-    return op.region is None and any(map(is_gathered, op.results))
-
-
-def _ahead(ops: Iterable[Operation]) -> int:
-    """How many iterations early the first of the gathers among these is issued."""
-    return max((ahead_of(op) for op in ops if _is_ahead(op)), default=1)
