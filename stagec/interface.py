@@ -331,8 +331,8 @@ def search(
         if given["serve"] == SERVER:
             servers = search_servers(given, session, progress or _silent)
             return replace(servers, command=search_command(given))
-        found = verb.search(questions(given, session), given, progress or _silent)
-        return replace(found, command=search_command(given))
+        strategies = verb.search(questions(given, session), given, progress or _silent)
+        return replace(strategies, command=search_command(given))
 
 
 def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer:

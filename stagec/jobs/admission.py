@@ -44,13 +44,12 @@ def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> St
 def cache_room(modules: StepModules, machine: Machine, largest: Step, tokens: int) -> Room:
     """The room for caches beside weights and the activations of the `largest` step, in blocks of so
     many tokens, within the share of memory that `stg.scheduler` says. Layers that keep a window
-    count as if they kept all tokens. Raises `DiagnosticError` if there is none."""
+    count as if they kept all tokens. Raises `DiagnosticError` if nothing is left."""
     from stagec.output.tables import bytes_text
 
     full = modules.compiled(largest).figures()
-    room = (
-        read_strategy(modules.builder.module).one(SchedulerRule).room(room_of(machine, full.mesh))
-    )
+    scheduler = read_strategy(modules.builder.module).one(SchedulerRule)
+    room = scheduler.room(room_of(machine, full.mesh))
     taken = [sum(held.values()) - held.get(CACHES, 0) for held in full.by_stage]
     if max(taken) > room:
         needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))

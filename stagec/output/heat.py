@@ -12,7 +12,7 @@ from stagec.output.chart import Chart, legend_rows, svg_text, text_width
 
 @dataclass(frozen=True, slots=True)
 class HeatCell:
-    """A cell of a heat map: its value, None where there is none, and the text in it; what it is,
+    """A cell of a heat map: its value, None if it is unknown, and the text in it; what it is,
     whether it fits, and the key of its row."""
 
     value: float | None

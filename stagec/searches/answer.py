@@ -96,8 +96,7 @@ def search(
     `KeyboardInterrupt` for one that comes while points are listed: there is no answer by then."""
     from stagec.searches.cache import cached
 
-    found = cached(given, asked, lambda: _found(asked, given, progress))
-    return SearchAnswer(found)
+    return SearchAnswer(cached(given, asked, lambda: _found(asked, given, progress)))
 
 
 def _found(

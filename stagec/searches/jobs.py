@@ -87,12 +87,12 @@ def evaluate(task: Task) -> Evaluated | str:
         room = partial(task.limit.room, machine=task.machine) if task.limit else None
         pods = {pod: each.mesh for pod, each in figures.pods.items()}
         most = room(fullest.mesh) if room is not None else None
-        found = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
+        held = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
         if room is not None and figures.missing(room) > 0:
-            return found
+            return held
         report = job.time(task.machine, overlap=task.overlap, measured=task.measured)
         mesh = pods.get(report.slowest.partition("/")[0], fullest.mesh)
-        return _timed(replace(found, mesh=mesh), report)
+        return _timed(replace(held, mesh=mesh), report)
     except DiagnosticError as problem:
         first = problem.diagnostics[0]
         where = [n.message for n in first.notes if n.message.startswith(IN_POD)]

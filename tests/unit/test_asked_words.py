@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_the_words_of_options_give_their_values(
     values, _ = values_of(options, flags)
     words = [*asked_words(options, values)]
     known = {option.words[0]: option for option in options}
-    given: dict[str, object] = {}
+    given: dict[str, Any] = {}
     while words:
         name = words.pop(0)
         if name in known and known[name].usual not in (True, False):
@@ -58,7 +59,7 @@ def test_the_words_of_options_give_their_values(
             value = option.kind.read(text)
             value = option.merge((value,)) if option.merge is not None else value
             several = option.multiple and option.merge is None
-            given[option.name] = (*given.get(option.name, ()), value) if several else value  # type: ignore[misc]
+            given[option.name] = (*given.get(option.name, ()), value) if several else value
         else:
             given[name.removeprefix("--no-").removeprefix("--")] = not name.startswith("--no-")
     assert given == {name: values[name] for name in flags}

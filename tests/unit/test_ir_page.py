@@ -21,7 +21,8 @@ TEXT = """stg.module @m {
 """
 _PROBE = """<script>
 const seen = { problems, first: [find.value, byId("count").textContent] };
-const key = (name, to) => (to || document.body).dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
+const key = (name) => document.body.dispatchEvent(
+  new KeyboardEvent("keydown", { key: name, bubbles: true }));
 key("f");
 seen.folded = regions.map((region) => region.open);
 key("n");
@@ -32,7 +33,7 @@ find.dispatchEvent(new Event("input"));
 seen.hits = all(".hit").map((line) => line.textContent.trim());
 seen.state = state.toString();
 document.body.replaceChildren(JSON.stringify(seen));
-</script></body>"""  # noqa: E501
+</script></body>"""
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_the_time_of_a_row_is_that_of_the_step() -> None:
         assert row["fit"] == alone["fit"]
     job = library.job(
         "llama3-8b",
-        sizes=dict(each.split("=") for each in SIZES.split(",")),  # type: ignore[arg-type]
+        sizes={name: int(n) for name, _, n in (each.partition("=") for each in SIZES.split(","))},
         serve="decode",
         batch=8,
         context=64,

@@ -14,10 +14,7 @@ from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import error
 
 _MOST_REPLICAS = 4096
-_UNITS = {"ms": SECOND // 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
-_FAIL = re.compile(
-    r"(?:(prefill):)?([0-9]{1,4})@([0-9.]{1,12})(ms|s|min|h)(?:\+([0-9.]{1,12})(ms|s|min|h))?"
-)
+_FAIL = re.compile(r"(?:(prefill):)?([0-9]{1,4})@([^+]{1,16})(?:\+(.{1,16}))?")
 _SCALE = re.compile(
     r"(?:(prefill):)?([0-9]{1,4})\.\.([0-9]{1,4})(?::([a-z]{1,12})(?:=([0-9.]{1,12}))?)?"
 )
@@ -47,18 +44,12 @@ class OutageType(Kind[Outage]):
 
     def read(self, text: str) -> Outage:
         """The outage."""
-        found = _FAIL.fullmatch(text.strip())
-        try:
-            at, seconds = (
-                round(float(found[i]) * _UNITS[found[i + 1]]) if found and found[i] else None
-                for i in (3, 5)
-            )
-        except ValueError:
-            at = None
-            seconds = None
-        if found is None or at is None or seconds == 0:
+        match = _FAIL.fullmatch(text.strip())
+        if match is None:
             raise ValueError(f"expects a replica and times, 1@60s+30s, found '{text:.40}'")
-        return Outage(found[1] is not None, int(found[2]), at, seconds)
+        at = round(TimeType(zero=True).read(match[3]) * SECOND)
+        seconds = round(TimeType().read(match[4]) * SECOND) if match[4] else None
+        return Outage(match[1] is not None, int(match[2]), at, seconds)
 
     def text(self, value: Outage) -> str:
         times = (TimeType().text(n / SECOND) for n in (value.at, value.seconds) if n is not None)
@@ -84,17 +75,17 @@ class ScalingType(Kind[Scaling]):
 
     def read(self, text: str) -> Scaling:
         """The bounds and the rule."""
-        found = _SCALE.fullmatch(text.strip())
+        match = _SCALE.fullmatch(text.strip())
         try:
-            target = float(found[5]) if found and found[5] else None
+            target = float(match[5]) if match and match[5] else None
         except ValueError:
             target = 0.0
-        rule = (found and found[4]) or "requests"
-        if found is None or target == 0 or not 1 <= int(found[2]) <= int(found[3]):
+        rule = (match and match[4]) or "requests"
+        if match is None or target == 0 or not 1 <= int(match[2]) <= int(match[3]):
             raise ValueError(f"expects bounds, 1..8, and a rule, 1..8:queue=4; found '{text:.40}'")
         if rule not in SCALING_RULES:
             raise ValueError(f"no rule '{rule}' of {', '.join(SCALING_RULES)}: 1..8:requests=64")
-        return Scaling(found[1] is not None, int(found[2]), int(found[3]), rule, target)
+        return Scaling(match[1] is not None, int(match[2]), int(match[3]), rule, target)
 
     def text(self, value: Scaling) -> str:
         target = "" if value.target is None else f"={value.target:.12g}"
@@ -178,7 +169,7 @@ FLEET_OPTIONS = (
     CommandOption(
         "price",
         Number(0, above=True),
-        "What a rank costs an hour: the answer has the cost of 10^6 tokens.",
+        "Cost per rank and hour, in any currency: the answer has the cost of 10^6 tokens.",
         metavar="PRICE",
         rare=True,
     ),
@@ -203,10 +194,10 @@ def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Fai
 
 def scaling_of(given: Mapping[str, Any], *, prefills: bool) -> Scaling | None:
     """What is said of the replicas that prefill, or of the others. Raises `DiagnosticError`."""
-    found = [each for each in given["autoscale"] if each.prefills == prefills]
-    if len(found) > 1:
+    scalings = [each for each in given["autoscale"] if each.prefills == prefills]
+    if len(scalings) > 1:
         raise error("--autoscale is given twice for the same replicas", remedy="give it once")
-    return found[0] if found else None
+    return scalings[0] if scalings else None
 
 
 def replicas_of(given: Mapping[str, Any], *, prefills: bool) -> tuple[int, int]:

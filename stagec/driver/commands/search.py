@@ -91,8 +91,8 @@ def _servers(given: Mapping[str, Any]) -> int:
     """The search of `--serve server`."""
     session = the_session()
     with session.live() as progress:
-        found = search_servers(given, session, progress)
-    answer = replace(found, command=search_command(given))
+        servers = search_servers(given, session, progress)
+    answer = replace(servers, command=search_command(given))
     session.remark(*answer.data["cautions"])
     show(answer, given)
     run = given["emit_run"]

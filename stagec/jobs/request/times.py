@@ -13,16 +13,19 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 class TimeType(Kind[float]):
-    """`500ms`, `0.5s`: seconds."""
+    """`500ms`, `0.5s`: seconds, with `zero` also `0s`."""
 
     name = "TIME"
 
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
     def read(self, text: str) -> float:
         """The seconds."""
-        found = _TIME.fullmatch(text.strip())
-        if found is None or float(found[1]) == 0:
+        match = _TIME.fullmatch(text.strip())
+        if match is None or (float(match[1]) == 0 and not self._zero):
             raise ValueError(f"expects a time such as 30ms or 0.5s, found '{text}'")
-        return float(found[1]) * _UNITS[found[2]]
+        return float(match[1]) * _UNITS[match[2]]
 
     def of(self, given: Any) -> float:
         """The seconds of a text, or of a number of them."""

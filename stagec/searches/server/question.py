@@ -121,7 +121,10 @@ def _check(given: Mapping[str, Any]) -> None:
                 remedy="leave it out",
             )
     if given["speculative"] and given["emit_run"] is not None:
-        raise error("--emit-run writes no drafts", remedy="leave out --speculative, or that")
+        raise error(
+            "--emit-run writes no drafts",
+            remedy="leave out --emit-run, or --speculative",
+        )
     needed = {
         "machine": ("a search needs a machine", "add --machine h100-sxm, for example"),
         "ranks": ("a search needs the number of ranks", "add --ranks 8, for example"),
