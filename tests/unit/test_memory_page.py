@@ -118,7 +118,7 @@ def test_names_of_files_are_text(tmp_path: Path) -> None:
         (["--html", "p.html", "--compare", "--tp x"], "'--tp x': Invalid value for '--tp'"),
         (["--html", "p.html", "--compare", "--limit 3"], "No such option"),
         (["--html", "p.html", "--compare", "'"], "No closing quotation"),
-        (["--html", "p.html", "--stage", "2"], "the stages are 0 to 1"),
+        (["--html", "p.html", "--stage", "2"], "choose 0 to 1"),
     ],
 )
 def test_wrong_usage(flags: list[str], message: str) -> None:

@@ -113,7 +113,7 @@ def test_what_would_make_pods_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        ("x/0", "the stages are prefill/0 to 0, decode/0 to 0"),
+        ("x/0", "choose prefill/0, decode/0"),
         ("decode/1", "--stage decode/1: there is no such stage"),
         ("decode/", "is not a valid integer"),
     ],

@@ -135,10 +135,11 @@ def draw(
         s for s in peaks if asked is None or (asked.is_of(s.pod) and s.number == asked.number)
     ]
     if not fitting:
-        pods = ((f"{p}/" if p else "", len(plan["classes"]) - 1) for p, plan in footprints.items())
+        lasts = ((f"{p}/0" if p else "0", len(f["classes"]) - 1) for p, f in footprints.items())
+        stages = ", ".join(f"{first} to {last}" if last else first for first, last in lasts)
         raise error(
             f"--stage {asked}: there is no such stage",
-            remedy=f"the stages are {', '.join(f'{pod}0 to {last}' for pod, last in pods)}",
+            remedy=f"choose {stages}",
         )
     worst = max(fitting, key=peaks.__getitem__)
     others = [_planned(changes, options, session) for changes in given["compare"]]
