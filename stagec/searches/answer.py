@@ -125,7 +125,8 @@ def _found(
             found["nearest"] = nearest(answers)
         if first is not None and not first.interrupted:
             try:
-                found["tried"] = tried(first, run, progress)
+                if given["levers"]:
+                    found["tried"] = tried(first, run, progress)
                 found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
                 if given["sensitivity"]:
                     found["sensitivity"] = sensitivity(first, run)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stagec.searches.run import Question
 
 #: What decides on the answer beside the questions themselves.
-_ASKED = ("neighbours", "sensitivity")
+_ASKED = ("neighbours", "levers", "sensitivity")
 
 
 def cached(

@@ -179,6 +179,7 @@ def test_units_are_dropped_as_a_whole(reshard: str, most: int) -> None:
     assert {h - ROOT for h in held[: last + 1]} == {i * BLOCK for i in range(most + 1)}
 
 
+@pytest.mark.long
 @crossed(more=[{}, {"schedule": "interleaved", "chunks": 2}], microbatches=[2, 8])
 def test_in_a_pipeline_all_is_gathered_once_and_held_once(
     more: dict[str, Any], microbatches: int

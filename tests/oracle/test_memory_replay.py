@@ -347,6 +347,7 @@ def test_a_step(model: str, name: str) -> None:
     check(model, **CASES[name])
 
 
+@pytest.mark.long
 @crossed(one_of_each_kind, name=STAGED, more=({}, {"zero": 1, "dp": 2, "recompute": "selective"}))
 def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
     sizes = {"L": 16, "B": 16, "S": 8}
@@ -397,6 +398,7 @@ def orders(draw: st.DrawFn) -> str:
     return ", ".join(parts)
 
 
+@pytest.mark.long
 @examples(20)
 @given(st.data())
 def test_random_orders_of_layers(data: st.DataObject) -> None:
@@ -477,6 +479,7 @@ def test_repeats_inside_of_repeats(depth: int, count: int) -> None:
     assert evaluate(plan.expr("peak"), module.env) == Replay(module, module.main, 0, 1).peak()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("depth", "count"), [(5, 4), (6, 3), (9, 2), (10, 2)])
 def test_deeper_ones_are_planned_from_above(depth: int, count: int) -> None:
     """Bodies that would run more than 343 times run once for all iterations."""
@@ -557,6 +560,7 @@ def blocks(draw: st.DrawFn) -> str:
 """
 
 
+@pytest.mark.long
 @examples(40)
 @given(blocks(), st.data())
 def test_random_programs_and_schedules(text: str, data: st.DataObject) -> None:

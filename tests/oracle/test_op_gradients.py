@@ -614,6 +614,7 @@ class Differentiated:
         return numeric
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_central_differences(name: str) -> None:
     case = Differentiated.of(CASES[name])

@@ -148,6 +148,7 @@ def step(optimizer: str, master: str = "f32") -> Any:
     return compiled(text, passes)
 
 
+@pytest.mark.long
 @pytest.mark.distinct
 @pytest.mark.parametrize("master", ["f32", "none"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,6 +217,7 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None
     assert_same(expected, run_named(found, found.env, inputs))
 
 
+@pytest.mark.long
 @pytest.mark.distinct
 @pytest.mark.parametrize("row", FORMS, ids=label)
 def test_forms_on_a_mesh(row: dict[str, Any]) -> None:
@@ -225,6 +227,7 @@ def test_forms_on_a_mesh(row: dict[str, Any]) -> None:
     assert_same(expected, run_named(found, found.env, inputs))
 
 
+@pytest.mark.long
 @pytest.mark.distinct
 @pytest.mark.parametrize("row", PIPELINES, ids=label)
 def test_a_pipelined_step_equals_that_on_one_device(row: dict[str, Any]) -> None:

@@ -118,6 +118,7 @@ def test_parts_of_the_model_may_differ(row: dict[str, Any]) -> None:
     assert_same({**given, "model": row["model"], "mesh": (2, 1), "zero": 1})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", each_value(pairwise(FACTORS), label))
 def test_a_pipelined_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     assert_same(row)

@@ -218,6 +218,7 @@ def test_what_cannot_be(flags: list[str], message: str) -> None:
     assert ran.code == (0 if "no effect" in message else 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("some", ["recompute_layers", "recompute_every"])
 def test_the_plan_can_be_read_back(some: str) -> None:
     """Sizes of part of a stack print in the form in which they are read."""

@@ -50,6 +50,7 @@ def direct(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_what_is_materialized_is_what_would_have_been_written(
     archive: Path, direct: Path, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_truncated_archive_is_refused(archive: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_any_changed_byte_is_found(archive: Path, tmp_path: Path) -> None:
     data, broken = archive.read_bytes(), tmp_path / "broken"
     chance = random.Random(1)

@@ -425,6 +425,7 @@ def test_print_after_names_a_pass() -> None:
     assert told.err == "warning: --print-after to-serving: the pipeline does not run it\n"
 
 
+@pytest.mark.long
 def test_a_full_disk_on_stdout() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
@@ -493,6 +494,7 @@ def test_hostile_text(name: str, tmp_path: Path) -> None:
     assert len(ran.err) < 100_000, "nobody reads that"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sign", ["+", "*"])
 def test_a_long_chain_of_one_symbol(sign: str, tmp_path: Path) -> None:
     """It means something small; it may be refused, but must not take long."""
@@ -514,6 +516,7 @@ def in_time(*argv: str | Path) -> Iterator[bytes]:
     yield ran.stderr
 
 
+@pytest.mark.long
 def test_a_million_operations(tmp_path: Path) -> None:
     file = tmp_path / "million.stg"
     file.write_text("stg.module @m {\n" + "a.b()\n" * 1_000_000 + "}\n")

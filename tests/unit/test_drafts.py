@@ -95,6 +95,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("main", "own", "flags"), SHARED)
 def test_a_draft_on_the_ranks_of_its_model(main: str, own: str, flags: str, tmp_path: Path) -> None:
     """The ranks are those of the model. They do what those of both pods do, without messages, and
@@ -116,6 +117,7 @@ def test_a_draft_on_the_ranks_of_its_model(main: str, own: str, flags: str, tmp_
     assert checked["ranks"] == both["ranks"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("main", "own", "flags"), SHARED)
 def test_models_on_the_same_ranks_take_turns(main: str, own: str, flags: str) -> None:
     """A step is as long as the steps of both models by themselves, and does the model FLOPs of

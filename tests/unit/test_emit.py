@@ -227,6 +227,7 @@ def assert_same_files(found: dict[str, bytes], expected: dict[str, bytes]) -> No
     assert [n for n, data in found.items() if data != expected[n]] == []
 
 
+@LONG
 def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
     """In this process, and in one with another hash seed, into different folders."""
     here, there = tmp_path / "here", tmp_path / "there"
@@ -493,6 +494,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(small_di
     assert list(small_disk.iterdir()) == []
 
 
+@LONG
 def test_a_real_disk_that_fills_up(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the estimate did not help: a message, and a state that can be completed."""
     free = shutil.disk_usage("/")

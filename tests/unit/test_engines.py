@@ -294,6 +294,7 @@ def test_measured_servers_are_complete_and_none_is_kept_aside() -> None:
     assert abs(fitted[True] - fitted[False]) <= 1
 
 
+@pytest.mark.long
 def test_dense_servers_are_predicted() -> None:
     """Llama 3.1 70B on H200 and B200 by three rows of each engine: aims of the median and p90."""
     of_llama = [

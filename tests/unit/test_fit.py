@@ -120,6 +120,7 @@ def without_records(found: Machine) -> dict[str, Any]:
 # -- what is fitted --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_constants_of_kernels_are_found_again() -> None:
     found = fit_tables(KERNELS, BASE, "test")
     assert [p.kind for p in found.parts] == [
@@ -139,6 +140,7 @@ def test_constants_of_kernels_are_found_again() -> None:
             assert getattr(getattr(fitted, kind), name) == pytest.approx(given[name], rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("level", "ranks"), [("nvlink", (2, 4, 8)), ("infiniband", (16, 64))])
 def test_constants_of_a_level_are_found_again(level: str, ranks: tuple[int, ...]) -> None:
     true = with_links(level)
@@ -153,6 +155,7 @@ def test_constants_of_a_level_are_found_again(level: str, ranks: tuple[int, ...]
     assert [name for name in new if new[name] != old[name]] == [level]
 
 
+@pytest.mark.long
 def test_a_fit_is_the_same_in_every_run() -> None:
     some = products(TRUE, rows=PRODUCTS[:28])
     tables = [memory(TRUE), some, collectives(TRUE, COLLECTIVES[0], (8,))]
@@ -179,6 +182,7 @@ def times(table: Table, factor: float, first: int) -> Table:
     return replace(table, seconds=seconds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "table",
     [products(TRUE), attention(TRUE), memory(TRUE), collectives(TRUE, "all_gather")],
@@ -213,6 +217,7 @@ def test_a_kernel_that_is_twice_counts_once() -> None:
 # -- what stays ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_no_row_tells_stays_as_in_the_base() -> None:
     """Products that fill the device are not split along k; sums alone say little of copies."""
     whole = [e for e in PRODUCTS if e[1] == 4096 and e[2] > 1000]
@@ -357,6 +362,7 @@ def test_json_has_the_errors_of_both_halves(tmp_path: Path) -> None:
     assert each["fitted"]["after"]["p90"] < 0.01 < each["fitted"]["before"]["p90"]
 
 
+@pytest.mark.long
 def test_several_tables_are_one(tmp_path: Path) -> None:
     """Halves of a table, which would each be too small."""
     whole = products(TRUE)

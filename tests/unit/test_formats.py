@@ -105,6 +105,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in files}
 
 
+@pytest.mark.long
 def test_a_format_of_a_plugin_says_of_each_node_what_chakra_does(tmp_path: Path) -> None:
     words = *JOB, *plugin(tmp_path, LINES), "--format", "lines"
     assert stagec(*words, "-o", tmp_path / "out", "--jobs", "2").code == 0
@@ -125,6 +126,7 @@ def test_a_format_of_a_plugin_says_of_each_node_what_chakra_does(tmp_path: Path)
     assert "--format lines" in manifest["command"]
 
 
+@pytest.mark.long
 def test_ranks_can_be_chosen_and_runs_completed(tmp_path: Path) -> None:
     words = *JOB, *plugin(tmp_path, LINES), "--format", "lines"
     assert stagec(*words, "-o", tmp_path / "all").code == 0
@@ -289,6 +291,7 @@ def test_what_a_format_does_not_carry_is_told_once_and_kept(tmp_path: Path) -> N
     assert [c["not_carried"] for c in manifest["classes"]] == [["times of nodes"]] * 2
 
 
+@pytest.mark.long
 def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
     load = plugin(tmp_path, WHOLE)
     both: Sequence[str | Path]
@@ -331,6 +334,7 @@ def test_options_and_lists_of_formats_are_checked(text: str, problem: str, tmp_p
     assert "help: " in done.err
 
 
+@pytest.mark.long
 def test_an_archive_is_made_into_other_formats(tmp_path: Path) -> None:
     """What a format finds in an archive is what it finds in the compiled job."""
     load = plugin(tmp_path, LINES)

@@ -97,6 +97,7 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
         assert len(ends) == len(ranks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_pods_are_one_schedule(algorithm: str, tmp_path: Path) -> None:
     """Messages between pods are those of analyze, and nothing else joins them; the pod that decodes
@@ -458,6 +459,7 @@ def test_options_are_checked(format_: str, problem: str, tmp_path: Path) -> None
     assert "writes all ranks of a job" in some.err
 
 
+@pytest.mark.long
 def test_an_archive_becomes_a_schedule(tmp_path: Path) -> None:
     """With the times of its records, which are whole microseconds."""
     words = ("compile", LLAMA, "--tp", "2", "--pp", "2", "--set", "L=2", "--machine", "h100-sxm")

@@ -127,6 +127,7 @@ def test_a_name_that_is_nearly_right_is_suggested() -> None:
     assert first == "did you mean 'bandwidth'?"
 
 
+@LONG
 @given(st.data())
 @examples(60)
 def test_hostile_texts_are_errors(data: st.DataObject) -> None:

@@ -75,6 +75,7 @@ def test_the_worst_moment_in_symbols(more: dict[str, Any]) -> None:
         assert evaluate(expression, larger.env) == other[stage]["peak"]
 
 
+@LONG
 def test_without_sizes_there_is_no_worst_moment() -> None:
     shown = json.loads(stagec("analyze", *SMALL, "--symbolic", "--json").out)["classes"]
     assert [c["worst"] for c in shown] == [None, None]
@@ -84,6 +85,7 @@ def test_without_sizes_there_is_no_worst_moment() -> None:
     assert peaks == [c["peak"] for c in again]
 
 
+@LONG
 def test_analyze_names_the_same_worst_moment() -> None:
     ran = stagec("analyze", *SMALL, "--json")
     shown = json.loads(ran.out)["classes"]
@@ -114,6 +116,7 @@ def test_a_limit_that_holds() -> None:
     assert stagec("memory", *SMALL, "--limit", "1TiB").code == 0
 
 
+@LONG
 def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command that it prints works when pasted, and shows what was told of it."""
     monkeypatch.setattr(suggestions, "BUDGET", 8)
@@ -160,6 +163,7 @@ def test_what_would_make_a_step_of_serving_fit(words: str, limit: str) -> None:
         assert stagec(*shlex.split(command)).code == 0
 
 
+@LONG
 def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggestions, "BUDGET", 4)
     ran = stagec("memory", *SMALL, "--limit", "1MB", "--advise")
@@ -167,6 +171,7 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing that fits was found; least is held with --offload" in ran.err
 
 
+@LONG
 def test_jobs_of_the_search_are_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What looks inside the job that was asked for looks at no other one."""
     monkeypatch.setattr(suggestions, "BUDGET", 1)

@@ -34,6 +34,7 @@ def test_every_text_runs_on_tiny_sizes() -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", library().values(), ids=lambda m: m.name)
 def test_sizes_are_those_of_the_text(model: LibraryModel) -> None:
     """The catalog sizes symbols that there are, and leaves none but the batch open."""

@@ -15,6 +15,7 @@ pytestmark = DISTINCT
 MUTANTS = read_table(TABLE.read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_patch_fits_once_and_can_be_run(mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text()
@@ -46,6 +47,7 @@ def test_every_pass_has_a_lit_folder_and_a_mutant() -> None:
     assert {name for name in names if f"passes/{name}" not in mutated} == {"emit", "verify"}
 
 
+@pytest.mark.long
 def test_generated_mutants_are_other_programs() -> None:
     path = ROOT / "passes" / "lower" / "fuse_kernels.py"
     found = list(mutants_of(path, "passes/fuse_kernels"))

@@ -196,6 +196,7 @@ def test_scattered_messages_have_a_part_of_the_bytes(tp: int) -> None:
         assert (gather["count"], gather["bytes"]) == (got["count"], got["bytes"])
 
 
+@pytest.mark.long
 def test_scattering_needs_something_to_scatter() -> None:
     for argv, what in (
         (["--pp", "2"], "--scatter-gather has no effect without --tp"),

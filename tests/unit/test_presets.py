@@ -78,6 +78,7 @@ def test_hosts_do_not_hold_up_a_preset_that_serves(name: str) -> None:
     assert steps[0] == steps[1]
 
 
+@LONG
 def test_a_preset_is_its_model_text_and_step() -> None:
     """Wherever steps are asked for: alone, in a sweep, and step after step."""
     step = ("--serve", "decode", "--batch", "64", "--context", "4000")

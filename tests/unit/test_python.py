@@ -70,6 +70,7 @@ def plain(report: Report) -> Any:
 # -- the same as the command -----------------------------------------------------------------------
 
 
+@LONG
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -87,6 +88,7 @@ def test_analysis_and_memory(flags: dict[str, Any], words: tuple[str, ...]) -> N
     assert plain(job.memory()) == printed("memory", *words_of(tuple(words)))
 
 
+@LONG
 def test_an_analysis_in_symbols_and_one_of_a_machine() -> None:
     assert plain(made(tp=2).analyze(symbolic=True)) == printed(
         "analyze", *WORDS, "--tp", "2", "--symbolic"
@@ -153,9 +155,10 @@ def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "tp": "1..2",
         "jobs": 1,
         "cache": False,
+        "levers": False,
     }
     found = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
-    words = "--ranks 4 --pp 1 --cp 1 --zero 0,1 --tp 1..2 --jobs 1 --no-cache"
+    words = "--ranks 4 --pp 1 --cp 1 --zero 0,1 --tp 1..2 --jobs 1 --no-cache --no-levers"
     told = printed("search", *WORDS, *shlex.split(words), "--machine", MACHINE)
     best = plain(found)["best"]
     assert best == told["best"]
@@ -225,9 +228,10 @@ def test_a_question_is_a_command_and_a_verb(
 @pytest.mark.long
 def test_search_of_several_pods() -> None:
     how: dict[str, Any] = {"ranks": 2, "tp": "1..2", "pp": 1, "jobs": 1, "cache": False}
+    how["levers"] = False
     drafts: dict[str, Any] = {**DECODE, "speculative": 2, "draft": "llama3-8b[L=1,V=1024]: tp=1"}
     found = searched("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
-    words = "--ranks 2 --tp 1..2 --pp 1 --jobs 1 --no-cache --speculative 2"
+    words = "--ranks 2 --tp 1..2 --pp 1 --jobs 1 --no-cache --no-levers --speculative 2"
     pods = ("--draft", "llama3-8b[L=1,V=1024]: tp=1", "--machine", MACHINE)
     told = printed("search", *words_of((*DECODE_WORDS, *shlex.split(words), *pods)))
     assert plain(found)["best"] == told["best"]
@@ -239,8 +243,11 @@ def test_search_of_several_pods() -> None:
     }
     how |= {**trained, "microbatch_size": 4, "part": ["encoder=e: dp=2"]}
     found = searched("whisper-large-v3", machine=MACHINE, **how)
-    words = "--ranks 2 --tp 1..2 --pp 1 --zero 0 --cp 1 --recompute none --microbatch-size 4"
-    how_words = ("--part", "encoder=e: dp=2", "--jobs", "1", "--no-cache", "--machine", MACHINE)
+    words = (
+        "--ranks 2 --tp 1..2 --pp 1 --zero 0 --cp 1 --recompute none --microbatch-size 4 "
+        "--jobs 1 --no-cache --no-levers"
+    )
+    how_words = ("--part", "encoder=e: dp=2", "--machine", MACHINE)
     sizes = ("whisper-large-v3", "--set", "B=8,L=1,L_dec=1")
     told = printed("search", *sizes, *shlex.split(words), *how_words)
     assert plain(found)["best"] == told["best"]
@@ -270,6 +277,7 @@ def test_a_compile_without_a_folder_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@LONG
 def test_strategies_and_dumps(tmp_path: Path) -> None:
     job = made(tp=2, dp=2)
     words = (*WORDS, "--tp", "2", "--dp", "2")
@@ -307,6 +315,7 @@ def drawn(tmp_path: Path, *words: str, code: int = 0) -> str:
     return page.read_text("utf-8")
 
 
+@LONG
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -323,6 +332,7 @@ def test_pages_of_a_job(flags: dict[str, Any], words: tuple[str, ...], tmp_path:
     assert job.time(MACHINE).page() == drawn(tmp_path, "time", *words_of(words), *on)
 
 
+@LONG
 def test_a_page_has_the_limit_and_the_levers(tmp_path: Path) -> None:
     job = made(tp=2)
     words = *WORDS, "--tp", "2"
@@ -345,9 +355,9 @@ def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert swept.page() == drawn(tmp_path, *words)
     points = re.findall(r"<title>(.*?)</title>", swept.plot(), re.DOTALL)
     assert all(point in swept.page() for point in points)
-    how: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": [0, 1], "jobs": 1, "cache": False}
+    how: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": 1, "jobs": 1, "cache": False}
     found = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
-    words = "search", *WORDS, *shlex.split("--ranks 2 --pp 1 --cp 1 --zero 0,1 --jobs 1 --no-cache")
+    words = "search", *WORDS, *shlex.split("--ranks 2 --pp 1 --cp 1 --zero 1 --jobs 1 --no-cache")
     assert found.page() == drawn(tmp_path, *words, "--machine", MACHINE)
 
 
@@ -376,6 +386,7 @@ def test_other_answers_have_a_page_with_their_rows(flags: dict[str, Any], tmp_pa
 # -- what is shown ---------------------------------------------------------------------------------
 
 
+@LONG
 def test_texts_are_those_of_commands() -> None:
     job = made(tp=2)
     assert str(job.analyze()) == command("analyze", *WORDS, "--tp", "2").out
@@ -394,6 +405,7 @@ def test_without_pandas_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         made(tp=2).analyze().to_pandas()
 
 
+@LONG
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     job = made(tp=2, fusion="elementwise")
     with warnings.catch_warnings():
@@ -587,6 +599,7 @@ def test_a_job_takes_a_preset_with_its_step() -> None:
 @LONG
 def test_a_search_without_a_batch_has_a_sequence_for_each_rank() -> None:
     how: dict[str, Any] = {"tp": [1, 2], "pp": 1, "zero": 1, "recompute": "none", "jobs": 1}
+    how["levers"] = False
     one = searched("llama3-8b", ranks=2, machine=MACHINE, sizes={"L": 1, "S": 512}, **how)
     sizes = {"L": 1, "S": 512, "B": 2}
     other = searched("llama3-8b", ranks=2, machine=MACHINE, sizes=sizes, **how)

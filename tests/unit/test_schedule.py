@@ -168,6 +168,7 @@ def allowed(schedule: Schedule, sizes: Sizes) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_the_printed_row_of_16_stages_and_64_microbatches() -> None:
     def bubble(name: str, v: int = 1) -> Fraction:
         return SCHEDULES[name].bubble(run(name, (16, 64, v)))

@@ -279,6 +279,7 @@ def cases() -> Iterator[tuple[str, int, int, int]]:
                     yield name, stages, m, v
 
 
+@LONG
 def test_both_ends_of_a_pair_have_one_order() -> None:
     for name, stages, m, v in cases():
         at = SCHEDULES[name].placement(stages, v)

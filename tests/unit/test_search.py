@@ -29,7 +29,6 @@ from stagec.jobs.session import Session
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.report import run_schedule
-from stagec.searches import tried as trials
 from stagec.searches.alike import told_as_one
 from stagec.searches.bounds import JobBounds
 from stagec.searches.explore.bounds import Floats, Work, time_bound
@@ -73,18 +72,8 @@ SMALL = (
     *("search", "llama3-8b", "--ranks", "8", "--machine", "h100-sxm", "--no-cache"),
     *("--set", "B=16,S=1024,L=4", "--tp", "1,2", "--pp", "1,2", "--zero", "0,3", "--cp", "1"),
     *("--recompute", "none", "--microbatch-size", "1,2", "--chunks", "0", "--jobs", "1"),
+    "--no-levers",
 )
-
-
-@pytest.fixture
-def space_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is tried beyond the space, for tests of what is in it."""
-
-    def none(*_: object) -> dict[str, Any]:
-        return {"count": 0, "better": []}
-
-    monkeypatch.setattr(trials, "tried", none)
-
 
 #: Small spaces: model, sizes, ranks, machine, and what varies beside the usual.
 SPACES: tuple[tuple[str, str, int, str, Mapping[str, tuple[Any, ...]]], ...] = (
@@ -216,6 +205,7 @@ CASES = [
 ]
 
 
+@LONG
 @pytest.mark.parametrize("number", CASES)
 def test_the_best_are_those_of_all_points(number: int) -> None:
     """Of small spaces, each with something of its own beside what is usual."""
@@ -297,6 +287,7 @@ def test_any_space_is_answered(seed: int, tmp_path: Path) -> None:
     assert stagec("check", folder).code == 0
 
 
+@LONG
 @pytest.mark.distinct
 @pytest.mark.parametrize(
     ("model", "sizes", "ranks", "more", "share"),
@@ -524,7 +515,7 @@ def test_what_helps_beyond_the_space_is_told_with_its_command() -> None:
     the question gives is left alone."""
     few = ("--pp", "1", "--zero", "3", "--tp", "1", "--microbatch-size", "1", "--top", "1")
     fixed = ("--fusion", "none", "--dp-shard", "1", "--schedule", "1f1b", "--sp", "off")
-    found = json.loads(stagec(*SMALL, *few, *fixed, "--json").out)
+    found = json.loads(stagec(*SMALL, *few, *fixed, "--levers", "--json").out)
     best, told = found["best"][0]["step_seconds"], found["tried"]
     assert told["count"] > len(told["better"]) > 0
     changes = {row["change"]: row for row in told["better"]}
@@ -539,11 +530,13 @@ def test_what_helps_beyond_the_space_is_told_with_its_command() -> None:
     assert row["step_seconds"] == min(r["step_seconds"] for r in told["better"])
     wider = ("--reshard-after-forward", "always,never")
     again = json.loads(stagec(*SMALL, *few, *fixed, *wider, "--json").out)
+    assert "tried" not in again
     mine = changes["reshard-after-forward never"]
     assert again["best"][0]["step_seconds"] == mine["step_seconds"]
     assert again["best"][0]["strategy"] == mine["strategy"]
 
 
+@LONG
 def test_rules_that_remember_refuse_what_rules_refuse() -> None:
     """As many points as without remembering, for the same reasons."""
     knobs = {n: v for n, v in WIDE.items() if n not in ("fp8", "fusion", "offload", "recompute")}
@@ -563,7 +556,7 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
     assert refused == sum(found.refused.values()) > 0
 
 
-@pytest.mark.usefixtures("space_alone")
+@LONG
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
     """And a command that is proposed compiles, to traces that hold, with the memory foretold."""
     few = ("--zero", "0", "--microbatch-size", "1")
@@ -591,7 +584,7 @@ def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
 @LONG
 def test_neighbours_are_told_without_being_evaluated() -> None:
     """Their bounds are below what they take; what is the same job is told as such."""
-    few = ("--pp", "1", "--zero", "3", "--tp", "1,2,4,8", "--top", "1")
+    few = ("--pp", "1", "--zero", "3", "--tp", "1,2,4", "--top", "1")
     more = ("--recompute", "none,selective,full", *few, "--json")
     told, exact = (
         {row["change"]: row for row in json.loads(stagec(*SMALL, *more, *given).out)["neighbours"]}
@@ -726,7 +719,8 @@ def test_an_interrupt_before_or_behind_the_best_is_told(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"stagec.searches.{place}", stop)
-    found = stagec(*SMALL)
+    few = ("--pp", "1", "--zero", "3", "--microbatch-size", "1")
+    found = stagec(*SMALL, *few, "--levers" if place.startswith("tried") else "--no-levers")
     assert told in found.out + found.err
     assert found.code == 130
     assert ("[1] stagec compile" in found.out) == ("listed" not in told)
@@ -750,7 +744,6 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
     assert "[1] stagec compile" in found.out
 
 
-@pytest.mark.usefixtures("space_alone")
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question is answered from the folder; another one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -762,7 +755,6 @@ def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "cached" not in json.loads(stagec(*line, "--pp", "2").out)
 
 
-@pytest.mark.usefixtures("space_alone")
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
     few = ("--json", "--pp", "1", "--microbatch-size", "1")
@@ -790,6 +782,7 @@ document.body.innerHTML = JSON.stringify({
 </script>"""
 
 
+@LONG
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """It loads nothing, and each mark leads to what it is."""
@@ -864,8 +857,9 @@ def test_job_file_that_flags_cannot_say(tmp_path: Path, line: str, message: str)
 
 STACKED = (
     *("search", "llama3-8b", "--stack", "torchtitan", "--ranks", "8", "--machine", "h100-sxm"),
-    *("--set", "B=16,S=1024,L=4", "--tp", "1,2", "--pp", "1,2", "--zero", "0,3", "--cp", "1"),
-    *("--microbatch-size", "1,2", "--chunks", "0", "--no-cache", "--jobs", "1", "--json"),
+    *("--set", "B=16,S=1024,L=4", "--tp", "1,2", "--pp", "1,2", "--zero", "3", "--cp", "1"),
+    *("--microbatch-size", "1", "--chunks", "0", "--no-cache", "--jobs", "1"),
+    *("--no-levers", "--json"),
 )
 
 
@@ -873,7 +867,7 @@ STACKED = (
 def test_searches_with_a_stack(tmp_path: Path) -> None:
     """What the space varies is the space's, and the rest the stack's: bounds find what evaluating
     every point finds, and each command is the job that was evaluated."""
-    words = (*STACKED, "--recompute", "none,full", "--top", "3")
+    words = (*STACKED, "--recompute", "none,full", "--top", "2")
     answer = json.loads(stagec(*words).out)
     assert answer["best"]
     every = json.loads(stagec(*words, "--exhaustive").out)

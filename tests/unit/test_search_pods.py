@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stagec.searches import tried as trials
 from tests.support import LONG, stagec
 
 MACHINE = ("--machine", "h100-sxm")
@@ -28,17 +27,7 @@ LLAMA = (
 DRAFT = ("--draft", "llama3-8b[L=2]: tp=2")
 SHARED = ("--draft", "llama3-8b[L=2]: on=model")
 SERVED = ("--ranks", "4", "--tp", "1..4", "--pp", "1")
-HOW = (*MACHINE, "--jobs", "1", "--no-cache")
-
-
-@pytest.fixture
-def space_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is tried beyond the space."""
-
-    def nothing(*_: object) -> dict[str, Any]:
-        return {"count": 0, "better": []}
-
-    monkeypatch.setattr(trials, "tried", nothing)
+HOW = (*MACHINE, "--jobs", "1", "--no-cache", "--no-levers")
 
 
 def told(*words: str) -> Any:
@@ -68,7 +57,6 @@ def points_of_drafts() -> Iterator[tuple[str, ...]]:
 
 
 @LONG
-@pytest.mark.usefixtures("space_alone")
 @pytest.mark.parametrize(
     ("model", "pod", "space", "points", "ranks"),
     [
@@ -111,7 +99,6 @@ def test_the_best_are_those_of_every_point(
 
 
 @LONG
-@pytest.mark.usefixtures("space_alone")
 def test_every_pod_must_fit() -> None:
     """The encoder on one rank holds more than the rest of the model on four."""
     part = ("--part", "encoder=e: zero=0")
@@ -126,7 +113,6 @@ def test_every_pod_must_fit() -> None:
     assert "no strategy of this space fits" in ran.err
 
 
-@pytest.mark.usefixtures("space_alone")
 def test_objectives_count_the_ranks_of_all_pods() -> None:
     """A rank-hour of two ranks more costs what their rank-hours cost."""
     few = (*ONE_POINT, "--ranks", "2,4", "--tp", "2", "--zero", "0", "--microbatch-size", "4")
@@ -138,7 +124,6 @@ def test_objectives_count_the_ranks_of_all_pods() -> None:
 
 
 @LONG
-@pytest.mark.usefixtures("space_alone")
 def test_answers_are_kept_by_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other flags of a part, or another text of a draft model, are another question."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -199,7 +184,6 @@ def test_what_makes_no_pods_is_refused_once(words: tuple[str, ...], error: str) 
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.usefixtures("space_alone")
 def test_a_refusal_of_a_point_says_which_pod_it_is_about() -> None:
     ran = stagec("search", *LLAMA, "--draft", "llama3-8b[L=2]: tp=3", *SERVED, *HOW)
     assert ran.code == 1

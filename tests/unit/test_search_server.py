@@ -59,6 +59,7 @@ def test_prompts_are_computed_as_fast_as_they_come(sequences: int, budget: int) 
     assert steady.ttft == 0.25 + 3 * work.steps
 
 
+@pytest.mark.long
 def test_prompts_alone_take_a_step_more() -> None:
     """As 'stagec serve' has it, but for a sequence's own prompt, a part of the batch."""
     load: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "batch": "16"}
@@ -105,6 +106,7 @@ def test_pools_are_those_of_all_numbers_of_workers() -> None:
 # -- a search --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_best_is_the_best_of_the_front_and_its_command_times_it(tmp_path: Path) -> None:
     data = found()
     best, front = data["best"][0], data["front"]
@@ -138,6 +140,7 @@ def test_prompts_may_go_on_behind_what_is_cached(mode: str) -> None:
     assert best["ttft"] < found(**{**flags, "prompt": 500})["modes"][mode]["ttft"]
 
 
+@pytest.mark.long
 def test_steps_that_decode_may_verify_drafts() -> None:
     """Tokens of a step divide its seconds, as in the command that times the best server. Steps
     that prefill beside decode have no drafts, so other ranks prefill."""
@@ -154,6 +157,7 @@ def test_steps_that_decode_may_verify_drafts() -> None:
     assert sum(best["parts"].values()) * best["per_rank"] == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_limits_hold_and_a_tighter_one_gives_no_more() -> None:
     free = found()["best"][0]
     held = found(tpot=0.9 * free["tpot"], ttft=1.0)
@@ -190,6 +194,7 @@ def test_pools_may_be_on_machines_that_are_unlike() -> None:
         assert row["cost"] == pytest.approx(hourly / 3600 / row["tokens_per_second"] * 1e6)
 
 
+@pytest.mark.long
 def test_stacks_and_formats_of_weights_are_searched() -> None:
     about = {"stack": "vllm,sglang", "weight_dtype": ("bf16", "fp8"), "batch": (4,), "tp": 1}
     data = found(**about, top=50)
@@ -216,6 +221,7 @@ def test_page_table_and_columns(tmp_path: Path) -> None:
 # -- over time -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_closed_loop_is_near_the_steady_state() -> None:
     data = found(tp=1, batch=(16,), verify=2, output_tokens=200)
     assert {row["mode"] for row in data["best"][:2]} == {"aggregated", "disaggregated"}
@@ -232,6 +238,7 @@ def test_a_closed_loop_is_near_the_steady_state() -> None:
     assert found(tp=1, batch=(16,))["best"][0]["over_time"] is None
 
 
+@pytest.mark.long
 def test_servers_that_miss_a_limit_over_time_are_behind_the_others() -> None:
     free = found(tp=1, batch=(4, 16))["best"]
     limit = max(row["ttft"] for row in free[:2]) * 1.001
@@ -365,6 +372,7 @@ def test_launch_files_are_written(tmp_path: Path) -> None:
         (("--machine", "h100-sxm", "--tpot", "1us"), "no server is within the limits"),
         (("--machine", "h100-sxm", "--objective", "time"), "--objective time is about one step"),
         (("--machine", "h100-sxm", "--step", "decode=1x1"), "--step is not for --serve server"),
+        (("--machine", "h100-sxm", "--no-levers"), "--no-levers is not for --serve server"),
         (("--machine", "h100-sxm", "--emit-run", "tgi"), "'tgi' is not one of vllm"),
         (
             ("--machine", "h100-sxm", "--emit-run", "vllm", "--speculative", "2"),

@@ -194,6 +194,7 @@ def test_between_exact_steps_a_linear_law_is_exact() -> None:
     assert check.largest < 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "flags"), [("llama3-8b", {"tp": 2}), ("mixtral-8x7b", {"tp": 4})]
 )
@@ -222,6 +223,7 @@ def test_interpolated_seconds_are_near_exact_ones(model: str, flags: dict[str, A
 # -- the command -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_exact_steps_and_a_grid_agree() -> None:
     words = ("--rate", "400", "--count", "40", *LENGTHS)
     found, exact = answer(*words), answer(*words, "--step-grid", "exact")
@@ -247,6 +249,7 @@ def test_a_server_that_is_alone_takes_its_steps() -> None:
     assert found["pools"]["server"]["busy"] == pytest.approx(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pods", [(), ("--serve", "disaggregated", "--prefill", "", "--decode", "")]
 )
@@ -267,6 +270,7 @@ def test_steps_that_decode_may_verify_drafts(pods: tuple[str, ...]) -> None:
     assert found["tpot"]["mean"] < plain["tpot"]["mean"]
 
 
+@pytest.mark.long
 def test_goodput_is_within_the_limits() -> None:
     words = ("--rate", "2000", "--count", "60", *LENGTHS)
     every = answer(*words, "--ttft", "10s", "--tpot", "1s")["goodput"]
@@ -276,6 +280,7 @@ def test_goodput_is_within_the_limits() -> None:
     assert answer(*words)["goodput"] is None
 
 
+@pytest.mark.long
 def test_data_parallel_ranks_are_replicas_and_expert_parallel_ones_are_not() -> None:
     words = ("--rate", "50", "--count", "20", *LENGTHS)
     dense = answer(*words, "--dp", "4")["pools"]["server"]
@@ -289,6 +294,7 @@ def test_data_parallel_ranks_are_replicas_and_expert_parallel_ones_are_not() -> 
     assert (found["replicas"], found["ranks"], found["max_batch"]) == (1, 2, 512)
 
 
+@pytest.mark.long
 def test_rollouts_end_with_their_longest_answer() -> None:
     words = ("--batch-of", "40", *LENGTHS)
     whole, part = answer(*words), answer(*words, "--until", "0.5")
@@ -298,12 +304,14 @@ def test_rollouts_end_with_their_longest_answer() -> None:
     assert "Half of them are done after" in run(*words).out
 
 
+@pytest.mark.long
 def test_same_seed_same_answer() -> None:
     words = ("--rate", "500", "--count", "30", "--burst", "0.5", *LENGTHS)
     assert run(*words, "--json").out == run(*words, "--json").out
     assert run(*words, "--json").out != run(*words, "--seed", "1", "--json").out
 
 
+@pytest.mark.long
 def test_replicas_that_come_and_go_are_counted(tmp_path: Path) -> None:
     words = ("--rate", "4000", "--count", "400", "--lengths", "prompt=20..200,output=~60")
     scaled = ("--autoscale", "1..3:requests=4", "--scale-window", "4ms", "--scale-delay", "10ms")
@@ -331,6 +339,7 @@ def test_replicas_that_come_and_go_are_counted(tmp_path: Path) -> None:
     assert "rank-hours at 2" in text
 
 
+@pytest.mark.long
 def test_a_start_takes_as_long_as_the_weights_come_from_the_host() -> None:
     words = ("--rate", "50", "--count", "5", *LENGTHS, "--fail", "0@0ms")
     one, two = (answer(*words, "--tp", n)["pools"]["server"] for n in ("1", "2"))
@@ -339,6 +348,7 @@ def test_a_start_takes_as_long_as_the_weights_come_from_the_host() -> None:
     assert two["start_seconds"] == pytest.approx(one["start_seconds"] / 2, rel=0.01)
 
 
+@pytest.mark.long
 def test_python_says_the_same() -> None:
     sizes = {"L": 2, "D": 256, "F": 512, "V": 1024, "H": 8, "G": 4, "K": 32}
     found = library.job("llama3-8b", sizes=sizes).serve_requests(

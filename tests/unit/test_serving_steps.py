@@ -120,6 +120,7 @@ class _SlowServer:
 _REQUEST = st.tuples(st.integers(0, 4 * TICK), st.integers(1, 40), st.integers(1, 12))
 
 
+@pytest.mark.long
 @given(
     gaps=st.lists(_REQUEST, min_size=1, max_size=8),
     tokens=st.integers(1, 48),

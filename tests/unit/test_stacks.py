@@ -196,6 +196,7 @@ def _record(statement: Statement, flags: dict[str, Any], **more: Any) -> Any:
     return statement.read(ops[0]) if ops else statement.record()
 
 
+@pytest.mark.long
 def test_recorded_steps_are_met_by_category_and_moment() -> None:
     """Of all rows of `validation/torch-memory`; what is missing are tables of rotations, row
     statistics of norms, inputs in 64 bits and step counters."""

@@ -145,6 +145,7 @@ def test_options_of_the_command_line_are_the_flags() -> None:
     assert {f.name for f in fields(JobOptions)} >= FLAGS.keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_flag_says_what_it_is(name: str) -> None:
     flag = FLAGS[name]
@@ -207,6 +208,7 @@ def test_something_reads_what_a_statement_says() -> None:
     assert stated - set(read) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FLAGS)
 def test_other_values_of_a_flag_are_values_that_it_takes(name: str) -> None:
     """All but the present one, each as the command line takes it; of a choice all."""

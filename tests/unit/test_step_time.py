@@ -360,6 +360,7 @@ def check_step(step: StepTime) -> None:
     assert all(link.time >= 0 for link in links)
 
 
+@pytest.mark.long
 def test_parts_and_path_add_up_to_the_step() -> None:
     for seed in range(tries(18)):
         random = Random(seed)

@@ -47,6 +47,7 @@ def swept() -> list[dict[str, Any]]:
     return rows(*BASE, *SWEPT)
 
 
+@pytest.mark.long
 def test_rows_are_what_is_said_of_each_configuration_alone() -> None:
     found = swept()
     assert [row["configuration"] for row in found] == [chosen for _, chosen in FLAGS]
@@ -88,6 +89,7 @@ def test_memory_has_the_same_rows() -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("swept", "expected"),
     [

@@ -247,6 +247,7 @@ def test_only_times_have_a_machine_to_sweep() -> None:
     assert (ran.code, "no flag 'machine' to sweep" in ran.err) == (2, True)
 
 
+@pytest.mark.long
 def test_levers_and_sweeps_change_what_was_measured_as_models_say(tmp_path: Path) -> None:
     """Of a slow all_gather; a level that nothing crosses helps nobody."""
     table = tmp_path / "table.csv"

@@ -120,6 +120,10 @@ def _check(given: Mapping[str, Any]) -> None:
                 f"--{name.replace('_', '-')} is not for --serve {SERVER}: {why}",
                 remedy="leave it out",
             )
+    if not given["levers"]:
+        raise error(
+            f"--no-levers is not for --serve {SERVER}: it tries none", remedy="leave it out"
+        )
     if given["speculative"] and given["emit_run"] is not None:
         raise error(
             "--emit-run writes no drafts",
