@@ -95,6 +95,7 @@ def test_parameters_are_gathered_in_their_own_type(reshard: str) -> None:
     assert eight["collectives"] == plain_["collectives"]
 
 
+@pytest.mark.long
 def test_tokens_are_dispatched_in_eight_bits_and_combined_in_sixteen() -> None:
     """As DeepSeek-V3 does (arXiv 2412.19437, section 3.3)."""
     plain_, eight = (of_first(analyse("deepseek-v3", dp=8, ep=8, fp8=f)) for f in ("none", "e4m3"))

@@ -97,6 +97,7 @@ MORE = tuple(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [pytest.param(o, marks=EXHAUSTIVE if o in MORE else ()) for o in STRATEGIES],
@@ -170,6 +171,7 @@ def test_layers_are_counted_through_the_model() -> None:
         assert first - flat[0] == heavy[0][0] - flat[0] > 0
 
 
+@pytest.mark.long
 def test_one_load_for_all_layers_and_even_loads() -> None:
     options: dict[str, Any] = {"dp": 4, "ep": 2, "microbatches": 2}
     one = [work(c) for c in classes(expert_load=(5, 1, 1, 1), **options)]

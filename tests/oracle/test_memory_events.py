@@ -135,6 +135,7 @@ def test_a_replay_comes_to_the_peak(name: str, tmp_path: Path) -> None:
         assert found == planned
 
 
+@LONG
 @pytest.mark.parametrize("name", OVERLAPPED)
 def test_overlapped_actions_are_within_the_bound(name: str, tmp_path: Path) -> None:
     """The planner has both at their worst moment at once; the trace says when they are."""

@@ -62,6 +62,7 @@ def test_what_is_materialized_is_what_would_have_been_written(
     assert content(tmp_path / "some") == content(tmp_path / "direct")
 
 
+@pytest.mark.long
 def test_nodes_of_a_rank_without_writing(archive: Path, direct: Path) -> None:
     opened = Archive.open(archive)
     for rank in (0, 5, 15):

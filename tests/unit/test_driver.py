@@ -124,6 +124,7 @@ def test_a_missing_folder_and_a_folder_in_place_of_a_file(module: Path, tmp_path
         assert "  help: " in outcome.err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk(module: Path) -> None:
     outcome = stagec("opt", module, "-o", "/dev/full")
@@ -143,6 +144,7 @@ def test_a_full_disk(module: Path) -> None:
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_early(tmp_path: Path) -> None:
     path = tmp_path / "big.stg"
     path.write_text("".join(f"{MODULE}// -----\n" for _ in range(1200)) + MODULE, encoding="utf-8")
@@ -214,6 +216,7 @@ def test_no_reproducer(module: Path) -> None:
 # -- start-up --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_compile_loads_what_it_uses(tmp_path: Path) -> None:
     """No machine, no clock, no reader of configurations, no other format."""
     argv = f"compile llama3-8b --tp 2 --set L=1 --quiet -o {tmp_path}/out".split()
@@ -238,6 +241,7 @@ def test_every_command_of_the_table_is_there() -> None:
         assert line in stagec("--help").out
 
 
+@pytest.mark.long
 def test_module_and_script_are_the_same(module: Path) -> None:
     done = process("opt", "-", stdin=MODULE)
     assert (done.returncode, done.stdout, done.stderr) == (0, MODULE, "")

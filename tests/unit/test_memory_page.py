@@ -53,6 +53,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@LONG
 def test_the_page_has_what_was_planned(page: Path) -> None:
     """Of each job; the command line in the page gives the same figures."""
     data = drawn(page)

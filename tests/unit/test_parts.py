@@ -39,6 +39,7 @@ def flags(name: str, part: str) -> list[str]:
     return [word for end in ENDS[name] for word in ("--part", f"{end}: {part}")]
 
 
+@LONG
 @pytest.mark.parametrize(
     ("name", "part", "main"),
     [
@@ -61,6 +62,7 @@ def test_pods_are_one_job(name: str, part: str, main: str, tmp_path: Path) -> No
     assert {c["pod"] for c in manifest["classes"]} == {"main", "encoder"}
 
 
+@LONG
 @pytest.mark.parametrize(
     "strategy", ["dp=2,tp=2", "dp=4,zero=3", *[pytest.param("tp=4,sp", marks=EXHAUSTIVE)]]
 )
@@ -191,6 +193,7 @@ def test_parts_do_not_vary() -> None:
     assert "'1..2' is not a valid integer" in ran.err
 
 
+@LONG
 def test_memory_is_that_of_each_part() -> None:
     """The stash of an encoder that runs ahead is that of all microbatches."""
     found: dict[int, dict[str, Any]] = {}
@@ -204,6 +207,7 @@ def test_memory_is_that_of_each_part() -> None:
     assert stash[1] == stash[2] > 0
 
 
+@LONG
 @pytest.mark.parametrize(
     "flags",
     [

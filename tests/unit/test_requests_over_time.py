@@ -230,6 +230,7 @@ def mean_latency(run: Simulation) -> float:
     return sum(j.last - j.arrival for j in run.done) / len(run.done)
 
 
+@pytest.mark.long
 def test_more_load_waits_longer_and_more_replicas_shorter() -> None:
     limits = ServerLimits(256, 16, 800, 16)
     lengths = "prompt=lognormal:100:1.0,output=~30"

@@ -161,6 +161,7 @@ def test_the_svg_alone_on_stdout() -> None:
     assert ElementTree.fromstring(ran.out).tag == f"{SVG}svg"
 
 
+@pytest.mark.long
 def test_the_svg_escapes_names_and_stays_bounded() -> None:
     timeline = run_schedule(SCHEDULES["1f1b"], 2, 4).timeline
     text = timeline_svg(timeline, 'a<b>&"\x00\x1b', ["<script>"])

@@ -332,6 +332,7 @@ def test_bounds_of_what_stages_hold_are_close(
     assert share * peak <= _settled(found)[1][0] <= peak
 
 
+@LONG
 def test_what_no_rank_shares_is_known_without_probes_of_state() -> None:
     """All of parameters, gradients and optimizer without ZeRO, with it less and less."""
     knobs = {"tp": (1,), "pp": (1,), "microbatch_size": (1,), "recompute": ("full",)}
@@ -744,6 +745,7 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
     assert "[1] stagec compile" in found.out
 
 
+@LONG
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question is answered from the folder; another one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -755,6 +757,7 @@ def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "cached" not in json.loads(stagec(*line, "--pp", "2").out)
 
 
+@LONG
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
     few = ("--json", "--pp", "1", "--microbatch-size", "1")

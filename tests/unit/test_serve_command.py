@@ -167,6 +167,7 @@ def test_prompts_in_chunks_are_handed_over_with_the_last_one() -> None:
     assert parts["points"][0]["ttft"] > whole["points"][0]["ttft"]
 
 
+@LONG
 def test_a_draft_model_has_ranks_of_its_own() -> None:
     """A step of decode is that of both models, which wait for each other; tokens are those of all
     ranks. A draft model that takes longer for a prompt is what prompts wait for."""
@@ -202,6 +203,7 @@ def test_a_draft_model_on_the_ranks_of_its_model_prefills_behind_it() -> None:
     assert point["ttft"] == pytest.approx(sum(both), rel=1e-12)
 
 
+@LONG
 @pytest.mark.parametrize("apart", [False, True])
 def test_an_encoder_has_ranks_of_its_own(apart: bool) -> None:
     """TTFT is that of `stagec time` of these pods: encoder and prefill wait for each other."""

@@ -76,6 +76,7 @@ def work(nodes: Sequence[Node]) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [*ONE, {"dp": 2, "ep": 2}], ids=str)
 def test_each_step_is_a_compile_of_its_own(options: dict[str, Any]) -> None:
     job = job_of(MIXTRAL if "ep" in options else LLAMA, **options)
@@ -131,6 +132,7 @@ def test_stages_send_what_they_sample(options: dict[str, Any]) -> None:
     assert not any(ends.values())
 
 
+@pytest.mark.long
 def test_traces_are_whole(tmp_path: Path) -> None:
     """The command writes traces that pass the check, and says in the manifest what each step
     holds."""
@@ -214,6 +216,7 @@ def test_groups_share_the_requests(model: str, flags: str, replicas: int, tmp_pa
     assert (checked.code, "0 errors, 0 warnings" in checked.out) == (0, True), checked
 
 
+@pytest.mark.long
 def test_a_server_admits_what_the_machine_has_room_for() -> None:
     """By hand: 2 (K and V) x 2 bytes x G x K x L a token, split over tp; another block is too
     much. No step of the requests is larger than the machine."""

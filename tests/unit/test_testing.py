@@ -119,6 +119,7 @@ def test_a_path_that_is_not_there_is_a_usage_error() -> None:
     assert stagec("test", "no/such/folder").code == 2
 
 
+@pytest.mark.long
 def test_the_module_is_the_command(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "stagec.testing", "check.stg"],
