@@ -11,7 +11,9 @@ from stagec.machines import Machine
 def machines_schema() -> str:
     """The schema: a list of machines, or one."""
     machine: dict[str, Any] = Machine.model_json_schema(by_alias=True, mode="serialization")
-    types = machine.pop("$defs")
+    types: dict[str, dict[str, Any]] = machine.pop("$defs")
+    for each in (machine, *types.values()):
+        each["required"] = list(each["properties"])  # defaults are written, too
     one = {"$ref": "#/$defs/Machine"}
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -75,9 +75,7 @@ def listed(value: Any) -> tuple[Any, ...]:
 class Text(BaseModel):
     """A part of a text: every name in it is known."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", json_schema_serialization_defaults_required=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Sourced(Text):
