@@ -101,7 +101,7 @@ def _asked(
         machine = durations.machine
         how = machine, durations.measured, depth or 1
         times = StepTimes(modules, *how, graphs=given["graphs"])
-        room = partial(cache_room, modules, machine)
+        room = partial(cache_room, [modules], machine)
     about = positions, longest, groups, coupled, times, room
     return StepsAsked(options, given, session, module.registry, depth or 1, *about)
 

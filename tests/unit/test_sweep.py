@@ -309,7 +309,7 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     seen: list[JobOptions] = []
     summary = sweep_rows._summaries  # pyright: ignore[reportPrivateUsage]
 
-    def spy(case: Case, session: Session) -> dict[str, Any]:
+    def spy(case: Case, session: Session) -> Any:
         seen.append(case.options)
         return summary(case, session)
 
