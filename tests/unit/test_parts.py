@@ -120,7 +120,6 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("compile", "--format", "llmservingsim", "--dry-run"), "is of one mesh"),
         (("analyze", "--limit", "h100"), "--limit of one job is for 'stagec memory'"),
         (("analyze", "--machine", "h100-sxm"), "--machine is about the ops of one step"),
         (("compile", "--serve", "mixed", "--steps", "2", "--dry-run"), "steps of one server"),
