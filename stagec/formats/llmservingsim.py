@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from stagec.formats.base import JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
 from stagec.program.nodes import Ints, Node, Program
-from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.diagnostics import error
 
 _HEADER = (
     *("Layername", "comp_time", "input_loc", "input_size", "weight_loc", "weight_size"),
@@ -52,7 +52,11 @@ class _Rows:
         first = len(self.rows)
         self.axes |= {node.group for node in program.nodes if node.is_collective}
         if len(self.axes) > 1:
-            raise _several()
+            raise error(
+                "the collectives of this step go over several axes, and rows of LLMServingSim do "
+                "not say which ranks they join",
+                remedy="split the model over one axis beside the stages, such as --tp 8",
+            )
         for node in program.nodes:
             if node.is_collective:
                 self._communicate(node, first)
@@ -137,14 +141,6 @@ def _check(program: Program) -> None:
             "a trace of LLMServingSim is one batch, and this step has several microbatches",
             remedy="add --microbatches 1",
         )
-
-
-def _several() -> DiagnosticError:
-    return error(
-        "the collectives of this step go over several axes, and rows of LLMServingSim do not say "
-        "which ranks they join",
-        remedy="split the model over one axis beside the stages, such as --tp 8",
-    )
 
 
 def _plain(node: Node) -> str:
