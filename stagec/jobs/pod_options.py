@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from stagec.ir.drafts import DRAFT
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import Flag
@@ -98,6 +98,11 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
         raise error(
             "--part gives each part a strategy of its own, and is about flags",
             remedy="give flags: --tp 8 --part 'encoder=e: tp=2,dp=4'",
+        )
+    if options.serve == MIXED:
+        raise error(
+            "--part: a mixed step has tokens of many prompts at once, and no encoder",
+            remedy="give --serve prefill, a step in which the encoder runs",
         )
     dumps = options.dump_dir and options.dump_dir / name
     found = options.changed(keep=name, dump_dir=dumps)
