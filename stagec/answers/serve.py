@@ -18,7 +18,6 @@ from stagec.answers.requests.options import OVER_TIME, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.time.timed import time_job
-from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -27,6 +26,7 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
+    models_alone,
     options_of,
     options_of_draft,
     options_of_pod,
@@ -216,10 +216,7 @@ def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[f
     """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft
     model prefills beside the one that verifies, and what takes longer is the step; on the same
     ranks it prefills behind it. Raises `DiagnosticError`."""
-    models = [options]
-    if options.draft is not None:
-        models = [options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT)]
-    each = [_step(model, machine, session) for model in models]
+    each = [_step(model, machine, session) for model in models_alone(options)]
     longest = max(each, key=lambda report: report.step_seconds)
     if guests(options):
         return sum(report.step_seconds for report in each), longest.ranks, _request(longest)
@@ -241,7 +238,7 @@ def sending(
 
     timed = time_job(options, machine, session, levers=False, peers={DECODE: target})
     meshes = [job.mesh for job in timed.each.values()]
-    level = level_between_pods(machine, [*meshes, _mesh(target)])
+    level = level_between_pods(machine, [*meshes, target.axis_sizes])
     return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
 
 
@@ -268,11 +265,6 @@ def handover_between(machine: Machine, session: Session, options: JobOptions) ->
     return between
 
 
-def _mesh(module: Module) -> Mapping[str, int]:
-    """The axes of a mesh."""
-    return {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
-
-
 def _sequences(options: JobOptions) -> Iterator[int]:
     """Numbers of sequences of which a strategy may take the least at once: the divisors of its
     ranks times its microbatches. Raises `DiagnosticError`."""
@@ -283,7 +275,7 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
     halves = 2 if strategy.one(MoeRule).two_batches else 1
-    most = prod(_mesh(module).values()) * max(1, strategy.microbatches) * halves
+    most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 
 

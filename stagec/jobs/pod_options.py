@@ -43,6 +43,14 @@ def guests(options: JobOptions) -> tuple[str, ...]:
     return (DRAFT,) if options.draft is not None and options.draft.on_model else ()
 
 
+def models_alone(options: JobOptions) -> tuple[JobOptions, ...]:
+    """The options of a job without its draft model, and of that model, if it has one, as jobs of
+    their own. Raises `DiagnosticError`."""
+    if options.draft is None:
+        return (options,)
+    return tuple(options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT))
+
+
 def options_of(pod: str, options: JobOptions) -> JobOptions:
     """The options of a pod of a job. Raises `DiagnosticError`."""
     if options.draft is not None:

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from stagec.ir.drafts import DRAFT
-from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.figures import CompiledJob
-from stagec.jobs.pod_options import guests, options_of
+from stagec.jobs.pod_options import guests, models_alone
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
@@ -23,38 +21,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServedModels:
-    """The steps of the model that is served, `main`, and of the one that makes drafts for it, if
-    there is one: on ranks of its own, beside it, or by turns on the same ranks. Where prompts are
+    """The steps of the model that is served, and of the one that makes drafts for it, if there is
+    one: on ranks of its own, beside it, or by turns on the same ranks. Where prompts are
     computed it computes the same tokens, so that it has their caches."""
 
-    main: StepModules
-    draft: StepModules | None = None
+    every: Sequence[StepModules]
     by_turns: bool = False
 
     @classmethod
     def of(cls, options: JobOptions, session: Session) -> ServedModels:
         """The models of a server. Raises `DiagnosticError`."""
         plain = options.changed(serve=None, prompt=None, context=None)
-        if plain.draft is None:
-            return cls(StepModules(plain, session))
-        each = (options_of(pod, plain).changed(draft=None, keep="") for pod in (MAIN, DRAFT))
-        main, draft = (StepModules(one, session) for one in each)
-        return cls(main, draft, by_turns=bool(guests(options)))
+        each = [StepModules(model, session) for model in models_alone(plain)]
+        return cls(each, by_turns=bool(guests(options)))
 
     @property
-    def _every(self) -> Sequence[StepModules]:
-        return (self.main,) if self.draft is None else (self.main, self.draft)
+    def main(self) -> StepModules:
+        """The model that is served."""
+        return self.every[0]
 
     @property
     def _pods(self) -> Sequence[Sequence[StepModules]]:
         """The models by the ranks that they are on."""
-        return [self._every] if self.by_turns else [[each] for each in self._every]
+        return [self.every] if self.by_turns else [[each] for each in self.every]
 
     @property
     def ranks(self) -> int:
         """All ranks."""
-        meshes = [models[0].builder.module.mesh for models in self._pods]
-        return sum(prod(n or 1 for n in m.sizes.values()) if m else 1 for m in meshes)
+        return sum(prod(pod[0].builder.module.axis_sizes.values()) for pod in self._pods)
 
     @property
     def replicas(self) -> int:
@@ -65,7 +59,7 @@ class ServedModels:
     def together(self, of: Callable[[CompiledJob], float], step: Step) -> float:
         """What a step takes of all models: their sum by turns, else the most that one of them
         takes. Raises `DiagnosticError`."""
-        each = [of(models.compiled(self._dealt(step, models))) for models in self._every]
+        each = [of(models.compiled(self._dealt(step, models))) for models in self.every]
         return sum(each) if self.by_turns else max(each)
 
     def room(self, machine: Machine, largest: Step, tokens: int) -> Room:
