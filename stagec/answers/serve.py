@@ -187,10 +187,11 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
         raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
     if options.prompt is None:
         raise error("expected --prompt: the tokens of each request", remedy="give --prompt 2048")
-    if options.part and options.chunk is not None:
+    if options.part and options.chunk is not None and options.serve == DISAGGREGATED:
         raise error(
-            "--chunk makes steps of a prompt, and behind the first one there is no encoder",
-            remedy="leave --chunk out, or --part",
+            "--chunk hands caches over with the last chunk, and the first one makes those of an "
+            "encoder",
+            remedy="leave --chunk out, or --serve disaggregated",
         )
     if options.draft is not None:
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
@@ -301,14 +302,16 @@ def _prefill(
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
         aside = session.aside()  # the last chunk reaches the last position
-        seconds = sum(_prompts(_prefills(each), machine, aside)[0] for each in before)
+        first = [_prompts(_prefills(each), machine, aside) for each in before]
+        seconds, most = sum(each[0] for each in first), max((each[1] for each in first), default=0)
         sequences = options.batch or 1
         if target is None:
             more, ranks, request = _prompts(last, machine, session)
-            return PodStep(sequences, seconds + more, ranks, request=request), None
+            return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
         step, sent = sending(last, machine, session, target)
         links = sent.alone_seconds, sent.exposed_seconds, _request(step)
-        return PodStep(sequences, seconds + step.step_seconds, step.ranks, *links), sent
+        ranks = max(most, step.ranks)
+        return PodStep(sequences, seconds + step.step_seconds, ranks, *links), sent
 
     return at_least(options, look)
 
@@ -321,12 +324,13 @@ def _prefills(options: JobOptions) -> JobOptions:
 
 
 def _chunks(options: JobOptions) -> Iterator[JobOptions]:
-    """The steps of a prompt: one, or one for each chunk."""
+    """The steps of a prompt: one, or one for each chunk, of which the first one has the encoder."""
     prompt, past = options.prompt or 1, options.context or 0
     chunk = options.chunk or prompt
     for start in range(0, prompt, chunk):
         size = min(chunk, prompt - start)
-        yield options.changed(prompt=size, chunk=None, context=past + start)
+        part = () if start else options.part
+        yield options.changed(prompt=size, chunk=None, context=past + start, part=part)
 
 
 def _rows(
