@@ -137,7 +137,7 @@ def test_rows_of_validate_have_it() -> None:
     step = MeasuredStep("source", "row", 1.0, 8, "h100-sxm", "llama3-8b", {"B": 8}, {"tp": 2})
     server = MeasuredServer(
         *("source", "row", 0.1, 0.01, "h200", "llama3-8b"),
-        *(4, 128, 1, 1.0, {}, {"tp": 2, "stack": "vllm"}),
+        *(4, 128, 1, 1.0, {"L": 2}, {"tp": 2, "stack": "vllm"}),
     )
     steps = [StepError(step, 1.1), StepError(step, "no such mesh")]
     servers = [ServerError(server, (0.1, 0.02)), ServerError(server, "no such mesh")]
