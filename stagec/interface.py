@@ -298,7 +298,7 @@ def search(
 def search(
     model: str | Path = "",
     *,
-    serve: Literal["prefill", "decode", "mixed", "disaggregated"] | None = None,
+    serve: Literal["prefill", "decode", "mixed"] | None = None,
     progress: Progress | None = None,
     **flags: Any,
 ) -> SearchAnswer: ...

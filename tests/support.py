@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from itertools import combinations, product, zip_longest
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import settings
 
@@ -329,3 +331,15 @@ def counted(module: Module) -> Counts:
     """What is counted of the one graph of a lowered module."""
     (only,) = lowered_graphs(module)
     return count_graph(module, only)
+
+
+def schema_of(name: str) -> Any:
+    """The validator of a published schema, stagec/answers/NAME.schema.json."""
+    path = Path(__file__).resolve().parents[1] / "stagec" / "answers" / f"{name}.schema.json"
+    return jsonschema.Draft202012Validator(json.loads(path.read_text(encoding="utf-8")))
+
+
+def assert_schema(name: str, found: object) -> None:
+    """What `--json` printed has the published schema of this name."""
+    problems = [f"{e.json_path}: {e.message}" for e in schema_of(name).iter_errors(found)]
+    assert not problems, problems[:3]

@@ -1,5 +1,6 @@
 """Writes docs/reference, docs/flags.md and docs/families.md from the definitions: a page for each
-op, each pass, each command, and each part of the API.
+op, each pass, each command, and each part of the API. What else is written are the signature of
+Python jobs and the schema of machines.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
 prints the difference and the command that accepts it, and exits with 1.
@@ -26,6 +27,7 @@ from tools.gen_api import api_pages
 from tools.gen_commands import command_pages
 from tools.gen_families import families_page
 from tools.gen_flags import flags_page
+from tools.gen_schema import machines_schema
 from tools.gen_signature import signature
 from tools.markup import ACCEPT, ROOT, anchor, markdown, page, paragraphs
 
@@ -128,6 +130,7 @@ def pages() -> Mapping[Path, str]:
         docs / "flags.md": flags_page(),
         docs / "families.md": families_page(),
         ROOT / "stagec" / "jobs" / "request" / "signature.py": signature(),
+        ROOT / "stagec" / "answers" / "machines.schema.json": machines_schema(),
     }
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobAnalysis(Report):
-    """The counts of a step: the object of `stagec analyze --json` (docs/json.md)."""
+    """The counts of a step: the object of `stagec analyze --json` (analyze.schema.json)."""
 
     data: Mapping[str, Any]
 

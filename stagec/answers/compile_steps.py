@@ -101,7 +101,7 @@ def _asked(
         machine = durations.machine
         how = machine, durations.measured, depth or 1
         times = StepTimes(modules, *how, graphs=given["graphs"])
-        room = partial(cache_room, modules, machine)
+        room = partial(cache_room, [modules], machine)
     about = positions, longest, groups, coupled, times, room
     return StepsAsked(options, given, session, module.registry, depth or 1, *about)
 
@@ -128,8 +128,7 @@ def _job(
 ) -> EmittedJob:
     name = given["name"] or modules.builder.model_name
     check_name(name)
-    mesh = modules.builder.module.mesh
-    sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
+    sizes = modules.builder.module.axis_sizes
     machine = durations.machine if durations is not None else None
     durations = durations.of(modules.builder.module) if durations is not None else None
     how = durations, given["names"], given["granularity"]

@@ -18,7 +18,6 @@ from stagec.answers.requests.options import OVER_TIME, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.time.timed import time_job
-from stagec.ir.drafts import DRAFT
 from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -27,6 +26,7 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
+    models_alone,
     options_of,
     options_of_draft,
     options_of_pod,
@@ -187,10 +187,11 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
         raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
     if options.prompt is None:
         raise error("expected --prompt: the tokens of each request", remedy="give --prompt 2048")
-    if options.part and options.chunk is not None:
+    if options.part and options.chunk is not None and options.serve == DISAGGREGATED:
         raise error(
-            "--chunk makes steps of a prompt, and behind the first one there is no encoder",
-            remedy="leave --chunk out, or --part",
+            "--chunk hands caches over with the last chunk, and the first one makes those of an "
+            "encoder",
+            remedy="leave --chunk out, or --serve disaggregated",
         )
     if options.draft is not None:
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
@@ -216,10 +217,7 @@ def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[f
     """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft
     model prefills beside the one that verifies, and what takes longer is the step; on the same
     ranks it prefills behind it. Raises `DiagnosticError`."""
-    models = [options]
-    if options.draft is not None:
-        models = [options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT)]
-    each = [_step(model, machine, session) for model in models]
+    each = [_step(model, machine, session) for model in models_alone(options)]
     longest = max(each, key=lambda report: report.step_seconds)
     if guests(options):
         return sum(report.step_seconds for report in each), longest.ranks, _request(longest)
@@ -241,7 +239,7 @@ def sending(
 
     timed = time_job(options, machine, session, levers=False, peers={DECODE: target})
     meshes = [job.mesh for job in timed.each.values()]
-    level = level_between_pods(machine, [*meshes, _mesh(target)])
+    level = level_between_pods(machine, [*meshes, target.axis_sizes])
     return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
 
 
@@ -268,11 +266,6 @@ def handover_between(machine: Machine, session: Session, options: JobOptions) ->
     return between
 
 
-def _mesh(module: Module) -> Mapping[str, int]:
-    """The axes of a mesh."""
-    return {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
-
-
 def _sequences(options: JobOptions) -> Iterator[int]:
     """Numbers of sequences of which a strategy may take the least at once: the divisors of its
     ranks times its microbatches. Raises `DiagnosticError`."""
@@ -283,7 +276,7 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
     halves = 2 if strategy.one(MoeRule).two_batches else 1
-    most = prod(_mesh(module).values()) * max(1, strategy.microbatches) * halves
+    most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 
 
@@ -309,14 +302,16 @@ def _prefill(
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
         aside = session.aside()  # the last chunk reaches the last position
-        seconds = sum(_prompts(_prefills(each), machine, aside)[0] for each in before)
+        first = [_prompts(_prefills(each), machine, aside) for each in before]
+        seconds, most = sum(each[0] for each in first), max((each[1] for each in first), default=0)
         sequences = options.batch or 1
         if target is None:
             more, ranks, request = _prompts(last, machine, session)
-            return PodStep(sequences, seconds + more, ranks, request=request), None
+            return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
         step, sent = sending(last, machine, session, target)
         links = sent.alone_seconds, sent.exposed_seconds, _request(step)
-        return PodStep(sequences, seconds + step.step_seconds, step.ranks, *links), sent
+        ranks = max(most, step.ranks)
+        return PodStep(sequences, seconds + step.step_seconds, ranks, *links), sent
 
     return at_least(options, look)
 
@@ -329,12 +324,13 @@ def _prefills(options: JobOptions) -> JobOptions:
 
 
 def _chunks(options: JobOptions) -> Iterator[JobOptions]:
-    """The steps of a prompt: one, or one for each chunk."""
+    """The steps of a prompt: one, or one for each chunk, of which the first one has the encoder."""
     prompt, past = options.prompt or 1, options.context or 0
     chunk = options.chunk or prompt
     for start in range(0, prompt, chunk):
         size = min(chunk, prompt - start)
-        yield options.changed(prompt=size, chunk=None, context=past + start)
+        part = () if start else options.part
+        yield options.changed(prompt=size, chunk=None, context=past + start, part=part)
 
 
 def _rows(

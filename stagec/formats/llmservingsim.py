@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from stagec.formats.base import JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
 from stagec.program.nodes import Ints, Node, Program
-from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.diagnostics import error
 
 _HEADER = (
     *("Layername", "comp_time", "input_loc", "input_size", "weight_loc", "weight_size"),
@@ -38,16 +38,25 @@ class _Row:
 
 @dataclass
 class _Rows:
-    """The rows of all stages; `starts` are the first rows of the stages behind the first."""
+    """The rows of all stages, whose collectives go over `axes`; `starts` are the first rows of the
+    stages behind the first."""
 
     rows: list[_Row] = field(default_factory=list[_Row])
     starts: list[int] = field(default_factory=list[int])
+    axes: set[object] = field(default_factory=set[object])
 
     def stage(self, program: Program, time: Callable[[Node], int]) -> None:
         """Add the rows of a stage. Raises `DiagnosticError` for what has no row."""
         if self.rows:
             self.starts.append(len(self.rows))
         first = len(self.rows)
+        self.axes |= {node.group for node in program.nodes if node.is_collective}
+        if len(self.axes) > 1:
+            raise error(
+                "the collectives of this step go over several axes, and rows of LLMServingSim do "
+                "not say which ranks they join",
+                remedy="split the model over one axis beside the stages, such as --tp 8",
+            )
         for node in program.nodes:
             if node.is_collective:
                 self._communicate(node, first)
@@ -89,34 +98,36 @@ def _line(fields: Sequence[object]) -> str:
 
 @dataclass(frozen=True)
 class LlmServingSimFormat(JobFormat):
-    """`NAME.txt`: the step of a batch, all pipeline stages one after the other."""
+    """`NAME.txt`: the step of a batch, all pipeline stages one after the other; of several pods
+    `NAME.prefill.txt`, each of which is the batch of an instance."""
 
     name: ClassVar[str] = "llmservingsim"
+    pods: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"durations"})
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         """What rows cannot say."""
-        return [
+        found = [
             "who waits for whom: rows follow each other, and a collective stands behind its row",
             "weights by themselves: they are among the bytes that are read",
         ]
+        if any(n.is_message and n.over not in layout.mesh for n in program.prototypes):
+            found.append("messages between pods: the simulator makes those between instances")
+        return found
 
     def files(
         self, job: TraceJob, ranks: Ints | None
     ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
         all_ranks(self, ranks)
-        if job.durations is None:
-            return
-        rows, time = _Rows(), nanoseconds(job.durations)
-        axes: set[object] = set()
+        pods: dict[str, _Rows] = {}
         for number in range(len(job.members)):
-            program = job.program(number)
+            program, durations = job.program(number), job.durations_of(number)
             _check(program)
-            axes |= {n.group for n in program.nodes if n.is_collective}
-            rows.stage(program, time)
-        if len(axes) > 1:
-            raise _several()
-        yield f"{job.name}.txt", rows.text()
+            if durations is not None:
+                rows = pods.setdefault(job.layout_of(number).pod, _Rows())
+                rows.stage(program, nanoseconds(durations))
+        for pod, rows in pods.items():
+            yield ".".join(filter(None, (job.name, pod, "txt"))), rows.text()
 
 
 def _check(program: Program) -> None:
@@ -130,14 +141,6 @@ def _check(program: Program) -> None:
             "a trace of LLMServingSim is one batch, and this step has several microbatches",
             remedy="add --microbatches 1",
         )
-
-
-def _several() -> DiagnosticError:
-    return error(
-        "the collectives of this step go over several axes, and rows of LLMServingSim do not say "
-        "which ranks they join",
-        remedy="split the model over one axis beside the stages, such as --tp 8",
-    )
 
 
 def _plain(node: Node) -> str:

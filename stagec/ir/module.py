@@ -151,6 +151,12 @@ class Module:
         return None
 
     @property
+    def axis_sizes(self) -> Mapping[str, int]:
+        """The ranks along each axis of the mesh, 1 of those that are open; none without a mesh."""
+        mesh = self.mesh
+        return {axis: size or 1 for axis, size in mesh.sizes.items()} if mesh else {}
+
+    @property
     def zigzag(self) -> dict[str, tuple[str, ...]]:
         """The dimensions whose positions lie in zigzag order on ranks, and over which axes."""
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stagec.analysis.memory_fit import room_of
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.step_modules import StepModules
-from stagec.memory.timeline import CACHES
+from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.requests import Request
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.sharding.strategy import read_strategy
@@ -41,16 +41,19 @@ def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> St
     return step_of([decode, prefill] if count else [decode])
 
 
-def cache_room(modules: StepModules, machine: Machine, largest: Step, tokens: int) -> Room:
+def cache_room(models: Sequence[StepModules], machine: Machine, largest: Step, tokens: int) -> Room:
     """The room for caches beside weights and the activations of the `largest` step, in blocks of so
-    many tokens, within the share of memory that `stg.scheduler` says. Layers that keep a window
-    count as if they kept all tokens. Raises `DiagnosticError` if nothing is left."""
+    many tokens, within the share of memory that `stg.scheduler` says; of `models` that take turns
+    on the same ranks, the first of which is served. Layers that keep a window count as if they kept
+    all tokens. Raises `DiagnosticError` if nothing is left."""
     from stagec.output.tables import bytes_text
 
-    full = modules.compiled(largest).figures()
-    scheduler = read_strategy(modules.builder.module).one(SchedulerRule)
-    room = scheduler.room(room_of(machine, full.mesh))
-    taken = [sum(held.values()) - held.get(CACHES, 0) for held in full.by_stage]
+    full = [each.compiled(largest).figures() for each in models]
+    mesh = full[0].mesh
+    scheduler = read_strategy(models[0].builder.module).one(SchedulerRule)
+    room = scheduler.room(room_of(machine, mesh))
+    stages = list(zip(*(each.by_stage for each in full), strict=True))
+    taken = [sum(map(_weights, held)) + max(map(_passing, held)) for held in stages]
     if max(taken) > room:
         needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))
         raise error(
@@ -59,11 +62,19 @@ def cache_room(modules: StepModules, machine: Machine, largest: Step, tokens: in
             remedy="split the model over more ranks (--tp, --pp, --ep), store fewer bits "
             "(--weight-dtype fp8), or give --cache-blocks all, which asks for no room",
         )
-    ranks = prod(full.mesh.values())
-    one = modules.compiled(step_of([SequenceClass(1, tokens - 1, 1, ranks)])).figures()
-    blocks = [
-        (room - held) * ranks // cached[CACHES]
-        for held, cached in zip(taken, one.by_stage, strict=True)
-        if cached.get(CACHES)
-    ]
+    ranks = prod(mesh.values())
+    one = step_of([SequenceClass(1, tokens - 1, 1, ranks)])
+    kept = zip(*(each.compiled(one).figures().by_stage for each in models), strict=True)
+    cached = [sum(held.get(CACHES, 0) for held in stage) for stage in kept]
+    blocks = [(room - held) * ranks // c for held, c in zip(taken, cached, strict=True) if c]
     return Room(room, max(taken), min(blocks, default=0))
+
+
+def _weights(held: Mapping[str, int]) -> int:
+    """Bytes that are there in all steps, but for caches."""
+    return sum(held.get(name, 0) for name in STATIC)
+
+
+def _passing(held: Mapping[str, int]) -> int:
+    """Bytes of activations."""
+    return sum(held.values()) - held.get(CACHES, 0) - _weights(held)

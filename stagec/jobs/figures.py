@@ -51,6 +51,11 @@ class CompiledJob:
         builder.session.report(*compiled.diagnostics)
         return cls(builder.model_name, compiled, values)
 
+    @property
+    def by_step(self) -> Mapping[str, CompiledJob]:
+        """Its one step, by no name, as jobs of several pods have them."""
+        return {"": self}
+
     def figures(self) -> Figures:
         """What it costs. Raises `DiagnosticError`."""
         return self.compiled.at(self.values)

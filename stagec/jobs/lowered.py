@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import PLAN, Hooks
-from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
@@ -143,6 +142,15 @@ class LoweredJob:
 
     # -- what a `CompiledJob` has ------------------------------------------------------------------
 
+    @property
+    def by_step(self) -> Mapping[str, LoweredJob]:
+        """The job of each step, by its first pod; of one step by no name."""
+        if len(self.groups) == 1:
+            return {"": self}
+        every = self.pods.builders
+        each = {pods[0]: {pod: every[pod] for pod in pods} for pods in self.groups}
+        return {p: replace(self, pods=replace(self.pods, builders=b)) for p, b in each.items()}
+
     def figures(self) -> Figures:
         """What it costs. Raises `DiagnosticError`."""
         return self._figures
@@ -156,14 +164,8 @@ class LoweredJob:
         return joined_figures(found, twice=[pod for group in self.groups[1:] for pod in group])
 
     def time(self, machine: Machine, *, levers: bool = False, **how: Any) -> TimeReport:
-        """The time of its step on a machine; `how` is `overlap`, `graphs` and `measured`. Raises
-        `DiagnosticError`."""
-        if len(self.groups) > 1:
-            raise error(
-                "a pod that prefills and one that decodes have a step each, and one time is asked "
-                "for",
-                remedy="ask for one pod: --serve prefill, or --serve decode",
-            )
+        """The time on a machine of a job of one step; `how` is `overlap`, `graphs` and `measured`.
+        Raises `DiagnosticError`."""
         (step,) = self.steps(machine, levers=levers, **how).values()
         return step.report
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from stagec.ir.drafts import DRAFT
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import Flag
@@ -41,6 +41,14 @@ def pod_names(options: JobOptions) -> tuple[str, ...]:
 def guests(options: JobOptions) -> tuple[str, ...]:
     """The pods that run on the ranks of the first one, and have none of their own."""
     return (DRAFT,) if options.draft is not None and options.draft.on_model else ()
+
+
+def models_alone(options: JobOptions) -> tuple[JobOptions, ...]:
+    """The options of a job without its draft model, and of that model, if it has one, as jobs of
+    their own. Raises `DiagnosticError`."""
+    if options.draft is None:
+        return (options,)
+    return tuple(options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT))
 
 
 def options_of(pod: str, options: JobOptions) -> JobOptions:
@@ -98,6 +106,11 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
         raise error(
             "--part gives each part a strategy of its own, and is about flags",
             remedy="give flags: --tp 8 --part 'encoder=e: tp=2,dp=4'",
+        )
+    if options.serve == MIXED:
+        raise error(
+            "--part: a mixed step has tokens of many prompts at once, and no encoder",
+            remedy="give --serve prefill, a step in which the encoder runs",
         )
     dumps = options.dump_dir and options.dump_dir / name
     found = options.changed(keep=name, dump_dir=dumps)

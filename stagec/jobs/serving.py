@@ -44,8 +44,7 @@ def serving_figures(
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
         return {**most, **dict.fromkeys(LARGEST)}
-    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
-    room = limit.room(mesh, machine)
+    room = limit.room(module.axis_sizes, machine)
     longest = longest_context(module, room) if serving.mode == "decode" and serving.past else None
     largest = _largest(module, serving, limit, room)
     return {**most, **dict(zip(LARGEST, (largest, longest), strict=True))}

@@ -168,9 +168,8 @@ class Issued:
     @classmethod
     def of(cls, module: Module) -> Issued:
         """What the ranks of a lowered module issue. Raises `DiagnosticError` if a size is open."""
-        programs, mesh = _Programs(module), module.mesh
-        sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
-        return cls(programs, sizes, programs.samples)
+        programs = _Programs(module)
+        return cls(programs, module.axis_sizes, programs.samples)
 
     def at(self, values: Mapping[str, int]) -> Issued | None:
         """What the ranks issue for other values of all symbols and axes, with which the module was

@@ -141,11 +141,9 @@ def make_job(
     machine: Machine | None = None,
 ) -> EmittedJob:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
-    mesh = module.mesh
-    sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
     classes = rank_classes(module)
     how = durations, names, granularity, annotate, format_, machine
-    return EmittedJob(name, classes, sizes, *how, module=module)
+    return EmittedJob(name, classes, module.axis_sizes, *how, module=module)
 
 
 def write_job(

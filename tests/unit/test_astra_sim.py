@@ -35,7 +35,7 @@ from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.network import level_between_pods
 from tests.exported import WRITTEN, Tried
 from tests.exported import tiny as words_of
-from tests.support import examples, stagec
+from tests.support import assert_schema, examples, stagec
 
 ROOT = Path(__file__).parents[2]
 COPIES = (NodeKind.MEM_STORE, NodeKind.MEM_LOAD)
@@ -259,6 +259,7 @@ def simulated(folder: Path, binary: Path, *more: str) -> dict[str, Any]:
     done = stagec("simulate", folder, "--astra-sim", binary, "--json", *more)
     assert done.code == 0, done.err
     found: dict[str, Any] = json.loads(done.out)
+    assert_schema("simulate", found)
     return found
 
 

@@ -28,7 +28,7 @@ from stagec.validation.serving import (
     measured_servers,
     server_summaries,
 )
-from tests.support import stagec
+from tests.support import assert_schema, stagec
 
 ENGINES = ("vllm", "sglang", "trtllm")
 MODELS_KEPT_ASIDE = ("minimax", "kimi", "glm-5", "glm5", "glm_5")
@@ -353,6 +353,7 @@ def test_validate_refuses_what_does_not_go_together(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("stagec.validation.answer.measured_servers", rows)
     shown = json.loads(stagec("validate", "--serve", "--source", "engines", "--json").out)
+    assert_schema("validate", shown)
     assert {"rows", "engines"} == shown.keys()
     assert all({"ttft", "tpot"} == row["measured"].keys() for row in shown["rows"])
 

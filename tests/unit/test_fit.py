@@ -21,7 +21,7 @@ from stagec.time.fit.network import Constants
 from stagec.time.fit.search import Floats, least_squares, simplex
 from stagec.time.measured.files import Key, table_text
 from stagec.time.measured.tables import Table
-from tests.support import EXHAUSTIVE, stagec
+from tests.support import EXHAUSTIVE, assert_schema, stagec
 from tests.unit.fit_tables import (
     BYTES,
     PRODUCTS,
@@ -354,6 +354,7 @@ def test_without_an_output_there_is_a_table_only(tmp_path: Path) -> None:
 def test_json_has_the_errors_of_both_halves(tmp_path: Path) -> None:
     table = written(tmp_path, [memory(TRUE)])
     found = json.loads(stagec("fit", "--measured", table, "--machine", "h100", "--json").out)
+    assert_schema("fit", found)
     (each,) = found["parts"]
     assert found["base"] == "h100-sxm"
     assert each["constants"] == ["bandwidth", "start"]

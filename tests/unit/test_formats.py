@@ -164,6 +164,15 @@ def test_a_patched_format_goes_into_archives(tmp_path: Path) -> None:
     assert "no format 'columns'" in checked.err
 
 
+def test_a_format_of_one_mesh_refuses_pods(tmp_path: Path) -> None:
+    pods = ("--serve", "disaggregated", "--prompt", "16", "--batch", "4", "--prefill", "dp=2")
+    words = "compile", "llama3-8b", "--set", "L=1,D=8,F=8,V=16,H=2,G=2,K=4", *pods
+    mine = *plugin(tmp_path, COLUMNS), "--format", "columns"
+    done = stagec(*words, *mine, "-o", tmp_path / "out")
+    assert done.code == 1
+    assert "'columns' is of one mesh and one model, and the job has several pods" in done.err
+
+
 def test_the_table_of_formats_is_right() -> None:
     assert {name: find_format(name).name for name in BUILTIN} == {name: name for name in BUILTIN}
 

@@ -253,7 +253,6 @@ def test_times_and_memory_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--format", "llmservingsim"), "'llmservingsim' is of one mesh"),
         (("--steps", "3"), "--steps writes steps of one server"),
         (("--name", "manifest"), "'manifest' is no name"),
     ],

@@ -17,7 +17,7 @@ from stagec.support.json_stream import JsonStream
 from stagec.time.measured.files import read_measured
 from stagec.time.measured.kineto import read_trace
 from stagec.time.measured.observed import rows
-from tests.support import stagec
+from tests.support import assert_schema, stagec
 from tests.unit.kineto_traces import Trace
 
 
@@ -41,7 +41,9 @@ def test_the_table_is_what_measured_takes(tmp_path: Path, name: str) -> None:
     expected = rows([read_trace(path) for path in traces])
     assert sum(len(t.seconds) for t in tables) == len(expected) == 3
     assert "all_reduce,,8x8192,,,30.0,1" in stagec("measure", *traces, "--quiet").out
-    assert json.loads(stagec("measure", *traces, "--json").out)[0]["extents"] == [1, 512, 256, 128]
+    printed = json.loads(stagec("measure", *traces, "--json").out)
+    assert_schema("measure", printed)
+    assert printed[0]["extents"] == [1, 512, 256, 128]
 
 
 def test_the_summary_says_what_is_covered(tmp_path: Path) -> None:

@@ -122,16 +122,12 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("compile", "--format", "llmservingsim", "--dry-run"), "is of one mesh"),
         (("analyze", "--limit", "h100"), "--limit of one job is for 'stagec memory'"),
         (("analyze", "--machine", "h100-sxm"), "--machine is about the ops of one step"),
         (("compile", "--serve", "mixed", "--steps", "2", "--dry-run"), "steps of one server"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
+        (("analyze", "--serve", "mixed", "--step", "decode=4x8"), "no encoder"),
         (("analyze", "--serve", "decode", "--context", "8"), "does not compute a value '%e'"),
-        (
-            ("serve", "--machine", "h100-sxm", "--prompt", "8", "--chunk", "4"),
-            "there is no encoder",
-        ),
     ],
 )
 def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import stagec as library
 from stagec.output.tables import bytes_text
 from stagec.searches.advice import suggestions
-from tests.support import stagec
+from tests.support import assert_schema, stagec
 
 SIZES = "L=2,D=64,F=128,V=256,H=4,G=2,K=16"
 DRAFT = (
@@ -68,8 +68,7 @@ def test_every_pod_of_a_row_must_fit() -> None:
 
 
 def test_the_time_of_a_row_is_that_of_the_step() -> None:
-    """That of all pods that wait for each other; a pod that prefills and one that decodes have no
-    step together."""
+    """That of all pods that wait for each other."""
     over = ("--sweep", "tp=1,2", *MACHINE)
     rows = told("time", *DRAFT, *over)
     for tp, row in zip((1, 2), rows, strict=True):
@@ -89,9 +88,26 @@ def test_the_time_of_a_row_is_that_of_the_step() -> None:
     assert (
         json.loads(json.dumps(job.sweep({"tp": [1, 2]}, machine="h100-sxm", jobs=1).rows())) == rows
     )
-    ran = stagec("time", *APART, "--sweep", "tp=2", *MACHINE)
-    assert ran.code == 1
-    assert "a pod that prefills and one that decodes have a step each" in ran.out
+
+
+def test_pods_that_prefill_and_decode_have_a_row_for_each_step(tmp_path: Path) -> None:
+    """That of the pod by itself; what cannot be has one row."""
+    asked = ("time", *APART, "--sweep", "microbatches=1,3", *MACHINE, "--jobs", "1")
+    page = tmp_path / "page.html"
+    rows = json.loads(stagec(*asked, "--json", "--html", page).out)
+    assert_schema("sweep", rows)
+    chosen = [tuple(row["configuration"].values()) for row in rows]
+    assert chosen == [(1, "prefill"), (1, "decode"), (3, "")]
+    alone = told("time", *APART, *MACHINE, "--no-levers")["pods"]
+    for row in rows[:2]:
+        step = alone[row["configuration"]["pod"]]
+        assert row["time"]["step_seconds"] == step["step_seconds"]
+        assert (row["mesh"], row["fit"]) == (step["mesh"], step["fit"])
+    assert "error" in rows[2]
+    assert "1 of 2 configurations cannot be" in stagec(*asked).out
+    assert page.read_text().count("--html step-") == 2
+    best = json.loads(stagec(*asked, "--pareto", "time", "--json").out)
+    assert [row["configuration"]["pod"] for row in best] == ["prefill", "decode"]
 
 
 @pytest.mark.long

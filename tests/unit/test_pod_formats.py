@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.support import stagec
+from tests.unit.test_llmservingsim import trace as rows_of
 from tests.unit.test_pytorch_et import check_agreement, read
 from tests.unit.test_scale_sim import counts
 from tests.unit.test_simai import read as read_simai
 
-FORMATS = ("simai", "scale-sim", "pytorch-et")
+FORMATS = ("simai", "scale-sim", "pytorch-et", "llmservingsim")
 SMALL = (
     *("llama3-8b", "--set", "L=2,D=64,F=128,V=256,H=4,G=2,K=16"),
-    *("--machine", "h100-sxm", "--quiet", "--graph-gap", "9us"),
+    *("--machine", "h100-sxm", "--quiet", "--graph-gap", "9us", "--sampling", "none"),
 )
 PODS = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=2,dp=2")
 #: The steps of the pods as jobs of their own.
@@ -52,6 +53,14 @@ def test_products_of_scale_sim_are_those_of_the_pod_alone(pod: str, folders: Pat
     runs = {tuple(r[n] for n in sizes): r[f"{pod}/stage0"] for r in both}
     expected = {tuple(r[n] for n in sizes): r["stage0"] for r in alone}
     assert {product: count for product, count in runs.items() if count != "0"} == expected
+
+
+@pytest.mark.parametrize("pod", ALONE)
+def test_rows_of_llmservingsim_are_those_of_the_pod_alone(pod: str, folders: Path) -> None:
+    mine = rows_of(folders / "both" / "llmservingsim" / f"llama3-8b.{pod}.txt")
+    assert mine == rows_of(folders / pod / "llmservingsim" / "llama3-8b.txt")
+    manifest = (folders / "both" / "llmservingsim" / "manifest.json").read_text()
+    assert "messages between pods: the simulator makes those between instances" in manifest
 
 
 def test_messages_between_pods_meet(folders: Path) -> None:

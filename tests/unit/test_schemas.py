@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import jsonschema
 import pytest
 
-from tests.support import stagec
+from stagec.driver import cli
+from stagec.output.report import Report
+from stagec.validation.answer import FiguresAnswer, MemoryAnswer, ServersAnswer, StepsAnswer
+from stagec.validation.bytes import BytesError
+from stagec.validation.errors import StepError, summaries
+from stagec.validation.figures import PublishedRow
+from stagec.validation.serving import MeasuredServer, ServerError, server_summaries
+from stagec.validation.steps import MeasuredStep
+from tests.support import assert_schema, schema_of, stagec
 
 FOLDER = Path(__file__).resolve().parents[2] / "stagec" / "answers"
 SIZES = ("--set", "L=2,S=256,D=256,F=512,V=1024,H=8,G=4,K=32,B=16")
@@ -61,23 +70,34 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("search", *SERVER, *_SERVERS, "--pp", "2", "--price", "2", *H100),
     ),
     "search that finds nothing": ("search", "llama3-70b", *SPACE, *H100, "--set", "B=8"),
+    "machines": ("machines",),
+    "machines, one of them": ("machines", "tpu-v5p"),
+    "models": ("models",),
+    "presets": ("presets",),
+    "stacks": ("stacks",),
+    "schedule, all of them": ("schedule",),
+    "schedule": ("schedule", "1f1b", "--stages", "2", "--microbatches", "3"),
+    "schedule with fractions": (
+        *("schedule", "zbv", "--stages", "2", "--microbatches", "3", "--costs", "F=1/3,B=2,W=0.5"),
+        *("--transfer", "1/7"),
+    ),
+    "passes": ("passes",),
+    "doctor": ("doctor",),
 }
+#: Schemas of what a command prints for other questions.
+OTHERS = {"requests": "serve", "servers": "search", "sweep": "time"}
 
 
-def schema(name: str) -> Any:
-    return json.loads((FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
-
-
-def validator(name: str) -> Any:
-    return jsonschema.Draft202012Validator(schema(name))
-
-
-def test_every_schema_is_one_and_says_what_its_fields_are() -> None:
+def test_each_command_with_json_has_a_schema_and_no_other() -> None:
     names = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.schema.json"))
-    assert names[:5] == ["analyze", "check", "diff", "memory", "requests"]
-    assert names[5:] == ["search", "serve", "servers", "sweep", "time"]
+    assert names == sorted({*OTHERS, *filter(_has_json, cli.COMMANDS)})
     for name in names:
-        jsonschema.Draft202012Validator.check_schema(schema(name))
+        jsonschema.Draft202012Validator.check_schema(schema_of(name).schema)
+
+
+def _has_json(name: str) -> bool:
+    command = cli.cli.get_command(click.Context(cli.cli), name)
+    return command is not None and any("--json" in each.opts for each in command.params)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -86,9 +106,7 @@ def test_outputs_have_it(name: str) -> None:
     ran = stagec(*words, "--json")
     found = json.loads(ran.out)
     first = name.partition(" ")[0]
-    of = validator(first if first in ("requests", "servers", "sweep") else words[0])
-    problems = [e.message for e in of.iter_errors(found)]
-    assert not problems, problems[:3]
+    assert_schema(first if first in OTHERS else words[0], found)
 
 
 def test_checks_and_differences_have_it(tmp_path: Path) -> None:
@@ -102,15 +120,46 @@ def test_checks_and_differences_have_it(tmp_path: Path) -> None:
     (tmp_path / "a" / "llama3-8b.1.et").unlink()
     outputs.append(("check", stagec("check", tmp_path / "a", "--json")))
     for name, ran in outputs:
-        validator(name).validate(json.loads(ran.out))
+        assert_schema(name, json.loads(ran.out))
     assert json.loads(outputs[-1][1].out)["errors"]
 
 
-@pytest.mark.parametrize("name", ["memory", "serve"])
+def test_lines_of_show_have_it(tmp_path: Path) -> None:
+    assert stagec("compile", *JOB, "--pp", "2", "-o", tmp_path / "a").code == 0
+    lines = stagec("show", tmp_path / "a" / "llama3-8b.0.et", "--all", "--json").out.splitlines()
+    nodes = [json.loads(line) for line in lines]
+    assert {"comp", "send"} <= {node["kind"] for node in nodes}
+    for node in nodes:
+        assert_schema("show", node)
+
+
+def test_rows_of_validate_have_it() -> None:
+    step = MeasuredStep("source", "row", 1.0, 8, "h100-sxm", "llama3-8b", {"B": 8}, {"tp": 2})
+    server = MeasuredServer(
+        *("source", "row", 0.1, 0.01, "h200", "llama3-8b"),
+        *(4, 128, 1, 1.0, {"L": 2}, {"tp": 2, "stack": "vllm"}),
+    )
+    steps = [StepError(step, 1.1), StepError(step, "no such mesh")]
+    servers = [ServerError(server, (0.1, 0.02)), ServerError(server, "no such mesh")]
+    held = [("total", 10, 11, 0.1), ("buffers", 1, 2, None)]
+    answers: list[Report] = [
+        FiguresAnswer([PublishedRow("source", "row", "1", "2", ok=False)]),
+        StepsAnswer(steps, summaries(steps)),
+        ServersAnswer(servers, server_summaries(servers)),
+        MemoryAnswer([BytesError("source", "row", "peak", *each) for each in held]),
+    ]
+    for answer in answers:
+        found = answer.as_json()
+        assert_schema("validate", found)
+        next(objects(found)).popitem()
+        assert not schema_of("validate").is_valid(found)
+
+
+@pytest.mark.parametrize("name", ["memory", "serve", "doctor", "schedule", "machines, one of them"])
 def test_other_outputs_do_not_have_it(name: str) -> None:
     """Without any one of its fields an output is refused, and with one more, at every depth."""
     found = json.loads(stagec(*COMMANDS[name], "--json").out)
-    check = validator(name)
+    check = schema_of(COMMANDS[name][0])
     wrong = 0
     for inner in objects(found):
         for key in [*inner]:

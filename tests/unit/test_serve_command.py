@@ -224,10 +224,30 @@ def test_an_encoder_has_ranks_of_its_own(apart: bool) -> None:
         assert point["per_rank"] == pytest.approx(point["tokens_per_second"] / 4, rel=1e-12)
 
 
+def test_an_encoder_runs_with_the_first_chunk() -> None:
+    """TTFT is a step of both pods, and one of the rest of the model behind it."""
+    model, part = "whisper-large-v3", ("--part", "encoder=e: tp=1")
+    sizes = ("--set", "L=1,L_dec=1")
+    words = ("--prompt", "16", "--chunk", "8", "--batches", "4")
+    found = served(*sizes, *part, *words, model=model)
+    assert found["ranks"]["prefill"] == 2
+    step = (*sizes, "--serve", "prefill", "--batch", "1", "--prompt", "8")
+    each = [
+        json.loads(stagec("time", model, *step, *more, "--machine", "h100-sxm", "--json").out)
+        for more in (part, ("--context", "8"))
+    ]
+    seconds = sum(told["step_seconds"] for told in each)
+    assert found["points"][0]["ttft"] == pytest.approx(seconds, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--serve", "disaggregated", "--draft", "llama3-8b"), "both make pods"),
+        (
+            ("--serve", "disaggregated", "--part", "encoder=e", "--chunk", "4"),
+            "the first one makes those of an encoder",
+        ),
         (("--draft", "llama3-8b"), "expects --speculative"),
         (("--serve", "decode"), "is one step"),
         (("--batch", "4"), "goes over batches"),

@@ -22,7 +22,10 @@ from stagec.serving.step_times import SECOND
 from tests.support import Outcome, stagec
 
 SIZES = ("--set", "L=2,D=256,F=512,V=1024,H=8,G=4,K=32")
-SERVER = ("llama3-8b", *SIZES, "--machine", "h100-sxm")
+H100 = ("--machine", "h100-sxm")
+SERVER = ("llama3-8b", *SIZES, *H100)
+#: Of a draft model, with a quarter of the caches.
+SMALL = "L=1,D=64,F=64,V=1024,H=4,G=2,K=32"
 #: Bytes of its weights in bf16: two embeddings, and of two layers q, k, v and o, three products of
 #: the feed-forward, and norms.
 WEIGHTS = 2 * (2 * 1024 * 256 + 2 * (256 * 32 * (8 + 8 + 4 + 4) + 3 * 256 * 512 + 2 * 256) + 256)
@@ -110,7 +113,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--batch", "1", *LENGTHS): "--batch is about one step",
     ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk is about the steps of one prompt",
     ("--rate", "1", "--part", "encoder=e", *LENGTHS): "has no encoder",
-    ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "alone has the drafts of the model",
+    ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft expects --speculative",
     ("--rate", "1", "--accepted", "2", *LENGTHS): "about the drafts of a step of decode",
     ("--rate", "1", "--pp", "2", *LENGTHS): "no pipeline stages yet",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
@@ -268,6 +271,41 @@ def test_steps_that_decode_may_verify_drafts(pods: tuple[str, ...]) -> None:
     if not pods:  # all four decode together
         assert first <= found["tpot"]["mean"] <= last
     assert found["tpot"]["mean"] < plain["tpot"]["mean"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", ["tp=1", "on=model"])
+def test_a_draft_model_has_its_own_ranks_or_takes_turns(ranks: str) -> None:
+    """A step that decodes is that of 'stagec time' with its draft model. Prompts go through both
+    models: beside each other on ranks of their own, else one after the other; on the same ranks
+    caches of both take memory, else those of the draft model have room of their own."""
+    load = ("--concurrency", "4", "--count", "4", "--lengths", "prompt=64,output=33")
+    drafts = ("--speculative", "3", "--accepted", "2.5", "--draft", f"llama3-8b[{SMALL}]: {ranks}")
+    found, main = answer(*load, *drafts), answer(*load)
+    small = json.loads(stagec("serve", "llama3-8b", "--set", SMALL, *H100, *load, "--json").out)
+    words = (*SERVER, "--serve", "decode", "--batch", "4", *drafts, "--json", "--no-levers")
+    first, last = (
+        json.loads(stagec("time", *words, "--context", context).out)["serving"]["tpot_seconds"]
+        for context in ("64", "96")
+    )
+    assert first <= found["times"]["tpot"]["mean"] <= last
+    each = [answer["times"]["ttft"]["mean"] for answer in (main, small)]
+    turns = ranks == "on=model"
+    assert found["times"]["ttft"]["mean"] == pytest.approx(sum(each) if turns else max(each))
+    assert found["ranks"] == (1 if turns else 2)
+    blocks = [answer["pools"]["server"]["blocks"] for answer in (found, main, small)]
+    if turns:  # of the bytes of a block the draft model has a fifth
+        assert blocks[0] == pytest.approx(blocks[1] * 4 / 5, rel=1e-3)
+    else:
+        assert blocks[0] == blocks[1] < blocks[2]
+
+
+@pytest.mark.long
+def test_a_draft_model_serves_all_groups_of_its_model() -> None:
+    """Two groups of ranks, whose sequences are those of one group of the draft model."""
+    draft = ("--speculative", "3", "--draft", f"llama3-8b[{SMALL}]: tp=1")
+    found = answer("--dp", "2", *draft, "--concurrency", "4", "--count", "4", *LENGTHS)
+    assert (found["ranks"], found["pools"]["server"]["replicas"]) == (3, 1)
 
 
 @pytest.mark.long

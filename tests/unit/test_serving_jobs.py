@@ -230,7 +230,7 @@ def test_a_server_admits_what_the_machine_has_room_for() -> None:
     block = 16 * 4 * (job.sizes["G"] or 0) * (job.sizes["K"] or 0) * (job.sizes["L"] or 0) // 2
     reserve = machine.memory.capacity.value - machine.left(1)
     small = machine.changed({"memory.capacity": taken + 11 * block + block // 2 + reserve})
-    room = cache_room(modules, small, largest, 16)
+    room = cache_room([modules], small, largest, 16)
     assert (room.taken, room.blocks) == (taken, 11)
     engine = Engine(requests, find_policy("fcfs"), ServerLimits(64, 8, room.blocks), 1000)
     steps = {step for each in engine.stretches(1000) for step in each.steps}
@@ -239,7 +239,7 @@ def test_a_server_admits_what_the_machine_has_room_for() -> None:
     assert all(modules.compiled(step).figures().peak <= room.room for step in steps)
     none = machine.changed({"memory.capacity": taken - 1 + reserve})
     with pytest.raises(DiagnosticError, match=r"does not fit, by 1 B"):
-        cache_room(modules, none, largest, 16)
+        cache_room([modules], none, largest, 16)
 
 
 def test_weights_that_do_not_fit_are_an_error(tmp_path: Path) -> None:

@@ -170,12 +170,12 @@ def test_what_is_no_job_anywhere_fails() -> None:
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job on tp ranks holds 64 GiB in tp parts; three ranks are none."""
 
-    def summary(case: Case, session: Session) -> dict[str, Any]:
+    def summaries(case: Case, session: Session) -> dict[str, Any]:
         options = case.options
         if options.tp % 3 == 0:
             raise error(f"H = 8 does not divide over tp = {options.tp}", remedy="choose --tp")
         held = dict.fromkeys((*STATIC, *CATEGORIES), 0) | {"parameters": 2**36 // options.tp}
-        return {
+        row = {
             "model": "m",
             "ranks": options.tp,
             "mesh": {"tp": options.tp} if options.tp > 1 else {},
@@ -186,8 +186,9 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
             "host_bytes": 0,
             "memory": held,
         }
+        return {"": row}
 
-    monkeypatch.setattr(sweep_rows, "_summary", summary)
+    monkeypatch.setattr(sweep_rows, "_summaries", summaries)
 
 
 CHEAP = ("analyze", LLAMA, "--jobs", "1")
@@ -308,13 +309,13 @@ stage-layers = [2, 2]
 def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sets what its flags would set, beside products."""
     seen: list[JobOptions] = []
-    summary = sweep_rows._summary  # pyright: ignore[reportPrivateUsage]
+    summary = sweep_rows._summaries  # pyright: ignore[reportPrivateUsage]
 
-    def spy(case: Case, session: Session) -> dict[str, Any]:
+    def spy(case: Case, session: Session) -> Any:
         seen.append(case.options)
         return summary(case, session)
 
-    monkeypatch.setattr(sweep_rows, "_summary", spy)
+    monkeypatch.setattr(sweep_rows, "_summaries", spy)
     (tmp_path / "two.toml").write_text(CONFIGURATIONS)
     found = rows(*CHEAP, "--sweep", tmp_path / "two.toml", "--sweep", "zero=1,2")
     assert [tuple(row["configuration"].values()) for row in found] == [
@@ -410,6 +411,6 @@ def test_a_bug_is_told_as_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     def broken(_case: Case) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(sweep_rows, "_summary", broken)
+    monkeypatch.setattr(sweep_rows, "_summaries", broken)
     assert main([*BASE, "--sweep", "tp=1,2", "--jobs", "2"]) == 70
     assert "bug in stagec" in capsys.readouterr().err

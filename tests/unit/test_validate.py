@@ -16,7 +16,7 @@ from stagec.models import library
 from stagec.validation import figures, sources
 from stagec.validation.figures import PublishedRow, published_rows
 from tests.checked_sources import ROOT, only
-from tests.support import LONG, stagec
+from tests.support import LONG, assert_schema, stagec
 from tests.unit import test_docs
 from tests.unit.test_docs import VALIDATES, blocks, check_commands, name_of
 
@@ -62,6 +62,7 @@ def rows() -> list[dict[str, object]]:
     ran = stagec("validate", "--json")
     assert ran.code == 0, ran.out
     found: list[dict[str, object]] = json.loads(ran.out)
+    assert_schema("validate", found)
     return found
 
 

@@ -22,7 +22,7 @@ from stagec.time.streams import BUBBLE, LAUNCH
 from stagec.validation.errors import StepError, regret, spearman, summaries
 from stagec.validation.sources import validation_sources
 from stagec.validation.steps import MeasuredStep, chosen, measured_steps
-from tests.support import run_passes, stagec
+from tests.support import assert_schema, run_passes, stagec
 
 STEPS = measured_steps()
 #: The cells of each source, beside which its steps stand.
@@ -356,6 +356,7 @@ def test_validate_prints_rows_and_sources_as_json(monkeypatch: pytest.MonkeyPatc
     result = stagec("validate", "--time", "--source", "torchtitan", "--json")
     assert result.code == 0
     found = json.loads(result.out)
+    assert_schema("validate", found)
     assert [row["row"] for row in found["rows"]] == [s.row for s in steps]
     for row in found["rows"]:
         assert row["error"] == pytest.approx(row["predicted_seconds"] / row["measured_seconds"] - 1)

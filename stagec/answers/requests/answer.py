@@ -329,7 +329,7 @@ def answer_of(
     checks = [each.check() for each in costs]
     worst = max(checks, key=lambda c: c.largest)
     return RequestsAnswer(
-        model=next(iter(pools.values())).modules.builder.model_name,
+        model=next(iter(pools.values())).models.main.builder.model_name,
         machine=machine.name,
         load=_load(given, requests),
         route=given["route"],

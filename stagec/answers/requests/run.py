@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import asked_requests, page_of, prefix_block
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
-from stagec.jobs.admission import Room, cache_room, largest_step
+from stagec.jobs.admission import Room, largest_step
 from stagec.jobs.figures import CompiledJob
-from stagec.jobs.pod_options import options_of_pod
+from stagec.jobs.lowered import job_costs
+from stagec.jobs.pod_options import options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.serving import DISAGGREGATED, check_draft
+from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
-from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.policy import ServerLimits
@@ -45,7 +47,7 @@ class Pool:
     """Replicas that are alike: what compiles and schedules their steps, how long these take, what
     each holds, how many ranks each has, and how they come and go."""
 
-    modules: StepModules
+    models: ServedModels
     scheduler: SchedulerRule
     costs: StepSurface | ExactSteps | DraftedSteps
     limits: ServerLimits
@@ -132,14 +134,13 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> No
         "chunk": ("--chunk is about the steps of one prompt", "give --max-tokens N"),
         "context": ("--context is about one step", "leave it out"),
         "step": ("--step is one step", "leave it out"),
-        "draft": (
-            "--speculative K alone has the drafts of the model's own modules",
-            "leave --draft out",
-        ),
     }
     for name, (what, remedy) in named.items():
         if getattr(options, name) is not None:
             raise error(what, remedy=remedy)
+    if options.draft is not None:
+        check_draft(options)
+        options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
     if options.part:
         raise error(
             "--part: a step that prefills beside decode has no encoder", remedy="leave it out"
@@ -189,7 +190,7 @@ def _pools(
         prefills = pod == PREFILL
         copies = replicas_of(given, prefills=prefills)[1]
         pool = _pool(own, machine, given, requests, session, accepted, prefills=prefills)
-        alone = len(pool.modules.replicas)
+        alone = pool.models.replicas
         swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
         kept = prefix_block(own, given, requests) if prefills or not apart else 0
         pool.replicas += (
@@ -219,23 +220,21 @@ def _pool(
     *,
     prefills: bool,
 ) -> Pool:
-    modules = StepModules(options.changed(serve=None, prompt=None, context=None), session)
-    mesh = modules.builder.module.mesh
+    models = ServedModels.of(options, session)
     if options.pp > 1:
         raise error(
             "requests over time have no pipeline stages yet",
             remedy="leave --pp out; 'stagec compile --serve mixed --requests' steps through them",
         )
-    ranks = prod(n or 1 for n in mesh.sizes.values()) if mesh else 1
-    alone = len(modules.replicas)
-    groups = modules.groups // alone
+    alone = models.replicas
+    groups = models.main.groups // alone
     if alone > 1 and given["autoscale"]:
         raise error(
             f"--autoscale starts copies of the job, and each is {alone} replicas (--dp)",
             remedy="leave --dp out: each replica is a copy then",
         )
     block = page_of(options)
-    scheduler = read_strategy(modules.builder.module).one(SchedulerRule)
+    scheduler = read_strategy(models.main.builder.module).one(SchedulerRule)
     tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
     if sequences > tokens:
         raise error(
@@ -244,19 +243,19 @@ def _pool(
         )
     room, blocks = None, given["cache_blocks"]
     if blocks is None:
-        room = cache_room(modules, machine, largest_step(requests, tokens, sequences), block)
+        room = models.room(machine, largest_step(requests, tokens, sequences), block)
         blocks = room.blocks
     limits = ServerLimits(tokens * groups, sequences * groups, blocks * groups or None, block)
 
     def exact(step: Step) -> int:
-        seconds = modules.compiled(step).time(machine).step_seconds
+        seconds = models.together(lambda job: job.time(machine).step_seconds, step)
         return max(1, round(seconds * SECOND))
 
     def verified(step: Step) -> int:
         (each,) = step.classes
-        how = {"batch": each.count * modules.groups, "context": each.cached}
+        how = {"batch": each.count * models.main.groups, "context": each.cached}
         asked = options.changed(serve=DECODE, prompt=None, **how)
-        seconds = CompiledJob.of(asked, session).time(machine).step_seconds
+        seconds = job_costs(asked, session).time(machine).step_seconds
         return max(1, round(seconds * SECOND / accepted))
 
     def costs(of: Callable[[Step], int]) -> StepSurface | ExactSteps:
@@ -265,16 +264,15 @@ def _pool(
 
     plain = costs(exact)
     every = DraftedSteps(costs(verified), plain) if options.speculative else plain
-    plan = plan_of(given, limits.sequences, lambda: _start(modules, machine), prefills=prefills)
+    plan = plan_of(given, limits.sequences, lambda: _start(models, machine), prefills=prefills)
     if alone > 1:  # all of them are there
         plan = replace(plan, first=None)
-    return Pool(modules, scheduler, every, limits, room, ranks // alone, [], plan)
+    return Pool(models, scheduler, every, limits, room, models.ranks // alone, [], plan)
 
 
-def _start(modules: StepModules, machine: Machine) -> int:
+def _start(models: ServedModels, machine: Machine) -> int:
     """Femtoseconds in which the weights of a rank come from its host."""
-    held = modules.compiled(step_of([SequenceClass(1, 1, 1, 1)])).figures().by_stage
-    bytes_ = max(each.get("parameters", 0) for each in held)
+    bytes_ = models.together(_most("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
 
 
@@ -285,16 +283,20 @@ def _swap(pool: Pool, machine: Machine) -> int:
 
     many = 1 << 16
     one = step_of([SequenceClass(1, many - 1, 1, 1)])
-    held = pool.modules.compiled(one).figures().by_stage
-    bytes_ = max(each.get(CACHES, 0) for each in held) / many
+    bytes_ = pool.models.together(_most(CACHES), one) / many
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
+
+
+def _most(name: str) -> Callable[[CompiledJob], float]:
+    """The bytes of this name that a rank holds, at most."""
+    return lambda job: max(each.get(name, 0) for each in job.figures().by_stage)
 
 
 def _check(requests: Sequence[Request], pools: Sequence[Pool], session: Session) -> None:
     """Refuse requests that no replica ever has room for, and warn of those that reach further than
     the model was trained for."""
     longest = max(requests, key=lambda r: r.prompt + r.output)
-    serving = pools[0].modules.builder.serving
+    serving = pools[0].models.main.builder.serving
     positions, last = serving.positions if serving is not None else 0, longest.prompt
     last += longest.output - 1
     if positions and last > positions:

@@ -46,22 +46,24 @@ class _Downwards:
 def front(
     wanted: str, swept: Sequence[str], columns: Sequence[SweepColumn]
 ) -> Callable[[Rows], list[SweepRow]]:
-    """Keeps the jobs that no other beats: is as good in all of these columns, and better in one.
-    With a limit, of those that fit. Raises `DiagnosticError`."""
+    """Keeps the jobs that no other beats: is as good in all of these columns, and better in one; of
+    two steps that of the same pods. With a limit, of those that fit. Raises `DiagnosticError`."""
     names = [known("pareto", part.strip(), swept, columns) for part in wanted.split(",")]
     signs = [-1 if any(c.more and c.is_named(n) for c in columns) else 1 for n in names]
 
     def keep(rows: Rows) -> list[SweepRow]:
-        points: list[tuple[tuple[Any, ...], SweepRow]] = []
+        points: list[tuple[str, tuple[Any, ...], SweepRow]] = []
         for found in rows:
             if "error" in found or not found.get("fits", True):
                 continue
             values = [value_of(found, name, columns) for name in names]
             if any(not isinstance(value, int | float) for value in values):
                 continue
-            points.append((tuple(s * v for s, v in zip(signs, values, strict=True)), found))
-        kept = unbeaten([point for point, _ in points])
-        return [found for point, found in points if point in kept]
+            pod = found["configuration"].get("pod", "")
+            points.append((pod, tuple(s * v for s, v in zip(signs, values, strict=True)), found))
+        pods = {pod for pod, _, _ in points}
+        kept = {pod: unbeaten([p for of, p, _ in points if of == pod]) for pod in pods}
+        return [found for pod, point, found in points if point in kept[pod]]
 
     return keep
 

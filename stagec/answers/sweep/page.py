@@ -77,7 +77,8 @@ def sweep_plot(
         and (height := value_of(row, y, columns)) is not None
     ]
     signs = [-1 if any(c.more and c.is_named(n) for c in columns) else 1 for n in names]
-    best = [] if joined else sorted(unbeaten([(signs[0] * p.x, signs[1] * p.y) for p in points]))
+    alone = joined or "pod" in swept  # two steps are not compared
+    best = [] if alone else sorted(unbeaten([(signs[0] * p.x, signs[1] * p.y) for p in points]))
     over = _axis(x, columns), _axis(y, columns)
     return Plot(
         title=f"{over[1].title.capitalize()} over {over[0].title}",

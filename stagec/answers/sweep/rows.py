@@ -15,6 +15,8 @@ from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
+    from stagec.jobs.figures import CompiledJob
+    from stagec.jobs.lowered import LoweredJob
     from stagec.machines import Machine
 
 SweepRow = dict[str, Any]
@@ -39,30 +41,37 @@ class Case:
     used: Mapping[str, int] | None = None
 
 
-def row(case: Case) -> SweepRow:
+def rows(case: Case) -> Mapping[str, SweepRow]:
     """What is known of a job in a line: the most that any of its ranks has, the time of its slowest
-    class, or why it is not a job."""
+    class, or why it is not a job. Times are those of a step: of pods that prefill and decode there
+    is a row for each step, by its first pod."""
     session = Session()
     with _one_at_a_time:
         try:
-            found = _summary(case, session)
+            found = _summaries(case, session)
         except DiagnosticError as problem:
             return refused(problem)
         except NotAnIntegerError as problem:
-            return {"error": str(problem), "remedy": "choose sizes that divide"}
-    return {**found, "warnings": [d.message for d in session.diagnostics]}
+            return {"": {"error": str(problem), "remedy": "choose sizes that divide"}}
+    warnings = [d.message for d in session.diagnostics]
+    return {pod: {**row, "warnings": warnings} for pod, row in found.items()}
 
 
-def refused(problem: DiagnosticError) -> SweepRow:
+def refused(problem: DiagnosticError) -> Mapping[str, SweepRow]:
     """The row of what is no configuration."""
     first = problem.diagnostics[0]
-    return {"error": first.message, "remedy": first.remedy}
+    return {"": {"error": first.message, "remedy": first.remedy}}
 
 
-def _summary(case: Case, session: Session) -> SweepRow:
+def _summaries(case: Case, session: Session) -> Mapping[str, SweepRow]:
     from stagec.jobs.lowered import job_costs
 
     job = job_costs(on_machine(case.options, case.machine), session)
+    steps = {"": job} if case.machine is None else job.by_step
+    return {pod: _summary(each, case, session) for pod, each in steps.items()}
+
+
+def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> SweepRow:
     found = job.figures()
     counts: SweepRow = {
         "model": job.name,

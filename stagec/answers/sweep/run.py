@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.sweep.axes import Axis, Choice, SweepType, conflicts
-from stagec.answers.sweep.rows import Case, SweepRow, refused, row
+from stagec.answers.sweep.rows import Case, SweepRow, refused, rows
 from stagec.jobs.builder import is_file_name
 from stagec.jobs.request.command_line import question_command, step_command
 from stagec.jobs.request.emission import WORKERS, workers
@@ -31,7 +31,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 if TYPE_CHECKING:
     from stagec.answers.sweep.table import SweepColumn
 
-Numbered = tuple[int, SweepRow]
+Numbered = tuple[int, Mapping[str, SweepRow]]
 
 #: What is about one job.
 _ALONE = (
@@ -146,7 +146,7 @@ class SweepAnswer(Report):
         """A plot, and all rows."""
         from stagec.answers.sweep.page import sweep_page
 
-        commands = commands_of(*self.asked) if self.asked is not None else []
+        commands = commands_of(*self.asked, self._drawn) if self.asked is not None else []
         about = (self.about, self.command)
         return sweep_page(self.title, about, self._drawn, self._axes, self.columns, commands)
 
@@ -279,12 +279,12 @@ def rows_of(
     limit: Limit | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[SweepRow]:
-    """The row of each combination, in order, computed by `run`. Raises `DiagnosticError` if none
-    can be configured."""
+    """The row of each combination, in order, computed by `run`; where it has several steps a row
+    for the pods of each. Raises `DiagnosticError` if none can be configured."""
     _check(case.options, axes)
     choices = list(product(*(axis.choices for axis in axes)))
     cases: dict[int, Case] = {}
-    results: dict[int, SweepRow] = {}
+    results: dict[int, Mapping[str, SweepRow]] = {}
     for number, choice in enumerate(choices):
         try:
             cases[number] = _configured(case, choice)
@@ -293,16 +293,26 @@ def rows_of(
                 raise
             results[number] = refused(problem)
     numbers = list(cases)
-    for done, (i, found) in enumerate(run(row, list(cases.values())), 1):
-        results[numbers[i]] = _judged(found, cases[numbers[i]], limit)
+    for done, (i, found) in enumerate(run(rows, list(cases.values())), 1):
+        of = cases[numbers[i]]
+        results[numbers[i]] = {pod: _judged(row, of, limit) for pod, row in found.items()}
         progress(done, len(numbers))
-    shown = ({a.name: c.shown for a, c in zip(axes, ch, strict=True)} for ch in choices)
-    return [{"configuration": each, **results[n]} for n, each in enumerate(shown)]
+    steps = max((each.keys() for each in results.values()), key=len)
+    listed: list[SweepRow] = []
+    for number, choice in enumerate(choices):
+        chosen = {axis.name: c.shown for axis, c in zip(axes, choice, strict=True)}
+        for pod, found in results[number].items():
+            of_step = {"pod": pod} if len(steps) > 1 else {}
+            listed.append({"configuration": chosen | of_step, **found})
+    return listed
 
 
-def commands_of(case: Case, axes: Sequence[Axis]) -> list[str]:
-    """The command of each combination, in order; empty where no flags say what it is."""
-    return [_command(case, choice) for choice in product(*(axis.choices for axis in axes))]
+def commands_of(case: Case, axes: Sequence[Axis], rows: Sequence[SweepRow]) -> list[str]:
+    """The command of the configuration of each row; empty where no flags say what it is."""
+    every = {tuple(c.shown for c in each): each for each in product(*(a.choices for a in axes))}
+    names = [axis.name for axis in axes]
+    chosen = (tuple(row["configuration"][name] for name in names) for row in rows)
+    return [_command(case, every[each]) for each in chosen]
 
 
 def _command(case: Case, choices: Sequence[Choice]) -> str:

@@ -192,7 +192,9 @@ def _refused(rows: Sequence[SweepRow]) -> str:
     told = [f"{reason} ({count})" for reason, count in reasons.most_common(_MOST_REASONS)]
     others = sum(reasons.values()) - sum(n for _, n in reasons.most_common(_MOST_REASONS))
     told += [f"and for other reasons, which --json has ({others})"] if others else []
-    return f"{reasons.total()} of {len(rows)} configurations cannot be: {'; '.join(told)}"
+    chosen = ({n: v for n, v in row["configuration"].items() if n != "pod"} for row in rows)
+    count = len({str(each) for each in chosen})
+    return f"{reasons.total()} of {count} configurations cannot be: {'; '.join(told)}"
 
 
 def csv_text(rows: Sequence[SweepRow]) -> str:

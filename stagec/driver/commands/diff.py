@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import write_json
 from stagec.support.words import counted
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def command(a: Path, b: Path, limit: int, as_json: bool) -> int:
 
     found = compare(a, b, limit)
     if as_json:
-        write_output(json.dumps(_as_json(found), indent=1) + "\n", None)
+        write_json(_as_json(found))
     else:
         _print(found, a, b)
     return int(not found.same)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import click
 
 from stagec.driver.shell import completion
 from stagec.driver.shell.session import log, the_session
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import write_json
 from stagec.jobs.request.machine import machine_of
 from stagec.machines import Level, Machine, figure_text, machines
 
@@ -27,12 +26,12 @@ def command(name: str | None, as_json: bool) -> None:
     if name is not None:
         machine = machine_of(name, the_session())
         if as_json:
-            write_output(json.dumps(_object(machine), indent=1) + "\n", None)
+            write_json(_object(machine))
         else:
             _print_machine(machine)
     elif as_json:
         rows = [_object(m) for m in machines().values()]
-        write_output(json.dumps(rows, indent=1) + "\n", None)
+        write_json(rows)
     else:
         _print_table(machines())
 

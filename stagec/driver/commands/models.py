@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 
@@ -10,7 +9,7 @@ import click
 
 from stagec.driver.shell import completion
 from stagec.driver.shell.session import log
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import write_json, write_output
 from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library
 from stagec.support.diagnostics import error
@@ -35,7 +34,7 @@ def command(name: str | None, as_json: bool) -> None:
             {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(model_sizes(m))}
             for m in models.values()
         ]
-        write_output(json.dumps(rows, indent=1) + "\n", None)
+        write_json(rows)
     else:
         _print_table(models)
 

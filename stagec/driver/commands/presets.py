@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 
@@ -10,7 +9,7 @@ import click
 
 from stagec.driver.shell import completion
 from stagec.driver.shell.session import log
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import write_json, write_output
 from stagec.models import Preset, presets
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
@@ -41,7 +40,7 @@ def command(name: str | None, as_json: bool) -> None:
             }
             for p in known.values()
         ]
-        write_output(json.dumps(rows, indent=1) + "\n", None)
+        write_json(rows)
     else:
         _print_table(known)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from stagec.driver.shell.session import log
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import write_json, write_output
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import Costs
@@ -116,7 +115,7 @@ def command(
     if svg == "-":
         return
     if json_wanted:
-        write_output(json.dumps(as_json(run), indent=1) + "\n", None)
+        write_json(as_json(run))
     else:
         _draw(run)
 
@@ -188,4 +187,4 @@ def _list_json(schedules: Iterable[Schedule]) -> None:
         }
         for s in schedules
     ]
-    write_output(json.dumps(rows, indent=1) + "\n", None)
+    write_json(rows)

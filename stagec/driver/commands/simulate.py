@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from stagec.driver.shell.show import write_json
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
     """
     found = simulated(folder, binary, totals=totals)
     if as_json:
-        sys.stdout.write(json.dumps(found.as_json(), indent=1) + "\n")
+        write_json(found.as_json())
     else:
         from stagec.driver.commands.simulate_table import print_simulated
 

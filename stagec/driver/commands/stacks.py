@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import click
 
 from stagec.driver.shell import completion
 from stagec.driver.shell.session import log, the_session
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import write_json, write_output
 from stagec.ir.opdef import Registry
 from stagec.jobs.session import Session
 from stagec.jobs.stack import read_stack, stack_source
@@ -35,7 +34,7 @@ def command(name: str | None, as_json: bool) -> None:
         return
     rows = [_row(each, session, registry) for each in stacks()]
     if as_json:
-        write_output(json.dumps(rows, indent=1) + "\n", None)
+        write_json(rows)
     else:
         _print_table(rows)
 

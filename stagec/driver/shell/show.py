@@ -43,7 +43,7 @@ def _picture(report: Report, suffix: str) -> str | bytes:
 def _text(report: Report, form: str | None) -> str:
     match form:
         case "json":
-            return json.dumps(report.as_json(), indent=1) + "\n"
+            return _json(report.as_json())
         case "csv":
             return report.as_csv()
         case "markdown":
@@ -67,6 +67,15 @@ def show_sweep(answer: SweepAnswer, given: Mapping[str, Any]) -> int:
     """Show the rows of a sweep; 1 if none of them is a job, or holds no more than the limit."""
     show(answer, given)
     return 0 if answer.possible else 1
+
+
+def write_json(value: Any) -> None:
+    """Print what `--json` has."""
+    write_output(_json(value), None)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
 
 
 def write_output(text: str, path: Path | str | None) -> None:

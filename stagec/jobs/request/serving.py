@@ -307,7 +307,7 @@ def _check_context(options: JobOptions, *, symbolic: bool) -> None:
             remedy="give --context 4096",
         )
     if options.draft is not None:
-        _check_draft(options)
+        check_draft(options)
     if options.context == 0 and options.cp > 1:
         raise error(
             "--cp splits the tokens that are cached, and --context 0 caches none",
@@ -315,7 +315,8 @@ def _check_context(options: JobOptions, *, symbolic: bool) -> None:
         )
 
 
-def _check_draft(options: JobOptions) -> None:
+def check_draft(options: JobOptions) -> None:
+    """Raise `DiagnosticError` for a draft model that has nothing to draft."""
     if not options.speculative:
         raise error(
             "--draft expects --speculative: the drafts of each sequence that a step verifies",

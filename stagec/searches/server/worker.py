@@ -155,7 +155,7 @@ class _Timing:
         if options.pp > 1:
             options = options.changed(microbatches=1)
         module = JobBuilder(options, Session()).module
-        mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+        mesh = module.axis_sizes
         self._options = options.changed(step=None)
         self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
         strategy = read_strategy(module)

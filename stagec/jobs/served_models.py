@@ -1,0 +1,80 @@
+"""The models whose steps a server runs: the one that it serves, and a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from stagec.jobs.admission import Room, cache_room
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.pod_options import guests, models_alone
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.jobs.step_modules import StepModules
+from stagec.serving.step import Step, step_of
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+
+@dataclass(frozen=True)
+class ServedModels:
+    """The steps of the model that is served, and of the one that makes drafts for it, if there is
+    one: on ranks of its own, beside it, or by turns on the same ranks. Where prompts are
+    computed it computes the same tokens, so that it has their caches."""
+
+    every: Sequence[StepModules]
+    by_turns: bool = False
+
+    @classmethod
+    def of(cls, options: JobOptions, session: Session) -> ServedModels:
+        """The models of a server. Raises `DiagnosticError`."""
+        plain = options.changed(serve=None, prompt=None, context=None)
+        each = [StepModules(model, session) for model in models_alone(plain)]
+        return cls(each, by_turns=bool(guests(options)))
+
+    @property
+    def main(self) -> StepModules:
+        """The model that is served."""
+        return self.every[0]
+
+    @property
+    def _pods(self) -> Sequence[Sequence[StepModules]]:
+        """The models by the ranks that they are on."""
+        return [self.every] if self.by_turns else [[each] for each in self.every]
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return sum(prod(pod[0].builder.module.axis_sizes.values()) for pod in self._pods)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas of the server there are, those whose ranks nothing joins: a draft model
+        on ranks of its own joins all. Raises `DiagnosticError`."""
+        return len(self.main.replicas) if len(self._pods) == 1 else 1
+
+    def together(self, of: Callable[[CompiledJob], float], step: Step) -> float:
+        """What a step takes of all models: their sum by turns, else the most that one of them
+        takes. Raises `DiagnosticError`."""
+        each = [of(models.compiled(self._dealt(step, models))) for models in self.every]
+        return sum(each) if self.by_turns else max(each)
+
+    def room(self, machine: Machine, largest: Step, tokens: int) -> Room:
+        """The room for caches, in blocks of so many tokens of each group of ranks of the model that
+        is served: of models on ranks of their own the least. Raises `DiagnosticError`."""
+        rooms: list[Room] = []
+        for models in self._pods:
+            found = cache_room(models, machine, self._dealt(largest, models[0]), tokens)
+            blocks = found.blocks * models[0].groups // self.main.groups
+            rooms.append(replace(found, blocks=blocks))
+        return min(rooms, key=lambda room: room.blocks)
+
+    def _dealt(self, step: Step, models: StepModules) -> Step:
+        """A step of a group of `main`, dealt to the groups of one of the models."""
+        of, over = self.main.groups, models.groups
+        if of == over:
+            return step
+        return step_of([replace(c, count=-(-c.count * of // over)) for c in step.classes])
