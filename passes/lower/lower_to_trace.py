@@ -284,7 +284,9 @@ class _Lowering:
         inside = {result for op in ops for result in op.results}
         given = [viewed(v) for op in ops for v in op.operands if viewed(v) not in inside]
         deps = list(dict.fromkeys(self._deps(given)))
-        node = b.value("et.comp", deps, fused_attributes(ops), hint=ops[-1].results[0].name)
+        forms = (str(self._costs(op).get("form", "")) for op in ops)
+        attrs = fused_attributes(ops, next(filter(None, forms), ""))
+        node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
         self._nodes.update(dict.fromkeys(inside, node))
 
     def _in_steps(
