@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import room_of
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.step_modules import StepModules
 from stagec.memory.timeline import CACHES
 from stagec.serving.requests import Request
@@ -41,15 +42,21 @@ def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> St
     return step_of([decode, prefill] if count else [decode])
 
 
-def cache_room(modules: StepModules, machine: Machine, largest: Step, tokens: int) -> Room:
+def cache_room(
+    modules: StepModules, machine: Machine, largest: Step, tokens: int, limit: Limit | None = None
+) -> Room:
     """The room for caches beside weights and the activations of the `largest` step, in blocks of so
-    many tokens, within the share of memory that `stg.scheduler` says. Layers that keep a window
-    count as if they kept all tokens. Raises `DiagnosticError` if nothing is left."""
+    many tokens, within the share of memory that `stg.scheduler` says, or within a `limit` of a rank
+    that is not the machine. Layers that keep a window count as if they kept all tokens. Raises
+    `DiagnosticError` if nothing is left."""
     from stagec.output.tables import bytes_text
 
     full = modules.compiled(largest).figures()
-    scheduler = read_strategy(modules.builder.module).one(SchedulerRule)
-    room = scheduler.room(room_of(machine, full.mesh))
+    if limit is None or limit.text == AT_HAND:
+        scheduler = read_strategy(modules.builder.module).one(SchedulerRule)
+        room = scheduler.room(room_of(machine, full.mesh))
+    else:
+        room = limit.room(full.mesh)
     taken = [sum(held.values()) - held.get(CACHES, 0) for held in full.by_stage]
     if max(taken) > room:
         needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))
