@@ -32,14 +32,18 @@ Row = dict[str, str]
 #: Columns of a question, and those of an answer, behind `their_` or `our_`.
 QUESTION = (
     *("name", "their_model", "model", "sizes", "weight_dtype", "their_system", "machine"),
-    *("ranks", "prompt", "output", "ttft_ms", "tpot_ms"),
+    *("ranks", "prompt", "output", "ttft_ms", "tpot_ms", "scheduler"),
 )
 ANSWER = ("mode", "server", "per_rank", "aggregated", "disaggregated", "seconds")
 MODES = ("aggregated", "disaggregated")
 HEADS = (
-    *("question", "its pick", "tokens/s/rank", "ours", "tokens/s/rank", "by its tables"),
+    *("question", "its pick", "tokens/s/rank", "ours", "tokens/s/rank"),
+    *("as it estimates ours", "by its tables alone"),
     *("gain of disaggregation, its and ours", "CPU-s, its and ours"),
 )
+#: What it multiplies the rates of pools with that prefill and that decode (its
+#: `rate_match_prefill_degradation` and `rate_match_decode_degradation`).
+PREFILL_FACTOR, DECODE_FACTOR = 0.9, 0.92
 #: What aiconfigurator estimates for the server that the search picked.
 ESTIMATE = ("estimated", "estimated_tpot_ms")
 
@@ -99,6 +103,7 @@ def asked(row: Row) -> Row:
     words += ["--ttft", f"{row['ttft_ms']}ms", "--tpot", f"{row['tpot_ms']}ms"]
     words += ["--set", row["sizes"]] if row["sizes"] else []
     words += ["--weight-dtype", row["weight_dtype"]] if row["weight_dtype"] != "bf16" else []
+    words += ["--host-scheduler", row["scheduler"]] if row["scheduler"] else []
     text, seconds = run([*words, "--jobs", "1", "--verify", "0", "--json"])
     return answer(json.loads(text), seconds)
 
@@ -257,15 +262,36 @@ def table(rows: Sequence[Row]) -> str:
             f"{what}, {row['ranks']} {system}, {row['prompt']} and {row['output']} tokens, "
             f"TTFT {row['ttft_ms']} ms, TPOT {row['tpot_ms']} ms"
         )
+        question += f", scheduler {row['scheduler']} steps" if row["scheduler"] else ""
         gains = " and ".join(_gain(row, who) for who in ("their", "our"))
-        by_tables = ""
+        estimated, alone = "", ""
         if row.get("estimated"):
-            by_tables = f"{float(row['estimated']) / float(row['their_per_rank']) - 1:+.1%}"
+            estimated = f"{float(row['estimated']) / float(row['their_per_rank']) - 1:+.1%}"
+            alone = f"{_ours_alone(row) / _theirs_alone(row) - 1:+.1%}"
         cells = [question, row["their_server"], row["their_per_rank"], row["our_server"]]
-        cells += [row["our_per_rank"], by_tables, gains]
+        cells += [row["our_per_rank"], estimated, alone, gains]
         cells += [f"{row['their_seconds']} and {row['our_seconds']}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _ours_alone(row: Row) -> float:
+    """Tokens per second and rank of our pick by its tables, without its factors. Of two pools it
+    estimates min(0.9 p, 0.92 d) from rates p and d, and d follows from the time between tokens; so
+    min(p, d) is the lesser one of d and of its estimate over 0.9."""
+    estimated, flags = float(row["estimated"]), json.loads(row["our_flags"])
+    if flags["prefill"] is None:
+        return estimated
+    _, workers, batch = flags["decode"]
+    output = int(row["output"])
+    sequences = float(workers * batch) / ((output - 1) * float(row["estimated_tpot_ms"]) * 1e-3)
+    return min(estimated / PREFILL_FACTOR, sequences * output / int(row["ranks"]))
+
+
+def _theirs_alone(row: Row) -> float:
+    """That of its own pick, at most."""
+    factor = PREFILL_FACTOR if row["their_mode"] == "disaggregated" else 1.0
+    return float(row["their_per_rank"]) / factor
 
 
 def _gain(row: Row, who: str) -> str:

@@ -16,6 +16,9 @@ from stagec.ir_spec.strategy.statement import (
     parameter,
 )
 
+#: Where the scheduler of an engine works: between two steps, or beside devices.
+BETWEEN, BESIDE = "between", "beside"
+
 
 def _time(flag: str, doc: str, help: str) -> Any:
     given = Flag(flag, help, default="", metavar="TIME", rare=True, software=True)
@@ -52,9 +55,23 @@ class HostsRule(Record):
     )
     step: str = _time(
         "host_step",
-        "of the scheduler between two steps of serving",
-        "Of serving: the time of the scheduler between two steps, in which devices wait, such as "
-        "'1 ms' (default: none).",
+        "of the scheduler for a step of serving",
+        "Of serving: the time of the scheduler for a step, such as '1 ms' (default: none).",
+    )
+    scheduler: str = parameter(
+        "name",
+        "between: the scheduler prepares a step when the one before has ended, and devices wait; "
+        "beside: meanwhile, so they wait for what it takes longer than the step",
+        default=BETWEEN,
+        choices=(BETWEEN, BESIDE),
+        flag=Flag(
+            "host_scheduler",
+            "Of serving: the scheduler prepares a step when the one before has ended (between), or "
+            "while devices run it (beside).",
+            metavar="between|beside",
+            rare=True,
+            software=True,
+        ),
     )
     request: str = _time(
         "host_request",
@@ -75,7 +92,7 @@ class HostsRule(Record):
 
     @property
     def step_seconds(self) -> float:
-        """Between two steps of serving, in which devices wait."""
+        """Of the scheduler for a step of serving."""
         return _seconds(self.step)
 
     @property
@@ -93,10 +110,12 @@ class HostsOp(Statement):
     without it.
 
     A captured graph of decode launches its kernels with `graph_gap` between them, not with the
-    launch gap of the machine. Between two steps of serving the scheduler of an engine takes `step`:
-    it chooses requests, prepares their inputs and takes the tokens, while devices wait. `request`
-    is what a request takes outside of its steps: to be received, tokenized and queued, and its
-    first token to be sent; it is part of the time to the first token.
+    launch gap of the machine. For a step of serving the scheduler of an engine takes `step`: it
+    chooses requests, prepares their inputs and takes the tokens. Devices wait for it `between` two
+    steps; a scheduler that works `beside` them prepares a step before the tokens of the last one
+    are there (vLLM, v1/core/sched/async_scheduler.py), and the step takes the longer one of both.
+    `request` is what a request takes outside of its steps: to be received, tokenized and queued,
+    and its first token to be sent; it is part of the time to the first token.
     """
 
     name, record = "stg.hosts", HostsRule

@@ -70,11 +70,11 @@ def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
     return {"kernel": kernel.kind, **causal, "dtype": kernel.dtype, **dict(extents)}
 
 
-def fused_attributes(ops: Sequence[Operation]) -> dict[str, RawAttr]:
-    """The same of several ops that run as one kernel."""
+def fused_attributes(ops: Sequence[Operation], form: str = "") -> dict[str, RawAttr]:
+    """The same of several ops that run as one kernel of this form."""
     left = [r for op in ops for r in op.results if is_left(r, ops)]
     kinds = tuple(op.name.partition(".")[2] for op in ops)
-    return {**attributes(ops[0].name, fused_work(ops), left), "fuses": kinds}
+    return {**attributes(ops[0].name, fused_work(ops), left, form), "fuses": kinds}
 
 
 def fused_operations(region: Region) -> dict[Operation, list[Operation]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import room_of
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.step_modules import StepModules
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.requests import Request
@@ -41,17 +42,27 @@ def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> St
     return step_of([decode, prefill] if count else [decode])
 
 
-def cache_room(models: Sequence[StepModules], machine: Machine, largest: Step, tokens: int) -> Room:
+def cache_room(
+    models: Sequence[StepModules],
+    machine: Machine,
+    largest: Step,
+    tokens: int,
+    limit: Limit | None = None,
+) -> Room:
     """The room for caches beside weights and the activations of the `largest` step, in blocks of so
-    many tokens, within the share of memory that `stg.scheduler` says; of `models` that take turns
-    on the same ranks, the first of which is served. Layers that keep a window count as if they kept
-    all tokens. Raises `DiagnosticError` if nothing is left."""
+    many tokens, within the share of memory that `stg.scheduler` says, or within a `limit` of a rank
+    that is not the machine; of `models` that take turns on the same ranks, the first of which is
+    served. Layers that keep a window count as if they kept all tokens. Raises `DiagnosticError` if
+    nothing is left."""
     from stagec.output.tables import bytes_text
 
     full = [each.compiled(largest).figures() for each in models]
     mesh = full[0].mesh
-    scheduler = read_strategy(models[0].builder.module).one(SchedulerRule)
-    room = scheduler.room(room_of(machine, mesh))
+    if limit is None or limit.text == AT_HAND:
+        scheduler = read_strategy(models[0].builder.module).one(SchedulerRule)
+        room = scheduler.room(room_of(machine, mesh))
+    else:
+        room = limit.room(mesh)
     stages = list(zip(*(each.by_stage for each in full), strict=True))
     taken = [sum(map(_weights, held)) + max(map(_passing, held)) for held in stages]
     if max(taken) > room:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.pod_options import guests, models_alone
+from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
@@ -62,12 +63,12 @@ class ServedModels:
         each = [of(models.compiled(self._dealt(step, models))) for models in self.every]
         return sum(each) if self.by_turns else max(each)
 
-    def room(self, machine: Machine, largest: Step, tokens: int) -> Room:
+    def room(self, machine: Machine, largest: Step, tokens: int, limit: Limit | None) -> Room:
         """The room for caches, in blocks of so many tokens of each group of ranks of the model that
         is served: of models on ranks of their own the least. Raises `DiagnosticError`."""
         rooms: list[Room] = []
         for models in self._pods:
-            found = cache_room(models, machine, self._dealt(largest, models[0]), tokens)
+            found = cache_room(models, machine, self._dealt(largest, models[0]), tokens, limit)
             blocks = found.blocks * models[0].groups // self.main.groups
             rooms.append(replace(found, blocks=blocks))
         return min(rooms, key=lambda room: room.blocks)

@@ -363,8 +363,8 @@ def step_time(
     after the other and wait for each other where the devices do. The step is the longer one.
     Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
     not hold devices up. Without them it issues those as it does steps of training. With `hosts` as
-    false hosts take no time. The scheduler of an engine adds what `stg.hosts[step = ...]` says to a
-    step of serving.
+    false hosts take no time. Behind a step of serving devices wait for the scheduler of an engine,
+    as `stg.hosts[step = ..., scheduler = ...]` says.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -385,9 +385,15 @@ def step_time(
     devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
     ways = sum((table.ways for table in tables), Counter[int]())
     software = [job.software for job in issued.jobs]
-    scheduler = max(picoseconds(each.step_seconds) for each in software)
-    around = scheduler, max(picoseconds(each.request_seconds) for each in software)
-    found = StepTime(devices.end + scheduler, devices, ways, devices, *around)
+    request = max(picoseconds(each.request_seconds) for each in software)
+
+    def behind(clocked: ClockedStep) -> StepTime:
+        """With the scheduler, as far as devices wait for it."""
+        end = clocked.end / PICOSECONDS
+        scheduler = max(picoseconds(each.waiting_seconds(end)) for each in software)
+        return StepTime(clocked.end + scheduler, clocked, ways, devices, scheduler, request)
+
+    found = behind(devices)
     spent = [
         HostTimes(0)
         if not hosts or (graphs and (job.serves or job.software.hosts.graphs))
@@ -402,7 +408,7 @@ def step_time(
     if clocked.end <= devices.end:
         clocked.forget()
         return found
-    return StepTime(clocked.end + scheduler, clocked, ways, devices, *around)
+    return behind(clocked)
 
 
 def _issue(issued: Issued, machine: Machine) -> int:

@@ -82,7 +82,8 @@ class MeasuredServer:
         from stagec.answers.serve import QUESTION, serve
         from stagec.answers.serve_answer import ServeAnswer
 
-        options = JobOptions(self.model, sizes=self.sizes, **self.flags)
+        said = frozenset(self.flags)  # a value that is a default is said against the stack
+        options = JobOptions(self.model, sizes=self.sizes, explicit=said, **self.flags)
         machine = load_machine(self.machine)
         if self.rounds:
             lengths = int(self.flags["prompt"]), self.output

@@ -17,6 +17,7 @@ from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
 from stagec.machines import load_machine
+from stagec.machines.figures import quantity
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.kernels import matmul_seconds
@@ -65,6 +66,19 @@ def test_a_scheduler_adds_its_time_to_each_step(serve: str) -> None:
     assert after.step_seconds - before.step_seconds == pytest.approx(1e-3, rel=1e-9)
     assert after.breakdown["scheduler"] == pytest.approx(1e-3)
     assert sum(after.breakdown.values()) == pytest.approx(after.step_seconds)
+
+
+@pytest.mark.parametrize("beyond", ["0.5 ms", "0 ms"])
+def test_a_scheduler_beside_devices_adds_what_it_takes_longer(beyond: str) -> None:
+    plain = timed()
+    longer = quantity("time", beyond)
+    step = f"{(plain.step_seconds + longer) * 1e6:.6f} us"
+    beside = timed(host_step=step, host_scheduler="beside")
+    assert beside.step_seconds == pytest.approx(plain.step_seconds + longer, rel=1e-6)
+    assert beside.breakdown.get("scheduler", 0.0) == pytest.approx(longer, abs=1e-9)
+    assert timed(host_step=step, host_scheduler="between").step_seconds == pytest.approx(
+        2 * plain.step_seconds + longer, rel=1e-6
+    )
 
 
 def test_a_scheduler_has_nothing_to_do_in_training() -> None:

@@ -254,6 +254,20 @@ def test_servers_that_miss_a_limit_over_time_are_behind_the_others() -> None:
     assert "<h2>In a closed loop over time</h2>" in answer.page()
 
 
+def test_a_limit_of_memory_holds_over_time() -> None:
+    """Longer requests than the mean do not all fit beside each other where its batch just does."""
+    how: dict[str, Any] = {"tp": 1, "batch": (16,), "verify": 2, "output_tokens": 200}
+    free = next(row for row in found(**how)["best"] if row["mode"] == "disaggregated")
+    peak = max(free[pool]["memory_peak"] for pool in ("prefill", "decode"))
+    tight = next(
+        row
+        for row in found(**how, limit=f"{peak / 2**30:.6f}GiB")["best"]
+        if row["mode"] == "disaggregated"
+    )
+    assert tight["decode"] == {**free["decode"], "room": tight["decode"]["room"]}
+    assert tight["over_time"]["per_rank"] < free["over_time"]["per_rank"]
+
+
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
     rows = found(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
     assert rows[0]["over_time"]["refused"] == "requests over time have no pipeline stages yet"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stagec.jobs.admission import cache_room, largest_step
+from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.machine import machine_of
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
@@ -232,6 +233,7 @@ def test_a_server_admits_what_the_machine_has_room_for() -> None:
     small = machine.changed({"memory.capacity": taken + 11 * block + block // 2 + reserve})
     room = cache_room([modules], small, largest, 16)
     assert (room.taken, room.blocks) == (taken, 11)
+    assert cache_room([modules], machine, largest, 16, Limit("given", room.room)) == room
     engine = Engine(requests, find_policy("fcfs"), ServerLimits(64, 8, room.blocks), 1000)
     steps = {step for each in engine.stretches(1000) for step in each.steps}
     assert len(engine.served) == len(requests)

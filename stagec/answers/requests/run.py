@@ -243,7 +243,8 @@ def _pool(
         )
     room, blocks = None, given["cache_blocks"]
     if blocks is None:
-        room = models.room(machine, largest_step(requests, tokens, sequences), block)
+        largest = largest_step(requests, tokens, sequences)
+        room = models.room(machine, largest, block, given.get("limit"))
         blocks = room.blocks
     limits = ServerLimits(tokens * groups, sequences * groups, blocks * groups or None, block)
 

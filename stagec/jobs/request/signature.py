@@ -254,9 +254,11 @@ class JobFlags(TypedDict, total=False):
     #: Of decode: the gap between two kernels of a captured graph, such as '0.5 us' (default: the
     #: launch gap of the machine).
     graph_gap: str | None
-    #: Of serving: the time of the scheduler between two steps, in which devices wait, such as '1
-    #: ms' (default: none).
+    #: Of serving: the time of the scheduler for a step, such as '1 ms' (default: none).
     host_step: str | None
+    #: Of serving: the scheduler prepares a step when the one before has ended (between), or while
+    #: devices run it (beside).
+    host_scheduler: Literal["between", "beside"] | None
     #: Of serving: the time of a request before its first step and behind it, such as '10 ms'
     #: (default: none).
     host_request: str | None

@@ -16,6 +16,7 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving import DISAGGREGATED as TWO_PODS
 from stagec.jobs.request.units import on_machine
@@ -160,7 +161,8 @@ def _verified(
     question: ServerQuestion, servers: Sequence[ServerPlan], processes: int, tell: Tell
 ) -> dict[int, ServerOverTime]:
     """Servers over time, by their `id`."""
-    tasks = [VerifyTask(s, _job_of(question, s), question.load) for s in servers]
+    limit = question.tasks[0].limit if question.tasks else Limit(AT_HAND, 0)
+    tasks = [VerifyTask(s, _job_of(question, s), question.load, limit) for s in servers]
     found: dict[int, ServerOverTime] = {}
     with crew(over_time, min(processes, len(tasks))) as run:
         for number, each in run(tasks):

@@ -15,6 +15,7 @@ from stagec.answers.requests.run import MadeServer, made_server
 from stagec.answers.serve import handover_between
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.acceptance import ACCEPTANCE
+from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.searches.server.servers import ServerPlan
@@ -35,11 +36,13 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """A server that is to run over time, as `options` of a job, and its load."""
+    """A server that is to run over time, as `options` of a job, its load, and the `limit` of what
+    a rank may hold."""
 
     server: ServerPlan
     options: JobOptions
     load: ServerLoad
+    limit: Limit
 
     @property
     def concurrency(self) -> int:
@@ -131,6 +134,7 @@ def _given(task: VerifyTask) -> Mapping[str, Any]:
         "max_batch": sequences,
         "max_tokens": max(tokens, sequences),
         "output_tokens": load.output,
+        "limit": task.limit,
     }
 
 

@@ -10,7 +10,7 @@ from stagec.ir.expr import fraction
 from stagec.ir.module import Module
 from stagec.ir.serving import DECODE
 from stagec.ir_spec.strategy.collectives import CollectivesRule
-from stagec.ir_spec.strategy.hosts import HostsRule
+from stagec.ir_spec.strategy.hosts import BESIDE, HostsRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.machines import Machine
@@ -58,10 +58,12 @@ class Software:
         name = self.kernels.attention
         return "" if name == DEVICE else name.replace("_", "-")
 
-    @property
-    def step_seconds(self) -> float:
-        """What a host takes between this step and the next, in which devices wait."""
-        return self.hosts.step_seconds if self.serving else 0.0
+    def waiting_seconds(self, step: float) -> float:
+        """What devices wait for the scheduler behind a step that takes them so many seconds."""
+        if not self.serving:
+            return 0.0
+        least = step if self.hosts.scheduler == BESIDE else 0.0
+        return max(self.hosts.step_seconds - least, 0.0)
 
     @property
     def request_seconds(self) -> float:
