@@ -62,6 +62,18 @@ class FusionRule(Record):
             rare=True,
         ),
     )
+    own_casts: bool = parameter(
+        "flag",
+        "a cast to 8 bits or less is a kernel of its own, but for the rows of caches",
+        default=False,
+        flag=Flag(
+            "own_casts",
+            "A cast to 8 bits or less is a kernel of its own, not one with the norm or the "
+            "activation before it.",
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class FusionOp(Statement):
@@ -74,8 +86,10 @@ class FusionOp(Statement):
     is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products` matrix
     products that follow each other and multiply the same operand, such as the inputs of attention,
     are one product, as engines store their weights, and add their biases. With `caches` rows are
-    rotated, cast and appended to caches in one kernel, queries rotated with them. Without the
-    statement every computation is a kernel of its own, as PyTorch runs without a compiler.
+    rotated, cast and appended to caches in one kernel, queries rotated with them. With `own_casts`
+    an operand is cast to 8 bits or less by a kernel of its own, as engines quantize it by an
+    operator that their compilers do not see into. Without the statement every computation is a
+    kernel of its own, as PyTorch runs without a compiler.
     """
 
     name, record = "stg.fusion", FusionRule
