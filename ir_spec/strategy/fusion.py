@@ -62,14 +62,16 @@ class FusionRule(Record):
             rare=True,
         ),
     )
-    own_casts: bool = parameter(
-        "flag",
-        "a cast to 8 bits or less is a kernel of its own, but for the rows of caches",
-        default=False,
+    own_casts: int = parameter(
+        "int",
+        "casts to so many bits or less are kernels of their own, but for the rows of caches",
+        default=0,
+        least=0,
         flag=Flag(
             "own_casts",
-            "A cast to 8 bits or less is a kernel of its own, not one with the norm or the "
-            "activation before it.",
+            "Casts to so many bits or less are kernels of their own, not one with the norm or the "
+            "activation before them.",
+            metavar="BITS",
             rare=True,
             software=True,
         ),
@@ -87,8 +89,8 @@ class FusionOp(Statement):
     products that follow each other and multiply the same operand, such as the inputs of attention,
     are one product, as engines store their weights, and add their biases. With `caches` rows are
     rotated, cast and appended to caches in one kernel, queries rotated with them. With `own_casts`
-    an operand is cast to 8 bits or less by a kernel of its own, as engines quantize it by an
-    operator that their compilers do not see into. Without the statement every computation is a
+    operands are cast to so many bits or less by kernels of their own, as engines quantize them by
+    operators that their compilers do not see into. Without the statement every computation is a
     kernel of its own, as PyTorch runs without a compiler.
     """
 

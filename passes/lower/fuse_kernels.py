@@ -40,8 +40,8 @@ class FuseKernels(Pass):
     over microbatches. With `products` products that follow each other and differ in one operand and
     the columns that it has are one, and a bias is added in the kernel of its product. With `caches`
     ops that make rows of caches are one kernel with the ops that append them, and rotations of
-    queries beside them. With `own_casts` a cast to 8 bits or less joins nothing else. Without the
-    statement nothing happens.
+    queries beside them. With `own_casts` a cast to so many bits or less joins nothing else. Without
+    the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -188,11 +188,11 @@ class _Fuser:
         return linked and all(self._is_at_hand(v, op) for v in made) and self._is_ready(op)
 
     def _is_own_cast(self, op: Operation) -> bool:
-        """Whether an op casts to 8 bits or less, and does so in a kernel of its own."""
+        """Whether an op casts to so few bits that it does so in a kernel of its own."""
         if not self._own_casts or len(op.operands) != 1:
             return False
-        before, after = (DTYPE_BYTES[v.tensor.dtype] for v in (*op.operands, op.results[0]))
-        return after < 2 <= before
+        before, after = (_bits(v.tensor.dtype) for v in (*op.operands, op.results[0]))
+        return after <= self._own_casts < before
 
     def _is_bias(self, op: Operation) -> bool:
         """Whether an op works on what a product of the kernel makes and on an operand with fewer
@@ -250,6 +250,11 @@ class _Fuser:
         """Whether something is there when the kernel's first computation starts."""
         again = self._kernel[0].phase == "recompute" and transfer in self._replayed
         return again or transfer in self._arrived or transfer in self._awaited
+
+
+def _bits(dtype: str) -> int:
+    """The bits of an element, without its share of scales."""
+    return int(8 * DTYPE_BYTES[dtype])
 
 
 def _is_product(op: Operation) -> bool:
