@@ -62,6 +62,20 @@ class FusionRule(Record):
             rare=True,
         ),
     )
+    own_casts: int = parameter(
+        "int",
+        "casts to so many bits or less are kernels of their own, but for the rows of caches",
+        default=0,
+        least=0,
+        flag=Flag(
+            "own_casts",
+            "Casts to so many bits or less are kernels of their own, not one with the norm or the "
+            "activation before them.",
+            metavar="BITS",
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class FusionOp(Statement):
@@ -74,8 +88,10 @@ class FusionOp(Statement):
     is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products` matrix
     products that follow each other and multiply the same operand, such as the inputs of attention,
     are one product, as engines store their weights, and add their biases. With `caches` rows are
-    rotated, cast and appended to caches in one kernel, queries rotated with them. Without the
-    statement every computation is a kernel of its own, as PyTorch runs without a compiler.
+    rotated, cast and appended to caches in one kernel, queries rotated with them. With `own_casts`
+    operands are cast to so many bits or less by kernels of their own, as engines quantize them by
+    operators that their compilers do not see into. Without the statement every computation is a
+    kernel of its own, as PyTorch runs without a compiler.
     """
 
     name, record = "stg.fusion", FusionRule

@@ -22,6 +22,7 @@ from stagec.api import (
 from stagec.ir.expr import same
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
+from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
 
@@ -39,7 +40,8 @@ class FuseKernels(Pass):
     over microbatches. With `products` products that follow each other and differ in one operand and
     the columns that it has are one, and a bias is added in the kernel of its product. With `caches`
     ops that make rows of caches are one kernel with the ops that append them, and rotations of
-    queries beside them. Without the statement nothing happens.
+    queries beside them. With `own_casts` a cast to so many bits or less joins nothing else. Without
+    the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -127,6 +129,7 @@ class _Fuser:
         self._rows = rule.kind != "pointwise"
         self._products = rule.products
         self._cached = _row_makers(region) if rule.caches else frozenset[Operation]()
+        self._own_casts = rule.own_casts
         self._places = {op: i for i, op in enumerate(region.ops)}
         self._kernel: list[Operation] = []
         #: Transfers that computations so far wait for; apart those of phase recompute, which some
@@ -156,6 +159,8 @@ class _Fuser:
     def _starts(self, op: Operation) -> bool:
         if op in self._cached or (self._products and _is_product(op)):
             return True
+        if self._is_own_cast(op):
+            return False
         if op.has(Fusible):
             return self._kind != "none" and (self._rows or not _by_rows(op))
         return (self._kind == "epilogue" or self._gradients) and _is_product(op)
@@ -172,7 +177,7 @@ class _Fuser:
         if self._products and _is_product(first) and self._is_bias(op):
             return op.phase == first.phase and self._is_ready(op)
         fusible = op.definition.trait(Fusible)
-        if fusible is None or op.phase != first.phase:
+        if fusible is None or op.phase != first.phase or self._is_own_cast(op):
             return False
         if not first.has(Fusible) and not self._joins_product(op):
             return False
@@ -181,6 +186,13 @@ class _Fuser:
         made = self._made(op)
         linked = bool(made) or (first.has(Fusible) and self._reads_the_same(op))
         return linked and all(self._is_at_hand(v, op) for v in made) and self._is_ready(op)
+
+    def _is_own_cast(self, op: Operation) -> bool:
+        """Whether an op casts to so few bits that it does so in a kernel of its own."""
+        if not self._own_casts or len(op.operands) != 1:
+            return False
+        before, after = (_bits(v.tensor.dtype) for v in (*op.operands, op.results[0]))
+        return after <= self._own_casts < before
 
     def _is_bias(self, op: Operation) -> bool:
         """Whether an op works on what a product of the kernel makes and on an operand with fewer
@@ -238,6 +250,11 @@ class _Fuser:
         """Whether something is there when the kernel's first computation starts."""
         again = self._kernel[0].phase == "recompute" and transfer in self._replayed
         return again or transfer in self._arrived or transfer in self._awaited
+
+
+def _bits(dtype: str) -> int:
+    """The bits of an element, without its share of scales."""
+    return int(8 * DTYPE_BYTES[dtype])
 
 
 def _is_product(op: Operation) -> bool:

@@ -158,6 +158,9 @@ class JobFlags(TypedDict, total=False):
     #: Of serving: rotations of queries and keys, casts and the writing of rows into caches are one
     #: kernel.
     fuse_caches: bool | None
+    #: Casts to so many bits or less are kernels of their own, not one with the norm or the
+    #: activation before them.
+    own_casts: int | None
     #: Parameters and activations.
     param_dtype: Literal["f32", "bf16", "f16"] | None
     #: Gradients; param: in the type of their parameter.
