@@ -61,12 +61,17 @@ class SendOp(OpDef):
 
 
 class RecvOp(OpDef):
-    """Receives what the stage `by` before sends; the type says what it is."""
+    """Receives what the stage `by` before sends; the type says what it is. With `into`, a buffer of
+    the stage that has a part for each microbatch."""
 
     name = "stg.recv"
+    operands = ("into?",)
     params = (_OVER, _BY, _CHANNEL)
     traits = (Stays(),)
     example = "%h = stg.recv[over = pp, by = 1] : bf16[B@dp, S, D]"
 
     def infer(self, op: Operation) -> list[Type]:
         return [r.type for r in op.results if r.type is not None]
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 0 if op.operands else None

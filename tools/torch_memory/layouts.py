@@ -45,12 +45,16 @@ class Layout:
 
 
 def mesh_of(run: TorchRun) -> DeviceMesh | None:
-    """The mesh of a run over fake ranks, of which this is the first; None of one rank."""
+    """The mesh of a run over fake ranks, of which this is the first one, of its pipeline stage;
+    None of one rank."""
     axes = layout_of(run).axes(run)
+    if (stages := run.flag("pp", 1)) > 1:
+        axes = {"pp": stages, **{name: size for name, size in axes.items() if name != "one"}}
     ranks = torch.Size(axes.values()).numel()
     if ranks == 1:
         return None
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    rank = run.stage * (ranks // stages)
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     if "ep" in axes:
         mesh._flatten("dp")

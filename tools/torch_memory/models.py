@@ -169,10 +169,11 @@ class Decoder(nn.Module):
         self.output = nn.Linear(sizes["D"], sizes["V"], bias=False)
 
     def logits(self, tokens: Tensor, *rotation: Tensor) -> Tensor:
-        x = self.tok_embeddings(tokens)
+        """Those of tokens; a stage of a pipeline takes and returns what passes between blocks."""
+        x = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers:
             x = layer(x, *rotation)
-        return self.output(self.norm(x))
+        return self.output(self.norm(x)) if self.output is not None else x
 
 
 class HuggingFaceDecoder(Decoder):

@@ -67,6 +67,12 @@ class JobFlags(TypedDict, total=False):
     #: Tensor-parallel ranks send a part each of what they hold alike to the next stage, which
     #: gathers it.
     scatter_gather: bool | None
+    #: Buffers for the messages of a pipeline: from arrival to last use (arrive), or one for each
+    #: microbatch from step to step (ahead).
+    stage_receives: Literal["arrive", "ahead"] | None
+    #: What a pipeline stage returns stays until it is sent, until the backward of its microbatch
+    #: ends (backward), or also, of the last stage, until the step ends (step).
+    stage_results: Literal["sent", "backward", "step"] | None
     #: HSDP: replicas of the shard groups.
     dp_replicate: int | None
     #: HSDP: ranks of a shard group.
