@@ -55,6 +55,7 @@ test-torch: build/torch/.stamp
 	build/torch/bin/python -m tools.torch_memory torch-adapters
 	build/torch/bin/python -m tools.torch_memory torch-experts
 	build/torch/bin/python -m tools.torch_memory torch-pipeline
+	build/torch/bin/python -m tools.torch_memory torch-context
 
 build/torch/.stamp: pyproject.toml Makefile
 	$(PYTHON) -m venv build/torch

@@ -26,7 +26,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tools.torch_memory.context import ring_attention
 from tools.torch_memory.experts import TorchtitanExperts, exchanged, padded
+from tools.torch_memory.models import Attention
 from tools.torch_memory.run import TorchRun
 
 _MiB = 1 << 20
@@ -56,7 +58,7 @@ def mesh_of(run: TorchRun) -> DeviceMesh | None:
     rank = run.stage * (ranks // stages)
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-    if "ep" in axes:
+    if "ep" in axes or "cp" in axes:
         mesh._flatten("dp")
     return mesh
 
@@ -184,6 +186,24 @@ def _experts(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mar
     return _fsdp(model, run, mesh["dp"], mark)
 
 
+# -- parts of sequences, with FSDP2 over all ----------------------------------------------------
+
+
+def _context_axes(run: TorchRun) -> dict[str, int]:
+    ranks = run.flag("cp", 1)
+    return {"dp_shard": run.flag("dp", 1), "cp": ranks} if ranks > 1 else {}
+
+
+def _context(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    """`context_parallel` and `apply_fsdp` of torchtitan: parameters are split over both axes."""
+    if mesh is None or run.flag("zero", 0) != 3:
+        raise ValueError(f"{run.title}: ranks with parts of sequences come with zero = 3")
+    group, rotation = mesh["cp"].get_group(), run.flag("ring_steps", "gathered")
+    for each in [m for m in model.modules() if isinstance(m, Attention)]:
+        each.over_ranks = partial(ring_attention, group, rotation)
+    return _fsdp(model, run, mesh["dp"], mark)
+
+
 # -- DTensor, with FSDP2 over the other axis ---------------------------------------------------
 
 
@@ -237,6 +257,7 @@ def _tensor(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark
 #: The last one takes every run that is left.
 LAYOUTS: Sequence[Layout] = (
     Layout(_tensor_axes, _tensor),
+    Layout(_context_axes, _context),
     Layout(_expert_axes, _experts),
     Layout(_fsdp_axes, _fsdp),
     Layout(_ddp_axes, _ddp, real=True),

@@ -15,9 +15,9 @@ from stagec.validation.sources import ValidationSource, filled, validation_sourc
 
 @dataclass(frozen=True)
 class TorchRun:
-    """A step: the text of the model with all of its sizes (B is the batch of one rank), the flags
-    of the job, as `stagec memory` takes them, and the pipeline rank that is recorded. A part that
-    knows a flag takes it; what is left is an error."""
+    """A step: the text of the model with all of its sizes (B and S are those of one rank), the
+    flags of the job, as `stagec memory` takes them, and the pipeline rank that is recorded. A part
+    that knows a flag takes it; what is left is an error."""
 
     title: str
     text: str
@@ -54,6 +54,7 @@ def _runs(source: ValidationSource) -> list[TorchRun]:
         if every["B"] % replicas:
             raise ValueError(f"{title}: {every['B']} sequences do not divide over {replicas} ranks")
         every["B"] //= replicas
+        every["S"] //= int(flags.get("cp", 1))
         stage = int(given.get("stage") or 0)
         runs.append(TorchRun(title, model.text_name, every, flags, stage))
     return runs

@@ -85,6 +85,9 @@ class JobFlags(TypedDict, total=False):
     cp_order: Literal["zigzag", "plain"] | None
     #: --cp-mode all-gather: gather keys and values again in backward, or keep them.
     cp_inputs: Literal["regather", "save-gathered"] | None
+    #: Ring attention as one kernel (fused), or operation by operation as PyTorch's
+    #: context_parallel: with keys and values of all ranks in one buffer (gathered), or passed on.
+    ring_steps: Literal["fused", "gathered", "passed"] | None
     #: Expert-parallel ranks, some of the data-parallel ones.
     ep: int | None
     #: Ranks that split each expert: as many as tp, or 1. 0, the default, is 1 where --ep takes
