@@ -50,12 +50,13 @@ class ActionOp(OpDef):
 
 
 class SendOp(OpDef):
-    """Sends the part that each rank holds to the stage `by` further along the axis `over`."""
+    """Sends the part that each rank holds to the stage `by` further along the axis `over`. With
+    `kept` it stays until what the next microbatch sends is there."""
 
     name = "stg.send"
     operands = ("x",)
     results = ()
-    params = (_OVER, _BY, _CHANNEL)
+    params = (_OVER, _BY, _CHANNEL, Param("kept", "flag", "it stays until the next one is sent"))
     traits = (Stays(),)
     example = "stg.send[over = pp, by = 1](%y)"
 

@@ -14,7 +14,7 @@ from stagec.ir_spec.strategy.statement import (
 
 #: Before the first microbatch, for all of them.
 AHEAD = "ahead"
-SENT, BACKWARD, STEP = "sent", "backward", "step"
+SENT, BACKWARD, STEP, NEXT = "sent", "backward", "step", "next"
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,22 @@ class StageBuffersRule(Record):
             software=True,
         ),
     )
+    gradients: str = parameter(
+        "name",
+        "the gradient that a stage sends stays until it is sent, or until that of the next "
+        "microbatch is there, where a rank has one part of the model (next)",
+        default=SENT,
+        choices=(SENT, NEXT),
+        flag=Flag(
+            "stage_gradients",
+            "The gradient that a pipeline stage sends stays until it is sent, or until that of the "
+            "next microbatch is there, where a rank has one part of the model (next).",
+            metavar="sent|next",
+            needs=("pp",),
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class StageBuffersOp(Statement):
@@ -68,6 +84,9 @@ class StageBuffersOp(Statement):
     `results = step`: a schedule returns the outputs of the last stage, so it has all of them until
     the next step begins (`output_chunks`), and joins them in a copy (`_merge_outputs`,
     `return_outputs = True`).
+
+    `gradients = next`: `ScheduleGPipe` and `Schedule1F1B` name the messages of a backward until
+    those of the next one are made (`bwd_sends`); schedules of several parts on a rank do not.
     """
 
     name, record = "stg.stage_buffers", StageBuffersRule

@@ -12,6 +12,7 @@ from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
 from stagec.ir_spec.ops.structure import joined
 from stagec.ir_spec.strategy.stage_buffers import (
     AHEAD,
+    NEXT,
     SENT,
     STEP,
     StageBuffersRule,
@@ -22,7 +23,8 @@ from stagec.passes.pipeline_stages.sections import ActionKind
 @dataclass(frozen=True)
 class KeepStageValues(Pass):
     """Receive into buffers that a stage has for each microbatch, and keep what it returns until the
-    backward of the microbatch, or the step, ends, as `stg.stage_buffers` says.
+    backward of the microbatch, or the step, ends, and the gradient that it sends until that of the
+    next microbatch is there, as `stg.stage_buffers` says.
 
     Before:
         stg.symbols[B, D]
@@ -130,6 +132,8 @@ class KeepStageValues(Pass):
                 _keep_results(module, accumulate)
             if rule.results == STEP:
                 _keep_outputs(module, func, accumulate)
+            if rule.gradients == NEXT and accumulate.integer("chunks", 1) == 1:
+                _keep_gradients(accumulate)
 
 
 def _receive_ahead(func: Operation, accumulate: Operation) -> None:
@@ -165,6 +169,14 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
             end = func.body.terminator
             last = Builder.before(module.registry, end, loc=end.loc, phase="forward")
             last.op("stg.discard", [every], types=())
+
+
+def _keep_gradients(accumulate: Operation) -> None:
+    """Keep the gradient that backward sends until that of the next microbatch is there."""
+    for back in _actions(accumulate, ActionKind.BACKWARD):
+        for op in back.body.ops:
+            if isinstance(op.definition, SendOp):
+                op.attrs["kept"] = True
 
 
 def _actions(accumulate: Operation, kind: ActionKind) -> list[Operation]:

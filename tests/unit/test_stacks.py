@@ -270,17 +270,17 @@ def test_steps_of_experts_are_met() -> None:
 @pytest.mark.long
 def test_steps_of_pipeline_stages_are_met() -> None:
     """Of all rows of `validation/torch-pipeline`; what is missing are tables of rotations and
-    tokens in 64 bits, and the gradient that a stage has sent last."""
+    tokens in 64 bits. Gradients of GPipe are there from the start, and those of FSDP are added up
+    as shards."""
     found = validate_memory("torch-pipeline", Session()).errors
-    assert len({each.row for each in found}) == 8
-    for each in found:
-        if each.category in ("parameters", "gradients") and "GPipe" not in each.row:
+    assert len({each.row for each in found}) == 11
+    for each in (each for each in found if "GPipe" not in each.row and "FSDP" not in each.row):
+        if each.category in ("parameters", "gradients"):
             assert each.measured == each.ours
         if each.category == "activations":
-            assert abs(each.error or 0) < 0.016
-        if each.category == "buffers":  # complex rotations, tokens and labels in 64 bits
-            tables = {parts * 1024 * 256 + 16 * n * 1024 for parts in (1, 2) for n in (4, 8)}
-            assert each.measured - each.ours in tables
+            assert abs(each.error or 0) < 0.005
+        if each.category == "total":
+            assert abs(each.error or 0) < 0.002
 
 
 @pytest.mark.long

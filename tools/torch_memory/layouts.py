@@ -152,12 +152,15 @@ def _policy(run: TorchRun) -> dict[str, Any]:
 def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
     titan = run.flag("stack", "huggingface") == "torchtitan"
     given = _policy(run)
+    if mesh is not None and "pp" in (mesh.mesh_dim_names or ()):
+        mesh = mesh["dp"]
     shard = partial(fully_shard, mesh=mesh, **given)
     if run.flag("shard_units", "ends" if titan else "root") == "ends":
-        shard(model.tok_embeddings)
-        fully_shard(
-            [model.norm, model.output], mesh=mesh, **given | {"reshard_after_forward": False}
-        )
+        if model.tok_embeddings is not None:
+            shard(model.tok_embeddings)
+        if model.output is not None:
+            last = [model.norm, model.output]
+            fully_shard(last, mesh=mesh, **given | {"reshard_after_forward": False})
     for block in model.layers:
         shard(block)
     fully_shard(model, mesh=mesh, mp_policy=given["mp_policy"])

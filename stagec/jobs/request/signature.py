@@ -73,6 +73,9 @@ class JobFlags(TypedDict, total=False):
     #: What a pipeline stage returns stays until it is sent, until the backward of its microbatch
     #: ends (backward), or also, of the last stage, until the step ends (step).
     stage_results: Literal["sent", "backward", "step"] | None
+    #: The gradient that a pipeline stage sends stays until it is sent, or until that of the next
+    #: microbatch is there, where a rank has one part of the model (next).
+    stage_gradients: Literal["sent", "next"] | None
     #: HSDP: replicas of the shard groups.
     dp_replicate: int | None
     #: HSDP: ranks of a shard group.
