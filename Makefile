@@ -54,6 +54,8 @@ test-torch: build/torch/.stamp
 	build/torch/bin/python -m tools.torch_memory torch-tensor-parallel
 	build/torch/bin/python -m tools.torch_memory torch-adapters
 	build/torch/bin/python -m tools.torch_memory torch-experts
+	build/torch/bin/python -m tools.torch_memory torch-pipeline
+	build/torch/bin/python -m tools.torch_memory torch-context
 
 build/torch/.stamp: pyproject.toml Makefile
 	$(PYTHON) -m venv build/torch

@@ -34,6 +34,7 @@ from stagec.passes.parts.connect_parts import ConnectParts
 from stagec.passes.parts.cut_part import CutPart
 from stagec.passes.parts.run_ahead import RunAhead
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
+from stagec.passes.pipeline_stages.keep_stage_values import KeepStageValues
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.serving.absorb_latent import AbsorbLatent
@@ -121,6 +122,7 @@ PLUGIN = Plugin(
         SplitWeightGradients,
         SplitStages,
         GatherParametersOnce,
+        KeepStageValues,
         CoalesceCollectives,
         ReshardParameters,
         CopyGradients,
@@ -152,7 +154,7 @@ PLUGIN = Plugin(
         "hoist-reductions,narrow-collectives,"
         "sort-expert-rows,"
         "keep-gathered-parameters,shard-units,record-expert-rows",
-        "stages": "split-weight-gradients,split-stages,gather-parameters-once",
+        "stages": "split-weight-gradients,split-stages,gather-parameters-once,keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
         "keep-inputs,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",

@@ -35,6 +35,12 @@ _PARAMS = (
     *SCORES,
     *WHOLE,
     Param("ring", "name", "keys and values go round the ranks, in this order", choices=ORDERS),
+    Param(
+        "steps",
+        "name",
+        "how eager software runs a ring: keys and values are gathered in one buffer, or passed on",
+        choices=("gathered", "passed"),
+    ),
 )
 
 

@@ -15,10 +15,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, evaluate, total
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef
+from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import StaysUntilNext, View
 from stagec.ir.types import FLOATS, AxisUse, Dim, Partial, TensorType, Type
@@ -202,11 +204,13 @@ class Reorder(OpDef):
 
     So functional collectives of PyTorch work along another dimension than the first one
     (`all_gather_tensor` concatenates what it has gathered, `reduce_scatter_tensor` what it will
-    reduce).
+    reduce). What eager attention over the parts of a sequence has merged is in the order of heads,
+    and copied for the product behind it.
     """
 
     name = "stg.reorder"
     operands = ("x",)
+    index = IndexRule("...->...", linear=(0,))
     example = "%y = stg.reorder(%x) : bf16[B, S, D]"
 
     def infer(self, op: Operation) -> list[Type]:
@@ -214,6 +218,9 @@ class Reorder(OpDef):
 
     def bytes_touched(self, op: Operation) -> Expr:
         return total(v.tensor.local_bytes for v in (*op.operands, *op.results))
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return [grads[0]]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]

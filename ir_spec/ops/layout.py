@@ -319,6 +319,21 @@ class Discard(OpDef):
     example = "stg.discard(%y)"
 
 
+class Workspace(OpDef):
+    """Memory that software has for itself while what follows runs, until a `stg.discard`; nothing
+    is computed."""
+
+    name = "stg.workspace"
+    traits = (Free(), Stays())
+    example = "%m = stg.workspace : f32[2, B, S]"
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [r.type for r in op.results if r.type is not None]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.zeros([ctx.size(d.local) for d in op.result.tensor.dims])]
+
+
 class Reshard(Discard):
     """Drops gathered parameters: each rank keeps its shard. All that one call has gathered is there
     until here, used or not.

@@ -50,23 +50,29 @@ class ActionOp(OpDef):
 
 
 class SendOp(OpDef):
-    """Sends the part that each rank holds to the stage `by` further along the axis `over`."""
+    """Sends the part that each rank holds to the stage `by` further along the axis `over`. With
+    `kept` it stays until what the next microbatch sends is there."""
 
     name = "stg.send"
     operands = ("x",)
     results = ()
-    params = (_OVER, _BY, _CHANNEL)
+    params = (_OVER, _BY, _CHANNEL, Param("kept", "flag", "it stays until the next one is sent"))
     traits = (Stays(),)
     example = "stg.send[over = pp, by = 1](%y)"
 
 
 class RecvOp(OpDef):
-    """Receives what the stage `by` before sends; the type says what it is."""
+    """Receives what the stage `by` before sends; the type says what it is. With `into`, a buffer of
+    the stage that has a part for each microbatch."""
 
     name = "stg.recv"
+    operands = ("into?",)
     params = (_OVER, _BY, _CHANNEL)
     traits = (Stays(),)
     example = "%h = stg.recv[over = pp, by = 1] : bf16[B@dp, S, D]"
 
     def infer(self, op: Operation) -> list[Type]:
         return [r.type for r in op.results if r.type is not None]
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 0 if op.operands else None

@@ -15,12 +15,12 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, Expr, call, const
+from stagec.ir.expr import ONE, Expr, call, const, expand
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.types import axis_size
+from stagec.ir.types import Dim, TensorType, axis_size
 from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (
     ORDERS,
@@ -160,6 +160,7 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
     values and n of their gradients, the last of which takes them where they belong."""
     attrs, home = _attrs(op, over)
     names = [r.name for r in op.results]
+    beside = _beside(b, op, over)
     first = b.op("stg.attention_block_grad", op.operands, home, names=names).results
     operands = op.operands[: len(op.operands) - op.flag("sinks")]
     queries, kv = operands[:4], operands[4:]
@@ -183,7 +184,31 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
     dtypes = [r.tensor.dtype for r in op.results]
     back = [dq, *_home(b, dkv, steps, over)]
     whole = [cast_to(b, grad, dtype) for grad, dtype in zip(back, dtypes, strict=False)]
+    if beside:
+        b.op("stg.discard", [*beside, *operands], types=())
     return [*whole, *first[count:]]
+
+
+def _beside(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
+    """What eager PyTorch has beside the steps of a ring backward, on the first rank
+    (torch/distributed/tensor/experimental/_context_parallel/_attention.py:
+    `_templated_ring_attention_backward`). In the type of the keys: gradients of the step before,
+    copies of keys and values that are contiguous and side by side for their transfer, and what it
+    brings: keys and values of all ranks (`gathered`) or of one more step (`passed`, where half of a
+    gradient of the queries is there too). In fp32: sums that began as zeros, and copies of sums
+    side by side."""
+    if "steps" not in op.attrs:
+        return []
+    q, k = op.operands[3].tensor, op.operands[4].tensor
+    queries, keys = q.local_elements, k.local_elements
+    narrow = queries + keys * (2 * axis_size(over) + 2)
+    if op.text("steps") == "passed":
+        narrow = queries * 3 / 2 + keys * 4
+    sizes = ((k.dtype, narrow), ("f32", keys * 4))
+    types = [TensorType(dtype, (Dim(expand(size)),), placed=True) for dtype, size in sizes]
+    return [
+        b.value("stg.workspace", (), type=t, hint=f"{op.results[0].name}_beside") for t in types
+    ]
 
 
 def _home(b: Builder, values: Sequence[Value], steps: Expr, over: Sequence[str]) -> list[Value]:

@@ -40,6 +40,7 @@ from stagec.ir_spec.strategy.shard_padding import ShardPaddingOp
 from stagec.ir_spec.strategy.shard_params import ShardParamsOp
 from stagec.ir_spec.strategy.shard_units import ShardUnitsOp
 from stagec.ir_spec.strategy.split import SplitOp
+from stagec.ir_spec.strategy.stage_buffers import StageBuffersOp
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.ir_spec.strategy.sustained import SustainedOp
 from stagec.ir_spec.strategy.tp_inputs import TpInputsOp
@@ -74,6 +75,7 @@ STATEMENTS: tuple[Statement, ...] = (
     OptimizerOp(),
     GradientsOp(),
     SavedTensorsOp(),
+    StageBuffersOp(),
     LossOp(),
     KernelsOp(),
     HostsOp(),

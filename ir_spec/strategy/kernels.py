@@ -55,6 +55,24 @@ class KernelsRule(Record):
             software=True,
         ),
     )
+    ring: str = parameter(
+        "name",
+        "fused: the steps of ring attention have no buffers but those of their operands; gathered, "
+        "passed: they run operation by operation, with keys and values of all ranks in one buffer, "
+        "or passed on",
+        default="fused",
+        choices=("fused", "gathered", "passed"),
+        flag=Flag(
+            "ring_steps",
+            "Ring attention as one kernel (fused), or operation by operation as PyTorch's "
+            "context_parallel: with keys and values of all ranks in one buffer (gathered), or "
+            "passed on.",
+            metavar="fused|gathered|passed",
+            needs=("cp",),
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class KernelsOp(Statement):
@@ -79,6 +97,12 @@ class KernelsOp(Statement):
     limits of a gated activation, gate and up by themselves, then concatenated for the kernel that
     activates them, which backward keeps beside what was clamped. `expert_bias`: what experts made
     is cast to fp32, its bias is added and the sum is cast back.
+
+    `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
+    result is in the order of heads, so it is copied for the product behind it, and backward keeps
+    both. The steps of backward have buffers beside them (`stg.workspace`): keys and values, whole
+    or those of a step, that are copied side by side for their transfer, and sums of their
+    gradients. Those of forward are smaller, and not modeled.
     """
 
     name, record = "stg.kernels", KernelsRule

@@ -78,7 +78,8 @@ def coalesce(module: Module) -> None:
     for func in module.functions:
         for region in _regions(func.body):
             _merge_gathers(region)
-            blocks = next(filter(_is_backward_blocks, region.ops), None) if ends else None
+            outside = ends and not region.owner.has(Repeats)  # a block may have loops of its own
+            blocks = next(filter(_is_backward_blocks, region.ops), None) if outside else None
             _merge_reductions(region, bucket, blocks, whole=strategy.zero == 1)
             _merge_updates(region)
         if bucket and strategy.one(BucketRule).copies:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stagec.api import (
     Attr,
+    Builder,
     Module,
     Operation,
     Pass,
@@ -20,6 +21,7 @@ from stagec.api import (
 )
 from stagec.ir_spec.ops.attention_core import key_rows
 from stagec.ir_spec.ops.ring_work import alignment
+from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import special_ops
 from stagec.sharding.strategy import RingRule
@@ -108,6 +110,7 @@ def ring_attention(
                 remedy="give each rank one run: --cp-order plain",
             )
         op.attrs["ring"] = ring.order
+        _run_in_steps(module, op, strategy.one(KernelsRule).ring)
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
             raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
@@ -130,6 +133,19 @@ def ring_attention(
     op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)
     root.insert(1 + max(places, default=-1), op)
     return found, over
+
+
+def _run_in_steps(module: Module, op: Operation, form: str) -> None:
+    """Merge the parts operation by operation: the result is in the order of heads, so that what
+    follows takes a copy of it."""
+    if form == "fused":
+        return
+    op.attrs["steps"] = form
+    b = Builder.after(module.registry, op, loc=made_by(RingAttention.name, op.loc))
+    copy = b.value("stg.reorder", [op.results[0]], hint=f"{op.results[0].name}_o")
+    for user, index in list(op.results[0].uses):
+        if user is not copy.producer:
+            user.set_operand(index, copy)
 
 
 def _another_sequence(op: Operation) -> Iterator[str]:

@@ -105,14 +105,15 @@ def _worst(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
 _KINDS = {
     **dict.fromkeys(("gradients", "unreduced gradients"), "gradients"),
     **dict.fromkeys(("optimizer", "update"), "optimizer"),
-    **dict.fromkeys(("gathered weights", "communication", CACHES), "buffers"),
+    **dict.fromkeys(("gathered weights", CACHES), "buffers"),
     "parameters": "parameters",
 }
 
 
 def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     """The bytes after forward, at the peak and after the update, in all and by kind. A gradient
-    that the operation at the peak makes is its result, no gradient yet."""
+    that the operation at the peak makes is its result, no gradient yet; what collectives make of
+    activations are such, buckets and buffers for messages are `buffers`."""
     at = timeline.moments()
     if not at:
         return {}
@@ -121,14 +122,17 @@ def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
         held[category] -= made[category]
         held["activations"] += made[category]
     each = {"after_forward": at["after_forward"], "peak": held, "after_update": at["after_update"]}
-    return {"moments": {name: _by_kind(held) for name, held in each.items()}}
+    fixed = timeline.static().get("communication", 0)
+    return {"moments": {name: _by_kind(held, fixed) for name, held in each.items()}}
 
 
-def _by_kind(held: Mapping[str, int]) -> dict[str, Any]:
+def _by_kind(held: Mapping[str, int], fixed: int) -> dict[str, Any]:
     names = ("parameters", "gradients", "optimizer", "activations", "buffers")
     by: dict[str, int] = dict.fromkeys(names, 0)
     for category, size in held.items():
         by[_KINDS.get(category, "activations")] += size
+    by["activations"] -= fixed
+    by["buffers"] += fixed
     return {"total": sum(by.values()), "by": by}
 
 

@@ -231,11 +231,10 @@ class MemoryTimeline:
         return bool(self._planner.held(state))
 
     def moments(self) -> Mapping[str, Mapping[str, int]]:
-        """The bytes of each category `after_forward` and `after_update`, in a step that trains and
-        whose microbatches no schedule orders; else none."""
+        """The bytes of each category `after_forward`, of a pipeline behind the last forward of its
+        schedule, and `after_update`, in a step that trains; else none."""
         run = self._planner.run(None)
-        phases = [step.op.phase for step, _ in run if step.counts]
-        if "optimizer" not in phases or any(self._planner.is_scheduled(step) for step, _ in run):
+        if all(step.op.phase != "optimizer" for step, _ in run if step.counts):
             return {}
         held = last = Counter(self.static())
         before: Counter[str] | None = None
@@ -243,9 +242,24 @@ class MemoryTimeline:
             if step.counts and step.op.phase != "forward":
                 before = before or Counter(held)
             self._planner.count(held, step.made, 1)
-            last = Counter(held)
+            if self._planner.is_scheduled(step):
+                before = self._behind_forward(held)
             self._planner.count(held, ends, -1)
+            if step.counts and step.op.phase == "optimizer":
+                last = Counter(held)
         return {"after_forward": before or last, "after_update": last}
+
+    def _behind_forward(self, around: Counter[str]) -> Counter[str] | None:
+        """The bytes of each category behind the last forward of the schedule, on top of what is
+        there around it."""
+        last: Counter[str] | None = None
+        for doing in turns(self.order, self._planner.regions):
+            if any(a.kind == "F" for a in doing.actions):
+                last = Counter(around)
+                for state, number in list(doing.after())[-1].items():
+                    for category, size in self._planner.held_bytes(state).items():
+                        last[category] += number * size
+        return last
 
     def made(self, point: Point) -> Mapping[str, int]:
         """The bytes of each category that the operation at a point makes."""

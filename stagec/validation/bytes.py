@@ -25,10 +25,12 @@ SMALLEST = 0.001
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
     """A row of a source, as its files have it: the job, and the bytes of each category at each
-    moment. `row` is the title, with `$name` of sizes, flags and notes."""
+    moment. `row` is the title, with `$name` of sizes, flags and notes; `stage` the stage of a
+    pipeline that was recorded, by default that with the highest peak."""
 
     row: str
     model: str
+    stage: str = ""
     kind: str = ""
     sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -83,7 +85,10 @@ def _compared(source: str, given: SourceRow) -> Iterator[BytesError]:
         flags = {name: values[name] for name in row.flags}
         options = JobOptions(row.model, sizes=sizes, **flags, explicit=frozenset(flags))
         module = JobBuilder(options).lower(until=PLAN)
-        worst = max(footprint(module, row.model)["classes"], key=lambda each: each["peak"])
+        classes = footprint(module, row.model)["classes"]
+        worst = max(classes, key=lambda each: each["peak"])
+        if row.stage:
+            worst = classes[int(row.stage)]
         title = filled(row.row, {**sizes, **row.flags, **row.notes})
         for moment in MOMENTS:
             measured = {name: int(text) for name, text in getattr(row, moment).items()}

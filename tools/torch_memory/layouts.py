@@ -26,7 +26,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tools.torch_memory.context import ring_attention
 from tools.torch_memory.experts import TorchtitanExperts, exchanged, padded
+from tools.torch_memory.models import Attention
 from tools.torch_memory.run import TorchRun
 
 _MiB = 1 << 20
@@ -45,14 +47,18 @@ class Layout:
 
 
 def mesh_of(run: TorchRun) -> DeviceMesh | None:
-    """The mesh of a run over fake ranks, of which this is the first; None of one rank."""
+    """The mesh of a run over fake ranks, of which this is the first one, of its pipeline stage;
+    None of one rank."""
     axes = layout_of(run).axes(run)
+    if (stages := run.flag("pp", 1)) > 1:
+        axes = {"pp": stages, **{name: size for name, size in axes.items() if name != "one"}}
     ranks = torch.Size(axes.values()).numel()
     if ranks == 1:
         return None
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    rank = run.stage * (ranks // stages)
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-    if "ep" in axes:
+    if "ep" in axes or "cp" in axes:
         mesh._flatten("dp")
     return mesh
 
@@ -146,12 +152,15 @@ def _policy(run: TorchRun) -> dict[str, Any]:
 def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
     titan = run.flag("stack", "huggingface") == "torchtitan"
     given = _policy(run)
+    if mesh is not None and "pp" in (mesh.mesh_dim_names or ()):
+        mesh = mesh["dp"]
     shard = partial(fully_shard, mesh=mesh, **given)
     if run.flag("shard_units", "ends" if titan else "root") == "ends":
-        shard(model.tok_embeddings)
-        fully_shard(
-            [model.norm, model.output], mesh=mesh, **given | {"reshard_after_forward": False}
-        )
+        if model.tok_embeddings is not None:
+            shard(model.tok_embeddings)
+        if model.output is not None:
+            last = [model.norm, model.output]
+            fully_shard(last, mesh=mesh, **given | {"reshard_after_forward": False})
     for block in model.layers:
         shard(block)
     fully_shard(model, mesh=mesh, mp_policy=given["mp_policy"])
@@ -177,6 +186,24 @@ def _experts(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mar
             experts.register_parameter(name, nn.Parameter(split))
         exchanged(experts, mesh["ep"].get_group())
         fully_shard(experts, mesh=mesh["dp_shard_mod_ep"], **_policy(run))
+    return _fsdp(model, run, mesh["dp"], mark)
+
+
+# -- parts of sequences, with FSDP2 over all ----------------------------------------------------
+
+
+def _context_axes(run: TorchRun) -> dict[str, int]:
+    ranks = run.flag("cp", 1)
+    return {"dp_shard": run.flag("dp", 1), "cp": ranks} if ranks > 1 else {}
+
+
+def _context(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
+    """`context_parallel` and `apply_fsdp` of torchtitan: parameters are split over both axes."""
+    if mesh is None or run.flag("zero", 0) != 3:
+        raise ValueError(f"{run.title}: ranks with parts of sequences come with zero = 3")
+    group, rotation = mesh["cp"].get_group(), run.flag("ring_steps", "gathered")
+    for each in [m for m in model.modules() if isinstance(m, Attention)]:
+        each.over_ranks = partial(ring_attention, group, rotation)
     return _fsdp(model, run, mesh["dp"], mark)
 
 
@@ -233,6 +260,7 @@ def _tensor(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark
 #: The last one takes every run that is left.
 LAYOUTS: Sequence[Layout] = (
     Layout(_tensor_axes, _tensor),
+    Layout(_context_axes, _context),
     Layout(_expert_axes, _experts),
     Layout(_fsdp_axes, _fsdp),
     Layout(_ddp_axes, _ddp, real=True),

@@ -76,6 +76,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         d, self.k, self.titan, self.eager = sizes["D"], sizes["K"], titan, eager
+        #: Attention over the parts of other ranks, where a rank has a part of each sequence.
+        self.over_ranks: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
         self.q_norm, self.k_norm = (norm(self.k) if norm else nn.Identity() for _ in range(2))
         self.wq = nn.Linear(d, sizes["H"] * self.k, bias=False)
         self.wk = nn.Linear(d, sizes["G"] * self.k, bias=False)
@@ -95,6 +97,8 @@ class Attention(nn.Module):
             q, k = _rotated(q, *rotation), _rotated(k, *rotation)
         if self.eager:
             a = _eager_attention(q, k, v)
+        elif self.over_ranks is not None:
+            a = self.over_ranks(q, k, v)
         else:
             a = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, enable_gqa=not self.titan
@@ -169,10 +173,11 @@ class Decoder(nn.Module):
         self.output = nn.Linear(sizes["D"], sizes["V"], bias=False)
 
     def logits(self, tokens: Tensor, *rotation: Tensor) -> Tensor:
-        x = self.tok_embeddings(tokens)
+        """Those of tokens; a stage of a pipeline takes and returns what passes between blocks."""
+        x = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers:
             x = layer(x, *rotation)
-        return self.output(self.norm(x))
+        return self.output(self.norm(x)) if self.output is not None else x
 
 
 class HuggingFaceDecoder(Decoder):

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from tools.torch_memory.adapters import train_parts
 from tools.torch_memory.layouts import layout_of, mesh_of, spread
 from tools.torch_memory.models import model_of, outside_loss
+from tools.torch_memory.pipelines import Pipeline, cut, stages_of
 from tools.torch_memory.run import TorchRun
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -77,6 +78,10 @@ class StorageTracker(TorchDispatchMode):
             storage = ref()
             if storage is not None:
                 yield key, storage.nbytes()
+
+    def forward_ended(self) -> None:
+        """What is alive now is that after forward."""
+        self.recorded.after_forward = self.by_category()
 
     def by_category(self) -> Bytes:
         bytes_of: Counter[str] = Counter()
@@ -229,17 +234,23 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
     if run.flag("autocast_attention", "cast") != "cast":
         raise ValueError(f"{run.title}: attention of PyTorch {torch.__version__} casts")
     torch.set_default_dtype(torch.bfloat16 if cast and not autocast else torch.float32)
-    model = train_parts(model_of(run), run)
+    staged = run.flag("pp", 1) > 1
+    models = [train_parts(model_of(run), run) for _ in (stages_of(run) if staged else (0,))]
     torch.set_default_dtype(torch.float32)
     with tracker:
-        net = spread(model, run, mesh, tracker.mark)
+        if staged:
+            models = [cut(m, run, part) for m, part in zip(models, stages_of(run), strict=True)]
+        nets = [spread(each, run, mesh, tracker.mark) for each in models]
+        pipeline = None
+        if staged and mesh is not None:
+            pipeline = Pipeline(nets, run, mesh, outside_loss, tracker.forward_ended)
         run.check()
-        for each in model.parameters():
+        for each in (p for model in models for p in model.parameters()):
             tracker.mark(each, "parameters")
             _watch_gradient(each, tracker)
-        for each in model.buffers():
+        for each in (b for model in models for b in model.buffers()):
             tracker.mark(each, "buffers")
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = [p for model in models for p in model.parameters() if p.requires_grad]
         groups = [[p for p in trained if isinstance(p, DTensor) is d] for d in (False, True)]
         optimizer = torch.optim.AdamW([{"params": g} for g in groups if g], fused=True)
         tokens = torch.zeros(run.sizes["B"], run.sizes["S"], dtype=torch.int64)
@@ -251,13 +262,32 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
         ):  # DDP builds its buckets anew in the second
             optimizer.zero_grad(set_to_none=True)
             tracker.restart()
-            split = run.flag("tp", 1) > 1 and run.flag("loss_logits", "split") == "split"
-            with loss_parallel() if split else contextlib.nullcontext():
-                _step(net, optimizer, (tokens, labels), tracker, titan=titan, autocast=autocast)
+            if pipeline is not None:
+                _scheduled(pipeline, optimizer, (tokens, labels), tracker)
+            else:
+                split = run.flag("tp", 1) > 1 and run.flag("loss_logits", "split") == "split"
+                with loss_parallel() if split else contextlib.nullcontext():
+                    inputs = tokens, labels
+                    _step(nets[0], optimizer, inputs, tracker, titan=titan, autocast=autocast)
             for each in optimizer.state.values():
                 for state in each.values():
                     tracker.mark(state, "optimizer")
     return tracker.recorded
+
+
+def _scheduled(
+    pipeline: Pipeline,
+    optimizer: torch.optim.Optimizer,
+    inputs: tuple[Tensor, Tensor],
+    tracker: StorageTracker,
+) -> None:
+    tracker.phase = "schedule"
+    pipeline.step(*inputs)
+    for each in pipeline.received():
+        tracker.mark(each, "buffers")
+    tracker.phase = "update"
+    optimizer.step()
+    tracker.recorded.after_update = tracker.by_category()
 
 
 def _step(
@@ -273,7 +303,7 @@ def _step(
     tracker.phase = "forward"
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = outside_loss(net(tokens), labels) if titan else net(tokens, labels)
-    tracker.recorded.after_forward = tracker.by_category()
+    tracker.forward_ended()
     tracker.phase = "backward"
     loss.backward()
     del loss

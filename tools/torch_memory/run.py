@@ -15,20 +15,22 @@ from stagec.validation.sources import ValidationSource, filled, validation_sourc
 
 @dataclass(frozen=True)
 class TorchRun:
-    """A step: the text of the model with all of its sizes (B is the batch of one rank), and the
-    flags of the job, as `stagec memory` takes them. A part that knows a flag takes it; what is
-    left is an error."""
+    """A step: the text of the model with all of its sizes (B and S are those of one rank), the
+    flags of the job, as `stagec memory` takes them, and the pipeline rank that is recorded. A part
+    that knows a flag takes it; what is left is an error."""
 
     title: str
     text: str
     sizes: Mapping[str, int]
     flags: Mapping[str, Any]
+    stage: int = 0
     _taken: set[str] = field(default_factory=set[str])
 
     def flag(self, name: str, default: Any) -> Any:
         """The value of a flag, in the type of its default."""
         self._taken.add(name)
-        return type(default)(self.flags.get(name, default))
+        value = self.flags.get(name, default)
+        return type(default)(value if value != "off" else "")
 
     def check(self) -> None:
         """Raise `ValueError` for flags that nobody took."""
@@ -52,5 +54,7 @@ def _runs(source: ValidationSource) -> list[TorchRun]:
         if every["B"] % replicas:
             raise ValueError(f"{title}: {every['B']} sequences do not divide over {replicas} ranks")
         every["B"] //= replicas
-        runs.append(TorchRun(title, model.text_name, every, flags))
+        every["S"] //= int(flags.get("cp", 1))
+        stage = int(given.get("stage") or 0)
+        runs.append(TorchRun(title, model.text_name, every, flags, stage))
     return runs

@@ -67,6 +67,15 @@ class JobFlags(TypedDict, total=False):
     #: Tensor-parallel ranks send a part each of what they hold alike to the next stage, which
     #: gathers it.
     scatter_gather: bool | None
+    #: Buffers for the messages of a pipeline: from arrival to last use (arrive), or one for each
+    #: microbatch from step to step (ahead).
+    stage_receives: Literal["arrive", "ahead"] | None
+    #: What a pipeline stage returns stays until it is sent, until the backward of its microbatch
+    #: ends (backward), or also, of the last stage, until the step ends (step).
+    stage_results: Literal["sent", "backward", "step"] | None
+    #: The gradient that a pipeline stage sends stays until it is sent, or until that of the next
+    #: microbatch is there, where a rank has one part of the model (next).
+    stage_gradients: Literal["sent", "next"] | None
     #: HSDP: replicas of the shard groups.
     dp_replicate: int | None
     #: HSDP: ranks of a shard group.
@@ -79,6 +88,9 @@ class JobFlags(TypedDict, total=False):
     cp_order: Literal["zigzag", "plain"] | None
     #: --cp-mode all-gather: gather keys and values again in backward, or keep them.
     cp_inputs: Literal["regather", "save-gathered"] | None
+    #: Ring attention as one kernel (fused), or operation by operation as PyTorch's
+    #: context_parallel: with keys and values of all ranks in one buffer (gathered), or passed on.
+    ring_steps: Literal["fused", "gathered", "passed"] | None
     #: Expert-parallel ranks, some of the data-parallel ones.
     ep: int | None
     #: Ranks that split each expert: as many as tp, or 1. 0, the default, is 1 where --ep takes

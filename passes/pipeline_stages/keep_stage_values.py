@@ -1,0 +1,212 @@
+"""keep-stage-values: what stages receive has buffers of its own, what they return stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
+from stagec.ir.traits import Accumulates, Recasts, TakesLogits
+from stagec.ir_spec.ops.comm import AllSlice
+from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
+from stagec.ir_spec.ops.structure import joined
+from stagec.ir_spec.strategy.stage_buffers import (
+    AHEAD,
+    NEXT,
+    SENT,
+    STEP,
+    StageBuffersRule,
+)
+from stagec.passes.pipeline_stages.sections import ActionKind
+
+
+@dataclass(frozen=True)
+class KeepStageValues(Pass):
+    """Receive into buffers that a stage has for each microbatch, and keep what it returns until the
+    backward of the microbatch, or the step, ends, and the gradient that it sends until that of the
+    next microbatch is there, as `stg.stage_buffers` says.
+
+    Before:
+        stg.symbols[B, D]
+        stg.assume[B % 4 == 0]
+        stg.mesh @pod[pp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.stage_buffers[received = ahead, results = backward]
+        }
+        stg.func @f_stage0[over = pp, stages = 0, parameters = D^2](
+            %x: bf16[B, D | rep], %w: bf16[D, D | rep param]) -> bf16[D, D | rep] {
+          %g = stg.accumulate[count = 4, split = B, schedule = "1f1b"] (
+              %x_mb: bf16[B/4, D | rep] = %x) {
+            stg.action[forward, chunk = 0] {
+              %y = stg.einsum["bd,de->be"](%x_mb, %w) : bf16[B/4, D | rep]
+              stg.send[over = pp, by = 1](%y)
+              stg.yield()
+            }
+            %d_w = stg.action[backward, chunk = 0, phase = backward] {
+              %d_y = stg.recv[over = pp, by = -1, channel = 1] : bf16[B/4, D | rep]
+              %d_w = stg.einsum["bd,be->de"](%x_mb, %d_y) : bf16[D, D | rep]
+              stg.yield(%d_w)
+            } : bf16[D, D | rep]
+            stg.yield(%d_w)
+          } : bf16[D, D | rep]
+          stg.return(%g)
+        }
+        stg.func @f_stage1[over = pp, stages = 1, parameters = D^2](
+            %w: bf16[D, D | rep param]) -> bf16[D, D | rep] {
+          %g = stg.accumulate[count = 4, split = B, schedule = "1f1b"] {
+            %y = stg.action[forward, chunk = 0] {
+              %y = stg.recv[over = pp, by = 1] : bf16[B/4, D | rep]
+              stg.yield(%y)
+            } : bf16[B/4, D | rep]
+            %d_w = stg.action[backward, chunk = 0, phase = backward] {
+              %d_y = stg.einsum["bd,de->be"](%y, %w) : bf16[B/4, D | rep]
+              stg.send[over = pp, by = -1, channel = 1](%d_y)
+              %d_w = stg.einsum["bd,be->de"](%y, %d_y) : bf16[D, D | rep]
+              stg.yield(%d_w)
+            } : bf16[D, D | rep]
+            stg.yield(%d_w)
+          } : bf16[D, D | rep]
+          stg.return(%g)
+        }
+    After:
+        stg.symbols[B, D]
+        stg.assume[B % 4 == 0]
+        stg.mesh @pod[pp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.stage_buffers[received = ahead, results = backward]
+        }
+        stg.func @f_stage0[over = pp, stages = 0, parameters = D^2] (
+            %x: bf16[B, D | rep], %w: bf16[D, D | rep param],
+            %received_d_y: bf16[4, B/4, D | rep bucket]) -> bf16[D, D | rep] {
+          %g = stg.accumulate[count = 4, split = B, schedule = "1f1b"] (
+              %x_mb: bf16[B/4, D | rep] = %x) {
+            %y = stg.action[forward, chunk = 0] {
+              %y = stg.einsum["bd,de->be"](%x_mb, %w) : bf16[B/4, D | rep]
+              stg.send[over = pp, by = 1](%y)
+              stg.yield(%y)
+            } : bf16[B/4, D | rep]
+            %d_w = stg.action[backward, chunk = 0, phase = backward] {
+              %d_y = stg.recv[over = pp, by = -1, channel = 1](%received_d_y) : bf16[B/4, D | rep]
+              %d_w = stg.einsum["bd,be->de"](%x_mb, %d_y) : bf16[D, D | rep]
+              stg.discard(%y)
+              stg.yield(%d_w)
+            } : bf16[D, D | rep]
+            stg.yield(%d_w)
+          } : bf16[D, D | rep]
+          stg.return(%g)
+        }
+        stg.func @f_stage1[over = pp, stages = 1, parameters = D^2] (
+            %w: bf16[D, D | rep param], %received_y: bf16[4, B/4, D | rep bucket]) ->
+            bf16[D, D | rep] {
+          %g = stg.accumulate[count = 4, split = B, schedule = "1f1b"] {
+            %y = stg.action[forward, chunk = 0] {
+              %y = stg.recv[over = pp, by = 1](%received_y) : bf16[B/4, D | rep]
+              stg.yield(%y)
+            } : bf16[B/4, D | rep]
+            %d_w = stg.action[backward, chunk = 0, phase = backward] {
+              %d_y = stg.einsum["bd,de->be"](%y, %w) : bf16[B/4, D | rep]
+              stg.send[over = pp, by = -1, channel = 1](%d_y)
+              %d_w = stg.einsum["bd,be->de"](%y, %d_y) : bf16[D, D | rep]
+              stg.yield(%d_w)
+            } : bf16[D, D | rep]
+            stg.yield(%d_w)
+          } : bf16[D, D | rep]
+          stg.return(%g)
+        }
+    """
+
+    name = "keep-stage-values"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        rule = read_strategy(module).one(StageBuffersRule)
+        return rule != StageBuffersRule() and any("stages" in f.attrs for f in module.functions)
+
+    def run(self, module: Module) -> None:
+        rule = read_strategy(module).one(StageBuffersRule)
+        for func in module.functions:
+            accumulate = next(op for op in func.body.ops if op.has(Accumulates))
+            if rule.received == AHEAD:
+                _receive_ahead(func, accumulate)
+            if rule.results != SENT:
+                _keep_results(module, accumulate)
+            if rule.results == STEP:
+                _keep_outputs(module, func, accumulate)
+            if rule.gradients == NEXT and accumulate.integer("chunks", 1) == 1:
+                _keep_gradients(accumulate)
+
+
+def _receive_ahead(func: Operation, accumulate: Operation) -> None:
+    """Give each message a buffer of the function with a part for each microbatch."""
+    for op in [op for op in accumulate.body.walk() if isinstance(op.definition, RecvOp)]:
+        stack = op.result.tensor.stacked(accumulate.expr("count"))
+        type_ = replace(stack, role="bucket", placed=True)
+        op.add_operand(func.body.add_arg(f"received_{op.result.name}", type_, op.loc))
+
+
+def _keep_results(module: Module, accumulate: Operation) -> None:
+    """Keep what forward of a chunk returns until its backward ends."""
+    for forward in _actions(accumulate, ActionKind.FORWARD):
+        for back in _actions(accumulate, ActionKind.BACKWARD):
+            if back.integer("chunk") == forward.integer("chunk"):
+                kept = [_yielded(forward, v) for v in _returned(forward)]
+                end = back.body.terminator
+                b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
+                if kept:
+                    b.op("stg.discard", kept, types=())
+
+
+def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> None:
+    """Join the logits of all microbatches, and keep them to the end of the step."""
+    for forward in _actions(accumulate, ActionKind.FORWARD):
+        for value in _logits(forward):
+            inside = _yielded(forward, value)
+            accumulate.body.terminator.add_operand(inside)
+            every = accumulate.add_result(value.name, joined(accumulate, value.tensor), value.loc)
+            after = Builder.after(module.registry, accumulate, loc=value.loc)
+            merged = after.value("stg.reorder", [every], hint=f"{value.name}_merged")
+            after.op("stg.discard", [merged], types=())
+            end = func.body.terminator
+            last = Builder.before(module.registry, end, loc=end.loc, phase="forward")
+            last.op("stg.discard", [every], types=())
+
+
+def _keep_gradients(accumulate: Operation) -> None:
+    """Keep the gradient that backward sends until that of the next microbatch is there."""
+    for back in _actions(accumulate, ActionKind.BACKWARD):
+        for op in back.body.ops:
+            if isinstance(op.definition, SendOp):
+                op.attrs["kept"] = True
+
+
+def _actions(accumulate: Operation, kind: ActionKind) -> list[Operation]:
+    found = [op for op in accumulate.body.ops if isinstance(op.definition, ActionOp)]
+    return [op for op in found if op.text("kind") == kind.label]
+
+
+def _returned(forward: Operation) -> Iterator[Value]:
+    """What a chunk sends, whole where ranks send a part each, or gives to the loss."""
+    for op in forward.body.ops:
+        for value in op.operands if isinstance(op.definition, SendOp) else ():
+            made = value.producer
+            part = made is not None and isinstance(made.definition, AllSlice)
+            yield made.operands[0] if made is not None and part else value
+    yield from _logits(forward)
+
+
+def _logits(forward: Operation) -> Iterator[Value]:
+    """What the head of the model makes, before it is cast for the loss."""
+    for op in forward.body.ops:
+        if op.has(TakesLogits):
+            made = op.operands[0].producer
+            cast = made is not None and made.has(Recasts)
+            yield made.operands[0] if made is not None and cast else op.operands[0]
+
+
+def _yielded(action: Operation, value: Value) -> Value:
+    """The result of an action that is a value of its region."""
+    end = action.body.terminator
+    if value in end.operands:
+        return action.results[list(end.operands).index(value)]
+    end.add_operand(value)
+    return action.add_result(value.name, value.tensor, value.loc)
