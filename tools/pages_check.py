@@ -78,13 +78,13 @@ def main(axe: str, folder: str, *pages: str) -> int:
             for width in SIZES:
                 picture = Path(folder) / f"{page.stem}-{width}-{scheme}.png"
                 run([*_flags(scheme, width), f"--screenshot={picture}", page.resolve().as_uri()])
-            seen = look(page, None if axe == "-" else Path(axe), scheme, 1400)
-            serious = [found for found in seen["found"] if found[0] in _SERIOUS]
-            faults += len(serious) + len(seen["problems"])
-            size = page.stat().st_size / 1e6
-            print(f"{page.name}, {scheme}: {size:.2f} MB, {seen['opened']:,.0f} ms")
-            for found in (*seen["problems"], *seen["found"]):
-                print(f"  {found}")
+                seen = look(page, None if axe == "-" else Path(axe), scheme, width)
+                serious = [found for found in seen["found"] if found[0] in _SERIOUS]
+                faults += len(serious) + len(seen["problems"])
+                size, opened = page.stat().st_size / 1e6, seen["opened"]
+                print(f"{page.name}, {scheme}, {width} px: {size:.2f} MB, {opened:,.0f} ms")
+                for found in (*seen["problems"], *seen["found"]):
+                    print(f"  {found}")
     return 1 if faults else 0
 
 
