@@ -50,8 +50,8 @@ class PlotAxis:
 
 
 def _is_short(value: Any) -> bool:
-    """Whether a value has few digits, as those that are chosen and not computed."""
-    return bool(value == float(f"{value:.3g}"))
+    """Whether a value is whole or has few digits, as those that are chosen and not computed."""
+    return bool(value in (int(value), float(f"{value:.3g}")))
 
 
 def _is_zero(value: Any) -> bool:
