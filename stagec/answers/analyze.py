@@ -130,7 +130,7 @@ def _page(
     """The page of pods with numbers, and of what goes between them; None of others."""
     from stagec.answers.analyze_page import analysis_page
 
-    classes = [
+    classes: list[Mapping[str, Any]] = [
         {**each, "name": "/".join(filter(None, (pod, each["name"])))}
         for pod, found in pods.items()
         for each in found["classes"]

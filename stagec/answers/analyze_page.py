@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from stagec.memory.timeline import ALL
 from stagec.output.bars import Bar, Bars
@@ -12,6 +12,7 @@ from stagec.output.page import TableRow, command, facts, figures, page, paragrap
 from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, count_text
 
+_Parts: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, int]]
 _CALLS = ("class", "collective", "over", "phase", "dtype", "calls", "bytes", "sent on a ring")
 _BUFFERS = ("class", "value", "category", "made at", "type", "count", "bytes")
 
@@ -44,7 +45,7 @@ def _charts(
     flops = PlotAxis("FLOPs per rank and step", lambda v: count_text(round(v), "FLOP"))
     size = PlotAxis("bytes per rank", lambda v: bytes_text(round(v)), 1024)
     sent = PlotAxis("bytes sent per rank and step", size.text, 1024)
-    kinds = (
+    kinds: Sequence[tuple[str, PlotAxis, _Parts, Sequence[str]]] = (
         ("FLOPs by phase", flops, lambda each: each["flops"], ()),
         ("Peak memory by category", size, _held, ALL),
         ("Bytes sent by axis of the mesh", sent, _sent, ()),
