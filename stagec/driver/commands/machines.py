@@ -46,7 +46,7 @@ def command(name: str | None, **given: Any) -> None:
         show(MachineAnswer(machine_of(name, the_session())), given)
         return
     show(MachinesAnswer(list(machines().values())), given)
-    if form_of(given) is None:
+    if form_of(given) is None and given["html"] is None:
         log(_HINT)
 
 
