@@ -16,12 +16,10 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from tools.pictures import browser, run
+from tools.pictures import SCHEMES, browser, draw, run, window
 
 #: Columns and rows of the windows.
 SIZES = {360: 1600, 1400: 1800, 3840: 2160}
-#: What Chromium's setting `preferredColorScheme` says.
-SCHEMES = {"dark": 0, "light": 1}
 _SERIOUS = ("serious", "critical")
 _HEAD = """<script>
 const problems = [];
@@ -52,18 +50,13 @@ def look(page: Path, axe: Path | None, scheme: str, width: int) -> dict[str, Any
         probed = Path(folder) / "page.html"
         at = text.rindex("</body>")
         probed.write_text(f"{text[:at]}{script}{_TAIL}</html>\n", "utf-8")
-        flags = [*_flags(scheme, width), "--virtual-time-budget=60000", "--dump-dom"]
+        flags = [*window(scheme, width, SIZES[width]), "--virtual-time-budget=60000", "--dump-dom"]
         shown = run([*flags, probed.as_uri()]).decode()
     match = re.search(r"<body>(.*)</body>", shown, re.DOTALL)
     if match is None:
         return {"problems": [f"no answer: {shown[:200]}"], "opened": 0, "found": []}
     seen: dict[str, Any] = json.loads(unescape(match[1]))
     return seen
-
-
-def _flags(scheme: str, width: int) -> list[str]:
-    setting = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
-    return [f"--window-size={width},{SIZES[width]}", setting]
 
 
 def main(axe: str, folder: str, *pages: str) -> int:
@@ -75,16 +68,16 @@ def main(axe: str, folder: str, *pages: str) -> int:
     Path(folder).mkdir(parents=True, exist_ok=True)
     for page in map(Path, pages):
         for scheme in SCHEMES:
-            for width in SIZES:
+            for width, height in SIZES.items():
                 picture = Path(folder) / f"{page.stem}-{width}-{scheme}.png"
-                run([*_flags(scheme, width), f"--screenshot={picture}", page.resolve().as_uri()])
-            seen = look(page, None if axe == "-" else Path(axe), scheme, 1400)
-            serious = [found for found in seen["found"] if found[0] in _SERIOUS]
-            faults += len(serious) + len(seen["problems"])
-            size = page.stat().st_size / 1e6
-            print(f"{page.name}, {scheme}: {size:.2f} MB, {seen['opened']:,.0f} ms")
-            for found in (*seen["problems"], *seen["found"]):
-                print(f"  {found}")
+                draw(page, picture, scheme, width, height)
+                seen = look(page, None if axe == "-" else Path(axe), scheme, width)
+                serious = [found for found in seen["found"] if found[0] in _SERIOUS]
+                faults += len(serious) + len(seen["problems"])
+                size, opened = page.stat().st_size / 1e6, seen["opened"]
+                print(f"{page.name}, {scheme}, {width} px: {size:.2f} MB, {opened:,.0f} ms")
+                for found in (*seen["problems"], *seen["found"]):
+                    print(f"  {found}")
     return 1 if faults else 0
 
 

@@ -1,5 +1,6 @@
-"""Draws the pictures of docs/gallery.md: runs its commands, and takes a screenshot of each page
-that they write with a Chromium without a window.
+"""Draws the pictures of docs/gallery.md: runs its commands, and takes screenshots of each page that
+they write with a Chromium without a window: as wide as a screen in light colors, `NAME.png`, and as
+narrow as a phone in dark ones, `NAME-phone.png`.
 
 `python -m tools.pictures`; CHROMIUM names another browser.
 """
@@ -21,6 +22,9 @@ PAGE = ROOT / "docs" / "gallery.md"
 FOLDER = ROOT / "docs" / "pictures"
 #: Columns and rows of a picture; those of README's show the schedule and the streams.
 SIZE, SIZES = (1200, 760), {"time": (1400, 720), "search": (1200, 1100), "sweep": (1200, 1000)}
+PHONE = (360, 800)
+#: What Chromium's setting `preferredColorScheme` says.
+SCHEMES = {"dark": 0, "light": 1}
 _COMMAND = re.compile(r"^\$ (stagec .* --html (\w+)\.html)", re.M)
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -34,15 +38,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for command, name in _COMMAND.findall(PAGE.read_text(encoding="utf-8")):
             subprocess.run(command, shell=True, check=True, cwd=folder, stdout=subprocess.DEVNULL)
-            draw(Path(folder) / f"{name}.html", FOLDER / f"{name}.png")
-            print(f"drew {name}.png")
+            page = Path(folder) / f"{name}.html"
+            draw(page, FOLDER / f"{name}.png", "light", *SIZES.get(name, SIZE))
+            draw(page, FOLDER / f"{name}-phone.png", "dark", *PHONE)
+            print(f"drew {name}")
     return 0
 
 
-def draw(page: Path, picture: Path) -> None:
+def draw(page: Path, picture: Path, scheme: str, width: int, height: int) -> None:
     """A screenshot of the top of a page."""
-    width, height = SIZES.get(page.stem, SIZE)
-    run([f"--window-size={width},{height}", f"--screenshot={picture}", page.as_uri()])
+    run([*window(scheme, width, height), f"--screenshot={picture}", page.resolve().as_uri()])
+
+
+def window(scheme: str, width: int, height: int) -> list[str]:
+    """The flags of a window of this many columns and rows, dark or light."""
+    setting = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    return [f"--window-size={width},{height}", setting]
 
 
 def browser() -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -11,6 +12,7 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.jobs.builder import JobBuilder, model_name
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pods import Pods
+from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving import DISAGGREGATED
@@ -19,6 +21,7 @@ from stagec.jobs.serving import serving_figures
 from stagec.jobs.session import Session
 from stagec.jobs.verdict import verdict_on
 from stagec.output.report import Report
+from stagec.output.tables import bytes_text, count_text
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobAnalysis(Report):
-    """The counts of a step: the object of `stagec analyze --json` (analyze.schema.json)."""
+    """The counts of a step: the object of `stagec analyze --json` (analyze.schema.json).
+    `command` asks for them."""
 
     data: Mapping[str, Any]
+    command: str = ""
 
     @property
     def ranks(self) -> int:
@@ -71,12 +76,17 @@ class JobAnalysis(Report):
 
         print_analysis(dict(self.data), stream)
 
+    def page(self) -> str:
+        """Bars of each class and tables; of symbols, and of a step of serving, the text."""
+        return _page(self, {"": self.data}) or super().page()
+
 
 @dataclass(frozen=True)
 class PodsAnalysis(Report):
-    """The counts of each pod, and of what goes from one to another."""
+    """The counts of each pod, and of what goes from one to another. `command` asks for them."""
 
     data: Mapping[str, Any]
+    command: str = ""
 
     @property
     def pods(self) -> Mapping[str, Mapping[str, Any]]:
@@ -93,19 +103,53 @@ class PodsAnalysis(Report):
         return [{"pod": pod, **dict(c)} for pod, found in each for c in found["classes"]]
 
     def print(self, stream: TextIO) -> None:
-        from stagec.output.tables import bytes_text
-
         for found in self.pods.values():
             JobAnalysis(found).print(stream)
+        stream.writelines(f"{text}\n" for text in self.crossings())
+
+    def crossings(self) -> Iterator[str]:
+        """What goes from one pod to another."""
         if "handover" in self.data:
             crossed = self.data["handover"]
             size, count = bytes_text(crossed["bytes"]), f"{crossed['messages']:,}"
-            stream.write(
-                f"From prefill to decode: {size} of caches and tokens in {count} messages\n"
-            )
+            yield f"From prefill to decode: {size} of caches and tokens in {count} messages"
         for each in self.data.get("crossings", ()):
             size, count = bytes_text(each["bytes"]), f"{each['messages']:,}"
-            stream.write(f"From {each['source']} to {each['to']}: {size} in {count} messages\n")
+            yield f"From {each['source']} to {each['to']}: {size} in {count} messages"
+
+    def page(self) -> str:
+        """Bars of each class of each pod and tables; of symbols the text."""
+        return _page(self, self.pods, [*self.crossings()]) or super().page()
+
+
+def _page(
+    answer: JobAnalysis | PodsAnalysis,
+    pods: Mapping[str, Mapping[str, Any]],
+    notes: Sequence[str] = (),
+) -> str | None:
+    """The page of pods with numbers, and of what goes between them; None of others."""
+    from stagec.answers.analyze_page import analysis_page
+
+    classes: list[Mapping[str, Any]] = [
+        {**each, "name": "/".join(filter(None, (pod, each["name"])))}
+        for pod, found in pods.items()
+        for each in found["classes"]
+    ]
+    numbers = [v for each in classes for v in each["flops"].values()]
+    if any("serving" in found for found in pods.values()) or not all(
+        isinstance(number, int) for number in numbers
+    ):
+        return None
+    figures = {
+        " ".join(filter(None, (pod, name))): text
+        for pod, found in pods.items()
+        for name, text in (
+            ("parameters", f"{found['parameters']:,}"),
+            ("model FLOPs per step", count_text(found["model_flops"], "FLOP")),
+            (" x ".join(f"{a} {n}" for a, n in found["mesh"].items()), f"{found['ranks']:,} ranks"),
+        )
+    }
+    return analysis_page(answer.title, figures, classes, notes, answer.command)
 
 
 def analyze(
@@ -152,7 +196,10 @@ def analyze(
     numbers = counts
     if symbolic and pods.several:
         numbers = {pod: analysis(module, pod) for pod, module in pods.modules.items()}
-    return analysis_of(options, counts, numbers)
+    said = question_command("analyze", options, machine)
+    said += f" --limit {shlex.quote(limit.text)}" if limit is not None else ""
+    said += " --symbolic" if symbolic else ""
+    return replace(analysis_of(options, counts, numbers), command=said)
 
 
 def _check(builder: JobBuilder, limit: Limit | None, machine: Machine | None) -> None:
@@ -179,7 +226,8 @@ def analysis_of(
     """The counts of a job, from those of its pods: of several with what goes from one to another,
     of which there are `numbers`."""
     if len(pods) == 1:
-        return JobAnalysis(*pods.values())
+        (only,) = pods.values()
+        return JobAnalysis(only)
     result: dict[str, Any] = {"schema": 1, "model": model_name(options), "pods": pods}
     if options.serve == DISAGGREGATED:
         result["handover"] = asdict(_sent(numbers[PREFILL], DECODE))

@@ -35,7 +35,7 @@ from stagec.jobs.pod_options import (
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.combine import divisors
-from stagec.jobs.request.command_line import question_command
+from stagec.jobs.request.command_line import question_command, step_command
 from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
@@ -352,8 +352,9 @@ def _rows(
     problem: DiagnosticError | None = None
     found = False
     for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
+        job = decode.changed(batch=batch)
         try:
-            report = _step(decode.changed(batch=batch), machine, session)
+            report = _step(job, machine, session)
         except DiagnosticError as told:
             problem = problem or told
             if wanted:
@@ -370,7 +371,8 @@ def _rows(
             rates = mixes.rates(engine, machine, session)
         else:
             rates = (disaggregated if apart else colocated)(prefill, engine, output)
-        yield ServedBatch(rates, (prefill, engine), ranks, fit, report.cautions)
+        command, steps = step_command(job, machine), (prefill, engine)
+        yield ServedBatch(rates, steps, ranks, fit, report.cautions, command)
     if not found and problem is not None:
         raise problem
 

@@ -25,13 +25,14 @@ SCHEMA = 1
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
     """A batch: what it gives, its `steps` of prefill and of decode, whether what a rank holds fits,
-    and what to know of it."""
+    what to know of it, and the command that times its step of decode."""
 
     rates: ServingRates
     steps: tuple[PodStep, PodStep]
     ranks: int
     fit: MemoryFit
     cautions: tuple[str, ...]
+    command: str
 
     @property
     def peak(self) -> int:

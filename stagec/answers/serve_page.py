@@ -39,27 +39,31 @@ def serve_plot(answer: ServeAnswer) -> Plot:
 
 def serve_page(answer: ServeAnswer) -> str:
     """The curve, and a row for each batch."""
-    rows = [
-        TableRow(
-            [r.batch, r.ttft, r.tpot, r.latency, r.per_rank, r.per_user, fit.peak],
-            [
-                f"{r.batch:,}",
-                *map(seconds_text, (r.ttft, r.tpot, r.latency)),
-                f"{r.per_rank:,.1f}",
-                f"{r.per_user:,.1f}",
-                fit_text(fit),
-            ],
-            f"row{n}",
-        )
-        for n, (r, fit) in enumerate((row.rates, row.fit) for row in answer.points)
-    ]
     about = (
         f"Prompts of {answer.prompt:,} tokens, answers of {answer.output:,}. TTFT: the time to the "
-        "first token; TPOT: the time for each further one."
+        "first token; TPOT: the time for each further one. Choose a row or a mark for the command "
+        "that writes the page of its step of decode."
     )
-    body = [figures([serve_plot(answer)]), *paragraphs([about], "quiet"), table(_HEADS, rows)]
+    rows = table(_HEADS, [_row(n, served) for n, served in enumerate(answer.points)])
+    body = [figures([serve_plot(answer)]), *paragraphs([about], "quiet"), rows]
     said = command(answer.command)
     return page(answer.title, [said, *body, *paragraphs(answer.cautions)])
+
+
+def _row(number: int, served: ServedBatch) -> TableRow:
+    r = served.rates
+    return TableRow(
+        [r.batch, r.ttft, r.tpot, r.latency, r.per_rank, r.per_user, served.peak],
+        [
+            f"{r.batch:,}",
+            *map(seconds_text, (r.ttft, r.tpot, r.latency)),
+            f"{r.per_rank:,.1f}",
+            f"{r.per_user:,.1f}",
+            fit_text(served.fit),
+        ],
+        f"row{number}",
+        f"{served.command} --html decode-{r.batch}.html",
+    )
 
 
 def _about(row: ServedBatch) -> str:

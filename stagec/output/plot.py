@@ -49,6 +49,11 @@ class PlotAxis:
         return re.sub(r"\.0+(?!\d)|(\.\d*?)0+(?!\d)", r"\1", text)
 
 
+def _is_short(value: Any) -> bool:
+    """Whether a value is whole or has few digits, as those that are chosen and not computed."""
+    return bool(value in (int(value), float(f"{value:.3g}")))
+
+
 def _is_zero(value: Any) -> bool:
     return not isinstance(value, bool) and bool(value == 0)
 
@@ -160,7 +165,7 @@ class _Scale:
             self._places = {v: i for i, v in enumerate(dict.fromkeys(values))}
             self._low, self._high = -0.5, len(self._places) - 0.5
             return
-        self._given = sorted(set(values)) if given else []
+        self._given = sorted(set(values)) if given and all(map(_is_short, values)) else []
         low, high = min(values), max(values)
         self._log = low > 0 and high / low >= _LARGE_RATIO and not axis.linear
         if self._log:

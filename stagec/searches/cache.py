@@ -32,12 +32,12 @@ def cached(
     file = _folder() / f"{_key(given, asked)}.json"
     with suppress(OSError, ValueError):
         return {**cast("dict[str, Any]", json.loads(file.read_text("utf-8"))), "cached": True}
-    found = ask()
-    if found["proven"]:
+    answer = ask()
+    if answer["proven"]:
         with suppress(OSError):  # a folder that cannot be written costs time, no answer
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_file(file, json.dumps(found))
-    return found
+            write_file(file, json.dumps(answer))
+    return answer
 
 
 def _folder() -> Path:
@@ -76,8 +76,8 @@ def _code() -> list[tuple[str, int, int]]:
     them."""
     root = Path(str(files("stagec")))
     roots = [root, *(p for p in (root.parent / n for n in ("passes", "ir_spec")) if p.is_dir())]
-    found = (file for folder in roots for file in folder.rglob("*") if file.suffix in _SUFFIXES)
-    return sorted((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in found)
+    sources = (file for folder in roots for file in folder.rglob("*") if file.suffix in _SUFFIXES)
+    return sorted((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sources)
 
 
 _SUFFIXES = (".py", ".stg", ".toml", ".lark")

@@ -87,12 +87,12 @@ def evaluate(task: Task) -> Evaluated | str:
         room = partial(task.limit.room, machine=task.machine) if task.limit else None
         pods = {pod: each.mesh for pod, each in figures.pods.items()}
         most = room(fullest.mesh) if room is not None else None
-        held = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
+        evaluated = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
         if room is not None and figures.missing(room) > 0:
-            return held
+            return evaluated
         report = job.time(task.machine, overlap=task.overlap, measured=task.measured)
         mesh = pods.get(report.slowest.partition("/")[0], fullest.mesh)
-        return _timed(replace(held, mesh=mesh), report)
+        return _timed(replace(evaluated, mesh=mesh), report)
     except DiagnosticError as problem:
         first = problem.diagnostics[0]
         where = [n.message for n in first.notes if n.message.startswith(IN_POD)]
@@ -101,9 +101,9 @@ def evaluate(task: Task) -> Evaluated | str:
         return str(problem)
 
 
-def _timed(found: Evaluated, report: TimeReport) -> Evaluated:
+def _timed(evaluated: Evaluated, report: TimeReport) -> Evaluated:
     about = report.step_seconds, report.tokens, report.mfu, dict(report.breakdown)
-    return Evaluated(found.mesh, found.memory, found.room, *about, pods=found.pods)
+    return Evaluated(evaluated.mesh, evaluated.memory, evaluated.room, *about, pods=evaluated.pods)
 
 
 def kind_of(unit: Task | Asked) -> Hashable:
@@ -130,8 +130,8 @@ class Probes:
         keys = [f"{a.what} {_key(a.options)}" for a in asked]
         new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
         order = sorted(new, key=lambda k: repr(kind_of(new[k])))
-        for done, (number, found) in enumerate(self._run([new[k] for k in order]), 1):
-            self._known[order[number]] = found
+        for done, (number, evaluated) in enumerate(self._run([new[k] for k in order]), 1):
+            self._known[order[number]] = evaluated
             more = f", {done:,} of the {len(new):,} that are wanted now"
             self._tell(f"{len(self._known):,} probes made{more}")
         return [self._known[k] for k in keys]

@@ -26,33 +26,33 @@ _ABOUT = (
 _TIME = PlotAxis("step time", seconds_text)
 
 
-def search_page(found: Mapping[str, Any], said: str) -> str | None:
+def search_page(answer: Mapping[str, Any], said: str) -> str | None:
     """The text of the page, with the command of the search; None where nothing was timed, so that
     there is nothing to draw."""
-    timed = [p for p in found["evaluations"] if p["step_seconds"] is not None]
+    timed = [p for p in answer["evaluations"] if p["step_seconds"] is not None]
     timed.sort(key=lambda p: p["step_seconds"])
     if not timed:
         return None
     shown = timed[:_MOST]
     counts = {
-        "points of the space": found["points"],
-        "legal": found["legal"],
-        "evaluated": found["evaluated"],
+        "points of the space": answer["points"],
+        "legal": answer["legal"],
+        "evaluated": answer["evaluated"],
         "fit": len(timed),
     }
     machines = dict.fromkeys(f"{p['ranks']:,} x {p['machine']}" for p in shown)
-    about = f"{found['model']} on {', '.join(machines)}"
+    about = f"{answer['model']} on {', '.join(machines)}"
     body = [
         command(said),
         facts((name, f"{count:,}") for name, count in counts.items()),
         "<h2>The best</h2>",
-        *_best(found["best"]),
+        *_best(answer["best"]),
         *paragraphs([_ABOUT], "quiet"),
-        figures(replace(c, command=said) for c in _charts(shown, about, found["bounds"])),
-        *_tried(found.get("tried")),
+        figures(replace(c, command=said) for c in _charts(shown, about, answer["bounds"])),
+        *_tried(answer.get("tried")),
         "<h2>All that was timed</h2>",
         _all(shown),
-        *paragraphs(found["cautions"]),
+        *paragraphs(answer["cautions"]),
     ]
     return page(f"Search: {about}", body)
 
@@ -87,9 +87,9 @@ def _cloud(
     ]
     marks = [
         PlotPoint(
-            seconds, held, "evaluated" if n else "the fastest", _about(points[n]), key=f"p{n}"
+            seconds, peak, "evaluated" if n else "the fastest", _about(points[n]), key=f"p{n}"
         )
-        for n, (seconds, held) in reversed([*enumerate(places)])
+        for n, (seconds, peak) in reversed([*enumerate(places)])
     ]
     room = max((p["room"] for p in points if p["room"] is not None), default=None)
     return Plot(
@@ -130,8 +130,8 @@ def _threads(points: Sequence[Mapping[str, Any]], about: str) -> Threads:
 
 def _about(point: Mapping[str, Any]) -> str:
     mfu = "" if point["mfu"] is None else f", MFU {point['mfu']:.1%}"
-    held = bytes_text(point["memory_peak"])
-    return f"{point['strategy']}\n{seconds_text(point['step_seconds'])}{mfu}, {held} on a rank"
+    peak = bytes_text(point["memory_peak"])
+    return f"{point['strategy']}\n{seconds_text(point['step_seconds'])}{mfu}, {peak} on a rank"
 
 
 def _bytes(value: float) -> str:
@@ -167,27 +167,27 @@ def _opens(point: Mapping[str, Any], number: int) -> str:
 def _best(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "<ol>"
     for row in rows:
-        held = bytes_text(row["memory_peak"])
-        said = f"{row['strategy']}: {seconds_text(row['step_seconds'])}, {held}; {row['reason']}"
+        peak = bytes_text(row["memory_peak"])
+        said = f"{row['strategy']}: {seconds_text(row['step_seconds'])}, {peak}; {row['reason']}"
         yield f"<li>{''.join(paragraphs([said]))}{command(row['command'])}</li>"
     yield "</ol>"
 
 
-def _tried(found: Mapping[str, Any] | None) -> Iterator[str]:
+def _tried(tried: Mapping[str, Any] | None) -> Iterator[str]:
     """What is better than the best of the space."""
-    if found is None:
+    if tried is None:
         return
     yield "<h2>Beyond the space</h2>"
-    better = len(found["better"]) or "none"
-    counts = f"{found['count']:,} other values of flags that keep the numerics were tried"
+    better = len(tried["better"]) or "none"
+    counts = f"{tried['count']:,} other values of flags that keep the numerics were tried"
     yield from paragraphs([f"{counts} on the best; {better} made it better."])
-    if found["better"]:
+    if tried["better"]:
         yield "<ul>"
-    for row in found["better"]:
+    for row in tried["better"]:
         said = (
             f"{row['change']}: {seconds_text(row['step_seconds'])} ({row['more']:+.1%}), "
             f"{bytes_text(row['memory_peak'])}"
         )
         yield f"<li>{''.join(paragraphs([said]))}{command(row['command'])}</li>"
-    if found["better"]:
+    if tried["better"]:
         yield "</ul>"

@@ -106,15 +106,15 @@ def _ran(each: ClassTimes) -> Iterator[_Ran]:
 
 def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:
     """The computations of each layer, layer by layer."""
-    found: list[list[_Ran]] = []
+    chunks: list[list[_Ran]] = []
     layer = -1
     for each in computed:
         if each.layer >= 0:
             if each.layer != layer:
-                found.append([])
-            found[-1].append(each)
+                chunks.append([])
+            chunks[-1].append(each)
         layer = each.layer
-    return found
+    return chunks
 
 
 def _chunk(ran: Sequence[_Ran], visits: Sequence[Sequence[_Ran]], phase: int) -> Chunk:
@@ -148,7 +148,7 @@ def _chain(last: _Ran, inside: Mapping[int, _Ran]) -> Iterator[_Ran]:
 def _after(ran: Sequence[_Ran], last: _Ran) -> dict[Stream, _Ran]:
     """The last nodes of the last layer on each stream beside the computations, of those that are
     issued before other computations."""
-    found: dict[Stream, _Ran] = {}
+    latest: dict[Stream, _Ran] = {}
     begun = False
     for each in ran:
         computes = each.step.node.is_computation
@@ -156,8 +156,8 @@ def _after(ran: Sequence[_Ran], last: _Ran) -> dict[Stream, _Ran]:
             break
         begun = begun or each.at == last.at
         if not computes and each.layer == last.layer and each.phase == last.phase:
-            found[each.step.streams[-1]] = each
-    return {stream: each for stream, each in found.items() if each.end > last.end}
+            latest[each.step.streams[-1]] = each
+    return {stream: each for stream, each in latest.items() if each.end > last.end}
 
 
 def _of_data(stream: Stream) -> bool:

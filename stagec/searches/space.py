@@ -55,17 +55,17 @@ class Values(Kind[tuple[Any, ...]]):
     def read(self, text: str) -> tuple[Any, ...]:
         """The values, each as the flag takes it."""
         parts = text.split("|" if self._flag.kind in _WITH_COMMAS else ",")
-        found: list[Any] = []
+        values: list[Any] = []
         for part in (p.strip() for p in parts):
             if self._flag.kind == "int" and is_range(part):
-                found += self._range(part)
+                values += self._range(part)
             elif not part and self._flag.kind not in _WITH_COMMAS:
                 raise ValueError(f"'{text}' has an empty value; expected 1,2,4 or 1..8")
             else:
-                found.append(type_of(self._flag).read(part))
-        if len(found) > _MOST_VALUES:
-            raise ValueError(f"expects at most {_MOST_VALUES} values, found {len(found)}")
-        return tuple(dict.fromkeys(found))
+                values.append(type_of(self._flag).read(part))
+        if len(values) > _MOST_VALUES:
+            raise ValueError(f"expects at most {_MOST_VALUES} values, found {len(values)}")
+        return tuple(dict.fromkeys(values))
 
     def text(self, value: Sequence[Any]) -> str:
         return ("|" if self._flag.kind in _WITH_COMMAS else ",").join(map(_text, value))
@@ -195,14 +195,14 @@ class _Listing:
     def _inside(self, idle: frozenset[str]) -> tuple[Sequence[Point], int]:
         """The points inside a mesh on which some knobs have no effect, and for how many each
         stands."""
-        found = self._insides.get(idle)
-        if found is None:
+        inside = self._insides.get(idle)
+        if inside is None:
             knobs = self._space.knobs
             live = self._space.part(frozenset(knobs) - _MESH - idle)
             default = {n: FLAGS[n].default for n in idle}
             points = [{**default, **point} for point in live]
-            found = self._insides[idle] = points, prod(len(knobs[n]) for n in idle)
-        return found
+            inside = self._insides[idle] = points, prod(len(knobs[n]) for n in idle)
+        return inside
 
     def _take(self, values: dict[str, Any], times: int) -> None:
         """Take in a point that stands for so many."""

@@ -47,15 +47,15 @@ def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
     them first."""
     every = (t for flag in _flags(answer) for t in _of_flag(answer, flag))
     trials = [*{repr(vars(t.job)): t for t in every}.values()]
-    found = [*_evaluated(answer, trials, _telling(run, tell))]
-    together = _together(found)
+    better = [*_evaluated(answer, trials, _telling(run, tell))]
+    together = _together(better)
     if len(together) > 1 and (both := _trial(answer, together)) is not None:
         trials.append(both)
-        found += _evaluated(answer, [both], run)
-    found.sort(key=lambda each: each[0])
+        better += _evaluated(answer, [both], run)
+    better.sort(key=lambda each: each[0])
     return {
         "count": len(trials),
-        "better": [_row(answer, n, *each) for n, each in enumerate(found)],
+        "better": [_row(answer, n, *each) for n, each in enumerate(better)],
     }
 
 
@@ -145,23 +145,23 @@ def _evaluated(
     question, best = answer.question, answer.best[0]
     about = question.machine, question.limit, question.overlap, question.measured
     results = sorted(run([Task(t.job, *about) for t in trials]), key=itemgetter(0))
-    for number, found in results:  # in their order, whichever was done first
-        value = question.value(found) if isinstance(found, Evaluated) else None
-        if isinstance(found, Evaluated) and value is not None and value < best.value:
-            yield value / best.value, trials[number], found
+    for number, result in results:  # in their order, whichever was done first
+        value = question.value(result) if isinstance(result, Evaluated) else None
+        if isinstance(result, Evaluated) and value is not None and value < best.value:
+            yield value / best.value, trials[number], result
 
 
-def _together(found: Iterable[tuple[float, _Trial, Evaluated]]) -> dict[str, Any]:
+def _together(better: Iterable[tuple[float, _Trial, Evaluated]]) -> dict[str, Any]:
     """The best value of each flag that helped."""
     best: dict[str, Any] = {}
-    for _, trial, _ in sorted(found, key=lambda each: each[0]):
+    for _, trial, _ in sorted(better, key=lambda each: each[0]):
         if best.keys().isdisjoint(trial.values):
             best |= trial.values
     return best
 
 
 def _row(
-    answer: Answer, number: int, part: float, trial: _Trial, found: Evaluated
+    answer: Answer, number: int, part: float, trial: _Trial, result: Evaluated
 ) -> dict[str, Any]:
     changes = (_change(name, value) for name, value in trial.values.items())
     name = f"1{ascii_lowercase[number]}" if number < len(ascii_lowercase) else f"1-{number + 1}"
@@ -171,8 +171,8 @@ def _row(
         "strategy": strategy_of(trial.job),
         "command": command_of(trial.job, name),
         "more": part - 1,
-        "step_seconds": found.seconds,
-        "memory_peak": found.peak,
+        "step_seconds": result.seconds,
+        "memory_peak": result.peak,
     }
 
 

@@ -466,3 +466,26 @@ def test_bytes_by_kind_are_those_of_the_nodes(model: str, fusion: str) -> None:
         if node.kernel is not None:
             found[node.kernel.kind] += node.kernel.bytes
     assert entry["bytes_touched"] == found
+
+
+def test_the_page_has_each_class_and_its_command(tmp_path: Path) -> None:
+    """Numbers are drawn; expressions, which have no length, are a text."""
+    page, words = tmp_path / "page.html", ["analyze", "llama3-8b", "--pp", "2", "--set", "L=2,B=4"]
+    assert stagec(*words, "--html", str(page)).code == 0
+    text = page.read_text("utf-8")
+    assert f"<code>stagec {' '.join(words)}</code>" in text
+    for title in ("FLOPs by phase", "Peak memory by category", "Bytes sent by axis of the mesh"):
+        assert f"<h2>{title}</h2>" in text
+    assert 'data-key="class1"><td>stage1</td><td>all_reduce</td>' in text
+    assert stagec(*words, "--symbolic", "--html", str(page)).code == 0
+    assert "<pre" in page.read_text("utf-8")
+
+
+def test_the_page_of_pods_has_what_goes_between_them(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = "--serve disaggregated --prefill tp=2 --decode dp=2 --prompt 64 --batch 2 --set L=1"
+    ran = stagec("analyze", "llama3-8b", *words.split(), "--html", str(page))
+    text = page.read_text("utf-8")
+    assert f'<p class="quiet">{ran.out.splitlines()[-1]}</p>' in text
+    assert "prefill/stage0" in text
+    assert "decode/stage0" in text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +74,23 @@ def test_the_command_of_an_answer_gives_the_answer() -> None:
     ran = command(*shlex.split(served.command)[1:])
     assert ran.out == str(served)
     assert served.command in served.page()
+    last = served.points[-1]
+    step = command(*shlex.split(last.command)[1:], "--json")
+    assert json.loads(step.out)["step_seconds"] == last.steps[1].seconds
+    assert f"{last.command} --html decode-2.html" in served.page()
     assert replace(served, command="").as_json() == served.as_json()
+
+
+def test_the_command_of_a_sweep_has_its_ranks_and_its_file(tmp_path: Path) -> None:
+    named, page = tmp_path / "configurations.toml", tmp_path / "sweep.html"
+    named.write_text("[fsdp]\nzero = 3\n[tensor]\ntp = 2\n", "utf-8")
+    words = ["time", "llama3-8b", "--ranks", "4", "--set", "L=1", "--machine", "h100-sxm"]
+    words += ["--sweep", str(named)]
+    ran = command(*words, "--html", str(page))
+    assert ran.code == 0, ran.err
+    text = page.read_text("utf-8")
+    assert f"<code>{shlex.join(['stagec', *words])}</code>" in text
+    assert "stagec time llama3-8b --ranks 4 --zero 3 --set L=1 --machine h100-sxm --html" in text
 
 
 def test_workers_and_kept_answers_are_not_part_of_a_search() -> None:

@@ -116,6 +116,21 @@ def test_marks_of_an_axis_do_not_overlap(width: int) -> None:
     assert all(b - a > 6 * len("value 000") for a, b in pairwise(places))
 
 
+@pytest.mark.parametrize(
+    ("values", "marks"),
+    [((512, 16384), ["512", "16384"]), ((9.33254, 62.2569), ["20", "40", "60"])],
+)
+def test_given_values_are_marked_and_computed_ones_are_not(
+    values: tuple[float, ...], marks: list[str]
+) -> None:
+    points = [PlotPoint(value, 1.0, "", "") for value in values]
+    across = PlotAxis("x", "{:g}".format)
+    chart = Plot(title="", points=points, x=across, y=_NUMBER, joined=True)
+    root = ElementTree.fromstring(f"<svg>{''.join(chart.draw(WIDE)[0])}</svg>")
+    middle = [t.text for t in root.iter("text") if t.attrib.get("text-anchor") == "middle"]
+    assert middle == [*marks, "x"]
+
+
 def test_bars_are_as_long_as_their_parts() -> None:
     parts, _ = CHARTS["bars"].draw(WIDE)
     root = ElementTree.fromstring(f"<svg>{''.join(parts)}</svg>")

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,15 @@ def test_what_is_no_trace(content: bytes, job: Path, tmp_path: Path) -> None:
     assert (ran.code, "there is no file or folder" in ran.err) == (1, True)
     ran = stagec("diff", job, tmp_path)
     assert ran.code == 1
+
+
+def test_a_page_has_the_nodes_and_the_sums_that_differ(job: Path, tmp_path: Path) -> None:
+    page, other = tmp_path / "diff.html", rewritten(job, tmp_path / "one", 3, lambda n: n[:-1])
+    ran = stagec("diff", job, other, "--html", str(page))
+    text = page.read_text("utf-8")
+    (found,) = differences(job, other)
+    assert ran.code == 1
+    assert f"<code>stagec diff {job} {other}</code>" in text
+    assert f"<td>{found['kind']}</td>" in text
+    assert all(escape(example) in text for example in found["examples"])
+    assert text.count('data-name="sums"') == 1

@@ -427,3 +427,17 @@ def test_texts_of_the_page_are_machines() -> None:
     assert [(m.ranks, m.oversubscription) for m in ours.network] == [(8, 1), (256, 1), (None, 2)]
     assert simulator.efficiency.collectives == ("ring",)
     assert {p.start for e in simulator.efficiency.network.values() for p in e.pairs.values()} == {0}
+
+
+def test_pages_of_machines_have_all_of_them_and_all_figures(tmp_path: Path) -> None:
+    compared, one = tmp_path / "machines.html", tmp_path / "h100.html"
+    assert stagec("machines", "--html", str(compared)).code == 0
+    text = compared.read_text("utf-8")
+    for name in machines():
+        assert f'data-opens="stagec machines {name} --html {name}.html"' in text
+    assert stagec("machines", "h100", "--html", str(one)).code == 0
+    text = one.read_text("utf-8")
+    assert all(f"<td>{path}</td>" in text for path, _ in machines()["h100-sxm"].figures())
+    rows = stagec("machines", "--format", "csv").out.splitlines()
+    assert rows[0] == "name,title,bf16,fp8,memory,bandwidth,network"
+    assert len(rows) == 1 + len(machines())

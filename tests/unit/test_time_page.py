@@ -296,7 +296,7 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert all(re.search(r"[\d.]+ (B|KiB)\n[\d,]+ bytes", tip) for tip in memory)
     assert seen["window"].startswith("the whole step")
     assert seen["saved"] > 100
-    assert {"stage0", "stage1", "time of the step", "0", "3"} <= set(seen["numbers"])
+    assert {"stage0", "stage1", "time", "0", "3"} <= set(seen["numbers"])
     assert re.match(r"[\d,]+ in stage[01], [\d.]+ (ns|µs|ms)", seen["found"])
     assert " to " in seen["went"]
     assert " to " in seen["zoomed"]

@@ -57,9 +57,10 @@ def _about(machine: Machine) -> str:
     rate, bandwidth = machine.compute.vector["f32"].value, machine.memory.bandwidth.value
     return (
         f"What one rank holds over a step. The axis is the time of the computations alone: a "
-        f"roofline of {rate / 1e12:g} TFLOP/s and {bandwidth / 1e9:g} GB/s; communication, "
-        "copies to the host and launches take none, which the page of 'stagec time' has. Each "
-        "column shows its highest moment. Point at the picture for a buffer, click for a list."
+        f"roofline of {rate / 1e12:g} TFLOP/s and {bandwidth / 1e9:g} GB/s. Communication, "
+        "copies to the host and launches take no time here; 'stagec time --html' draws memory over "
+        "the time of the whole step. Each column shows its highest moment. Point at the picture "
+        "for a buffer, click for a list."
     )
 
 

@@ -82,16 +82,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is swept, and its values."""
+    """What is swept, and its values; `file` has them if they are configurations."""
 
     name: str
     choices: tuple[Choice, ...]
+    file: str = ""
 
     @property
     def text(self) -> str:
-        """As `--sweep` takes it: `tp=1,2,4`; empty for configurations of a file."""
+        """As `--sweep` takes it: `tp=1,2,4`, or the file of configurations."""
         shown = ",".join(str(choice.shown) for choice in self.choices)
-        return "" if self.name == NAMED else f"{self.name}={shown}"
+        return self.file or f"{self.name}={shown}"
 
     @property
     def sets(self) -> frozenset[str]:
@@ -195,7 +196,7 @@ def _read(path: str, *, timed: bool) -> Axis:
             except ValueError as e:
                 raise _wrong(source, name, key, str(e)) from None
         choices.append(Choice(name, tuple(settings)))
-    return Axis(NAMED, tuple(choices))
+    return Axis(NAMED, tuple(choices), path)
 
 
 def _tables(source: Source) -> _Tables:

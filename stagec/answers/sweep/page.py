@@ -115,7 +115,7 @@ def sweep_page(
     lines = [_row(row, columns, numbers, f"row{n}", opens.get(n, "")) for n, row in enumerate(rows)]
     said = (f"[{number}] {text}" for text, number in numbers.items())
     body = [
-        command(about[1]) if about[1] else "",
+        command(about[1]),
         figures(_charts(about, rows, names, columns)),
         "<h2>All configurations</h2>",
         *paragraphs(["Choose a row or a mark: the other pictures show it too."], "quiet"),

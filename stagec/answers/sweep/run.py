@@ -106,7 +106,7 @@ def check_alone(given: Mapping[str, Any]) -> None:
 class SweepAnswer(Report):
     """The configurations of a sweep in their order: what each costs, or why it cannot be. Its page
     has `every` row, these if none are given, and draws two columns, `plotted`. `command` asks for
-    the rows; empty where configurations are those of a file."""
+    the rows."""
 
     configurations: Sequence[SweepRow]
     columns: Sequence[SweepColumn]
@@ -246,9 +246,7 @@ def answer_of(
 def _sweep_command(
     case: Case, axes: Sequence[Axis], columns: Sequence[SweepColumn], limit: Limit | None
 ) -> str:
-    """The command of a sweep; empty where configurations are those of a file."""
-    if not all(axis.text for axis in axes):
-        return ""
+    """The command of a sweep."""
     more = [word for axis in axes for word in ("--sweep", axis.text)]
     more += ["--limit", limit.text] if limit is not None else []
     more += [f"--no-{name}" for name in ("overlap", "graphs") if not getattr(case, name)]

@@ -142,7 +142,7 @@ class Panel {
       const half = pen.measureText(text).width / 2;
       pen.fillText(text, Math.max(GUTTER + half, Math.min(x, end - half)), top + 0.95 * em);
     }
-    this.label("time of the step", top + 0.95 * em);
+    this.label("time", top + 0.95 * em);
   }
 
   label(text, y, strong) {

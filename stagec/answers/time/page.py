@@ -115,7 +115,7 @@ def _levers(found: TimeReport, about: str, said: str) -> Bars:
         key=lambda row: row[1],
     )
     bars = [
-        Bar(f"{name} ({speedup - 1:.1%} faster)" if n else name, {"time of the step": seconds})
+        Bar(f"{name} ({speedup - 1:.1%} faster)" if n else name, {"step time": seconds})
         for n, (name, seconds, speedup) in enumerate(rows)
     ]
     return Bars(
@@ -123,7 +123,7 @@ def _levers(found: TimeReport, about: str, said: str) -> Bars:
         about=about,
         command=said,
         bars=bars,
-        axis=PlotAxis("time of the step", seconds_text),
+        axis=PlotAxis("step time", seconds_text),
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import sys
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from stagec.driver.shell.show import write_json
+from stagec.driver.shell.options import takes
+from stagec.driver.shell.show import show
+from stagec.jobs.request.option import CommandOption
+from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE
+from stagec.output.report import Report
 from stagec.support.words import counted
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Ops that are named for each difference.
 _OPS = 3
+_HTML = CommandOption("html", PAGE, "Write a page of what differs.", metavar="FILE")
 
 
 @click.command("diff")
@@ -30,8 +35,8 @@ _OPS = 3
     default=3,
     help="Examples of each difference (default 3).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(a: Path, b: Path, limit: int, as_json: bool) -> int:
+@takes(JSON, FORM, _HTML, OUTPUT)
+def command(a: Path, b: Path, limit: int, **given: Any) -> int:
     """Compare two traces, two folders of traces, or archives: nodes, FLOPs, bytes, collectives by
     kind and group, dependencies, order.
 
@@ -40,46 +45,97 @@ def command(a: Path, b: Path, limit: int, as_json: bool) -> int:
     """
     from stagec.check.compare import compare
 
-    found = compare(a, b, limit)
-    if as_json:
-        write_json(_as_json(found))
-    else:
-        _print(found, a, b)
-    return int(not found.same)
+    answer = DiffAnswer(a, b, compare(a, b, limit))
+    show(answer, given)
+    return int(not answer.comparison.same)
 
 
-def _print(found: Comparison, a: Path, b: Path) -> None:
-    from stagec.output.tables import console, table
+@dataclass(frozen=True)
+class DiffAnswer(Report):
+    """What differs between the traces of `a` and of `b`."""
 
-    out = console(sys.stdout, 160)
-    for name, path, ranks, nodes in zip("AB", (a, b), found.ranks, found.nodes, strict=True):
-        out.print(f"{name}: {path}: {counted(ranks, 'rank')}, {nodes:,} nodes", markup=False)
-    rows = _differing(found)
-    if rows:
-        numbers = [f"{what} {side}" for what in ("nodes", "FLOPs", "bytes") for side in "AB"]
-        shown = table("Sums that differ", "phase", "kind", "over", *numbers, text_columns=3)
-        for key, one, two in rows:
-            pairs = zip(one, two, strict=True)
-            shown.add_row(*key, *(f"{value:,}" for pair in pairs for value in pair))
-        out.print(shown)
-    elif not found.same:
-        out.print("nodes, FLOPs and bytes of each kind are the same")
-    for each in found.differences:
-        _print_difference(each)
-    for note in found.notes:
-        out.print(note, markup=False)
-    verdict = "the same" if found.same else "they differ"
-    out.print(f"{verdict}: nodes, bytes, groups, dependencies and order are compared")
+    a: Path
+    b: Path
+    comparison: Comparison
+
+    @property
+    def title(self) -> str:
+        return f"{self.a} and {self.b}"
+
+    def as_json(self) -> dict[str, Any]:
+        return _as_json(self.comparison)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each phase, kind of node and group: the sums of both."""
+        return list(self.as_json()["sums"])
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.output.tables import console, table
+
+        found, out = self.comparison, console(stream, 160)
+        for text in self._sides():
+            out.print(text, markup=False)
+        rows = _differing(found)
+        if rows:
+            shown = table("Sums that differ", *_SUMS, text_columns=3)
+            for key, one, two in rows:
+                shown.add_row(*key, *(f"{value:,}" for value in _beside(one, two)))
+            out.print(shown)
+        elif not found.same:
+            out.print("nodes, FLOPs and bytes of each kind are the same")
+        for each in found.differences:
+            stream.write(_difference_text(each))
+        for note in found.notes:
+            out.print(note, markup=False)
+        out.print(self._verdict())
+
+    def page(self) -> str:
+        """Tables of the sums and of the nodes that differ."""
+        from stagec.output.page import TableRow, command, page, paragraphs, table
+
+        sums = [TableRow([*key, *_beside(one, two)]) for key, one, two in _rows(self.comparison)]
+        nodes = [
+            TableRow([counted(len(each.ranks), "rank"), _TITLES[each.kind], each.count, text])
+            for each in self.comparison.differences
+            for text in each.examples
+        ]
+        body = [command(shlex.join(["stagec", "diff", str(self.a), str(self.b)]))]
+        body += paragraphs([self._verdict(), *self._sides(), *self.comparison.notes])
+        if nodes:
+            heads = ("ranks", "difference", "nodes", "example")
+            body += ["<h2>What differs</h2>", table(heads, nodes, "nodes")]
+        return page(self.title, [*body, "<h2>Sums</h2>", table(_SUMS, sums, "sums")])
+
+    def _sides(self) -> list[str]:
+        """What each of both is."""
+        found = self.comparison
+        each = zip("AB", (self.a, self.b), found.ranks, found.nodes, strict=True)
+        return [f"{name}: {path}: {counted(r, 'rank')}, {n:,} nodes" for name, path, r, n in each]
+
+    def _verdict(self) -> str:
+        verdict = "the same" if self.comparison.same else "they differ"
+        return f"{verdict}: nodes, bytes, groups, dependencies and order are compared"
 
 
-def _print_difference(each: Difference) -> None:
+_SUMS = (
+    *("phase", "kind", "over"),
+    *(f"{what} {side}" for what in ("nodes", "FLOPs", "bytes") for side in "AB"),
+)
+
+
+def _beside(one: Sums, two: Sums) -> list[int]:
+    """Each figure of A, and the same of B."""
+    return [value for pair in zip(one, two, strict=True) for value in pair]
+
+
+def _difference_text(each: Difference) -> str:
     more = f" (likewise {len(each.ranks) - 1} more)" if len(each.ranks) > 1 else ""
     ops = ", ".join(f"{op or 'no name'} x {n}" for op, n in list(each.ops.items())[:_OPS])
     others = len(each.ops) - _OPS
     tail = f", and {others} more ops" if others > 0 else ""
     nodes = counted(f"{each.count:,}", "node")
     heading = f"rank {each.ranks[0]}{more}: {nodes} {_TITLES[each.kind]}: {ops}{tail}"
-    sys.stdout.write(f"{heading}\n" + "".join(f"    {text}\n" for text in each.examples))
+    return f"{heading}\n" + "".join(f"    {text}\n" for text in each.examples)
 
 
 _TITLES: Mapping[str, str] = {

@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from stagec.driver.shell import completion
+from stagec.driver.shell.options import takes
 from stagec.driver.shell.session import log, the_session
-from stagec.driver.shell.show import write_json
+from stagec.driver.shell.show import show
 from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.option import CommandOption
+from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.machines import Level, Machine, figure_text, machines
+from stagec.output.report import Report
+from stagec.output.tables import bytes_text, count_text
+
+if TYPE_CHECKING:
+    from stagec.output.bars import Bars
+
+_HTML = CommandOption("html", PAGE, "Write a page that compares them, or of one.", metavar="FILE")
+#: What machines are compared by: the name of a column, and how its values are written.
+_COMPARED: Mapping[str, Callable[[float], str]] = {
+    "BF16": lambda rate: count_text(round(rate), "FLOP/s"),
+    "FP8": lambda rate: count_text(round(rate), "FLOP/s"),
+    "memory": lambda size: bytes_text(round(size)),
+    "bandwidth": lambda rate: count_text(round(rate), "B/s"),
+}
+_HINT = "'stagec machines NAME' prints every figure with its source; a FILE is read and checked."
+_HEADS = "name", "machine", *_COMPARED, "network per rank"
 
 
 @click.command("machines")
 @click.argument(
     "name", metavar="[NAME|FILE]", required=False, shell_complete=completion.COMPLETERS["machines"]
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list, or one object.")
-def command(name: str | None, as_json: bool) -> None:
+@takes(JSON, FORM, _HTML, OUTPUT)
+def command(name: str | None, **given: Any) -> None:
     """List the machines, or print every figure of one with its source. A file of your own is
     checked; docs/machines.md says how to write one."""
     if name is not None:
-        machine = machine_of(name, the_session())
-        if as_json:
-            write_json(_object(machine))
-        else:
-            _print_machine(machine)
-    elif as_json:
-        rows = [_object(m) for m in machines().values()]
-        write_json(rows)
-    else:
-        _print_table(machines())
+        show(MachineAnswer(machine_of(name, the_session())), given)
+        return
+    show(MachinesAnswer(list(machines().values())), given)
+    if form_of(given) is None and given["html"] is None:
+        log(_HINT)
 
 
 def _object(machine: Machine) -> dict[str, Any]:
     """The machine with values in bytes, bytes/s, FLOP/s, Hz and seconds."""
     return machine.model_dump(mode="json", by_alias=True)
-
-
-def _print_table(known: Mapping[str, Machine]) -> None:
-    from stagec.output.tables import console, table
-
-    rows = table(
-        "Machines", "name", "machine", "BF16", "FP8", "memory", "bandwidth", "network per rank"
-    )
-    rows.columns[1].justify = rows.columns[6].justify = "left"
-    for m in known.values():
-        fast = [m.compute.matrix.get(t) for t in ("bf16", "f8e4m3")]
-        rates = ("" if rate is None else figure_text(rate) for rate in fast)
-        memory = figure_text(m.memory.capacity), figure_text(m.memory.bandwidth)
-        rows.add_row(m.name, m.title, *rates, *memory, ", ".join(map(_level, m.network)))
-    console(sys.stdout, 170).print(rows)
-    log("'stagec machines NAME' prints every figure with its source; a FILE is read and checked.")
 
 
 def _level(level: Level) -> str:
@@ -63,33 +61,156 @@ def _level(level: Level) -> str:
     return f"{level.name} {figure_text(level.bandwidth)}{ranks}"
 
 
-def _print_machine(machine: Machine) -> None:
-    from rich.markup import escape
+@dataclass(frozen=True)
+class MachinesAnswer(Report):
+    """Machines side by side."""
 
-    from stagec.output.tables import console, table
+    machines: Sequence[Machine]
 
-    other = f", also {', '.join(machine.aliases)}" if machine.aliases else ""
-    rows = table(escape(f"{machine.name}{other}: {machine.title}"), "figure", "value", "source")
-    rows.columns[2].justify = "left"
-    for path, figure in machine.figures():
-        rows.add_row(path, figure_text(figure), escape(figure.source))
-    out = console(sys.stdout, 170)
-    out.print(rows)
-    levels = table("Network, from the inside out", "level", "kind", "ranks", "oversubscription", "")
-    levels.columns[1].justify = levels.columns[4].justify = "left"
-    for level in machine.network:
-        ranks = "any" if level.ranks is None else str(level.ranks)
-        adds = "its switches add" if level.reductions else ""
-        levels.add_row(level.name, level.kind, ranks, f"{level.oversubscription:g}", adds)
-    out.print(levels)
-    for name, fitted in _records(machine):
-        told = fitted or "not fitted: no measurements of this machine; defaults"
-        out.print(f"efficiency of {name}: {told}", markup=False)
+    @property
+    def title(self) -> str:
+        return "Machines"
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [_object(machine) for machine in self.machines]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each machine, in FLOP/s, bytes and bytes/s."""
+        names = "name", "title", *(name.lower() for name in _COMPARED), "network"
+        each = ((m.name, m.title, *_values(m), _network(m)) for m in self.machines)
+        return [dict(zip(names, values, strict=True)) for values in each]
+
+    def print(self, stream: TextIO) -> None:
+        from stagec.output.tables import console, table
+
+        rows = table("Machines", *_HEADS)
+        rows.columns[1].justify = rows.columns[6].justify = "left"
+        for m in self.machines:
+            rows.add_row(*_texts(m))
+        console(stream, 170).print(rows)
+
+    def page(self) -> str:
+        """Bars of each figure, and a table of all."""
+        from stagec.output.page import TableRow, command, figures, page, paragraphs, table
+
+        rows = [
+            TableRow(
+                [m.name, m.title, *_values(m), _network(m)],
+                [*_texts(m)],
+                m.name,
+                f"stagec machines {m.name} --html {m.name}.html",
+            )
+            for m in self.machines
+        ]
+        said = "Choose a bar or a row for the command that writes its figures with their sources."
+        body = [command("stagec machines"), *paragraphs([said], "quiet"), figures(self._charts())]
+        return page(self.title, [*body, table(_HEADS, rows)])
+
+    def _charts(self) -> Iterator[Bars]:
+        from stagec.output.bars import Bar, Bars
+        from stagec.output.plot import PlotAxis
+
+        titles = {
+            "BF16": ("Matrix products in BF16", "dense rate per device"),
+            "memory": ("Memory", "bytes per device"),
+            "bandwidth": ("Bandwidth of the memory", "bytes per second per device"),
+        }
+        for name, (title, unit) in titles.items():
+            column = list(_COMPARED).index(name)
+            values = [(m.name, _values(m)[column] or 0.0) for m in self.machines]
+            ordered = sorted(values, key=lambda each: -each[1])
+            yield Bars(
+                title=title,
+                command="stagec machines",
+                bars=[Bar(machine, {unit: value}, key=machine) for machine, value in ordered],
+                axis=PlotAxis(unit, _COMPARED[name], 1024 if name == "memory" else 1000),
+            )
 
 
-def _records(machine: Machine) -> Iterator[tuple[str, str]]:
-    """What the constants of each kind of work and of each level were fitted on."""
-    efficiency = machine.efficiency
-    for name in ("matmul", "attention", "memory", "sustained", "host", "interference"):
-        yield name, getattr(efficiency, name).fitted
-    yield from ((name, constants.fitted) for name, constants in efficiency.network.items())
+def _values(machine: Machine) -> list[float | None]:
+    """What machines are compared by; None for a type that its units do not multiply."""
+    rates = (machine.compute.matrix.get(name) for name in ("bf16", "f8e4m3"))
+    memory = machine.memory.capacity, machine.memory.bandwidth
+    return [None if figure is None else float(figure.value) for figure in (*rates, *memory)]
+
+
+def _texts(machine: Machine) -> Iterator[str]:
+    yield from (machine.name, machine.title)
+    for name in ("bf16", "f8e4m3"):
+        rate = machine.compute.matrix.get(name)
+        yield "" if rate is None else figure_text(rate)
+    memory = machine.memory
+    yield from (figure_text(memory.capacity), figure_text(memory.bandwidth), _network(machine))
+
+
+def _network(machine: Machine) -> str:
+    return ", ".join(map(_level, machine.network))
+
+
+@dataclass(frozen=True)
+class MachineAnswer(Report):
+    """All figures of a machine, each with its source."""
+
+    machine: Machine
+
+    @property
+    def title(self) -> str:
+        other = f", also {', '.join(self.machine.aliases)}" if self.machine.aliases else ""
+        return f"{self.machine.name}{other}: {self.machine.title}"
+
+    def as_json(self) -> dict[str, Any]:
+        return _object(self.machine)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each figure."""
+        return [
+            {"figure": path, "value": figure_text(figure), "source": figure.source}
+            for path, figure in self.machine.figures()
+        ]
+
+    def print(self, stream: TextIO) -> None:
+        from rich.markup import escape
+
+        from stagec.output.tables import console, table
+
+        rows = table(escape(self.title), "figure", "value", "source")
+        rows.columns[2].justify = "left"
+        for path, figure in self.machine.figures():
+            rows.add_row(path, figure_text(figure), escape(figure.source))
+        out = console(stream, 170)
+        out.print(rows)
+        levels = table("Network, from the inside out", *_LEVEL_HEADS)
+        levels.columns[1].justify = levels.columns[4].justify = "left"
+        for level in self.machine.network:
+            levels.add_row(*_level_texts(level))
+        out.print(levels)
+        for text in self._efficiency():
+            out.print(text, markup=False)
+
+    def page(self) -> str:
+        """Tables of all figures and of the levels of the network."""
+        from stagec.output.page import TableRow, command, data_table, page, paragraphs, table
+
+        body = [command(f"stagec machines {self.machine.name}"), data_table(self.rows())]
+        body.append("<h2>Network, from the inside out</h2>")
+        body.append(table(_LEVEL_HEADS, [TableRow(_level_texts(e)) for e in self.machine.network]))
+        return page(self.title, [*body, "<h2>Efficiency</h2>", *paragraphs(self._efficiency())])
+
+    def _efficiency(self) -> Iterator[str]:
+        """What the constants of each kind of work and of each level were fitted on."""
+        efficiency = self.machine.efficiency
+        kinds = ("matmul", "attention", "memory", "sustained", "host", "interference")
+        fits = {name: getattr(efficiency, name).fitted for name in kinds}
+        fits |= {name: constants.fitted for name, constants in efficiency.network.items()}
+        for name, fitted in fits.items():
+            defaults = "not fitted: no measurements of this machine; defaults"
+            yield f"efficiency of {name}: {fitted or defaults}"
+
+
+_LEVEL_HEADS = "level", "kind", "ranks", "oversubscription", "reductions"
+
+
+def _level_texts(level: Level) -> list[str]:
+    ranks = "any" if level.ranks is None else str(level.ranks)
+    adds = "its switches add" if level.reductions else ""
+    return [level.name, level.kind, ranks, f"{level.oversubscription:g}", adds]

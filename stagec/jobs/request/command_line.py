@@ -57,13 +57,14 @@ def _machine_words(machine: Machine) -> Iterator[str]:
 
 
 def job_words(options: JobOptions) -> Iterator[str]:
-    """The model and the options of a job whose ranks are written down."""
+    """The model and the options of a job."""
     options = settled(options)
     yield from filter(None, (options.model, options.strategy))
     default = JobOptions("")
-    for name in ("preset", "stack", *_SERVING, *AXES, *SHORTHANDS, "pipeline"):
+    for name in ("preset", "stack", *_SERVING, "ranks", *AXES, *SHORTHANDS, "pipeline"):
         value = getattr(options, name)
-        if value != getattr(default, name) or name in options.explicit:
+        said = name in options.explicit and value is not None
+        if said or value != getattr(default, name):
             yield from words(name, value)
     for name, sizes in (("mesh", options.mesh), ("set", options.sizes)):
         if sizes:

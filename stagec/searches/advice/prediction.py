@@ -36,10 +36,10 @@ _EXACT = 1e-9
 
 
 class _Part(NamedTuple):
-    """A change as far as effects go: what is changed, in which direction, and how far."""
+    """A change as far as effects go: what is changed, in which direction, and by which factor."""
 
     kind: tuple[str, bool]
-    far: float
+    factor: float
     is_size: bool
 
 
@@ -97,12 +97,12 @@ def _sizes(figures: Figures) -> _Sizes:
 
 def _parts(combination: Combination, times: float) -> list[_Part]:
     """The changes, with the factor by which the job has more microbatches."""
-    found = [
+    parts = [
         _Part((s.knob, s.level > 0), s.factor or s.level, s.factor is not None)
         for s in in_order(combination)
         if s.knob != MICROBATCHES
     ]
-    return found + ([_Part((MICROBATCHES, times > 1), times, True)] if times != 1 else [])
+    return parts + ([_Part((MICROBATCHES, times > 1), times, True)] if times != 1 else [])
 
 
 class _Effects:
@@ -116,25 +116,25 @@ class _Effects:
 
     def sum(self, parts: Iterable[_Part]) -> _Sizes:
         """The effect of several changes together; nothing is expected of unknown ones."""
-        found = (self._of(part) for part in parts)
-        return sum((f for f in found if f is not None), self._none)
+        effects = (self._of(part) for part in parts)
+        return sum((f for f in effects if f is not None), self._none)
 
     def _learn(self, parts: tuple[_Part, ...], total: _Sizes) -> None:
         """What is not explained yet is the effect of what is new, to equal parts; of two sizes that
         are only estimated, that of the axis."""
         new = [p for p in parts if self._of(p) is None] or [
-            p for p in parts if p.far not in self._known[p.kind]
+            p for p in parts if p.factor not in self._known[p.kind]
         ][:1]
         rest = total - self.sum(p for p in parts if p not in new)
         for part in new:
-            self._known.setdefault(part.kind, {})[part.far] = rest / len(new)
+            self._known.setdefault(part.kind, {})[part.factor] = rest / len(new)
 
     def _of(self, part: _Part) -> _Sizes | None:
         points = self._known.get(part.kind, {})
-        if part.far in points or not part.is_size:
-            return points.get(part.far)
-        near = sorted({1.0: self._none, **points}.items(), key=lambda p: abs(p[0] - part.far))[:2]
-        return _on_line(part.far, *near) if len(near) == 2 else None
+        if part.factor in points or not part.is_size:
+            return points.get(part.factor)
+        two = sorted({1.0: self._none, **points}.items(), key=lambda p: abs(p[0] - part.factor))[:2]
+        return _on_line(part.factor, *two) if len(two) == 2 else None
 
 
 def _on_line(at: float, one: tuple[float, _Sizes], two: tuple[float, _Sizes]) -> _Sizes:
@@ -143,5 +143,5 @@ def _on_line(at: float, one: tuple[float, _Sizes], two: tuple[float, _Sizes]) ->
     first, second = np.exp(low), np.exp(high)
     falling = second + (first - second) * ((1 / at - 1 / y) / (1 / x - 1 / y))
     rising = second + (second - first) * ((at - y) / (y - x))
-    found = np.where(second < first, falling, rising)
-    return np.asarray(np.log(np.maximum(found, np.finfo(np.float64).tiny)))
+    ratio = np.where(second < first, falling, rising)
+    return np.asarray(np.log(np.maximum(ratio, np.finfo(np.float64).tiny)))

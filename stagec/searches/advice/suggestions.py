@@ -89,9 +89,9 @@ def _figures(options: JobOptions) -> Figures | None:
 def _log(advice: Advice, limit: Limit, session: Session) -> None:
     least = advice.smallest
     if not advice.found:
-        held = bytes_text(least.figures.peak)
+        peak = bytes_text(least.figures.peak)
         change = f"with {least.text}" if least.changes else "as it is"
-        session.log(f"nothing that fits was found; least is held {change}: {held}; use more ranks")
+        session.log(f"nothing that fits was found; least is held {change}: {peak}; use more ranks")
     else:
         _table(advice, session)
         for number, suggestion in enumerate(advice.found, 1):
@@ -123,14 +123,14 @@ def _table(advice: Advice, session: Session) -> None:
 
 
 def _costs(each: Suggestion, before: Figures, copies: bool, bubbles: bool) -> Iterator[str]:
-    found = each.figures
-    yield bytes_text(found.peak)
-    yield _more(found.sent - before.sent, bytes_text)
-    yield _more(found.flops - before.flops, count_text)
+    figures = each.figures
+    yield bytes_text(figures.peak)
+    yield _more(figures.sent - before.sent, bytes_text)
+    yield _more(figures.flops - before.flops, count_text)
     if copies:
-        yield _more(found.copied - before.copied, bytes_text)
+        yield _more(figures.copied - before.copied, bytes_text)
     if bubbles:
-        yield f"{float(found.idle):.1%}"
+        yield f"{float(figures.idle):.1%}"
 
 
 def _more(difference: int, text: Callable[[int], str]) -> str:

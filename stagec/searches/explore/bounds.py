@@ -78,21 +78,21 @@ def time_bound(work: Work, shape: StepLayout) -> Floats:
     turns = (v * m + p) * (work.cut + work.back)
     cuts: Floats = np.where(p == 1, m * np.maximum(work.cut, work.back), turns)
     mean: Floats = m * shape.layers / p
-    found: list[Floats] = [
+    lower: list[Floats] = [
         mean * work.layer + m * work.rest / p - cuts,
         shape.busy * work.layer - cuts - p * work.again,
         shape.last * work.layer + m * work.head - cuts - p * work.again,
         np.maximum(mean, shape.work) * work.link,
         0 * m,
     ]
-    least: Floats = SLACK * np.max(found, axis=0)
+    least: Floats = SLACK * np.max(lower, axis=0)
     return least
 
 
-def memory_bound(held: Held, shape: StepLayout) -> Floats:
+def memory_bound(sizes: Held, shape: StepLayout) -> Floats:
     """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
     that has most layers; of a state that is that of all stages, the mean."""
-    mean = held.state / shape.stages
-    kept = shape.held * held.static + shape.stashes * held.stash + shape.whole * held.rest + mean
-    least: Floats = SLACK * np.maximum(kept, shape.most * held.static)
+    mean = sizes.state / shape.stages
+    kept = shape.held * sizes.static + shape.stashes * sizes.stash + shape.whole * sizes.rest + mean
+    least: Floats = SLACK * np.maximum(kept, shape.most * sizes.static)
     return least

@@ -62,11 +62,11 @@ class Search(Generic[T]):
 
     def next(self, most: int) -> list[tuple[int, float]]:
         """The most promising points that may still be among the best, with their bounds."""
-        found: list[tuple[int, float]] = []
-        while self._open and len(found) < most and self._open[0][0] <= self.worst:
+        chosen: list[tuple[int, float]] = []
+        while self._open and len(chosen) < most and self._open[0][0] <= self.worst:
             bound, number = heappop(self._open)
-            found.append((number, bound))
-        return found
+            chosen.append((number, bound))
+        return chosen
 
     def put_back(self, bounds: Iterable[tuple[int, float]]) -> None:
         """Points that were not tried after all, with better bounds."""
@@ -79,8 +79,8 @@ class Search(Generic[T]):
         if value is None:
             self.refused += 1
             return
-        found = [*self.best, Found(number, value, what)]
-        self.best = sorted(found, key=lambda f: f.order)[: self._wanted]
+        best = [*self.best, Found(number, value, what)]
+        self.best = sorted(best, key=lambda f: f.order)[: self._wanted]
 
     def run(
         self,
@@ -171,5 +171,5 @@ class Front(Generic[T]):
 
 def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Found[Any]]:
     """The best points of all, none of them left out: what a search has to find."""
-    found: list[Found[Any]] = [Found(n, v, None) for n, v in values.items() if v is not None]
-    return sorted(found, key=lambda f: f.order)[:wanted]
+    evaluated: list[Found[Any]] = [Found(n, v, None) for n, v in values.items() if v is not None]
+    return sorted(evaluated, key=lambda f: f.order)[:wanted]

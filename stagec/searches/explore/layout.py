@@ -58,14 +58,14 @@ class Layers:
 
     def of_parts(self, parts: Sequence[int]) -> list[int]:
         """Of the many, how many each part has at least."""
-        found: list[int] = []
+        warmups: list[int] = []
         start = 0
         for count in parts:
             first, last = max(start, self.before), min(start + count, self.before + self.many)
             least = count - (self.total - self.many) if self.mixed else last - first
-            found.append(max(0, least))
+            warmups.append(max(0, least))
             start += count
-        return found
+        return warmups
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ def rank_layers(
     kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
     whole = shares[0] >= layers.before, shares[-1] >= layers.after
     in_order = count > 1 and is_in_order(schedule, stages, chunks)
-    found: list[RankLayers] = []
+    ranks: list[RankLayers] = []
     for rank in range(stages):
         first, last = (whole[i] and (rank, part) in ends for i, part in ((0, 0), (1, depth - 1)))
         most, begins = kept[rank]
-        found.append(RankLayers(own[rank], most, first, last, begins if in_order else 0))
-    return tuple(found)
+        ranks.append(RankLayers(own[rank], most, first, last, begins if in_order else 0))
+    return tuple(ranks)
 
 
 def is_in_order(schedule: Schedule, stages: int, chunks: int) -> bool:
@@ -158,16 +158,16 @@ def _kept(
 ) -> list[tuple[int, int]]:
     """The most layers of microbatches that each rank keeps at once, and how many the largest
     backward has that begins then."""
-    found: list[tuple[int, int]] = []
+    peaks: list[tuple[int, int]] = []
     for rank in range(stages):
-        held = most = begins = 0
+        now = most = begins = 0
         for action in schedule.rank_actions(rank, stages, count, chunks):
             size = parts[placement.stage(rank, action.chunk) % placement.depth]
             if action.kind == "F":
-                held += size
-                most, begins = (held, 0) if held > most else (most, begins)
+                now += size
+                most, begins = (now, 0) if now > most else (most, begins)
             elif action.kind == "B":
-                begins = max(begins, size) if held == most else begins
-                held -= size
-        found.append((most, begins))
-    return found
+                begins = max(begins, size) if now == most else begins
+                now -= size
+        peaks.append((most, begins))
+    return peaks

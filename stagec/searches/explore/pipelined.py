@@ -127,10 +127,10 @@ def pipelined(
 def _takes(phase: PhaseTimes, parts: Sequence[int], whole: tuple[bool, bool]) -> list[float]:
     """Seconds of an action of each part; the first and the last are `whole` if they have what is
     beside layers."""
-    found = [max(0.0, count * phase.layer - phase.border) for count in parts]
-    found[0] += phase.first if whole[0] else 0.0
-    found[-1] += phase.last if whole[1] else 0.0
-    return found
+    seconds = [max(0.0, count * phase.layer - phase.border) for count in parts]
+    seconds[0] += phase.first if whole[0] else 0.0
+    seconds[-1] += phase.last if whole[1] else 0.0
+    return seconds
 
 
 def _ends(
@@ -166,7 +166,7 @@ def _actions(name: str, stages: int, count: int, given: int) -> tuple[_Action, .
     lists = [iter([*schedule.rank_actions(r, stages, count, chunks)]) for r in range(stages)]
     waiting = [next(actions, None) for actions in lists]
     numbers: dict[tuple[int, int, int], int] = {}
-    before, found = [2] * stages, list[_Action]()
+    before, ordered = [2] * stages, list[_Action]()
     depth, moved = stages * chunks, True
     while moved:
         moved = False
@@ -179,8 +179,8 @@ def _actions(name: str, stages: int, count: int, given: int) -> tuple[_Action, .
                     return ()
                 if source < 0 and 0 <= needed < depth:
                     break
-                numbers[kind, part, action.microbatch] = len(found)
-                found.append(_Action(kind, rank, before[rank], part, source))
+                numbers[kind, part, action.microbatch] = len(ordered)
+                ordered.append(_Action(kind, rank, before[rank], part, source))
                 before[rank], moved = kind, True
                 waiting[rank] = next(actions, None)
-    return tuple(found) if not any(waiting) else ()
+    return tuple(ordered) if not any(waiting) else ()

@@ -16,17 +16,17 @@ _MOST = 3
 def grouped(breakdown: Seconds, levels: Mapping[str, str]) -> dict[str, float]:
     """A breakdown with computations as one part, and communication by axis; `levels` names the
     level of the network that an axis crosses."""
-    found: defaultdict[str, float] = defaultdict(float)
+    parts: defaultdict[str, float] = defaultdict(float)
     for part, seconds in breakdown.items():
         if part in _COMPUTE:
-            found["computation"] += seconds
+            parts["computation"] += seconds
         elif part.startswith(_EXPOSED):
             axes, _, kind = part.removeprefix(_EXPOSED).partition(" ")
             level = next((levels[a] for a in axes.split(",") if a in levels), "")
-            found[f"exposed {axes} {kind}{f' over {level}' if level else ''}"] += seconds
+            parts[f"exposed {axes} {kind}{f' over {level}' if level else ''}"] += seconds
         else:
-            found[part] += seconds
-    return dict(found)
+            parts[part] += seconds
+    return dict(parts)
 
 
 def limits(breakdown: Seconds, levels: Mapping[str, str]) -> str:
@@ -51,7 +51,7 @@ def reason(
     one, other = grouped(mine, levels), grouped(best, best_levels)
     changes = {n: one.get(n, 0.0) - other.get(n, 0.0) for n in {**one, **other}}
     order = sorted(changes.items(), key=lambda c: (-abs(c[1]), c[0]))
-    told = [f"{n} {d / total:+.1%}" for n, d in order[:_MOST] if abs(d) / total >= _LEAST]
+    largest = [f"{n} {d / total:+.1%}" for n, d in order[:_MOST] if abs(d) / total >= _LEAST]
     ahead = f"{more:+.3g} s ({more / total:+.1%})"
-    because = ", ".join(told) or "no part differs by as much as 0.2%"
+    because = ", ".join(largest) or "no part differs by as much as 0.2%"
     return f"{ahead}: {because}" + (f"; {what}" if what else "")

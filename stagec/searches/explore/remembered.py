@@ -53,10 +53,10 @@ class Remembered(Generic[T]):
         """The answer for these values."""
         node = self._first
         while node.name:
-            found = node.branches.get(values[node.name])
-            if found is None:
+            branch = node.branches.get(values[node.name])
+            if branch is None:
                 return self._ask(values)
-            node = found
+            node = branch
         return node.answer[0] if node.answer else self._ask(values)
 
     def _ask(self, values: Mapping[str, Any]) -> T:

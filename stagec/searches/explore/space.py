@@ -41,8 +41,8 @@ class Space:
 
 def doubled(first: int, last: int) -> tuple[int, ...]:
     """1, 2, 4, ...: from the first up to the last, at least 1."""
-    found: list[int] = []
+    sizes: list[int] = []
     while first <= last:
-        found.append(first)
+        sizes.append(first)
         first *= 2
-    return tuple(found) or (1,)
+    return tuple(sizes) or (1,)
