@@ -189,9 +189,9 @@ class _Fuser:
 
     def _is_own_cast(self, op: Operation) -> bool:
         """Whether an op casts to so few bits that it does so in a kernel of its own."""
-        if not self._own_casts or len(op.operands) != 1:
+        if not self._own_casts or (len(op.operands), len(op.results)) != (1, 1):
             return False
-        before, after = (_bits(v.tensor.dtype) for v in (*op.operands, op.results[0]))
+        before, after = (_bits(v.tensor.dtype) for v in (op.operands[0], op.results[0]))
         return after <= self._own_casts < before
 
     def _is_bias(self, op: Operation) -> bool:

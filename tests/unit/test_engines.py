@@ -208,11 +208,12 @@ def test_weights_of_4_bits_are_expanded_by_the_kernel() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_layer_has_as_many_kernels_as_engines_launch(engine: str) -> None:
-    """vLLM: norm, qkv, rotation and cache, attention, quantization, o, norm, gate and up, silu,
-    down and the sum that the next norm would take with it."""
+    """TensorRT-LLM: norm, qkv, rotation and cache, attention, quantization, o, norm, gate and up,
+    silu, down and the sum that the next norm would take with it. vLLM quantizes behind both norms
+    and behind silu as well."""
     plain, stack = timed(weight_dtype="fp8"), timed(weight_dtype="fp8", stack=engine)
     per_layer = (launches(stack) - 7) / 4
-    assert per_layer <= 11
+    assert per_layer <= (14 if engine == "vllm" else 11)
     assert launches(plain) / launches(stack) > 1.5
     assert stack.step_seconds - stack.breakdown["scheduler"] < plain.step_seconds
 
