@@ -213,8 +213,9 @@ def test_a_layer_has_as_many_kernels_as_engines_launch(engine: str) -> None:
     and behind silu as well."""
     plain, stack = timed(weight_dtype="fp8"), timed(weight_dtype="fp8", stack=engine)
     per_layer = (launches(stack) - 7) / 4
-    assert per_layer <= (14 if engine == "vllm" else 11)
-    assert launches(plain) / launches(stack) > 1.5
+    most, share = (14, 1.25) if engine == "vllm" else (11, 1.5)
+    assert per_layer <= most
+    assert launches(plain) / launches(stack) > share
     assert stack.step_seconds - stack.breakdown["scheduler"] < plain.step_seconds
 
 
