@@ -51,12 +51,12 @@ class ActionOp(OpDef):
 
 class SendOp(OpDef):
     """Sends the part that each rank holds to the stage `by` further along the axis `over`. With
-    `kept` it stays until what the next microbatch sends is there."""
+    `stays` it is there until what the next microbatch sends is there."""
 
     name = "stg.send"
     operands = ("x",)
     results = ()
-    params = (_OVER, _BY, _CHANNEL, Param("kept", "flag", "it stays until the next one is sent"))
+    params = (_OVER, _BY, _CHANNEL, Param("stays", "flag", "it stays until the next one is sent"))
     traits = (Stays(),)
     example = "stg.send[over = pp, by = 1](%y)"
 

@@ -369,7 +369,7 @@ class _Lowering:
     def _message(self, op: Operation, b: Builder) -> None:
         """Both ends carry the bytes of the part that one rank holds."""
         ends = op.results or op.operands
-        of_plan = ("phase", "kept")
+        of_plan = ("phase", "stays")
         attrs: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n not in of_plan}
         attrs["bytes"] = total(v.tensor.local_bytes for v in ends)
         attrs["dtype"] = ends[0].tensor.dtype

@@ -176,7 +176,7 @@ def _keep_gradients(accumulate: Operation) -> None:
     for back in _actions(accumulate, ActionKind.BACKWARD):
         for op in back.body.ops:
             if isinstance(op.definition, SendOp):
-                op.attrs["kept"] = True
+                op.attrs["stays"] = True
 
 
 def _actions(accumulate: Operation, kind: ActionKind) -> list[Operation]:

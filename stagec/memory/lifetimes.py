@@ -493,7 +493,7 @@ class _Runner:
 def _kept_when_sent(region: Region) -> Iterator[Value]:
     """What stays of the microbatch before when a stage sends."""
     for op in region.walk():
-        if isinstance(op.definition, SendOp) and op.flag("kept"):
+        if isinstance(op.definition, SendOp) and op.flag("stays"):
             yield from op.operands
 
 

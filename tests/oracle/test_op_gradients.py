@@ -106,6 +106,7 @@ CASES = {
         )
         for key, more in (("", ""), (", E", ""), ("", ", double"))
     },
+    "reorder": Case(X, "%y0 = stg.reorder(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
     "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
     "wkv6-constant": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "k"))

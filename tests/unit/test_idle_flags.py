@@ -23,13 +23,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "sequence": {"cp": 2, "dp": 2, "zero": 1},
 }
 #: Values that say what holds without them, or how large a call is of which there is one; what is
-#: filled up where sizes do not divide, and copied where calls go along other dimensions.
+#: filled up where sizes do not divide, copied where calls go along other dimensions, and cast where
+#: elements have few bits.
 SAME = {("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")}
-BY_SIZE = {"ddp_bucket", "shard_padding"}
+BY_SIZE = {"ddp_bucket", "own_casts", "shard_padding"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
     *("host_graphs", "all_reduce", "saved_tensors", "prompt_steps", "step_tokens"),
-    *("reserve_outputs", "scheduler_poll", "scheduler_gather"),
+    *("reserve_outputs", "scheduler_poll", "scheduler_gather", "host_scheduler"),
 }
 
 
