@@ -32,7 +32,7 @@ Row = dict[str, str]
 #: Columns of a question, and those of an answer, behind `their_` or `our_`.
 QUESTION = (
     *("name", "their_model", "model", "sizes", "weight_dtype", "their_system", "machine"),
-    *("ranks", "prompt", "output", "ttft_ms", "tpot_ms", "scheduler"),
+    *("ranks", "prompt", "output", "ttft_ms", "tpot_ms"),
 )
 ANSWER = ("mode", "server", "per_rank", "aggregated", "disaggregated", "seconds")
 MODES = ("aggregated", "disaggregated")
@@ -103,7 +103,6 @@ def asked(row: Row) -> Row:
     words += ["--ttft", f"{row['ttft_ms']}ms", "--tpot", f"{row['tpot_ms']}ms"]
     words += ["--set", row["sizes"]] if row["sizes"] else []
     words += ["--weight-dtype", row["weight_dtype"]] if row["weight_dtype"] != "bf16" else []
-    words += ["--host-scheduler", row["scheduler"]] if row["scheduler"] else []
     text, seconds = run([*words, "--jobs", "1", "--verify", "0", "--json"])
     return answer(json.loads(text), seconds)
 
@@ -262,7 +261,6 @@ def table(rows: Sequence[Row]) -> str:
             f"{what}, {row['ranks']} {system}, {row['prompt']} and {row['output']} tokens, "
             f"TTFT {row['ttft_ms']} ms, TPOT {row['tpot_ms']} ms"
         )
-        question += f", scheduler {row['scheduler']} steps" if row["scheduler"] else ""
         gains = " and ".join(_gain(row, who) for who in ("their", "our"))
         estimated, alone = "", ""
         if row.get("estimated"):

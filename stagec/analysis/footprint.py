@@ -113,7 +113,8 @@ _KINDS = {
 def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     """The bytes after forward, at the peak and after the update, in all and by kind. A gradient
     that the operation at the peak makes is its result, no gradient yet; what collectives make of
-    activations are such, buckets and buffers for messages are `buffers`."""
+    activations are such; buckets, buffers for messages and what collectives make of gradients are
+    `buffers`."""
     at = timeline.moments()
     if not at:
         return {}
@@ -123,16 +124,19 @@ def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
         held["activations"] += made[category]
     each = {"after_forward": at["after_forward"], "peak": held, "after_update": at["after_update"]}
     fixed = timeline.static().get("communication", 0)
-    return {"moments": {name: _by_kind(held, fixed) for name, held in each.items()}}
+    buffers = {"peak": fixed + timeline.reductions(peak)}
+    by_kind = ((name, _by_kind(held, buffers.get(name, fixed))) for name, held in each.items())
+    return {"moments": dict(by_kind)}
 
 
-def _by_kind(held: Mapping[str, int], fixed: int) -> dict[str, Any]:
+def _by_kind(held: Mapping[str, int], buffers: int) -> dict[str, Any]:
+    """The bytes by kind; of what is there to communicate so many are `buffers`."""
     names = ("parameters", "gradients", "optimizer", "activations", "buffers")
     by: dict[str, int] = dict.fromkeys(names, 0)
     for category, size in held.items():
         by[_KINDS.get(category, "activations")] += size
-    by["activations"] -= fixed
-    by["buffers"] += fixed
+    by["activations"] -= buffers
+    by["buffers"] += buffers
     return {"total": sum(by.values()), "by": by}
 
 

@@ -267,6 +267,17 @@ class MemoryTimeline:
         self._planner.count(found, point.step.made, 1)
         return found
 
+    def reductions(self, point: Point) -> int:
+        """The bytes at a point that collectives of gradients have made."""
+        return sum(
+            number * self._planner.size(buffer)
+            for buffer, number in self._counts(point).items()
+            if buffer.space == DEVICE
+            and buffer.category == "communication"
+            and (op := buffer.value.producer) is not None
+            and op.phase == "gradient"
+        )
+
     def peak(self) -> Point:
         """The point at which most is held. Raises `DiagnosticError` if nothing runs."""
         found = max(self._points(distinct=True), key=lambda p: p[0], default=None)
