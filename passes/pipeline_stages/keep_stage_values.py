@@ -180,8 +180,8 @@ def _keep_gradients(accumulate: Operation) -> None:
 
 
 def _actions(accumulate: Operation, kind: ActionKind) -> list[Operation]:
-    found = [op for op in accumulate.body.ops if isinstance(op.definition, ActionOp)]
-    return [op for op in found if op.text("kind") == kind.label]
+    actions = (op for op in accumulate.body.ops if isinstance(op.definition, ActionOp))
+    return [op for op in actions if op.text("kind") == kind.label]
 
 
 def _returned(forward: Operation) -> Iterator[Value]:

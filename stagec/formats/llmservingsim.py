@@ -107,13 +107,13 @@ class LlmServingSimFormat(JobFormat):
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         """What rows cannot say."""
-        found = [
+        lost = [
             "who waits for whom: rows follow each other, and a collective stands behind its row",
             "weights by themselves: they are among the bytes that are read",
         ]
         if any(n.is_message and n.over not in layout.mesh for n in program.prototypes):
-            found.append("messages between pods: the simulator makes those between instances")
-        return found
+            lost.append("messages between pods: the simulator makes those between instances")
+        return lost
 
     def files(
         self, job: TraceJob, ranks: Ints | None

@@ -68,10 +68,10 @@ class ServedModels:
         is served: of models on ranks of their own the least. Raises `DiagnosticError`."""
         rooms: list[Room] = []
         for models in self._pods:
-            found = cache_room(models, machine, self._dealt(largest, models[0]), tokens, limit)
-            blocks = found.blocks * models[0].groups // self.main.groups
-            rooms.append(replace(found, blocks=blocks))
-        return min(rooms, key=lambda room: room.blocks)
+            room = cache_room(models, machine, self._dealt(largest, models[0]), tokens, limit)
+            blocks = room.blocks * models[0].groups // self.main.groups
+            rooms.append(replace(room, blocks=blocks))
+        return min(rooms, key=lambda each: each.blocks)
 
     def _dealt(self, step: Step, models: StepModules) -> Step:
         """A step of a group of `main`, dealt to the groups of one of the models."""

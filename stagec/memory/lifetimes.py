@@ -18,7 +18,7 @@ bytes that are never below theirs. Of microbatches one runs, each action of it o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region, Value
@@ -28,7 +28,7 @@ from stagec.ir.replay import replays
 from stagec.ir.traits import EndsLifetime, Recalls, StaysUntilNext, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
-from stagec.ir_spec.ops.pipeline import ActionOp, SendOp
+from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
     GRADIENTS,
     Buffer,
@@ -52,7 +52,7 @@ from stagec.memory.iterations import (
     stacked,
     turns_of,
 )
-from stagec.memory.liveness import Roots, Sets, classify, heirs, updated
+from stagec.memory.liveness import Roots, Sets, classify, heirs, kept_when_sent, updated
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: A body runs no more often than this: as often as one in three repeats of many iterations.
@@ -461,7 +461,7 @@ class _Runner:
         number = self._step(op, new)
         sums = list(self.found.steps[number].made)
         self._sums.update((b.value, b) for b in sums)
-        for value in _kept_when_sent(region):
+        for value in kept_when_sent(region):
             sums += [self._make(value, number, number, space=s) for s in value.tensor.memories]
         self._refs.update(old)
         for result in (r for r in op.results if r not in old):
@@ -488,13 +488,6 @@ class _Runner:
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
         self._part = None
-
-
-def _kept_when_sent(region: Region) -> Iterator[Value]:
-    """What stays of the microbatch before when a stage sends."""
-    for op in region.walk():
-        if isinstance(op.definition, SendOp) and op.flag("stays"):
-            yield from op.operands
 
 
 def _is_backward(step: Operation | LayerStack) -> bool:

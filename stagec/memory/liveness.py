@@ -25,7 +25,7 @@ from stagec.ir.traits import (
 )
 from stagec.ir.types import DEVICE
 from stagec.ir_spec.ops.comm import Collective
-from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.ir_spec.ops.pipeline import ActionOp, SendOp
 from stagec.ir_spec.ops.structure import joined_dim
 
 
@@ -221,3 +221,10 @@ def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
     """Whether what is used at `index` is a slice of a stack that a repeat makes."""
     ends = user.has(Terminates) and repeat.has(Repeats)
     return ends and index >= repeat.integer("carry", 1)
+
+
+def kept_when_sent(region: Region) -> Iterator[Value]:
+    """What stays of the microbatch before when a stage sends."""
+    for op in region.walk():
+        if isinstance(op.definition, SendOp) and op.flag("stays"):
+            yield from op.operands

@@ -252,14 +252,17 @@ class MemoryTimeline:
     def _behind_forward(self, around: Counter[str]) -> Counter[str] | None:
         """The bytes of each category behind the last forward of the schedule, on top of what is
         there around it."""
-        last: Counter[str] | None = None
-        for doing in turns(self.order, self._planner.regions):
-            if any(a.kind == "F" for a in doing.actions):
-                last = Counter(around)
-                for state, number in list(doing.after())[-1].items():
-                    for category, size in self._planner.held_bytes(state).items():
-                        last[category] += number * size
-        return last
+        turn: Doing | None = None
+        for each in turns(self.order, self._planner.regions):
+            if any(a.kind == "F" for a in each.actions):
+                turn = each
+        if turn is None:
+            return None
+        behind = Counter(around)
+        for state, number in list(turn.after())[-1].items():
+            for category, size in self._planner.held_bytes(state).items():
+                behind[category] += number * size
+        return behind
 
     def made(self, point: Point) -> Mapping[str, int]:
         """The bytes of each category that the operation at a point makes."""
@@ -268,12 +271,13 @@ class MemoryTimeline:
         return found
 
     def reductions(self, point: Point) -> int:
-        """The bytes at a point that collectives of gradients have made."""
+        """The bytes at a point that collectives of gradients have made before it."""
         return sum(
             number * self._planner.size(buffer)
             for buffer, number in self._counts(point).items()
             if buffer.space == DEVICE
             and buffer.category == "communication"
+            and buffer not in point.step.made
             and (op := buffer.value.producer) is not None
             and op.phase == "gradient"
         )

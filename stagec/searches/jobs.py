@@ -130,8 +130,8 @@ class Probes:
         keys = [f"{a.what} {_key(a.options)}" for a in asked]
         new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
         order = sorted(new, key=lambda k: repr(kind_of(new[k])))
-        for done, (number, evaluated) in enumerate(self._run([new[k] for k in order]), 1):
-            self._known[order[number]] = evaluated
+        for done, (number, made) in enumerate(self._run([new[k] for k in order]), 1):
+            self._known[order[number]] = made
             more = f", {done:,} of the {len(new):,} that are wanted now"
             self._tell(f"{len(self._known):,} probes made{more}")
         return [self._known[k] for k in keys]

@@ -106,15 +106,15 @@ def _ran(each: ClassTimes) -> Iterator[_Ran]:
 
 def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:
     """The computations of each layer, layer by layer."""
-    chunks: list[list[_Ran]] = []
+    visits: list[list[_Ran]] = []
     layer = -1
     for each in computed:
         if each.layer >= 0:
             if each.layer != layer:
-                chunks.append([])
-            chunks[-1].append(each)
+                visits.append([])
+            visits[-1].append(each)
         layer = each.layer
-    return chunks
+    return visits
 
 
 def _chunk(ran: Sequence[_Ran], visits: Sequence[Sequence[_Ran]], phase: int) -> Chunk:

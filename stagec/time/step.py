@@ -393,7 +393,7 @@ def step_time(
         scheduler = max(picoseconds(each.waiting_seconds(end)) for each in software)
         return StepTime(clocked.end + scheduler, clocked, ways, devices, scheduler, request)
 
-    found = behind(devices)
+    alone = behind(devices)
     spent = [
         HostTimes(0)
         if not hosts or (graphs and (job.serves or job.software.hosts.graphs))
@@ -401,13 +401,13 @@ def step_time(
         for job in issued.jobs
     ]
     if efficiency.kernels == "roofline" or not any(map(any, spent)):
-        return found
+        return alone
     checks = any(each.checks for each in spent)  # hosts that compare what they call wait for it
     graph = issued.graph(overlap=overlap and not checks, one_stream=efficiency.streams == "one")
     clocked = issued.hosts(spent, graph)
     if clocked.end <= devices.end:
         clocked.forget()
-        return found
+        return alone
     return behind(clocked)
 
 

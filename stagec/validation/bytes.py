@@ -86,9 +86,8 @@ def _compared(source: str, given: SourceRow) -> Iterator[BytesError]:
         options = JobOptions(row.model, sizes=sizes, **flags, explicit=frozenset(flags))
         module = JobBuilder(options).lower(until=PLAN)
         classes = footprint(module, row.model)["classes"]
-        worst = max(classes, key=lambda each: each["peak"])
-        if row.stage:
-            worst = classes[int(row.stage)]
+        fullest = max(classes, key=lambda each: each["peak"])
+        worst = classes[int(row.stage)] if row.stage else fullest
         title = filled(row.row, {**sizes, **row.flags, **row.notes})
         for moment in MOMENTS:
             measured = {name: int(text) for name, text in getattr(row, moment).items()}

@@ -48,13 +48,13 @@ def rows(case: Case) -> Mapping[str, SweepRow]:
     session = Session()
     with _one_at_a_time:
         try:
-            found = _summaries(case, session)
+            summaries = _summaries(case, session)
         except DiagnosticError as problem:
             return refused(problem)
         except NotAnIntegerError as problem:
             return {"": {"error": str(problem), "remedy": "choose sizes that divide"}}
     warnings = [d.message for d in session.diagnostics]
-    return {pod: {**row, "warnings": warnings} for pod, row in found.items()}
+    return {pod: {**row, "warnings": warnings} for pod, row in summaries.items()}
 
 
 def refused(problem: DiagnosticError) -> Mapping[str, SweepRow]:

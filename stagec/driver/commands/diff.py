@@ -108,8 +108,8 @@ class DiffAnswer(Report):
 
     def _sides(self) -> list[str]:
         """What each of both is."""
-        found = self.comparison
-        each = zip("AB", (self.a, self.b), found.ranks, found.nodes, strict=True)
+        both = self.comparison
+        each = zip("AB", (self.a, self.b), both.ranks, both.nodes, strict=True)
         return [f"{name}: {path}: {counted(r, 'rank')}, {n:,} nodes" for name, path, r, n in each]
 
     def _verdict(self) -> str:

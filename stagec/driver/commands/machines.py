@@ -96,7 +96,7 @@ class MachinesAnswer(Report):
         rows = [
             TableRow(
                 [m.name, m.title, *_values(m), _network(m)],
-                [*_texts(m)],
+                _texts(m),
                 m.name,
                 f"stagec machines {m.name} --html {m.name}.html",
             )
@@ -127,20 +127,19 @@ class MachinesAnswer(Report):
             )
 
 
-def _values(machine: Machine) -> list[float | None]:
+def _figures(machine: Machine) -> list[Any]:
     """What machines are compared by; None for a type that its units do not multiply."""
     rates = (machine.compute.matrix.get(name) for name in ("bf16", "f8e4m3"))
-    memory = machine.memory.capacity, machine.memory.bandwidth
-    return [None if figure is None else float(figure.value) for figure in (*rates, *memory)]
+    return [*rates, machine.memory.capacity, machine.memory.bandwidth]
 
 
-def _texts(machine: Machine) -> Iterator[str]:
-    yield from (machine.name, machine.title)
-    for name in ("bf16", "f8e4m3"):
-        rate = machine.compute.matrix.get(name)
-        yield "" if rate is None else figure_text(rate)
-    memory = machine.memory
-    yield from (figure_text(memory.capacity), figure_text(memory.bandwidth), _network(machine))
+def _values(machine: Machine) -> list[float | None]:
+    return [None if each is None else float(each.value) for each in _figures(machine)]
+
+
+def _texts(machine: Machine) -> list[str]:
+    compared = ("" if each is None else figure_text(each) for each in _figures(machine))
+    return [machine.name, machine.title, *compared, _network(machine)]
 
 
 def _network(machine: Machine) -> str:
@@ -202,8 +201,8 @@ class MachineAnswer(Report):
         kinds = ("matmul", "attention", "memory", "sustained", "host", "interference")
         fits = {name: getattr(efficiency, name).fitted for name in kinds}
         fits |= {name: constants.fitted for name, constants in efficiency.network.items()}
+        defaults = "not fitted: no measurements of this machine; defaults"
         for name, fitted in fits.items():
-            defaults = "not fitted: no measurements of this machine; defaults"
             yield f"efficiency of {name}: {fitted or defaults}"
 
 

@@ -58,14 +58,14 @@ class Layers:
 
     def of_parts(self, parts: Sequence[int]) -> list[int]:
         """Of the many, how many each part has at least."""
-        warmups: list[int] = []
+        counts: list[int] = []
         start = 0
-        for count in parts:
-            first, last = max(start, self.before), min(start + count, self.before + self.many)
-            least = count - (self.total - self.many) if self.mixed else last - first
-            warmups.append(max(0, least))
-            start += count
-        return warmups
+        for size in parts:
+            first, last = max(start, self.before), min(start + size, self.before + self.many)
+            least = size - (self.total - self.many) if self.mixed else last - first
+            counts.append(max(0, least))
+            start += size
+        return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from stagec.ir.serving import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.command_line import job_words
-from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving import DISAGGREGATED as TWO_PODS
 from stagec.jobs.request.units import on_machine
@@ -161,7 +160,9 @@ def _verified(
     question: ServerQuestion, servers: Sequence[ServerPlan], processes: int, tell: Tell
 ) -> dict[int, ServerOverTime]:
     """Servers over time, by their `id`."""
-    limit = question.tasks[0].limit if question.tasks else Limit(AT_HAND, 0)
+    if not servers:
+        return {}
+    limit = question.tasks[0].limit  # one for all
     tasks = [VerifyTask(s, _job_of(question, s), question.load, limit) for s in servers]
     found: dict[int, ServerOverTime] = {}
     with crew(over_time, min(processes, len(tasks))) as run:
