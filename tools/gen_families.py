@@ -10,7 +10,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
 from stagec.importers.reading.json_text import JsonText
 from stagec.importers.reading.keys import ENDINGS, NO_EFFECT, OFF
-from stagec.importers.registry import BUILT_IN, READERS
+from stagec.importers.registry import BUILT_IN
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
 from tools.markup import page
@@ -29,18 +29,14 @@ def families_page() -> str:
 
 
 def _body() -> Iterator[str]:
-    files = {
-        family.name: f"../{readers.__name__.replace('.', '/')}.py"
-        for readers in READERS
-        for family in readers.FAMILIES
-    }
     usual = _keys(next(f for f in BUILT_IN if "llama" in f.model_types))
     yield "| family | `model_type` | features | keys |"
     yield "|---|---|---|---|"
     for family in sorted(BUILT_IN, key=lambda f: f.name.lower()):
         names = _listed((*family.model_types, *family.marks))
         own = _listed(sorted(_keys(family) - usual))
-        yield f"| [{family.name}]({files[family.name]}) | {names} | {family.features} | {own} |"
+        file = f"../{family.read.__module__.replace('.', '/')}.py"
+        yield f"| [{family.name}]({file}) | {names} | {family.features} | {own} |"
     yield from ("", "## Keys of Llama", "", "All readers that follow Llama know these:", "")
     yield from (_listed(sorted(usual)) + ".", "")
     yield from ("## Keys without effect", "")

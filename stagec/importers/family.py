@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from stagec.support.diagnostics import error
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from stagec.importers.writing.text import ModelText
 
 Reader: TypeAlias = "Callable[[Config], ModelText]"
+R = TypeVar("R", bound=Reader)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,32 @@ class ModelFamily:
     features: str = ""
     marks: tuple[str, ...] = ()
     read_images: Reader | None = None
+
+
+#: What `reads` has declared, by the modules of the readers.
+_DECLARED: defaultdict[str, list[ModelFamily]] = defaultdict(list)
+
+
+def reads(
+    name: str,
+    *model_types: str,
+    features: str,
+    marks: tuple[str, ...] = (),
+    read_images: Reader | None = None,
+) -> Callable[[R], R]:
+    """Declare a function as the reader of a built-in family: the fields of `ModelFamily`."""
+
+    def declare(read: R) -> R:
+        family = ModelFamily(name, model_types, read, features, marks, read_images)
+        _DECLARED[read.__module__].append(family)
+        return read
+
+    return declare
+
+
+def declared_in(module: str) -> list[ModelFamily]:
+    """The families whose readers a module has declared, in the order of its text."""
+    return _DECLARED[module]
 
 
 def known_families(families: Iterable[ModelFamily]) -> dict[str, ModelFamily]:

@@ -4,77 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from importlib import import_module
 
-from stagec.importers.families import (
-    bart,
-    conditioned,
-    deepseek,
-    diffusion,
-    disentangled,
-    encoders,
-    falcon_h1,
-    further,
-    gemma3n,
-    gemma4,
-    gpt,
-    griffin,
-    kimi,
-    linear_attention,
-    llama,
-    llava,
-    mamba,
-    masked,
-    mixture,
-    multimodal,
-    omni,
-    pairs,
-    pyramids,
-    recent,
-    rwkv,
-    swin,
-    vision,
-    waves,
-    windows,
-    zamba,
-)
-from stagec.importers.family import ModelFamily, known_families
+from stagec.importers.family import ModelFamily, declared_in, known_families
 from stagec.support.source import Source
 
 #: The modules of readers, in the order in which their families are listed.
-READERS = (
-    llama,
-    gpt,
-    windows,
-    mixture,
-    deepseek,
-    further,
-    gemma3n,
-    gemma4,
-    mamba,
-    falcon_h1,
-    linear_attention,
-    kimi,
-    griffin,
-    rwkv,
-    zamba,
-    encoders,
-    masked,
-    disentangled,
-    bart,
-    vision,
-    waves,
-    pyramids,
-    swin,
-    pairs,
-    diffusion,
-    conditioned,
-    recent,
-    multimodal,
-    omni,
-    llava,
+_READERS = (
+    "llama gpt windows mixture deepseek further gemma3n gemma4 mamba falcon_h1 linear_attention "
+    "kimi griffin rwkv zamba encoders masked disentangled bart vision waves pyramids swin pairs "
+    "diffusion conditioned recent multimodal omni llava"
 )
+_MODULES = [import_module(f"stagec.importers.families.{name}") for name in _READERS.split()]
 BUILT_IN: tuple[ModelFamily, ...] = tuple(
-    family for readers in READERS for family in readers.FAMILIES
+    family for module in _MODULES for family in declared_in(module.__name__)
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from stagec.importers.common.heads import expect_head
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import PAIRS, read_activation, read_heads_of, translate
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
 from stagec.importers.writing.text import Body, ModelText
@@ -73,36 +72,43 @@ def _read_kin(config: Config, kind: Sides) -> ModelText:
     return text.train(PAIRS, body)
 
 
+@reads("BART", "bart", features="encoder and decoder, norm behind each sum")
 def read_bart(config: Config) -> ModelText:
     """BART (arXiv 1910.13461): a norm behind each sum, learned positions, tied everything."""
     return _read_kin(config, Sides("BART"))
 
 
+@reads("mBART", "mbart", features="BART with norms before the parts")
 def read_mbart(config: Config) -> ModelText:
     """mBART (arXiv 2001.08210): norms before the parts."""
     return _read_kin(config, Sides("mBART", pre=True))
 
 
+@reads("PLBART", "plbart", "mvp", features="BART, scaled embeddings")
 def read_plbart(config: Config) -> ModelText:
     """PLBART (arXiv 2103.06333): BART with scaled embeddings."""
     return _read_kin(config, Sides("PLBART", scaled=True))
 
 
+@reads("Blenderbot", "blenderbot", features="norms before the parts")
 def read_blenderbot(config: Config) -> ModelText:
     """Blenderbot (arXiv 2004.13637): norms before the parts, none of the embeddings."""
     return _read_kin(config, Sides("Blenderbot", pre=True, embed_norm=False, before=0))
 
 
+@reads("Pegasus", "pegasus", features="fixed positions")
 def read_pegasus(config: Config) -> ModelText:
     """Pegasus (arXiv 1912.08777): norms before the parts, positions that are not trained."""
     return _read_kin(config, Sides("Pegasus", True, False, "fixed", 0))
 
 
+@reads("Marian", "marian", features="fixed positions")
 def read_marian(config: Config) -> ModelText:
     """Marian (arXiv 1804.00344): norms behind the sums, positions that are not trained."""
     return _read_kin(config, Sides("Marian", False, False, "fixed", 0))
 
 
+@reads("M2M-100", "m2m_100", features="fixed positions")
 def read_m2m_100(config: Config) -> ModelText:
     """M2M-100 (arXiv 2010.11125) and NLLB (arXiv 2207.04672): norms before the parts, a sinusoid
     for positions."""
@@ -137,6 +143,7 @@ def _read_sides(
     config.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers")
 
 
+@reads("Whisper", "whisper", features="convolutions, encoder and decoder, tied head")
 def read_whisper(config: Config) -> ModelText:
     """Whisper (arXiv 2212.04356): two convolutions, a sinusoid that is not trained, keys without a
     bias."""
@@ -193,17 +200,4 @@ _MASKS = (
     "feature_prob",
     "feature_length",
     "feature_min_masks",
-)
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("BART", ("bart",), read_bart, "encoder and decoder, norm behind each sum"),
-    ModelFamily("mBART", ("mbart",), read_mbart, "BART with norms before the parts"),
-    ModelFamily("PLBART", ("plbart", "mvp"), read_plbart, "BART, scaled embeddings"),
-    ModelFamily("Blenderbot", ("blenderbot",), read_blenderbot, "norms before the parts"),
-    ModelFamily("Pegasus", ("pegasus",), read_pegasus, "fixed positions"),
-    ModelFamily("Marian", ("marian",), read_marian, "fixed positions"),
-    ModelFamily("M2M-100", ("m2m_100",), read_m2m_100, "fixed positions"),
-    ModelFamily(
-        "Whisper", ("whisper",), read_whisper, "convolutions, encoder and decoder, tied head"
-    ),
 )

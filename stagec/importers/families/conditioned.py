@@ -5,8 +5,6 @@ Wan, all blocks of which see one condition and add a table of their own to it (a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stagec.importers.common.adaptive import (
     added_positions,
     begin_images,
@@ -18,7 +16,7 @@ from stagec.importers.common.adaptive import (
     read_width,
 )
 from stagec.importers.common.sizes import read_size
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
 from stagec.importers.writing.text import Body, Callee, ModelText
@@ -27,6 +25,11 @@ from stagec.importers.writing.towers import projected
 _SINUSOID = "numbers of a time's sinusoid"
 
 
+@reads(
+    "Qwen-Image",
+    features="streams of image and text, adaptive norms",
+    marks=("QwenImageTransformer2DModel",),
+)
 def read_qwen_image(config: Config) -> ModelText:
     """Qwen-Image (arXiv 2508.02324): streams of image and text in all blocks."""
     text = begin_images(config, "Qwen-Image", "X", "S")
@@ -84,6 +87,11 @@ def _blocks(text: ModelText, body: Body, x: str, c: str, t: str, *given: str) ->
     return body.call("n", _use(text, "last_conditioned"), "%y", "%ty")
 
 
+@reads(
+    "PixArt",
+    features="one condition for all blocks, cross attention",
+    marks=("PixArtTransformer2DModel",),
+)
 def read_pixart(config: Config) -> ModelText:
     """PixArt (arXiv 2310.00426), alpha and sigma."""
     text = begin_images(config, "PixArt", "X", "S")
@@ -126,6 +134,11 @@ def read_pixart(config: Config) -> ModelText:
     return predict_patches(text, body, n, f"%texts: bf16[B, S, {texts}], %time: f32[B]{more}")
 
 
+@reads(
+    "Wan",
+    features="PixArt of videos, q and k normed over all heads",
+    marks=("WanTransformer3DModel",),
+)
 def read_wan(config: Config) -> ModelText:
     """Wan (arXiv 2503.20314), from texts: patches of latents of a video."""
     text = begin_images(config, "Wan", "X", "S")
@@ -159,28 +172,3 @@ def read_wan(config: Config) -> ModelText:
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
     args = "%videos: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
     return text.train(f"{args} %noise: bf16[B, X, C_out]", body)
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily(
-        "Qwen-Image",
-        (),
-        read_qwen_image,
-        "streams of image and text, adaptive norms",
-        ("QwenImageTransformer2DModel",),
-    ),
-    ModelFamily(
-        "PixArt",
-        (),
-        read_pixart,
-        "one condition for all blocks, cross attention",
-        ("PixArtTransformer2DModel",),
-    ),
-    ModelFamily(
-        "Wan",
-        (),
-        read_wan,
-        "PixArt of videos, q and k normed over all heads",
-        ("WanTransformer3DModel",),
-    ),
-)

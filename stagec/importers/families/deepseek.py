@@ -9,7 +9,7 @@ from fractions import Fraction
 from stagec.importers.common.kin import Kin, Named, Sizes
 from stagec.importers.common.positions import growing_temperature, score_share
 from stagec.importers.common.sizes import read_size
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, Block, FeedForward, Rope
 from stagec.importers.writing.stack import Decoder
@@ -46,6 +46,7 @@ class Latent:
         yield from ["indexed"] if self.indexed else []
 
 
+@reads("DeepSeekMoE", "deepseek", features="dense first, shared experts")
 def read_deepseek(config: Config) -> ModelText:
     """DeepSeekMoE (arXiv 2401.06066): shared experts beside many small ones, dense layers first."""
     kin = Kin(config, "DeepSeekMoE", Sizes(4096, 11008, 30, 32, 102400, 2048))
@@ -82,12 +83,14 @@ def _softmax_experts(kin: Kin) -> list[Named]:
     ]
 
 
+@reads("DeepSeek-V2", "deepseek_v2", features="latent attention, groups")
 def read_deepseek_v2(config: Config) -> ModelText:
     """DeepSeek-V2 (arXiv 2405.04434): latent attention."""
     kin, mixer = latent_of(config, "DeepSeek-V2", Sizes(4096, 11008, 32, 32, 102400, 2048))
     return kin.stack(kin.all(mixer), _softmax_experts(kin), Decoder(tied=kin.tied()))
 
 
+@reads("DeepSeek-V3", "deepseek_v3", "kimi_k2", features="latent attention, sigmoids")
 def read_deepseek_v3(config: Config) -> ModelText:
     """DeepSeek-V3 (arXiv 2412.19437) and Kimi K2: latent attention, sigmoid routing with a bias."""
     kin, mixer = latent_of(config, "DeepSeek-V3", Sizes(7168, 18432, 61, 128, 129280, 4096))
@@ -115,6 +118,7 @@ def sigmoid_stack(
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 
 
+@reads("Mistral 4", "mistral4", features="latent attention, queries grow, a shared expert")
 def read_mistral4(config: Config) -> ModelText:
     """Mistral Small 4: latent attention whose queries grow with the position, experts by a softmax
     beside a shared one."""
@@ -137,6 +141,7 @@ def read_mistral4(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 
 
+@reads("DeepSeek-V3.2", "deepseek_v32", features="an indexer selects 2048 keys")
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
     kin, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
@@ -186,18 +191,3 @@ def latent_of(
     if low_rank:
         read_size(config, kin.text, "Q", "q_lora_rank", default=own.queries)
     return kin, Latent(low_rank, kin.rope(), score_share(config))
-
-
-FAMILIES = (
-    ModelFamily("DeepSeekMoE", ("deepseek",), read_deepseek, "dense first, shared experts"),
-    ModelFamily("DeepSeek-V2", ("deepseek_v2",), read_deepseek_v2, "latent attention, groups"),
-    ModelFamily(
-        "DeepSeek-V3", ("deepseek_v3", "kimi_k2"), read_deepseek_v3, "latent attention, sigmoids"
-    ),
-    ModelFamily(
-        "Mistral 4", ("mistral4",), read_mistral4, "latent attention, queries grow, a shared expert"
-    ),
-    ModelFamily(
-        "DeepSeek-V3.2", ("deepseek_v32",), read_deepseek_v32, "an indexer selects 2048 keys"
-    ),
-)

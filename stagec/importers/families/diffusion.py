@@ -5,8 +5,6 @@ A step predicts what was added to latents and is trained by the mean squared err
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stagec.importers.common.adaptive import (
     added_positions,
     begin_images,
@@ -20,7 +18,7 @@ from stagec.importers.common.adaptive import (
     sinusoid,
 )
 from stagec.importers.common.sizes import read_size
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import projected
@@ -28,6 +26,11 @@ from stagec.importers.writing.towers import projected
 # -- DiT -------------------------------------------------------------------------------------------
 
 
+@reads(
+    "DiT",
+    features="adaptive norms by time and class, patches of latents",
+    marks=("DiTTransformer2DModel",),
+)
 def read_dit(config: Config) -> ModelText:
     """DiT (arXiv 2212.09748), as diffusers has it: each block embeds time and class itself."""
     text = begin_images(config, "DiT", "X")
@@ -81,6 +84,11 @@ def _condition_weights(body: Body, prefix: str = "") -> str:
 # -- Flux ------------------------------------------------------------------------------------------
 
 
+@reads(
+    "Flux",
+    features="streams of image and text, adaptive norms, parallel blocks",
+    marks=("FluxTransformer2DModel",),
+)
 def read_flux(config: Config) -> ModelText:
     """Flux: text and image streams that meet in attention, then one stream whose blocks compute
     attention and a feed-forward block side by side."""
@@ -141,6 +149,11 @@ def read_flux(config: Config) -> ModelText:
 # -- Stable Diffusion 3 ----------------------------------------------------------------------------
 
 
+@reads(
+    "Stable Diffusion 3",
+    features="streams of image and text, adaptive norms, patches of latents",
+    marks=("SD3Transformer2DModel",),
+)
 def read_sd3(config: Config) -> ModelText:
     """Stable Diffusion 3 (arXiv 2403.03206): streams of image and text that meet in attention; the
     first blocks of 3.5 medium have attention of the image beside it."""
@@ -181,28 +194,3 @@ def read_sd3(config: Config) -> ModelText:
     n = last_norm(text, body, "%y", t)
     args = "%texts: bf16[B, S, J], %pooled: bf16[B, U_text], %time: f32[B]"
     return predict_patches(text, body, n, args)
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily(
-        "DiT",
-        (),
-        read_dit,
-        "adaptive norms by time and class, patches of latents",
-        ("DiTTransformer2DModel",),
-    ),
-    ModelFamily(
-        "Flux",
-        (),
-        read_flux,
-        "streams of image and text, adaptive norms, parallel blocks",
-        ("FluxTransformer2DModel",),
-    ),
-    ModelFamily(
-        "Stable Diffusion 3",
-        (),
-        read_sd3,
-        "streams of image and text, adaptive norms, patches of latents",
-        ("SD3Transformer2DModel",),
-    ),
-)

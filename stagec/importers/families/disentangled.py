@@ -14,7 +14,7 @@ from stagec.importers.families.encoders import (
     read_heads_of,
     train_vectors,
 )
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,
@@ -29,6 +29,7 @@ from stagec.importers.writing.towers import Tower, TowerLayers, TowerPart, linea
 _TERMS = ("c2p", "p2c")
 
 
+@reads("DeBERTa", "deberta", features="scores by contents and distances")
 def read_deberta(config: Config) -> ModelText:
     """DeBERTa (arXiv 2006.03654): vectors of distances have products of their own in each layer."""
     text, body, terms = _begin(config, "DeBERTa", (768, 12, 3072, 50265))
@@ -39,6 +40,7 @@ def read_deberta(config: Config) -> ModelText:
     return _finish(config, text, body, near, [*terms, "key_bias = no"])
 
 
+@reads("DeBERTa-v2", "deberta-v2", features="DeBERTa with logarithmic distances (v3)")
 def read_deberta_v2(config: Config) -> ModelText:
     """DeBERTa-v2 and -v3 (arXiv 2111.09543): rows of distances grow logarithmically, and may go
     through the projections of words."""
@@ -154,11 +156,3 @@ def _convolved(
     given += [] if act == "tanh" else activation_options(act, default="tanh")
     y = body.call("y1", text.use("disentangled", "", *given, function="convolved"), "%x", first)
     return TowerLayers(Tower(), "layers", "L - 1", steps, post=True).write(body, y, "y")
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("DeBERTa", ("deberta",), read_deberta, "scores by contents and distances"),
-    ModelFamily(
-        "DeBERTa-v2", ("deberta-v2",), read_deberta_v2, "DeBERTa with logarithmic distances (v3)"
-    ),
-)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stagec.importers.common.heads import expect_head
 from stagec.importers.common.sizes import begin, read_size
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,
@@ -59,16 +59,26 @@ class Words:
     pooler: bool = True
 
 
+@reads("BERT", "bert", features="encoder, norm behind each sum, token types")
 def read_bert(config: Config) -> ModelText:
     """BERT (arXiv 1810.04805): a norm behind each sum, token types, learned positions."""
     return _bert(config, Words("BERT"))
 
 
+@reads(
+    "RoBERTa",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "data2vec-text",
+    features="BERT with shifted positions",
+)
 def read_roberta(config: Config) -> ModelText:
     """RoBERTa (arXiv 1907.11692): BERT whose first two positions are not used."""
     return _bert(config, Words("RoBERTa", before=2, types=1))
 
 
+@reads("DistilBERT", "distilbert", features="BERT without token types")
 def read_distilbert(config: Config) -> ModelText:
     """DistilBERT (arXiv 1910.01108): BERT without token types."""
     config.only("sinusoidal_pos_embds", False)
@@ -76,21 +86,25 @@ def read_distilbert(config: Config) -> ModelText:
     return _bert(config, Words("DistilBERT", types=0, pooler=False))
 
 
+@reads("RoBERTa-PreLayerNorm", "roberta-prelayernorm", features="norms before the parts")
 def read_roberta_pre(config: Config) -> ModelText:
     """RoBERTa with norms before the parts of a layer."""
     return _bert(config, Words("RoBERTa-PreLayerNorm", before=2, types=2, pre=True))
 
 
+@reads("XLM-RoBERTa-XL", "xlm-roberta-xl", features="norms before the parts")
 def read_xlm_roberta_xl(config: Config) -> ModelText:
     """XLM-RoBERTa-XL (arXiv 2105.00572): norms before the parts, none of the embeddings."""
     return _bert(config, Words("XLM-RoBERTa-XL", 2, 1, pre=True, embed_norm=False))
 
 
+@reads("Megatron-BERT", "megatron-bert", features="norms before the parts")
 def read_megatron_bert(config: Config) -> ModelText:
     """Megatron-BERT (arXiv 1909.08053): norms before the parts, none of the embeddings."""
     return _bert(config, Words("Megatron-BERT", pre=True, embed_norm=False))
 
 
+@reads("ERNIE 2.0", "ernie", features="BERT")
 def read_ernie_words(config: Config) -> ModelText:
     """ERNIE 2.0 (arXiv 1907.12412): BERT; its types of tasks are not modeled."""
     config.only("use_task_id", False)
@@ -98,6 +112,7 @@ def read_ernie_words(config: Config) -> ModelText:
     return _bert(config, Words("ERNIE 2.0"))
 
 
+@reads("MPNet", "mpnet", features="BERT with a bias by distance")
 def read_mpnet(config: Config) -> ModelText:
     """MPNet (arXiv 2004.09297): BERT with a bias by distance, without token types."""
     return _bert(config, Words("MPNet", before=2, types=0, relative=True))
@@ -256,18 +271,21 @@ def classify_each(text: ModelText, body: Body, y: str, classes: str, name: str) 
 PAIRS = "%tokens: i32[B, S], %targets: i32[B, T], %labels: i32[B, T]"
 
 
+@reads("T5", "t5", "mt5", features="encoder and decoder, bias by distance, ReLU or GeGLU")
 def read_t5(config: Config) -> ModelText:
     """T5 (arXiv 1910.10683): a bias by distance that all layers of a side share; scores are not
     scaled."""
     return _t5(config, "T5")
 
 
+@reads("UMT5", "umt5", features="T5 with a bias for each layer")
 def read_umt5(config: Config) -> ModelText:
     """UMT5 (arXiv 2304.09151): T5 with a bias by distance for each layer."""
     config.only("scalable_attention", True)
     return _t5(config, "UMT5", own_bias=True)
 
 
+@reads("Switch Transformers", "switch_transformers", features="T5 with one of many experts")
 def read_switch(config: Config) -> ModelText:
     """Switch Transformers (arXiv 2101.03961): T5 with one of many experts in every so many-th
     layer."""
@@ -384,34 +402,3 @@ def translate(body: Body, n: str, steps: Sequence[str]) -> None:
     logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
     body.let("loss", f"stg.cross_entropy[mean = B*T]({logits}, %labels)")
     body.do("stg.return(%loss)")
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("BERT", ("bert",), read_bert, "encoder, norm behind each sum, token types"),
-    ModelFamily(
-        "RoBERTa",
-        ("roberta", "xlm-roberta", "camembert", "data2vec-text"),
-        read_roberta,
-        "BERT with shifted positions",
-    ),
-    ModelFamily("DistilBERT", ("distilbert",), read_distilbert, "BERT without token types"),
-    ModelFamily("MPNet", ("mpnet",), read_mpnet, "BERT with a bias by distance"),
-    ModelFamily("ERNIE 2.0", ("ernie",), read_ernie_words, "BERT"),
-    ModelFamily("Megatron-BERT", ("megatron-bert",), read_megatron_bert, "norms before the parts"),
-    ModelFamily(
-        "RoBERTa-PreLayerNorm",
-        ("roberta-prelayernorm",),
-        read_roberta_pre,
-        "norms before the parts",
-    ),
-    ModelFamily(
-        "XLM-RoBERTa-XL", ("xlm-roberta-xl",), read_xlm_roberta_xl, "norms before the parts"
-    ),
-    ModelFamily("UMT5", ("umt5",), read_umt5, "T5 with a bias for each layer"),
-    ModelFamily(
-        "Switch Transformers", ("switch_transformers",), read_switch, "T5 with one of many experts"
-    ),
-    ModelFamily(
-        "T5", ("t5", "mt5"), read_t5, "encoder and decoder, bias by distance, ReLU or GeGLU"
-    ),
-)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.state_space import PREFIXED, read_mamba2
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention
 from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, scaled, times
@@ -48,6 +48,7 @@ class _Branches(Layer):
         return body.let("r2", f"stg.add({r}, {self.parts[0].write(body, r, 2)})")
 
 
+@reads("Falcon-H1", "falcon_h1", features="Mamba-2 beside attention")
 def read_falcon_h1(config: Config) -> ModelText:
     """Falcon-H1 (arXiv 2507.22448): Mamba-2 and attention side by side in each layer, multipliers
     everywhere."""
@@ -104,6 +105,3 @@ def _around(config: Config, name: str) -> tuple[Fraction, Fraction]:
 def _multipliers(config: Config, key: str, count: int) -> tuple[Fraction, ...]:
     """A list of numbers, 1 each where the key is left out."""
     return config.ratios(key, length=count) or (ONE,) * count
-
-
-FAMILIES = (ModelFamily("Falcon-H1", ("falcon_h1",), read_falcon_h1, "Mamba-2 beside attention"),)

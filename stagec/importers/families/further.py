@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.families.deepseek import read_deepseek_v32
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Rope
 from stagec.importers.writing.stack import Decoder, root
@@ -17,6 +16,7 @@ from stagec.importers.writing.text import ModelText
 HALF = Fraction(1, 2)
 
 
+@reads("MiniCPM", "minicpm", features="scaled embeddings, residuals, logits")
 def read_minicpm(config: Config) -> ModelText:
     """MiniCPM (arXiv 2404.06395): Llama with scaled embeddings, residuals and logits."""
     kin = Kin(config, "MiniCPM", Sizes(4096, 11008, 32, 32, 32000, 2048))
@@ -34,6 +34,7 @@ def read_minicpm(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, scale=depth / root(kin.count))
 
 
+@reads("ChatGLM", "chatglm", features="partial rotation, biases by keys")
 def read_chatglm(config: Config) -> ModelText:
     """ChatGLM2 and later (arXiv 2406.12793): half of each head is rotated."""
     grouped = config.flag("multi_query_attention", default=False)
@@ -62,6 +63,7 @@ def read_chatglm(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("Orion", "orion", features="LayerNorm")
 def read_orion(config: Config) -> ModelText:
     """Orion (arXiv 2401.12246): Llama with LayerNorm."""
     kin = Kin(config, "Orion", Sizes(4096, 15360, 40, 40, 84608, 4096))
@@ -71,6 +73,7 @@ def read_orion(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(LAYER, tied=kin.tied()), norm=LAYER)
 
 
+@reads("Ling", "bailing_moe", features="shared experts, dense first")
 def read_bailing(config: Config) -> ModelText:
     """Ling (arXiv 2503.05139): experts by a softmax, shared ones beside them."""
     kin = Kin(config, "Ling", Sizes(2048, 5632, 28, 16, 126464, 16384, groups=4))
@@ -89,6 +92,7 @@ def read_bailing(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 
 
+@reads("Ling 2.0", "bailing_moe_v2", features="sigmoid routing, q and k normed")
 def read_bailing_v2(config: Config) -> ModelText:
     """Ling 2.0: as DeepSeek-V3's experts, over attention with normed heads, half rotated."""
     sizes = Sizes(2048, 5120, 20, 16, 157184, 32768, groups=4, base=600000)
@@ -118,6 +122,7 @@ def _refuse_of_ling(config: Config) -> None:
     config.skip("max_window_layers", "norm_softmax", "sliding_window", "rotary_dim")
 
 
+@reads("Grok-2", "grok-2", "grok2", "git", features="dense block beside experts")
 def read_grok2(config: Config) -> ModelText:
     """Grok-2: a dense block beside the experts, norms before and behind, bounded scores. Both are
     divided by the root of 2 before a norm, which takes that out again."""
@@ -144,14 +149,7 @@ def read_grok2(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(mixture), decoder, post=RMS)
 
 
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("MiniCPM", ("minicpm",), read_minicpm, "scaled embeddings, residuals, logits"),
-    ModelFamily("ChatGLM", ("chatglm",), read_chatglm, "partial rotation, biases by keys"),
-    ModelFamily("Orion", ("orion",), read_orion, "LayerNorm"),
-    ModelFamily("Ling", ("bailing_moe",), read_bailing, "shared experts, dense first"),
-    ModelFamily(
-        "Ling 2.0", ("bailing_moe_v2",), read_bailing_v2, "sigmoid routing, q and k normed"
-    ),
-    ModelFamily("Grok-2", ("grok-2", "grok2", "git"), read_grok2, "dense block beside experts"),
-    ModelFamily("GLM-5", ("glm_moe_dsa",), read_deepseek_v32, "latent attention with an indexer"),
-)
+@reads("GLM-5", "glm_moe_dsa", features="latent attention with an indexer")
+def read_glm5(config: Config) -> ModelText:
+    """GLM-5: DeepSeek-V3.2 by its keys."""
+    return read_deepseek_v32(config)

@@ -12,7 +12,7 @@ from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.positions import read_bases
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.gemma4 import SharingHeads, SharingLayer, write_layers
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import activation_options
 from stagec.importers.writing.stack import Decoder, arguments, root
@@ -78,6 +78,12 @@ def read_gemma3n(config: Config) -> ModelText:
     return text.train(arguments(text), body)
 
 
+@reads(
+    "Gemma 3n",
+    "gemma3n_text",
+    "gemma3n",
+    features="streams that are predicted and corrected, shared keys; without towers",
+)
 def read_gemma3n_towers(config: Config) -> ModelText:
     """Gemma 3n whose towers, a MobileNet and a Conformer, are left out."""
     config.merge("text_config")
@@ -86,13 +92,3 @@ def read_gemma3n_towers(config: Config) -> ModelText:
     text = read_gemma3n(config)
     text.notes.append("Left out: the towers of images and of sounds, with their parameters.")
     return replace(text, name=config.text("model_type"))
-
-
-FAMILIES = (
-    ModelFamily(
-        "Gemma 3n",
-        ("gemma3n_text", "gemma3n"),
-        read_gemma3n_towers,
-        "streams that are predicted and corrected, shared keys; without towers",
-    ),
-)

@@ -12,7 +12,7 @@ from stagec.importers.common.idle import gemma4_towers
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.positions import read_bases
 from stagec.importers.common.sizes import read_size
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Rope, activation_options
 from stagec.importers.writing.stack import Decoder, arguments, root, write_stack
@@ -74,6 +74,11 @@ class SharingLayer:
         return body.let(f"x{suffix}", f"stg.call @{self.network}({', '.join(operands)})")
 
 
+@reads(
+    "Gemma 4",
+    "gemma4_text",
+    features="heads by kind of layers, experts beside dense, shared keys and values",
+)
 def read_gemma4(config: Config) -> ModelText:
     """Gemma 4, the text model."""
     sizes = Sizes(2304, 9216, 30, 8, 262144, 131072, groups=4, dim=256)
@@ -203,20 +208,8 @@ def _read_experts(kin: Kin) -> None:
     read_size(kin.config, kin.text, "M", "moe_intermediate_size")
 
 
+@reads("Gemma 4 with images", "gemma4", features="towers of images and of sounds")
 def read_gemma4_towers(config: Config) -> ModelText:
     """Gemma 4 with its towers, which a step of texts does not use."""
     config.merge("text_config")
     return gemma4_towers(config, read_gemma4(config))
-
-
-FAMILIES = (
-    ModelFamily(
-        "Gemma 4",
-        ("gemma4_text",),
-        read_gemma4,
-        "heads by kind of layers, experts beside dense, shared keys and values",
-    ),
-    ModelFamily(
-        "Gemma 4 with images", ("gemma4",), read_gemma4_towers, "towers of images and of sounds"
-    ),
-)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Sizes
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,
@@ -25,6 +24,7 @@ from stagec.importers.writing.text import ModelText
 _FOURFOLD = -4
 
 
+@reads("GPT-2", "gpt2", features="learned positions, biases, tied head")
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
     kin = Kin(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024), read_groups=False)
@@ -35,6 +35,7 @@ def read_gpt2(config: Config) -> ModelText:
     return _biased(kin, "gelu_new", "H")
 
 
+@reads("GPT", "openai-gpt", features="norms behind the sums")
 def read_gpt(config: Config) -> ModelText:
     """GPT (Radford et al. 2018): GPT-2 whose norms stand behind the sums."""
     kin = Kin(config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512), read_groups=False)
@@ -49,6 +50,7 @@ def read_gpt(config: Config) -> ModelText:
     return normed_sums(kin, mixer, block, decoder)
 
 
+@reads("StarCoder", "gpt_bigcode", features="GPT-2 with multi-query")
 def read_gpt_bigcode(config: Config) -> ModelText:
     """StarCoder (arXiv 2305.06161): GPT-2 with one head of keys and values."""
     one = config.flag("multi_query", default=True)
@@ -81,6 +83,7 @@ def _biased(kin: Kin, activation: str, groups: str) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
 
 
+@reads("GPT-Neo", "gpt_neo", features="windows in every other layer")
 def read_gpt_neo(config: Config) -> ModelText:
     """GPT-Neo: every other layer sees a window; scores are not scaled."""
     kin = Kin(config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048), read_groups=False)
@@ -97,6 +100,7 @@ def read_gpt_neo(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(block), decoder, norm=LAYER)
 
 
+@reads("OPT", "opt", features="learned positions, ReLU, biases")
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
     kin = Kin(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048), read_groups=False)
@@ -123,6 +127,7 @@ def normed_sums(kin: Kin, mixer: Attention, block: FeedForward, decoder: Decoder
     return decoder.write(kin.text, {"layers": NormedSums(parts)}, ["layers"] * kin.count)
 
 
+@reads("BLOOM", "bloom", features="ALiBi, normed embeddings, biases")
 def read_bloom(config: Config) -> ModelText:
     """BLOOM (arXiv 2211.05100): a bias by distance, a norm of the embeddings."""
     kin = Kin(config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048), read_groups=False)
@@ -135,6 +140,7 @@ def read_bloom(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
 
 
+@reads("MPT", "mpt", features="ALiBi, LayerNorm without bias")
 def read_mpt(config: Config) -> ModelText:
     """MPT: a bias by distance, or learned positions."""
     ratio = config.size("expansion_ratio", default=4)
@@ -162,6 +168,7 @@ def read_mpt(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=norm)
 
 
+@reads("GPT-NeoX", "gpt_neox", features="parallel blocks, partial rotation")
 def read_gpt_neox(config: Config) -> ModelText:
     """GPT-NeoX (arXiv 2204.06745): both blocks of a layer read its input, each by its own norm."""
     kin = Kin(config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048), read_groups=False)
@@ -174,6 +181,7 @@ def read_gpt_neox(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER, parallel=parallel)
 
 
+@reads("GPT-J", "gptj", "codegen", features="parallel blocks under one norm")
 def read_gptj(config: Config) -> ModelText:
     """GPT-J and CodeGen (arXiv 2203.13474): both blocks read one norm; the head has a bias."""
     kin = Kin(config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048), read_groups=False)
@@ -187,6 +195,7 @@ def read_gptj(config: Config) -> ModelText:
     return _parallel(kin, mixer, block, decoder)
 
 
+@reads("Phi", "phi", features="parallel blocks under one norm, biases")
 def read_phi(config: Config) -> ModelText:
     """Phi-1 and Phi-2 (arXiv 2309.05463): both blocks read one norm; biases everywhere."""
     config.only("qk_layernorm", False)
@@ -194,6 +203,7 @@ def read_phi(config: Config) -> ModelText:
     return _phi(kin, kin.rope(partial=Fraction(1, 2)))
 
 
+@reads("Phi of releases", "phi-msft", features="Phi by keys of GPT-2")
 def read_phi_msft(config: Config) -> ModelText:
     """The same, by the keys that the releases of Phi-1.5 and Phi-2 had at first; rows of the table
     of words are added up to a multiple."""
@@ -223,6 +233,7 @@ def _parallel(
     )
 
 
+@reads("Falcon", "falcon", "RefinedWeb", "RefinedWebModel", features="multi-query, parallel blocks")
 def read_falcon(config: Config) -> ModelText:
     """Falcon (arXiv 2311.16867): one head of keys and values, or some in the newer layers."""
     newer = config.flag("new_decoder_architecture", default=False)
@@ -249,6 +260,7 @@ def read_falcon(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER, parallel=parallel)
 
 
+@reads("StarCoder2", "starcoder2", features="biases by a key, windows")
 def read_starcoder2(config: Config) -> ModelText:
     """StarCoder2 (arXiv 2402.19173): grouped queries, biases by a key, a window."""
     kin = Kin(config, "StarCoder2", Sizes(3072, 12288, 30, 24, 49152, 4096, groups=2))
@@ -262,6 +274,7 @@ def read_starcoder2(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(block), Decoder(LAYER, tied=kin.tied(True)), norm=LAYER)
 
 
+@reads("StableLM", "stablelm", features="LayerNorm, partial rotation")
 def read_stablelm(config: Config) -> ModelText:
     """StableLM 2 (arXiv 2402.17834): a quarter of each head is rotated."""
     kin = Kin(config, "StableLM", Sizes(2560, 6912, 32, 32, 50304, 4096))
@@ -279,6 +292,7 @@ def read_stablelm(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
 
 
+@reads("Command R", "cohere", features="parallel blocks, scaled logits")
 def read_cohere(config: Config) -> ModelText:
     """Command R: both blocks read one LayerNorm without a bias; logits are scaled."""
     kin = Kin(config, "Command R", Sizes(8192, 22528, 40, 64, 256000, 8192))
@@ -296,6 +310,7 @@ def read_cohere(config: Config) -> ModelText:
     return _parallel(kin, mixer, FeedForward(kin.activation()), decoder, LAYER_SCALE)
 
 
+@reads("OLMo", "olmo", features="LayerNorm without parameters")
 def read_olmo(config: Config) -> ModelText:
     """OLMo (arXiv 2402.00838): LayerNorm without parameters."""
     kin = Kin(config, "OLMo", Sizes(4096, 11008, 32, 32, 50304, 2048))
@@ -307,6 +322,7 @@ def read_olmo(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(plain, tied=kin.tied()), norm=plain)
 
 
+@reads("Nemotron", "nemotron", features="squared ReLU, LayerNorm of 1 + w")
 def read_nemotron(config: Config) -> ModelText:
     """Nemotron-4 (arXiv 2402.16819): a squared ReLU, norms whose weight is stored less 1."""
     kin = Kin(config, "Nemotron", Sizes(6144, 24576, 32, 48, 256000, 4096))
@@ -317,6 +333,7 @@ def read_nemotron(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(norm, tied=kin.tied()), norm=norm)
 
 
+@reads("Persimmon", "persimmon", features="squared ReLU, q and k normed")
 def read_persimmon(config: Config) -> ModelText:
     """Persimmon: a squared ReLU, queries and keys normed per head, half of each head rotated."""
     kin = Kin(
@@ -330,30 +347,3 @@ def read_persimmon(config: Config) -> ModelText:
     mixer = Attention("H", qkv_bias=True, out_bias=True, qk_norm=normed, rope=rope)
     block = FeedForward(kin.activation("relu2"), gated=False, bias=True)
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(LAYER, tied=kin.tied()), norm=LAYER)
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("GPT", ("openai-gpt",), read_gpt, "norms behind the sums"),
-    ModelFamily("GPT-2", ("gpt2",), read_gpt2, "learned positions, biases, tied head"),
-    ModelFamily("StarCoder", ("gpt_bigcode",), read_gpt_bigcode, "GPT-2 with multi-query"),
-    ModelFamily("GPT-Neo", ("gpt_neo",), read_gpt_neo, "windows in every other layer"),
-    ModelFamily("OPT", ("opt",), read_opt, "learned positions, ReLU, biases"),
-    ModelFamily("BLOOM", ("bloom",), read_bloom, "ALiBi, normed embeddings, biases"),
-    ModelFamily("MPT", ("mpt",), read_mpt, "ALiBi, LayerNorm without bias"),
-    ModelFamily("GPT-NeoX", ("gpt_neox",), read_gpt_neox, "parallel blocks, partial rotation"),
-    ModelFamily("GPT-J", ("gptj", "codegen"), read_gptj, "parallel blocks under one norm"),
-    ModelFamily("Phi", ("phi",), read_phi, "parallel blocks under one norm, biases"),
-    ModelFamily("Phi of releases", ("phi-msft",), read_phi_msft, "Phi by keys of GPT-2"),
-    ModelFamily(
-        "Falcon",
-        ("falcon", "RefinedWeb", "RefinedWebModel"),
-        read_falcon,
-        "multi-query, parallel blocks",
-    ),
-    ModelFamily("StarCoder2", ("starcoder2",), read_starcoder2, "biases by a key, windows"),
-    ModelFamily("StableLM", ("stablelm",), read_stablelm, "LayerNorm, partial rotation"),
-    ModelFamily("Command R", ("cohere",), read_cohere, "parallel blocks, scaled logits"),
-    ModelFamily("OLMo", ("olmo",), read_olmo, "LayerNorm without parameters"),
-    ModelFamily("Nemotron", ("nemotron",), read_nemotron, "squared ReLU, LayerNorm of 1 + w"),
-    ModelFamily("Persimmon", ("persimmon",), read_persimmon, "squared ReLU, q and k normed"),
-)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.families.windows import GEMMA_NORM
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, FeedForward, activation_options
 from stagec.importers.writing.stack import ONE, Decoder, Place, root, stacked
@@ -27,6 +27,7 @@ class Recurrent:
         return text.use("recurrent", "D H P W_m", *activation_options(self.activation))
 
 
+@reads("RecurrentGemma", "recurrent_gemma", features="gated linear recurrences, windows 2:1")
 def read_recurrent_gemma(config: Config) -> ModelText:
     """RecurrentGemma (arXiv 2404.07839): two recurrent layers, one of attention to a window; norms
     of 1 + w."""
@@ -70,13 +71,3 @@ def read_recurrent_gemma(config: Config) -> ModelText:
     )
     text.notes.append("The first token's input is scaled as all others are (the reference: by 1).")
     return stacked(text, layers, decoder, norm=GEMMA_NORM)
-
-
-FAMILIES = (
-    ModelFamily(
-        "RecurrentGemma",
-        ("recurrent_gemma",),
-        read_recurrent_gemma,
-        "gated linear recurrences, windows 2:1",
-    ),
-)

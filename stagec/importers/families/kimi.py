@@ -8,7 +8,7 @@ from fractions import Fraction
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.deepseek import latent_of
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import FeedForward
 from stagec.importers.writing.stack import Decoder, Place, stacked
@@ -25,6 +25,7 @@ class KimiDelta:
         return text.use("kimi_delta", "D H_m P W_m Q_m")
 
 
+@reads("Kimi Linear", "kimi_linear", features="delta nets with gates by key")
 def read_kimi_linear(config: Config) -> ModelText:
     """Kimi Linear (arXiv 2510.26692): three layers of delta nets, one of latent attention without
     positions; experts chosen by sigmoids."""
@@ -72,8 +73,3 @@ def _layer_types(kin: Kin) -> list[bool]:
         inner.finish()
         config.skip("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
     return full
-
-
-FAMILIES = (
-    ModelFamily("Kimi Linear", ("kimi_linear",), read_kimi_linear, "delta nets with gates by key"),
-)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
 from stagec.importers.common.state_space import GatedDelta, Lightning
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
 from stagec.importers.writing.stack import Decoder, Layer, Part, Place, scaled, stacked
@@ -17,6 +17,7 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 # -- Qwen3-Next ------------------------------------------------------------------------------------
 
 
+@reads("Qwen3-Next", "qwen3_next", features="delta nets, gated attention")
 def read_qwen3_next(config: Config) -> ModelText:
     """Qwen3-Next: gated delta nets, and every fourth layer gated attention; experts with a shared
     block that has a gate."""
@@ -31,6 +32,7 @@ def read_qwen3_next(config: Config) -> ModelText:
     return _with_delta_nets(kin, named)
 
 
+@reads("Qwen3.5", "qwen3_5_text", features="delta nets, gated attention")
 def read_qwen3_5(config: Config) -> ModelText:
     """Qwen3.5, the text model: Qwen3-Next with a dense block."""
     sizes = Sizes(4096, 12288, 32, 16, 248320, 32768, groups=4, dim=256)
@@ -39,6 +41,7 @@ def read_qwen3_5(config: Config) -> ModelText:
     return _with_delta_nets(kin, kin.all(FeedForward(kin.activation())))
 
 
+@reads("Qwen3.5-MoE", "qwen3_5_moe_text", features="delta nets, experts, shared")
 def read_qwen3_5_moe(config: Config) -> ModelText:
     """Qwen3.5 with experts, the text model."""
     sizes = Sizes(2048, 5632, 40, 16, 248320, 32768, groups=2, dim=256)
@@ -105,6 +108,7 @@ class _DoubleDelta:
         return text.use("double_delta", "D H_m G_m K_m P Q W")
 
 
+@reads("OLMo Hybrid", "olmo_hybrid", features="delta nets, attention with post-norms")
 def read_olmo_hybrid(config: Config) -> ModelText:
     """OLMo Hybrid: three delta nets behind norms, then attention with norms behind the blocks."""
     kin = Kin(config, "OLMo Hybrid", Sizes(3840, 11008, 32, 30, 100352, 65536))
@@ -168,6 +172,7 @@ class _FromNormed(Layer):
         return x
 
 
+@reads("MiniMax", "minimax", "minimax_text_01", "minimax_m1", features="lightning attention")
 def read_minimax(config: Config) -> ModelText:
     """MiniMax-01 and -M1 (arXiv 2501.08313, 2506.13585): lightning attention, and softmax attention
     in every eighth layer; experts; the residual is the normed stream times a number."""
@@ -221,18 +226,3 @@ def _alpha_beta(config: Config, name: str, short: str) -> tuple[Fraction, Fracti
         config.ratio(f"layernorm_{name}_{k}", f"{short}_{k}_factor", default=1) for k in keys
     )
     return alpha, beta
-
-
-FAMILIES = (
-    ModelFamily("Qwen3-Next", ("qwen3_next",), read_qwen3_next, "delta nets, gated attention"),
-    ModelFamily("Qwen3.5", ("qwen3_5_text",), read_qwen3_5, "delta nets, gated attention"),
-    ModelFamily(
-        "Qwen3.5-MoE", ("qwen3_5_moe_text",), read_qwen3_5_moe, "delta nets, experts, shared"
-    ),
-    ModelFamily(
-        "OLMo Hybrid", ("olmo_hybrid",), read_olmo_hybrid, "delta nets, attention with post-norms"
-    ),
-    ModelFamily(
-        "MiniMax", ("minimax", "minimax_text_01", "minimax_m1"), read_minimax, "lightning attention"
-    ),
-)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Sizes
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, FeedForward
 from stagec.importers.writing.stack import Decoder
@@ -15,6 +15,7 @@ from stagec.importers.writing.text import ModelText
 HALF = Fraction(1, 2)
 
 
+@reads("Llama", "llama", "Yi", "aquila", "xverse", features="biases by keys")
 def read_llama(config: Config) -> ModelText:
     """Llama 1 to 3 (arXiv 2302.13971, 2307.09288, 2407.21783)."""
     kin = Kin(config, "Llama", Sizes(4096, 11008, 32, 32, 32000, 2048))
@@ -24,6 +25,7 @@ def read_llama(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("Mistral", "mistral", "ministral", features="windows")
 def read_mistral(config: Config) -> ModelText:
     """Mistral (arXiv 2310.06825): a window in every layer, or where `layer_types` says so."""
     kin = Kin(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
@@ -32,6 +34,7 @@ def read_mistral(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
 
+@reads("Qwen", "qwen", features="biases of q, k, v")
 def read_qwen(config: Config) -> ModelText:
     """Qwen (arXiv 2309.16609): biases of queries, keys and values; `intermediate_size` is that of
     gate and up together."""
@@ -47,12 +50,14 @@ def read_qwen(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("Qwen2", "qwen2", "mimo", features="biases of q, k, v; windows")
 def read_qwen2(config: Config) -> ModelText:
     """Qwen2 (arXiv 2407.10671): biases of queries, keys and values."""
     kin = Kin(config, "Qwen2", Sizes(4096, 22016, 32, 32, 151936, 32768))
     return _qwen(kin, Attention(qkv_bias=kin.flag("attention_bias", True), rope=kin.rope()))
 
 
+@reads("Qwen3", "qwen3", features="q and k normed per head; windows")
 def read_qwen3(config: Config) -> ModelText:
     """Qwen3 (arXiv 2505.09388): queries and keys are normed per head."""
     kin = Kin(config, "Qwen3", Sizes(4096, 22016, 32, 32, 151936, 32768, dim=128))
@@ -65,6 +70,7 @@ def _qwen(kin: Kin, mixer: Attention) -> ModelText:
     return kin.stack(kin.late_windows(mixer), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("Phi-3", "phi3", features="windows, partial rotation")
 def read_phi3(config: Config) -> ModelText:
     """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama's computation in fused products."""
     kin = Kin(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
@@ -74,6 +80,7 @@ def read_phi3(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
 
+@reads("Seed-OSS", "seed_oss", features="biases of q, k, v")
 def read_seed_oss(config: Config) -> ModelText:
     """Seed-OSS: biases of queries, keys and values."""
     kin = Kin(config, "Seed-OSS", Sizes(4096, 27648, 64, 80, 155136, 524288, groups=8, dim=128))
@@ -86,6 +93,7 @@ def read_seed_oss(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("ERNIE 4.5", "ernie4_5", features="biases by a key, tied head")
 def read_ernie(config: Config) -> ModelText:
     """ERNIE 4.5: one key for all biases, a tied head."""
     kin = Kin(
@@ -99,6 +107,7 @@ def read_ernie(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
 
 
+@reads("SmolLM3", "smollm3", features="layers without positions")
 def read_smollm3(config: Config) -> ModelText:
     """SmolLM3: every fourth layer has no positions."""
     kin = Kin(config, "SmolLM3", Sizes(2048, 11008, 36, 16, 128256, 32768, groups=4, base=2000000))
@@ -117,6 +126,7 @@ def read_smollm3(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied(True)))
 
 
+@reads("InternLM2", "internlm2", features="biases by a key")
 def read_internlm2(config: Config) -> ModelText:
     """InternLM2 (arXiv 2403.17297)."""
     kin = Kin(config, "InternLM2", Sizes(4096, 11008, 32, 32, 103168, 2048))
@@ -127,6 +137,7 @@ def read_internlm2(config: Config) -> ModelText:
     )
 
 
+@reads("InternLM3", "internlm3", features="biases by keys")
 def read_internlm3(config: Config) -> ModelText:
     """InternLM3: biases of queries, keys and values by a key of their own."""
     kin = Kin(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
@@ -136,6 +147,7 @@ def read_internlm3(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("Baichuan", "baichuan", features="ALiBi in 13B")
 def read_baichuan(config: Config) -> ModelText:
     """Baichuan (arXiv 2309.10305): rotary positions in 7B; in 13B, whose configuration states
     `model_max_length` alone, a bias by distance."""
@@ -149,6 +161,7 @@ def read_baichuan(config: Config) -> ModelText:
     )
 
 
+@reads("EXAONE", "exaone", features="grouped queries")
 def read_exaone(config: Config) -> ModelText:
     """EXAONE 3 (arXiv 2408.03541)."""
     kin = Kin(config, "EXAONE", Sizes(4096, 14336, 32, 32, 102400, 2048))
@@ -156,6 +169,7 @@ def read_exaone(config: Config) -> ModelText:
     return kin.stack(kin.all(Attention(rope=kin.rope())), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("EXAONE 4", "exaone4", features="post-norms, windows, no positions")
 def read_exaone4(config: Config) -> ModelText:
     """EXAONE 4 (arXiv 2507.11407): norms behind the blocks, queries and keys normed per head; where
     some layers see a window, the others have no positions."""
@@ -179,11 +193,13 @@ def read_exaone4(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(block), decoder, norm=None, post=RMS)
 
 
+@reads("GLM", "glm", features="partial rotation, biases of q, k, v")
 def read_glm(config: Config) -> ModelText:
     """GLM-4 (arXiv 2406.12793): half of each head is rotated; biases of queries, keys, values."""
     return _glm(config, "GLM", dim=128, sandwich=False)
 
 
+@reads("GLM-4", "glm4", features="as GLM, with norms before and behind")
 def read_glm4(config: Config) -> ModelText:
     """GLM-4-0414: GLM with norms behind the blocks too."""
     return _glm(config, "GLM-4", dim=128, sandwich=True)
@@ -206,6 +222,7 @@ def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> Mode
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()), post=post)
 
 
+@reads("Hunyuan", "hunyuan_v1_dense", features="q and k normed after rotation")
 def read_hunyuan(config: Config) -> ModelText:
     """Hunyuan dense: queries and keys are normed behind the rotation."""
     kin = Kin(config, "Hunyuan", Sizes(4096, 11008, 32, 32, 290943, 2048))
@@ -228,6 +245,7 @@ def skip_hunyuan(config: Config) -> None:
     config.skip("text_end_id", "num_media_embeds", "attention_head_dim", "head_dim")
 
 
+@reads("Helium", "helium", features="biases by keys")
 def read_helium(config: Config) -> ModelText:
     """Helium-1."""
     kin = Kin(config, "Helium", Sizes(2560, 7040, 24, 20, 48000, 4096, groups=20, dim=128))
@@ -237,6 +255,7 @@ def read_helium(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("Arcee", "arcee", features="squared ReLU")
 def read_arcee(config: Config) -> ModelText:
     """Arcee AFM: Llama with a squared ReLU and no gate."""
     kin = Kin(config, "Arcee", Sizes(2560, 18432, 32, 32, 32000, 4096))
@@ -244,26 +263,3 @@ def read_arcee(config: Config) -> ModelText:
     mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
     block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias"))
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
-
-
-FAMILIES = (
-    ModelFamily("Llama", ("llama", "Yi", "aquila", "xverse"), read_llama, "biases by keys"),
-    ModelFamily("Mistral", ("mistral", "ministral"), read_mistral, "windows"),
-    ModelFamily("Qwen", ("qwen",), read_qwen, "biases of q, k, v"),
-    ModelFamily("Qwen2", ("qwen2", "mimo"), read_qwen2, "biases of q, k, v; windows"),
-    ModelFamily("Qwen3", ("qwen3",), read_qwen3, "q and k normed per head; windows"),
-    ModelFamily("Phi-3", ("phi3",), read_phi3, "windows, partial rotation"),
-    ModelFamily("Seed-OSS", ("seed_oss",), read_seed_oss, "biases of q, k, v"),
-    ModelFamily("ERNIE 4.5", ("ernie4_5",), read_ernie, "biases by a key, tied head"),
-    ModelFamily("SmolLM3", ("smollm3",), read_smollm3, "layers without positions"),
-    ModelFamily("InternLM2", ("internlm2",), read_internlm2, "biases by a key"),
-    ModelFamily("InternLM3", ("internlm3",), read_internlm3, "biases by keys"),
-    ModelFamily("Baichuan", ("baichuan",), read_baichuan, "ALiBi in 13B"),
-    ModelFamily("EXAONE", ("exaone",), read_exaone, "grouped queries"),
-    ModelFamily("EXAONE 4", ("exaone4",), read_exaone4, "post-norms, windows, no positions"),
-    ModelFamily("GLM", ("glm",), read_glm, "partial rotation, biases of q, k, v"),
-    ModelFamily("GLM-4", ("glm4",), read_glm4, "as GLM, with norms before and behind"),
-    ModelFamily("Hunyuan", ("hunyuan_v1_dense",), read_hunyuan, "q and k normed after rotation"),
-    ModelFamily("Helium", ("helium",), read_helium, "biases by keys"),
-    ModelFamily("Arcee", ("arcee",), read_arcee, "squared ReLU"),
-)

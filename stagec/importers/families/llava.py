@@ -5,10 +5,18 @@ The tower and its projector are declared and frozen (`idle`): a step of texts do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from stagec.importers.common.idle import Idle, clip, image_tokens, read_idle, siglip
+from stagec.importers.common.idle import (
+    Idle,
+    clip,
+    gemma3_tower,
+    image_tokens,
+    llama4_tower,
+    read_idle,
+    siglip,
+)
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.images_beside import (
     READ_IDEFICS3,
@@ -20,8 +28,8 @@ from stagec.importers.families.images_beside import (
     read_llama4_images,
 )
 from stagec.importers.families.spoken import language_of
-from stagec.importers.families.windows import read_gemma3_towers, read_llama4_towers
-from stagec.importers.family import ModelFamily
+from stagec.importers.families.windows import read_gemma3, read_llama4
+from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS
 from stagec.importers.writing.text import ModelText
@@ -166,18 +174,61 @@ def _read(config: Config, projector: Projector, *, tower: str, words: str) -> Mo
 # -- projectors ------------------------------------------------------------------------------------
 
 
+def _families(
+    name: str,
+    *model_types: str,
+    features: str,
+    tower: str = "siglip_vision_model",
+    words: str = "llama",
+    read_images: Reader | None = None,
+) -> Callable[[Projector], Projector]:
+    """Declare a projector as that of a family, whose tower and language model are of these types
+    where no key says them."""
+
+    def declare(projector: Projector) -> Projector:
+        reads(name, *model_types, features=features, read_images=read_images)(
+            lambda config: _read(config, projector, tower=tower, words=words)
+        )
+        return projector
+
+    return declare
+
+
 def _two(idle: Idle, inner: str = "D_v", *, bias: bool = True) -> None:
     """Two products to the width D."""
     idle.matrix("projector_in", f"{inner}, D", "D" if bias else "")
     idle.matrix("projector_out", "D, D", "D" if bias else "")
 
 
+@_families(
+    "LLaVA",
+    "llava",
+    features="another family; tower of CLIP, SigLIP or Pixtral",
+    tower="clip_vision_model",
+    read_images=READ_LLAVA,
+)
+@_families(
+    "LLaVA-NeXT",
+    "llava_next",
+    "llava_onevision",
+    "llava_next_video",
+    features="LLaVA; parts of images",
+    tower="clip_vision_model",
+)
 def _llava(config: Config, idle: Idle) -> None:
     _two(idle, bias=config.flag("multimodal_projector_bias", default=True))
     if config.text("model_type") != "llava":
         idle.param("image_newline", "D")
 
 
+@_families(
+    "Mistral 3",
+    "mistral3",
+    features="Mistral; tower of Pixtral, 2 x 2 merger",
+    tower="pixtral",
+    words="mistral",
+    read_images=READ_MISTRAL3,
+)
 def _mistral3(config: Config, idle: Idle) -> None:
     merged = config.size("spatial_merge_size", default=2) ** 2
     idle.param("projector_norm", "D_v")
@@ -185,6 +236,14 @@ def _mistral3(config: Config, idle: Idle) -> None:
     _two(idle, bias=config.flag("multimodal_projector_bias", default=False))
 
 
+@_families(
+    "InternVL",
+    "internvl",
+    features="another family; ViT, pixel shuffle",
+    tower="internvl_vision",
+    words="qwen2",
+    read_images=READ_INTERNVL,
+)
 def _shuffled(config: Config, idle: Idle) -> None:
     """InternVL: a pixel shuffle, a norm and two products."""
     ratio = config.ratio("downsample_ratio", default=1)
@@ -195,11 +254,33 @@ def _shuffled(config: Config, idle: Idle) -> None:
     _two(idle, "U_v")
 
 
+@_families(
+    "PaliGemma",
+    "paligemma",
+    features="Gemma; tower of SigLIP",
+    words="gemma",
+    read_images=READ_PALIGEMMA,
+)
+@_families(
+    "Qwen2-Audio",
+    "qwen2_audio",
+    features="Qwen2; encoder of Whisper",
+    tower="qwen2_audio_encoder",
+    words="qwen2",
+)
 def _linear(config: Config, idle: Idle) -> None:
     config.only("projection_dim", _value(idle.text, "D"))
     idle.matrix("projector", "D_v, D", "D")
 
 
+@_families(
+    "Idefics 3",
+    "idefics3",
+    "smolvlm",
+    features="Llama; tower of SigLIP, packed patches",
+    tower="idefics3_vision",
+    read_images=READ_IDEFICS3,
+)
 def _packed(config: Config, idle: Idle) -> None:
     """Idefics 3: as many patches as make a square are one token."""
     factor = config.size("scale_factor", default=2)
@@ -207,6 +288,9 @@ def _packed(config: Config, idle: Idle) -> None:
     idle.matrix("projector", "U_v, D")
 
 
+@_families(
+    "Aya Vision", "aya_vision", features="Command R7B; tower of SigLIP, a gate", words="cohere2"
+)
 def _gated(config: Config, idle: Idle) -> None:
     """Aya Vision: a pixel shuffle, a norm, and two products with a gate between them."""
     factor = config.size("downsample_factor", default=2)
@@ -221,12 +305,20 @@ def _gated(config: Config, idle: Idle) -> None:
     idle.matrix("projector_out", "J_v, D", "D")
 
 
+@_families("Voxtral", "voxtral", features="Llama; encoder of Whisper", tower="voxtral_encoder")
 def _frames(config: Config, idle: Idle) -> None:
     """Voxtral: frames that make up the inner width are one token."""
     idle.text.symbol("U_v", _value(idle.text, "F_v"), "four frames")
     _two(idle, "U_v", bias=False)
 
 
+@_families(
+    "Kimi K2.5",
+    "kimi_k25",
+    features="DeepSeek-V3; tower of its own, 2 x 2 merger",
+    tower="kimi_k25_vision",
+    words="deepseek_v3",
+)
 def _merged(config: Config, idle: Idle) -> None:
     """Kimi K2.5: a norm of patches, and two products of those that are merged."""
     config.only("projection_hidden_size", _value(idle.text, "D_v"))
@@ -236,90 +328,22 @@ def _merged(config: Config, idle: Idle) -> None:
     idle.matrix("projector_out", "U_v, D", "D")
 
 
-def _reader(
-    projector: Projector, tower: str = "siglip_vision_model", words: str = "llama"
-) -> Callable[[Config], ModelText]:
-    return lambda config: _read(config, projector, tower=tower, words=words)
+# -- families whose towers are declared as a whole ------------------------------------------------
 
 
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily(
-        "Gemma 3 with images",
-        ("gemma3",),
-        read_gemma3_towers,
-        "a tower of SigLIP",
-        read_images=read_gemma3_images,
-    ),
-    ModelFamily(
-        "Llama 4 with images",
-        ("llama4",),
-        read_llama4_towers,
-        "a tower of its own",
-        read_images=read_llama4_images,
-    ),
-    ModelFamily(
-        "LLaVA",
-        ("llava",),
-        _reader(_llava, "clip_vision_model"),
-        "another family; tower of CLIP, SigLIP or Pixtral",
-        read_images=READ_LLAVA,
-    ),
-    ModelFamily(
-        "LLaVA-NeXT",
-        ("llava_next", "llava_onevision", "llava_next_video"),
-        _reader(_llava, "clip_vision_model"),
-        "LLaVA; parts of images",
-    ),
-    ModelFamily(
-        "Mistral 3",
-        ("mistral3",),
-        _reader(_mistral3, "pixtral", "mistral"),
-        "Mistral; tower of Pixtral, 2 x 2 merger",
-        read_images=READ_MISTRAL3,
-    ),
-    ModelFamily(
-        "InternVL",
-        ("internvl",),
-        _reader(_shuffled, "internvl_vision", "qwen2"),
-        "another family; ViT, pixel shuffle",
-        read_images=READ_INTERNVL,
-    ),
-    ModelFamily(
-        "PaliGemma",
-        ("paligemma",),
-        _reader(_linear, words="gemma"),
-        "Gemma; tower of SigLIP",
-        read_images=READ_PALIGEMMA,
-    ),
-    ModelFamily(
-        "Idefics 3",
-        ("idefics3", "smolvlm"),
-        _reader(_packed, "idefics3_vision"),
-        "Llama; tower of SigLIP, packed patches",
-        read_images=READ_IDEFICS3,
-    ),
-    ModelFamily(
-        "Aya Vision",
-        ("aya_vision",),
-        _reader(_gated, words="cohere2"),
-        "Command R7B; tower of SigLIP, a gate",
-    ),
-    ModelFamily(
-        "Qwen2-Audio",
-        ("qwen2_audio",),
-        _reader(_linear, "qwen2_audio_encoder", "qwen2"),
-        "Qwen2; encoder of Whisper",
-    ),
-    ModelFamily(
-        "Kimi K2.5",
-        ("kimi_k25",),
-        _reader(_merged, "kimi_k25_vision", "deepseek_v3"),
-        "DeepSeek-V3; tower of its own, 2 x 2 merger",
-    ),
-    ModelFamily(
-        "Voxtral",
-        ("voxtral",),
-        _reader(_frames, "voxtral_encoder"),
-        "Llama; encoder of Whisper",
-    ),
+@reads(
+    "Gemma 3 with images", "gemma3", features="a tower of SigLIP", read_images=read_gemma3_images
 )
+def read_gemma3_towers(config: Config) -> ModelText:
+    """Gemma 3 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return gemma3_tower(config, read_gemma3(config))
+
+
+@reads(
+    "Llama 4 with images", "llama4", features="a tower of its own", read_images=read_llama4_images
+)
+def read_llama4_towers(config: Config) -> ModelText:
+    """Llama 4 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return llama4_tower(config, read_llama4(config))

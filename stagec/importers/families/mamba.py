@@ -15,13 +15,14 @@ from stagec.importers.common.state_space import (
     read_mamba2,
     skip_steps,
 )
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, Block, FeedForward
 from stagec.importers.writing.stack import Decoder, Place, stacked
 from stagec.importers.writing.text import Callee, ModelText
 
 
+@reads("Mamba", "mamba", features="selective scan")
 def read_mamba(config: Config) -> ModelText:
     """Mamba-1 (arXiv 2312.00752)."""
     text, count = begin_scans(config, "Mamba", 768, 32, 50280)
@@ -34,6 +35,7 @@ def read_mamba(config: Config) -> ModelText:
     return stacked(text, [[("", "ssm", block)]] * count, decoder)
 
 
+@reads("Falcon Mamba", "falcon_mamba", features="normed step sizes, B, C")
 def read_falcon_mamba(config: Config) -> ModelText:
     """Falcon Mamba (arXiv 2410.05355): step sizes, B and C are normed, without scales."""
     text, count = begin_scans(config, "Falcon Mamba", 768, 32, 50280)
@@ -44,6 +46,7 @@ def read_falcon_mamba(config: Config) -> ModelText:
     return stacked(text, [[("", "ssm", block)]] * count, decoder)
 
 
+@reads("Mamba-2", "mamba2", features="SSD, groups")
 def read_mamba_2(config: Config) -> ModelText:
     """Mamba-2 (arXiv 2405.21060)."""
     text, count = begin_scans(config, "Mamba-2", 4096, 64, 32768)
@@ -56,6 +59,7 @@ def read_mamba_2(config: Config) -> ModelText:
     return stacked(text, [[("", "ssm", block)]] * count, decoder)
 
 
+@reads("Jamba", "jamba", features="Mamba-1, attention, experts by periods")
 def read_jamba(config: Config) -> ModelText:
     """Jamba (arXiv 2403.19887): Mamba-1 with norms, attention without positions in one layer of a
     period, experts in every other layer."""
@@ -90,6 +94,7 @@ def _period(config: Config, name: str, period: int, offset: int) -> tuple[int, i
     return every, at
 
 
+@reads("Bamba", "bamba", features="Mamba-2, attention by a list")
 def read_bamba(config: Config) -> ModelText:
     """Bamba: Mamba-2, attention in a few layers, half of each head rotated."""
     kin = Kin(config, "Bamba", Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
@@ -114,6 +119,7 @@ def read_bamba(config: Config) -> ModelText:
     return stacked(kin.text, layers, Decoder(tied=kin.tied()))
 
 
+@reads("Granite 4", "granitemoehybrid", features="Mamba-2, attention, experts")
 def read_granite_hybrid(config: Config) -> ModelText:
     """Granite 4: Mamba-2 and attention, experts with a shared block, multipliers."""
     kin = Kin(config, "Granite 4", Sizes(4096, 11008, 32, 32, 32000, 2048))
@@ -193,6 +199,7 @@ _NEMOTRON_KEYS = Mamba2Keys(
 )
 
 
+@reads("Nemotron-H", "nemotron_h", features="one block a layer, by a word")
 def read_nemotron_h(config: Config) -> ModelText:
     """Nemotron-H (arXiv 2504.03624): one block a layer, by a word: M for Mamba-2, * for attention
     without positions, - for a feed-forward block, E for experts."""
@@ -272,16 +279,3 @@ def _pattern(config: Config, count: int) -> str:
     if wrong:
         raise config.wrong("hybrid_override_pattern", "a word of the letters M, *, - and E")
     return word
-
-
-FAMILIES = (
-    ModelFamily("Mamba", ("mamba",), read_mamba, "selective scan"),
-    ModelFamily("Falcon Mamba", ("falcon_mamba",), read_falcon_mamba, "normed step sizes, B, C"),
-    ModelFamily("Mamba-2", ("mamba2",), read_mamba_2, "SSD, groups"),
-    ModelFamily("Jamba", ("jamba",), read_jamba, "Mamba-1, attention, experts by periods"),
-    ModelFamily("Bamba", ("bamba",), read_bamba, "Mamba-2, attention by a list"),
-    ModelFamily(
-        "Granite 4", ("granitemoehybrid",), read_granite_hybrid, "Mamba-2, attention, experts"
-    ),
-    ModelFamily("Nemotron-H", ("nemotron_h",), read_nemotron_h, "one block a layer, by a word"),
-)

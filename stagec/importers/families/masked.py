@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stagec.importers.common.heads import expect_head, is_bare
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.positions import read_bases, read_rope
@@ -14,7 +12,7 @@ from stagec.importers.families.encoders import (
     read_heads_of,
     train_vectors,
 )
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     LAYER,
@@ -59,6 +57,7 @@ def _narrow_words(config: Config, text: ModelText, body: Body) -> tuple[str, str
     return LAYER.write(body, "xe", x, "embed_norm", width), width
 
 
+@reads("ELECTRA", "electra", features="narrow embeddings, a discriminator")
 def read_electra(config: Config) -> ModelText:
     """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each word whether
     it was replaced, or predicts words."""
@@ -103,6 +102,7 @@ _SHARED = {
 }
 
 
+@reads("ALBERT", "albert", features="layers that share their weights")
 def read_albert(config: Config) -> ModelText:
     """ALBERT (arXiv 1909.11942): all layers share their weights; narrow embeddings."""
     expect_head(config, "MaskedLM")
@@ -129,6 +129,7 @@ def read_albert(config: Config) -> ModelText:
 # -- rotary positions ------------------------------------------------------------------------------
 
 
+@reads("ModernBERT", "modernbert", features="windows 2:1, GeGLU, two bases")
 def read_modernbert(config: Config) -> ModelText:
     """ModernBERT (arXiv 2412.13663): norms before the parts, GeGLU, two layers of three with a
     window in both directions and a base of their own."""
@@ -185,6 +186,7 @@ def read_modernbert(config: Config) -> ModelText:
     return text.train(args, body)
 
 
+@reads("Nomic BERT", "nomic_bert", features="rotary positions, SiLU gate")
 def read_nomic_bert(config: Config) -> ModelText:
     """Nomic BERT (arXiv 2402.01613): rotary positions, a SiLU gate, a norm behind each sum."""
     expect_head(config, "MaskedLM")
@@ -216,6 +218,7 @@ def read_nomic_bert(config: Config) -> ModelText:
     return text.train(_ARGS, body)
 
 
+@reads("ESM-2", "esm", features="rotary positions, norms before the parts")
 def read_esm(config: Config) -> ModelText:
     """ESM-2 (Science 379, 1123): proteins as words, rotary positions, norms before the parts."""
     expect_head(config, "MaskedLM")
@@ -236,12 +239,3 @@ def read_esm(config: Config) -> ModelText:
     idle.param("w_contacts", "L*H")
     idle.param("b_contacts", "")
     return idle.beside("contacts", "The head of contacts is declared and frozen, not computed.")
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("ELECTRA", ("electra",), read_electra, "narrow embeddings, a discriminator"),
-    ModelFamily("ALBERT", ("albert",), read_albert, "layers that share their weights"),
-    ModelFamily("ModernBERT", ("modernbert",), read_modernbert, "windows 2:1, GeGLU, two bases"),
-    ModelFamily("Nomic BERT", ("nomic_bert",), read_nomic_bert, "rotary positions, SiLU gate"),
-    ModelFamily("ESM-2", ("esm",), read_esm, "rotary positions, norms before the parts"),
-)

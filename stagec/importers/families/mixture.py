@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from stagec.importers.common.kin import Kin, Named, Sizes
 from stagec.importers.families.llama import skip_hunyuan
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.reading.json_text import Json
 from stagec.importers.writing.blocks import (
@@ -23,6 +23,7 @@ from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import ModelText
 
 
+@reads("Mixtral", "mixtral", features="renormalised experts, windows")
 def read_mixtral(config: Config) -> ModelText:
     """Mixtral (arXiv 2401.04088)."""
     kin = Kin(config, "Mixtral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000))
@@ -31,6 +32,7 @@ def read_mixtral(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(mixture), Decoder(tied=kin.tied()))
 
 
+@reads("Phi-3.5-MoE", "phimoe", features="experts, LayerNorm, biases")
 def read_phimoe(config: Config) -> ModelText:
     """Phi-3.5-MoE (arXiv 2404.14219): LayerNorm; the weights of the two experts are not divided by
     their sum. The router of the reference masks logits for each choice (arXiv 2310.00811), which
@@ -47,6 +49,7 @@ def read_phimoe(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(mixture), decoder, norm=LAYER)
 
 
+@reads("Qwen2-MoE", "qwen2_moe", features="gated shared expert")
 def read_qwen2_moe(config: Config) -> ModelText:
     """Qwen1.5-MoE and Qwen2-MoE: a shared block with a gate beside the experts."""
     kin = Kin(config, "Qwen2-MoE", Sizes(2048, 5632, 24, 16, 151936, 32768))
@@ -58,6 +61,7 @@ def read_qwen2_moe(config: Config) -> ModelText:
     return kin.stack(kin.late_windows(mixer), blocks, Decoder(tied=kin.tied()))
 
 
+@reads("Qwen3-MoE", "qwen3_moe", features="q and k normed, sparse steps")
 def read_qwen3_moe(config: Config) -> ModelText:
     """Qwen3-MoE (arXiv 2505.09388): queries and keys are normed per head."""
     kin = Kin(config, "Qwen3-MoE", Sizes(2048, 6144, 24, 32, 151936, 32768, groups=4))
@@ -79,6 +83,7 @@ def _sparse(kin: Kin, mixture: Experts) -> list[Named]:
     ]
 
 
+@reads("OLMoE", "olmoe", features="q and k normed over all heads")
 def read_olmoe(config: Config) -> ModelText:
     """OLMoE (arXiv 2409.02060): queries and keys are normed over all heads."""
     kin = Kin(config, "OLMoE", Sizes(2048, 2048, 16, 16, 50304, 4096))
@@ -92,6 +97,7 @@ def read_olmoe(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(mixture), Decoder(tied=kin.tied()))
 
 
+@reads("DBRX", "dbrx", features="LayerNorm without bias, sections of keys")
 def read_dbrx(config: Config) -> ModelText:
     """DBRX: LayerNorm without a bias; sections of keys for attention and for experts."""
     config.merge("attn_config", "ffn_config")
@@ -120,6 +126,7 @@ def _activation_of(config: Config) -> str:
     return found
 
 
+@reads("Granite", "granite", features="multipliers")
 def read_granite(config: Config) -> ModelText:
     """Granite 3: Llama with multipliers."""
     kin = Kin(config, "Granite", Sizes(4096, 11008, 32, 32, 32000, 2048))
@@ -127,6 +134,7 @@ def read_granite(config: Config) -> ModelText:
     return _granite(kin, kin.all(block))
 
 
+@reads("Granite-MoE", "granitemoe", "granitemoeshared", features="multipliers, shared")
 def read_granitemoe(config: Config) -> ModelText:
     """Granite 3 MoE: a softmax over the chosen experts; a shared block beside them by a key."""
     kin = Kin(config, "Granite-MoE", Sizes(4096, 11008, 32, 32, 32000, 2048))
@@ -159,6 +167,7 @@ def _granite(kin: Kin, blocks: Sequence[Named]) -> ModelText:
     return kin.stack(kin.all(mixer), blocks, decoder, scale=residual)
 
 
+@reads("GLM-4.5", "glm4_moe", features="dense first, sigmoid routing, shared")
 def read_glm4_moe(config: Config) -> ModelText:
     """GLM-4.5 (arXiv 2508.06471): dense layers first, then experts as DeepSeek-V3 has them."""
     # its class has no size of a head, and rounds down where heads do not divide the width
@@ -176,6 +185,7 @@ def read_glm4_moe(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 
 
+@reads("dots.llm1", "dots1", features="dense first, sigmoid routing, shared")
 def read_dots1(config: Config) -> ModelText:
     """dots.llm1 (arXiv 2506.05767): as DeepSeek-V3's experts, over attention with normed heads."""
     kin = Kin(config, "dots.llm1", Sizes(4608, 10944, 62, 32, 152064, 2048))
@@ -188,6 +198,7 @@ def read_dots1(config: Config) -> ModelText:
     return kin.stack(kin.late_windows(mixer), blocks, Decoder(tied=kin.tied()))
 
 
+@reads("ERNIE 4.5 MoE", "ernie4_5_moe", features="dense first, shared")
 def read_ernie_moe(config: Config) -> ModelText:
     """ERNIE 4.5 MoE: a softmax with a bias for the choice; shared experts; dense layers first."""
     kin = Kin(
@@ -216,6 +227,7 @@ def read_ernie_moe(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied(True)))
 
 
+@reads("MiniMax-M2", "minimax_m2", features="sigmoid routing, partial rotation")
 def read_minimax_m2(config: Config) -> ModelText:
     """MiniMax-M2: queries and keys normed over all heads, half of each head rotated."""
     kin = Kin(
@@ -241,6 +253,7 @@ def read_minimax_m2(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(mixture), Decoder(tied=kin.tied()))
 
 
+@reads("Hunyuan-MoE", "hunyuan_v1_moe", "hunyuan", features="shared expert")
 def read_hunyuan_moe(config: Config) -> ModelText:
     """Hunyuan-A13B: a shared block beside the experts; queries and keys normed behind rotation."""
     kin = Kin(config, "Hunyuan-MoE", Sizes(4096, 11008, 32, 32, 290943, 2048))
@@ -267,6 +280,7 @@ def read_hunyuan_moe(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(mixture), Decoder(tied=kin.tied()))
 
 
+@reads("Grok-1", "grok-1", "grok1", "grok", features="GeGLU experts, bounded scores")
 def read_grok(config: Config) -> ModelText:
     """Grok-1: GELU experts, norms before and behind, bounded scores, scaled embeddings."""
     sizes = Sizes(6144, 32768, 64, 48, 131072, 8192, groups=8)
@@ -288,25 +302,3 @@ def read_grok(config: Config) -> ModelText:
         logit_scale=config.ratio("output_multiplier_scale", default=1),
     )
     return kin.stack(kin.all(mixer), kin.all(mixture), decoder, post=RMS)
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("Mixtral", ("mixtral",), read_mixtral, "renormalised experts, windows"),
-    ModelFamily("Phi-3.5-MoE", ("phimoe",), read_phimoe, "experts, LayerNorm, biases"),
-    ModelFamily("Qwen2-MoE", ("qwen2_moe",), read_qwen2_moe, "gated shared expert"),
-    ModelFamily("Qwen3-MoE", ("qwen3_moe",), read_qwen3_moe, "q and k normed, sparse steps"),
-    ModelFamily("OLMoE", ("olmoe",), read_olmoe, "q and k normed over all heads"),
-    ModelFamily("DBRX", ("dbrx",), read_dbrx, "LayerNorm without bias, sections of keys"),
-    ModelFamily("Granite", ("granite",), read_granite, "multipliers"),
-    ModelFamily(
-        "Granite-MoE", ("granitemoe", "granitemoeshared"), read_granitemoe, "multipliers, shared"
-    ),
-    ModelFamily("GLM-4.5", ("glm4_moe",), read_glm4_moe, "dense first, sigmoid routing, shared"),
-    ModelFamily("dots.llm1", ("dots1",), read_dots1, "dense first, sigmoid routing, shared"),
-    ModelFamily("ERNIE 4.5 MoE", ("ernie4_5_moe",), read_ernie_moe, "dense first, shared"),
-    ModelFamily(
-        "MiniMax-M2", ("minimax_m2",), read_minimax_m2, "sigmoid routing, partial rotation"
-    ),
-    ModelFamily("Hunyuan-MoE", ("hunyuan_v1_moe", "hunyuan"), read_hunyuan_moe, "shared expert"),
-    ModelFamily("Grok-1", ("grok-1", "grok1", "grok"), read_grok, "GeGLU experts, bounded scores"),
-)

@@ -14,7 +14,7 @@ from stagec.importers.families.images_qwen3 import read_qwen3_vl_images, read_qw
 from stagec.importers.families.linear_attention import read_qwen3_5, read_qwen3_5_moe
 from stagec.importers.families.llama import read_glm4v_text, read_qwen2, read_qwen3
 from stagec.importers.families.mixture import read_glm4_moe, read_qwen3_moe
-from stagec.importers.family import ModelFamily, Reader
+from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, FeedForward
 from stagec.importers.writing.stack import Decoder
@@ -31,6 +31,12 @@ def _vision(config: Config) -> Config:
 # -- Qwen-VL ---------------------------------------------------------------------------------------
 
 
+@reads(
+    "Qwen2.5-VL",
+    "qwen2_5_vl",
+    features="Qwen2; tower with SwiGLU, 2 x 2 merger",
+    read_images=read_qwen2_5_vl_images,
+)
 def read_qwen2_5_vl(config: Config) -> ModelText:
     """Qwen2.5-VL (arXiv 2502.13923): a tower with RMSNorm and SwiGLU, patches of two frames, 2 x 2
     patches merged to a token."""
@@ -54,6 +60,12 @@ def qwen2_5_tower(vision: Config, text: ModelText) -> Idle:
     return idle
 
 
+@reads(
+    "Qwen2-VL",
+    "qwen2_vl",
+    features="Qwen2; tower of ViT, 2 x 2 merger",
+    read_images=read_qwen2_vl_images,
+)
 def read_qwen2_vl(config: Config) -> ModelText:
     """Qwen2-VL (arXiv 2409.12191): a ViT of any resolution, 2 x 2 patches merged to a token."""
     text, vision = _qwen(config)
@@ -108,6 +120,12 @@ def _merger(vision: Config, idle: Idle, key: str) -> None:
 # -- Llama 3.2 Vision ------------------------------------------------------------------------------
 
 
+@reads(
+    "Llama 3.2 Vision",
+    "mllama",
+    features="gated cross attention, tiles",
+    read_images=read_mllama_images,
+)
 def read_mllama(config: Config) -> ModelText:
     """Llama 3.2 Vision: some layers attend to images alone, behind a gate; a step of texts leaves
     them out."""
@@ -185,21 +203,35 @@ def _tiled(vision: Config, idle: Idle) -> None:
 # -- Qwen3-VL, GLM-V -------------------------------------------------------------------------------
 
 
+@reads(
+    "Qwen3-VL",
+    "qwen3_vl",
+    features="Qwen3; ViT with deep mergers",
+    read_images=read_qwen3_vl_images,
+)
 def read_qwen3_vl(config: Config) -> ModelText:
     """Qwen3-VL (arXiv 2511.21631): a ViT whose layers in between are merged too."""
     return _qwen3_vl(config, read_qwen3)
 
 
+@reads(
+    "Qwen3-VL-MoE",
+    "qwen3_vl_moe",
+    features="Qwen3-MoE; the same tower",
+    read_images=read_qwen3_vl_moe_images,
+)
 def read_qwen3_vl_moe(config: Config) -> ModelText:
     """Qwen3-VL with experts."""
     return _qwen3_vl(config, read_qwen3_moe)
 
 
+@reads("Qwen3.5 with images", "qwen3_5", features="the tower of Qwen3-VL")
 def read_qwen3_5_vl(config: Config) -> ModelText:
     """Qwen3.5 with its tower: that of Qwen3-VL, whose last layer alone is merged."""
     return _qwen3_vl(config, read_qwen3_5, deep=())
 
 
+@reads("Qwen3.5-MoE with images", "qwen3_5_moe", features="the tower of Qwen3-VL")
 def read_qwen3_5_vl_moe(config: Config) -> ModelText:
     """Qwen3.5 with experts and the same tower."""
     return _qwen3_vl(config, read_qwen3_5_moe, deep=())
@@ -237,16 +269,19 @@ def qwen3_tower(vision: Config, text: ModelText, deep: Sequence[int] = _DEEP) ->
     return idle
 
 
+@reads("GLM-4.1V", "glm4v", features="GLM-4; tower with a gate, 2 x 2 merger")
 def read_glm4v(config: Config) -> ModelText:
     """GLM-4.1V (arXiv 2507.01006): a tower with a gate, 2 x 2 patches merged by a convolution."""
     return _glm_v(config, read_glm4v_text)
 
 
+@reads("GLM-4.5V", "glm4v_moe", features="GLM-4.5; the same tower")
 def read_glm4v_moe(config: Config) -> ModelText:
     """GLM-4.5V: GLM-4.5 with the same tower."""
     return _glm_v(config, read_glm4_moe)
 
 
+@reads("GLM-4.6V", "glm46v", features="GLM-4.5V, or the small GLM-4.1V")
 def read_glm46v(config: Config) -> ModelText:
     """GLM-4.6V: GLM-4.5V, or its small kin GLM-4.1V by the type of the language model."""
     words = config.section("text_config")
@@ -301,49 +336,3 @@ def words_and_tower(config: Config, read: Reader) -> tuple[ModelText, Config]:
     text = read(words)
     words.finish()
     return replace(text, name=config.text("model_type")), _vision(config)
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily(
-        "Qwen2.5-VL",
-        ("qwen2_5_vl",),
-        read_qwen2_5_vl,
-        "Qwen2; tower with SwiGLU, 2 x 2 merger",
-        read_images=read_qwen2_5_vl_images,
-    ),
-    ModelFamily(
-        "Qwen2-VL",
-        ("qwen2_vl",),
-        read_qwen2_vl,
-        "Qwen2; tower of ViT, 2 x 2 merger",
-        read_images=read_qwen2_vl_images,
-    ),
-    ModelFamily(
-        "Llama 3.2 Vision",
-        ("mllama",),
-        read_mllama,
-        "gated cross attention, tiles",
-        read_images=read_mllama_images,
-    ),
-    ModelFamily(
-        "Qwen3-VL",
-        ("qwen3_vl",),
-        read_qwen3_vl,
-        "Qwen3; ViT with deep mergers",
-        read_images=read_qwen3_vl_images,
-    ),
-    ModelFamily(
-        "Qwen3-VL-MoE",
-        ("qwen3_vl_moe",),
-        read_qwen3_vl_moe,
-        "Qwen3-MoE; the same tower",
-        read_images=read_qwen3_vl_moe_images,
-    ),
-    ModelFamily("Qwen3.5 with images", ("qwen3_5",), read_qwen3_5_vl, "the tower of Qwen3-VL"),
-    ModelFamily(
-        "Qwen3.5-MoE with images", ("qwen3_5_moe",), read_qwen3_5_vl_moe, "the tower of Qwen3-VL"
-    ),
-    ModelFamily("GLM-4.1V", ("glm4v",), read_glm4v, "GLM-4; tower with a gate, 2 x 2 merger"),
-    ModelFamily("GLM-4.5V", ("glm4v_moe",), read_glm4v_moe, "GLM-4.5; the same tower"),
-    ModelFamily("GLM-4.6V", ("glm46v",), read_glm46v, "GLM-4.5V, or the small GLM-4.1V"),
-)

@@ -6,14 +6,14 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.llama import read_qwen2
 from stagec.importers.families.mixture import read_qwen3_moe
 from stagec.importers.families.multimodal import qwen2_5_tower, qwen3_tower, words_and_tower
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import ModelText
 
@@ -27,11 +27,23 @@ _THINKER = """
 """
 
 
+@reads(
+    "Qwen2.5-Omni",
+    "qwen2_5_omni",
+    "qwen2_5_omni_thinker",
+    features="the thinker: Qwen2.5-VL; encoder of sounds",
+)
 def read_qwen2_5_omni(config: Config) -> ModelText:
     """Qwen2.5-Omni (arXiv 2503.20215): the thinker, Qwen2.5-VL with an encoder of sounds."""
     return _thinker(config, read_qwen2, qwen2_5_tower, _whisper)
 
 
+@reads(
+    "Qwen3-Omni",
+    "qwen3_omni_moe",
+    "qwen3_omni_moe_thinker",
+    features="the thinker: Qwen3-VL-MoE; encoder of sounds",
+)
 def read_qwen3_omni(config: Config) -> ModelText:
     """Qwen3-Omni (arXiv 2509.17765): the thinker, Qwen3-VL-MoE with an encoder of sounds."""
     return _thinker(config, read_qwen3_moe, qwen3_tower, _sounds)
@@ -111,19 +123,3 @@ def _sounds(sound: Config, idle: Idle) -> None:
     _layers(idle, key_bias=True)
     idle.matrix("projector_a", "D_a, D_a", "D_a")
     idle.matrix("projector_b", "D_a, O_a", "O_a")
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily(
-        "Qwen2.5-Omni",
-        ("qwen2_5_omni", "qwen2_5_omni_thinker"),
-        read_qwen2_5_omni,
-        "the thinker: Qwen2.5-VL; encoder of sounds",
-    ),
-    ModelFamily(
-        "Qwen3-Omni",
-        ("qwen3_omni_moe", "qwen3_omni_moe_thinker"),
-        read_qwen3_omni,
-        "the thinker: Qwen3-VL-MoE; encoder of sounds",
-    ),
-)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stagec.importers.common.heads import expect_head
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import read_activation, vectors
 from stagec.importers.families.vision import IMAGES, TowerSizes, read_images, read_tower
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
 from stagec.importers.writing.text import Body, ModelText
@@ -26,6 +24,7 @@ from stagec.importers.writing.towers import (
 VISION = "_v"
 
 
+@reads("CLIP", "clip", "metaclip_2", features="two towers, contrastive loss over the batch")
 def read_clip(config: Config) -> ModelText:
     """CLIP (arXiv 2103.00020): the vector of each image is to be near that of its own text, among
     all pairs of the batch."""
@@ -85,6 +84,7 @@ def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: st
     return body.let("w1", f"stg.take({n}, %ends)")
 
 
+@reads("CLIP, images", "clip_vision_model", features="a tower of CLIP")
 def read_clip_vision(config: Config) -> ModelText:
     """The tower of images of CLIP by itself, maybe with its projection."""
     expect_head(config, "Model")
@@ -95,6 +95,7 @@ def read_clip_vision(config: Config) -> ModelText:
     return _projected(config, text, body, _clip_image(text, body, tower, mlp, "layers"), IMAGES)
 
 
+@reads("CLIP, texts", "clip_text_model", features="a tower of CLIP")
 def read_clip_text(config: Config) -> ModelText:
     """The tower of texts of CLIP by itself, maybe with its projection."""
     expect_head(config, "Model")
@@ -152,6 +153,7 @@ def _words(body: Body, tower: Tower, tokens: str) -> str:
     return body.let("t", f'stg.add["bsd,sd->bsd"]({e}, {p})')
 
 
+@reads("SigLIP", "siglip", features="two towers, attention pooling, sigmoid loss")
 def read_siglip(config: Config) -> ModelText:
     """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
     expect_head(config, "Model")
@@ -204,6 +206,7 @@ def _siglip_text(
     return body.steps("w", last, steps)  # a part may end here
 
 
+@reads("SigLIP, images", "siglip_vision_model", features="a tower of SigLIP")
 def read_siglip_vision(config: Config) -> ModelText:
     """The tower of images of SigLIP by itself, with its pooling or without it."""
     expect_head(config, "Model")
@@ -224,6 +227,7 @@ def read_siglip_vision(config: Config) -> ModelText:
     return text.train(f"{IMAGES}, %target: bf16[B, X*X, D]", body)
 
 
+@reads("SigLIP, texts", "siglip_text_model", features="a tower of SigLIP")
 def read_siglip_text(config: Config) -> ModelText:
     """The tower of texts of SigLIP by itself."""
     expect_head(config, "Model")
@@ -245,17 +249,3 @@ def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward,
     n = LAYER.write(body, "in", a, "pool_norm", tower["D"])
     m = body.let("im", tower.call(mlp.write(text), "D F", n, name="pool_mlp"))
     return body.let("i", f"stg.take[at = 0]({body.let('ir', f'stg.add({a}, {m})')})")
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily(
-        "CLIP", ("clip", "metaclip_2"), read_clip, "two towers, contrastive loss over the batch"
-    ),
-    ModelFamily("CLIP, images", ("clip_vision_model",), read_clip_vision, "a tower of CLIP"),
-    ModelFamily("CLIP, texts", ("clip_text_model",), read_clip_text, "a tower of CLIP"),
-    ModelFamily("SigLIP", ("siglip",), read_siglip, "two towers, attention pooling, sigmoid loss"),
-    ModelFamily(
-        "SigLIP, images", ("siglip_vision_model",), read_siglip_vision, "a tower of SigLIP"
-    ),
-    ModelFamily("SigLIP, texts", ("siglip_text_model",), read_siglip_text, "a tower of SigLIP"),
-)

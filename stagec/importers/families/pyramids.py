@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stagec.importers.common.heads import expect_head, is_bare
 from stagec.importers.common.sizes import begin
 from stagec.importers.families.encoders import classify, read_activation, vectors
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, activation_options
 from stagec.importers.writing.text import Body, ModelText
@@ -76,12 +76,14 @@ def finish(
 # -- ConvNeXt --------------------------------------------------------------------------------------
 
 
+@reads("ConvNeXt", "convnext", features="depth-wise convolutions in stages")
 def read_convnext(config: Config) -> ModelText:
     """ConvNeXt (arXiv 2201.03545): depth-wise convolutions of 7 x 7, then a feed-forward block of
     four times the width."""
     return _convnext(config, "ConvNeXt", responds=False)
 
 
+@reads("ConvNeXt V2", "convnextv2", features="ConvNeXt; norms of channels over an image")
 def read_convnextv2(config: Config) -> ModelText:
     """ConvNeXt V2 (arXiv 2301.00808): channels are multiplied by the share of their norm over an
     image on average one."""
@@ -121,11 +123,3 @@ def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
     last = at("D", count)
     c = LAYER.write(body, "c", pooled(text, body, x, side_of(count)), "norm", last)
     return finish(config, text, body, c, last)
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("ConvNeXt", ("convnext",), read_convnext, "depth-wise convolutions in stages"),
-    ModelFamily(
-        "ConvNeXt V2", ("convnextv2",), read_convnextv2, "ConvNeXt; norms of channels over an image"
-    ),
-)

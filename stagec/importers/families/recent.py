@@ -9,7 +9,7 @@ from fractions import Fraction
 from stagec.importers.common.kin import Kin, Named, Sizes
 from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm
 from stagec.importers.writing.stack import Decoder, root
@@ -18,6 +18,7 @@ from stagec.importers.writing.text import Callee, ModelText
 _PLAIN = Norm(affine="none")
 
 
+@reads("CWM", "cwm", features="windows 3:1")
 def read_cwm(config: Config) -> ModelText:
     """CWM (arXiv 2510.02387): Llama with windows in three layers of four."""
     kin = Kin(config, "CWM", Sizes(6144, 21504, 64, 48, 128256, 131072, 8, 128, 1000000))
@@ -27,6 +28,7 @@ def read_cwm(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()))
 
 
+@reads("Ministral 3", "ministral3", features="queries grow with the position")
 def read_ministral3(config: Config) -> ModelText:
     """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
     kin = Kin(config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
@@ -35,6 +37,7 @@ def read_ministral3(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
 
+@reads("Jais 2", "jais2", features="LayerNorm, biases, squared ReLU")
 def read_jais2(config: Config) -> ModelText:
     """Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
     kin = Kin(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
@@ -44,6 +47,7 @@ def read_jais2(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(LAYER, tied=kin.tied()), norm=LAYER)
 
 
+@reads("nanochat", "nanochat", features="norms without scales, bounded logits")
 def read_nanochat(config: Config) -> ModelText:
     """nanochat: norms without scales, one of the embeddings too; a squared ReLU, bounded logits."""
     kin = Kin(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
@@ -69,6 +73,7 @@ class _XIELU:
         return text.use("xielu", "D F")
 
 
+@reads("Apertus", "apertus", features="xIELU, q and k normed per head")
 def read_apertus(config: Config) -> ModelText:
     """Apertus (arXiv 2509.14233): xIELU without a gate, queries and keys normed per head."""
     kin = Kin(config, "Apertus", Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000))
@@ -89,6 +94,7 @@ class _NormedGate:
         return text.use("gated_relu2", "D F")
 
 
+@reads("BitNet", "bitnet", features="norms before the last products")
 def read_bitnet(config: Config) -> ModelText:
     """BitNet b1.58 (arXiv 2504.12285): norms before the last product of each block. Weights of 1.58
     bits are what a strategy may say; here they are as others."""
@@ -102,6 +108,7 @@ def read_bitnet(config: Config) -> ModelText:
 # -- latent attention ------------------------------------------------------------------------------
 
 
+@reads("MiniCPM 3", "minicpm3", features="latent attention, scaled residuals")
 def read_minicpm3(config: Config) -> ModelText:
     """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
     kin, mixer = latent_of(
@@ -121,6 +128,7 @@ def read_minicpm3(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), decoder, scale=depth / root(kin.count))
 
 
+@reads("Youtu", "youtu", features="latent attention, dense")
 def read_youtu(config: Config) -> ModelText:
     """Youtu-LLM: latent attention, dense blocks."""
     kin, mixer = latent_of(config, "Youtu", Sizes(2048, 6144, 32, 16, 128256, 131072))
@@ -128,6 +136,7 @@ def read_youtu(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
 
 
+@reads("GLM-4.7-Flash", "glm4_moe_lite", features="latent attention")
 def read_glm4_moe_lite(config: Config) -> ModelText:
     """GLM-4.7-Flash: GLM-4.5's experts over latent attention."""
     sizes = Sizes(2048, 10240, 47, 20, 154880, 202752)
@@ -139,6 +148,7 @@ def read_glm4_moe_lite(config: Config) -> ModelText:
 # -- experts ---------------------------------------------------------------------------------------
 
 
+@reads("FlexOlmo", "flex_olmo", features="experts, norms behind the blocks")
 def read_flex_olmo(config: Config) -> ModelText:
     """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms behind the blocks."""
     kin = Kin(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
@@ -151,6 +161,7 @@ def read_flex_olmo(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(mixture), decoder, norm=None, post=RMS)
 
 
+@reads("K-EXAONE", "exaone_moe", features="windows 3:1, sigmoid routing")
 def read_exaone_moe(config: Config) -> ModelText:
     """K-EXAONE (arXiv 2601.01739): windows 3:1, the others without positions; experts as
     DeepSeek-V3 has them."""
@@ -167,6 +178,7 @@ def read_exaone_moe(config: Config) -> ModelText:
     return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
 
 
+@reads("Solar Open", "solar_open", features="sigmoid routing, shared")
 def read_solar_open(config: Config) -> ModelText:
     """Solar Open (arXiv 2601.07022): GLM-4.5's experts in every layer, all of a head rotated."""
     sizes = Sizes(4096, 10240, 48, 64, 196608, 131072, groups=8, dim=128, base=1000000)
@@ -178,6 +190,7 @@ def read_solar_open(config: Config) -> ModelText:
     return _sparse(kin, kin.all(mixer), count=128, top=8, inner=1280, dense=0)
 
 
+@reads("Hunyuan 3", "hy_v3", features="sigmoid routing, q and k normed")
 def read_hy_v3(config: Config) -> ModelText:
     """Hunyuan 3: experts by sigmoids, a shared one, queries and keys normed per head."""
     sizes = Sizes(4096, 13312, 80, 64, 120832, 131072, groups=8, dim=128, base=11158840)
@@ -207,6 +220,7 @@ def _sparse(
     return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))
 
 
+@reads("Trinity", "afmoe", features="gated attention, windows 3:1, experts")
 def read_afmoe(config: Config) -> ModelText:
     """Trinity (Arcee): gated attention, windows 3:1 with positions and the others without them;
     norms before and behind; experts by sigmoids."""
@@ -231,6 +245,7 @@ def read_afmoe(config: Config) -> ModelText:
     return kin.stack(mixers, blocks, decoder, post=RMS)
 
 
+@reads("MiMo-V2", "mimo_v2_flash", features="windows 5:1 with sinks, smaller values")
 def read_mimo_v2(config: Config) -> ModelText:
     """MiMo-V2-Flash (arXiv 2601.02780): windows 5:1 with sinks and twice as many heads of keys;
     smaller heads of values; experts by sigmoids."""
@@ -302,6 +317,7 @@ class _ShortConv:
         return text.use("short_conv", "D W", *["bias"] * self.bias)
 
 
+@reads("LFM2", "lfm2", features="short convolutions")
 def read_lfm2(config: Config) -> ModelText:
     """LFM2 (arXiv 2511.23404): short convolutions, and attention in some layers."""
     kin = _liquid(config, "LFM2", Sizes(2560, 12288, 32, 32, 65536, 128000, 8, base=1000000))
@@ -314,6 +330,7 @@ def read_lfm2(config: Config) -> ModelText:
     return kin.stack(_mixers(kin), kin.all(FeedForward()), Decoder(tied=_tied(kin)))
 
 
+@reads("LFM2-MoE", "lfm2_moe", features="short convolutions, experts")
 def read_lfm2_moe(config: Config) -> ModelText:
     """LFM2 with experts by sigmoids."""
     kin = _liquid(config, "LFM2-MoE", Sizes(2048, 7168, 32, 32, 65536, 128000, 8, base=1000000))
@@ -356,26 +373,3 @@ def _mixers(kin: Kin) -> list[Named]:
     attention = Attention(qk_norm=RMS, rope=kin.rope())
     conv = _ShortConv(kin.flag("conv_bias"))
     return [("attention", attention) if each else ("conv", conv) for each in attends]
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("CWM", ("cwm",), read_cwm, "windows 3:1"),
-    ModelFamily("Ministral 3", ("ministral3",), read_ministral3, "queries grow with the position"),
-    ModelFamily("Jais 2", ("jais2",), read_jais2, "LayerNorm, biases, squared ReLU"),
-    ModelFamily("nanochat", ("nanochat",), read_nanochat, "norms without scales, bounded logits"),
-    ModelFamily("Apertus", ("apertus",), read_apertus, "xIELU, q and k normed per head"),
-    ModelFamily("BitNet", ("bitnet",), read_bitnet, "norms before the last products"),
-    ModelFamily("MiniCPM 3", ("minicpm3",), read_minicpm3, "latent attention, scaled residuals"),
-    ModelFamily("Youtu", ("youtu",), read_youtu, "latent attention, dense"),
-    ModelFamily("GLM-4.7-Flash", ("glm4_moe_lite",), read_glm4_moe_lite, "latent attention"),
-    ModelFamily("FlexOlmo", ("flex_olmo",), read_flex_olmo, "experts, norms behind the blocks"),
-    ModelFamily("K-EXAONE", ("exaone_moe",), read_exaone_moe, "windows 3:1, sigmoid routing"),
-    ModelFamily("Solar Open", ("solar_open",), read_solar_open, "sigmoid routing, shared"),
-    ModelFamily("Hunyuan 3", ("hy_v3",), read_hy_v3, "sigmoid routing, q and k normed"),
-    ModelFamily("Trinity", ("afmoe",), read_afmoe, "gated attention, windows 3:1, experts"),
-    ModelFamily(
-        "MiMo-V2", ("mimo_v2_flash",), read_mimo_v2, "windows 5:1 with sinks, smaller values"
-    ),
-    ModelFamily("LFM2", ("lfm2",), read_lfm2, "short convolutions"),
-    ModelFamily("LFM2-MoE", ("lfm2_moe",), read_lfm2_moe, "short convolutions, experts"),
-)

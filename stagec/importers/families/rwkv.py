@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from stagec.importers.common.sizes import read_size
 from stagec.importers.common.state_space import begin_scans
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER
 from stagec.importers.writing.stack import Decoder, Layer, Part, arguments
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 
+@reads("RWKV-7", "rwkv7", features="token shift, generalised delta rule")
 def read_rwkv7(config: Config) -> ModelText:
     """RWKV-7 (arXiv 2503.14456). All layers but the first blend their values with its values."""
     text, count = begin_scans(config, "RWKV-7", 2048, 24, 65536)
@@ -46,6 +47,7 @@ def read_rwkv7(config: Config) -> ModelText:
 # -- RWKV-6, -5 and -4 ----------------------------------------------------------------------------
 
 
+@reads("RWKV-6", "rwkv6", features="token shift by data, decays of each element")
 def read_rwkv6(config: Config) -> ModelText:
     """RWKV-6, Finch (arXiv 2404.05892), by the keys of RWKV/rwkv-6-world; ranks are those of its
     code, which no key states."""
@@ -57,6 +59,7 @@ def read_rwkv6(config: Config) -> ModelText:
     return _stacked(config, text, count, "rwkv6_time")
 
 
+@reads("RWKV-5", "rwkv5", features="token shift, decays of each row")
 def read_rwkv5(config: Config) -> ModelText:
     """RWKV-5, Eagle (arXiv 2404.05892), by the keys of RWKV/rwkv-5-world: decays are parameters."""
     config.only("model_version", "5_2")
@@ -66,6 +69,7 @@ def read_rwkv5(config: Config) -> ModelText:
     return _stacked(config, text, count, "rwkv5_time")
 
 
+@reads("RWKV-4", "rwkv", features="token shift, decays of each channel")
 def read_rwkv4(config: Config) -> ModelText:
     """RWKV-4, Dove (arXiv 2305.13048): means of values, weighted by keys and decays of channels."""
     text, count = begin_scans(config, "RWKV-4", 4096, 32, 50277)
@@ -100,11 +104,3 @@ def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelTe
     tied = config.flag("tie_word_embeddings", default=False)
     decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
     return decoder.write(text, {"layers": layer}, ["layers"] * count)
-
-
-FAMILIES = (
-    ModelFamily("RWKV-4", ("rwkv",), read_rwkv4, "token shift, decays of each channel"),
-    ModelFamily("RWKV-5", ("rwkv5",), read_rwkv5, "token shift, decays of each row"),
-    ModelFamily("RWKV-6", ("rwkv6",), read_rwkv6, "token shift by data, decays of each element"),
-    ModelFamily("RWKV-7", ("rwkv7",), read_rwkv7, "token shift, generalised delta rule"),
-)

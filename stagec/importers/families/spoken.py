@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from stagec.importers.families import deepseek, llama, mixture, windows
+from stagec.importers.family import declared_in
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import ModelText
 
 _LANGUAGES = {
     name: family
-    for family in (*llama.FAMILIES, *mixture.FAMILIES, *windows.FAMILIES, *deepseek.FAMILIES)
+    for readers in (llama, mixture, windows, deepseek)
+    for family in declared_in(readers.__name__)
     for name in family.model_types
 }
 _KEYS = """

@@ -15,7 +15,7 @@ from stagec.importers.families.pyramids import (
     side_of,
     stem,
 )
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, activation_options
 from stagec.importers.writing.text import Body, Callee, ModelText
@@ -46,12 +46,14 @@ class _Stages:
         return ", ".join(at(name, self.first(stage)) for name in names)
 
 
+@reads("Swin", "swin", features="attention in shifted windows, in stages")
 def read_swin(config: Config) -> ModelText:
     """Swin (arXiv 2103.14030): attention in windows, which every second layer shifts by half a
     window; 2 x 2 elements are merged between stages."""
     return _swin(config, "Swin", near=False)
 
 
+@reads("Swin V2", "swinv2", features="Swin with cosines, biases made of distances")
 def read_swinv2(config: Config) -> ModelText:
     """Swin V2 (arXiv 2111.09883): norms behind the parts, cosines for scores, biases that a small
     network makes of distances."""
@@ -147,9 +149,3 @@ def _stage(stages: _Stages, body: Body, x: str, stage: int) -> str:
     head = f"%y_{stage} = stg.repeat @stage_{stage}[count = {times}, carry = 1] (%h = {x}) {{"
     body.nested(head, inner)
     return f"%y_{stage}"
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("Swin", ("swin",), read_swin, "attention in shifted windows, in stages"),
-    ModelFamily("Swin V2", ("swinv2",), read_swinv2, "Swin with cosines, biases made of distances"),
-)

@@ -10,7 +10,7 @@ from stagec.importers.common.heads import expect_head, heads_of, is_bare
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, Rope
 from stagec.importers.writing.text import Body, ModelText
@@ -66,11 +66,13 @@ def read_tower(config: Config, text: ModelText, suffix: str, sizes: TowerSizes) 
 # -- ViT -------------------------------------------------------------------------------------------
 
 
+@reads("ViT", "vit", features="patches, class token, learned positions")
 def read_vit(config: Config) -> ModelText:
     """ViT (arXiv 2010.11929): patches, a class token, learned positions."""
     return _vit(config, "ViT", ("class_token",))
 
 
+@reads("DeiT", "deit", features="ViT with a token for distillation")
 def read_deit(config: Config) -> ModelText:
     """DeiT (arXiv 2012.12877): ViT with a second token, for distillation."""
     return _vit(config, "DeiT", ("class_token", "distillation_token"))
@@ -107,12 +109,14 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     return text.train(f"{IMAGES}, %labels: i32[B]", body)
 
 
+@reads("BEiT", "beit", features="biases by distance in two dimensions")
 def read_beit(config: Config) -> ModelText:
     """BEiT (arXiv 2106.08254): biases by two-dimensional distance, scaled layers, a mean of
     patches."""
     return _beit(config, pooler=True)
 
 
+@reads("data2vec of images", "data2vec-vision", features="as BEiT")
 def read_data2vec_images(config: Config) -> ModelText:
     """data2vec of images (arXiv 2202.03555): BEiT, whose vectors have no norm behind their mean."""
     return _beit(config, pooler=not is_bare(config))
@@ -182,11 +186,13 @@ def _beit_vector(config: Config, body: Body, y: str, *, pooler: bool) -> str:
 # -- DINO ------------------------------------------------------------------------------------------
 
 
+@reads("DINOv2", "dinov2", features="ViT with scaled layers, maybe a SiLU gate")
 def read_dinov2(config: Config) -> ModelText:
     """DINOv2 (arXiv 2304.07193): ViT whose layers scale what they add; some have a SiLU gate."""
     return _dinov2(config, "DINOv2", 0)
 
 
+@reads("DINOv2 with registers", "dinov2_with_registers", features="registers")
 def read_dinov2_registers(config: Config) -> ModelText:
     """DINOv2 with registers (arXiv 2309.16588): tokens that mean nothing behind that of the
     class."""
@@ -261,6 +267,7 @@ def _dino_head(
     return idle.beside("masks", "The token of masked patches is declared and frozen.")
 
 
+@reads("DINOv3", "dinov3_vit", features="rotary positions, registers")
 def read_dinov3(config: Config) -> ModelText:
     """DINOv3 (arXiv 2508.10104): rotary positions, registers, biases by keys."""
     expect_head(config, "ImageClassification")
@@ -285,16 +292,3 @@ def read_dinov3(config: Config) -> ModelText:
     layers = encoder(text, MultiHead(biases, rope=Rope()), mlp, scaled=True)
     text.notes.append("Positions of two axes are rotated like those of one: the same work.")
     return _dino_head(config, text, body, layers.write(body, x, "y"), True, registers)
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily("ViT", ("vit",), read_vit, "patches, class token, learned positions"),
-    ModelFamily("DeiT", ("deit",), read_deit, "ViT with a token for distillation"),
-    ModelFamily("BEiT", ("beit",), read_beit, "biases by distance in two dimensions"),
-    ModelFamily("data2vec of images", ("data2vec-vision",), read_data2vec_images, "as BEiT"),
-    ModelFamily("DINOv2", ("dinov2",), read_dinov2, "ViT with scaled layers, maybe a SiLU gate"),
-    ModelFamily(
-        "DINOv2 with registers", ("dinov2_with_registers",), read_dinov2_registers, "registers"
-    ),
-    ModelFamily("DINOv3", ("dinov3_vit",), read_dinov3, "rotary positions, registers"),
-)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stagec.importers.common.heads import expect_head, heads_of
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin, read_size
@@ -13,7 +11,7 @@ from stagec.importers.families.encoders import (
     read_activation,
     read_heads_of,
 )
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, activation_options
 from stagec.importers.writing.text import Body, Callee, ModelText
@@ -44,11 +42,19 @@ _WITHOUT_EFFECT = (
 )
 
 
+@reads(
+    "wav2vec 2.0",
+    "wav2vec2",
+    "unispeech",
+    "unispeech-sat",
+    features="convolutions of samples, positions by one",
+)
 def read_wav2vec2(config: Config) -> ModelText:
     """wav2vec 2.0 (arXiv 2006.11477): convolutions of samples, positions by a convolution."""
     return _read(config, "wav2vec 2.0", projected_norm=True)
 
 
+@reads("HuBERT", "hubert", features="as wav2vec 2.0")
 def read_hubert(config: Config) -> ModelText:
     """HuBERT (arXiv 2106.07447): as wav2vec 2.0."""
     config.only("conv_pos_batch_norm", False)
@@ -56,6 +62,7 @@ def read_hubert(config: Config) -> ModelText:
     return _read(config, "HuBERT", projected_norm=norm)
 
 
+@reads("WavLM", "wavlm", features="biases by distance behind gates of queries")
 def read_wavlm(config: Config) -> ModelText:
     """WavLM (arXiv 2110.13900): wav2vec 2.0 with a bias by distance behind a gate of each query."""
     return _read(config, "WavLM", projected_norm=True, gated=True)
@@ -179,15 +186,3 @@ def _masked(config: Config, text: ModelText) -> ModelText:
     idle = Idle(text)
     idle.param("masked_frame", "D")
     return idle.beside("masks", "The vector of masked frames is declared and frozen.")
-
-
-FAMILIES: Sequence[ModelFamily] = (
-    ModelFamily(
-        "wav2vec 2.0",
-        ("wav2vec2", "unispeech", "unispeech-sat"),
-        read_wav2vec2,
-        "convolutions of samples, positions by one",
-    ),
-    ModelFamily("HuBERT", ("hubert",), read_hubert, "as wav2vec 2.0"),
-    ModelFamily("WavLM", ("wavlm",), read_wavlm, "biases by distance behind gates of queries"),
-)

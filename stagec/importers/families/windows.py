@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.idle import gemma3_tower, llama4_tower
 from stagec.importers.common.kin import Kin, Named, Sizes
 from stagec.importers.common.positions import read_bases
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm, Rope
 from stagec.importers.writing.stack import Decoder, root
@@ -28,6 +27,7 @@ def _alternating(kin: Kin, every: int) -> list[bool]:
 # -- Gemma -----------------------------------------------------------------------------------------
 
 
+@reads("Gemma", "gemma", features="norms of 1 + w, GeGLU, scaled embeddings")
 def read_gemma(config: Config) -> ModelText:
     """Gemma (arXiv 2403.08295): heads of 256, a GeLU gate, norms of 1 + w, scaled embeddings."""
     kin = Kin(config, "Gemma", Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
@@ -40,11 +40,13 @@ def read_gemma(config: Config) -> ModelText:
     return kin.stack(kin.all(mixer), kin.all(FeedForward(activation)), decoder, norm=GEMMA_NORM)
 
 
+@reads("Gemma 2", "gemma2", features="windows 1:1, bounded scores and logits")
 def read_gemma2(config: Config) -> ModelText:
     """Gemma 2 (arXiv 2408.00118): every other layer sees a window; bounded scores and logits."""
     return _gemma2(config, "Gemma 2", GEMMA_NORM)
 
 
+@reads("VaultGemma", "vaultgemma", features="Gemma 2 without post-norms")
 def read_vaultgemma(config: Config) -> ModelText:
     """VaultGemma (arXiv 2510.15001): Gemma 2 without norms behind the blocks."""
     return _gemma2(config, "VaultGemma", None)
@@ -64,6 +66,7 @@ def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
     return _gemma_stack(kin, mixers, final, post)
 
 
+@reads("Gemma 3", "gemma3_text", features="windows 5:1, two bases, q and k normed")
 def read_gemma3(config: Config) -> ModelText:
     """Gemma 3 (arXiv 2503.19786): five layers with a window to one without, each with a base of its
     own; queries and keys are normed per head."""
@@ -123,12 +126,14 @@ def _gemma_decoder(kin: Kin) -> Decoder:
 # -- OLMo, Command R -------------------------------------------------------------------------------
 
 
+@reads("OLMo 2", "olmo2", features="norms behind the blocks, of all q and all k")
 def read_olmo2(config: Config) -> ModelText:
     """OLMo 2 (arXiv 2501.00656): norms behind the blocks only, of all queries and all keys too."""
     kin = Kin(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
     return _olmo(kin, kin.all(_olmo_mixer(kin, kin.rope())))
 
 
+@reads("OLMo 3", "olmo3", features="OLMo 2 with windows 3:1")
 def read_olmo3(config: Config) -> ModelText:
     """OLMo 3: OLMo 2 with windows in three layers of four."""
     kin = Kin(config, "OLMo 3", Sizes(4096, 11008, 32, 32, 50304, 2048))
@@ -160,6 +165,7 @@ def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
     return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()), norm=None, post=RMS)
 
 
+@reads("Command R7B", "cohere2", features="parallel blocks, windows 3:1")
 def read_cohere2(config: Config) -> ModelText:
     """Command R7B and Command A: parallel blocks under one LayerNorm; three layers of four see a
     window, and the others have no positions."""
@@ -187,6 +193,7 @@ def read_cohere2(config: Config) -> ModelText:
 # -- experts ---------------------------------------------------------------------------------------
 
 
+@reads("gpt-oss", "gpt_oss", features="windows 1:1, sinks, bounded gate, biases")
 def read_gpt_oss(config: Config) -> ModelText:
     """gpt-oss (arXiv 2508.10925): every other layer sees a window; sinks, biases everywhere, a
     bounded gate."""
@@ -207,6 +214,7 @@ def read_gpt_oss(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(mixture), Decoder(tied=kin.tied()))
 
 
+@reads("Llama 4", "llama4_text", features="blocks 3:1, no positions, scaled expert inputs")
 def read_llama4(config: Config) -> ModelText:
     """Llama 4, the text model: three layers see blocks of positions, the fourth sees all and has no
     positions; a sigmoid times the input of the one expert, beside a shared one."""
@@ -272,30 +280,3 @@ def _llama4_blocks(kin: Kin) -> list[Named]:
     kin.text.symbols["F"] = Symbol("F", width, "intermediate_size_mlp")
     dense = FeedForward(kin.activation())
     return [("sparse", mixture) if i in sparse else ("dense", dense) for i in range(kin.count)]
-
-
-def read_gemma3_towers(config: Config) -> ModelText:
-    """Gemma 3 with its tower, which a step of texts does not use."""
-    config.merge("text_config")
-    return gemma3_tower(config, read_gemma3(config))
-
-
-def read_llama4_towers(config: Config) -> ModelText:
-    """Llama 4 with its tower, which a step of texts does not use."""
-    config.merge("text_config")
-    return llama4_tower(config, read_llama4(config))
-
-
-FAMILIES = (
-    ModelFamily("Gemma", ("gemma",), read_gemma, "norms of 1 + w, GeGLU, scaled embeddings"),
-    ModelFamily("Gemma 2", ("gemma2",), read_gemma2, "windows 1:1, bounded scores and logits"),
-    ModelFamily("VaultGemma", ("vaultgemma",), read_vaultgemma, "Gemma 2 without post-norms"),
-    ModelFamily("Gemma 3", ("gemma3_text",), read_gemma3, "windows 5:1, two bases, q and k normed"),
-    ModelFamily("OLMo 2", ("olmo2",), read_olmo2, "norms behind the blocks, of all q and all k"),
-    ModelFamily("OLMo 3", ("olmo3",), read_olmo3, "OLMo 2 with windows 3:1"),
-    ModelFamily("Command R7B", ("cohere2",), read_cohere2, "parallel blocks, windows 3:1"),
-    ModelFamily("gpt-oss", ("gpt_oss",), read_gpt_oss, "windows 1:1, sinks, bounded gate, biases"),
-    ModelFamily(
-        "Llama 4", ("llama4_text",), read_llama4, "blocks 3:1, no positions, scaled expert inputs"
-    ),
-)

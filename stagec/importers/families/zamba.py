@@ -14,7 +14,7 @@ from stagec.importers.common.state_space import (
     read_mamba2,
     skip_steps,
 )
-from stagec.importers.family import ModelFamily
+from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
 from stagec.importers.writing.stack import Decoder, arguments, order_text
@@ -45,6 +45,7 @@ _SHARED = {
 }
 
 
+@reads("Zamba", "zamba", features="Mamba-1 in heads, shared attention")
 def read_zamba(config: Config) -> ModelText:
     """Zamba (arXiv 2405.16712): before some layers of Mamba-1 stands one block of attention and a
     feed-forward network that reads the stream and the embeddings, with a projection of each
@@ -98,6 +99,7 @@ def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
     return text.function("mamba", "%x", body)
 
 
+@reads("Zamba2", "zamba2", features="Mamba-2, shared attention with adapters")
 def read_zamba2(config: Config) -> ModelText:
     """Zamba2 (arXiv 2411.15242): before some Mamba-2 layers stands a block of attention and a
     feed-forward network that reads the stream and the embeddings. Layers share its weights, and
@@ -189,9 +191,3 @@ def _write_model(
 def _shared(kind: str, name: str) -> str:
     """The name of a shared weight of one block."""
     return f"shared{kind.removeprefix('hybrid')}_{name}"
-
-
-FAMILIES = (
-    ModelFamily("Zamba", ("zamba",), read_zamba, "Mamba-1 in heads, shared attention"),
-    ModelFamily("Zamba2", ("zamba2",), read_zamba2, "Mamba-2, shared attention with adapters"),
-)
