@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from types import ModuleType
 
 from stagec.ir.opdef import OpDef
-from stagec.ir_spec.ops import (
-    activation,
-    adafactor,
-    adam8bit,
-    attention,
-    attention_parts,
-    causal_conv,
-    comm,
-    contraction,
-    convolution,
-    distance,
-    extremes,
-    functions,
-    gated,
-    heads,
-    indexer,
-    layout,
-    linear_attention,
-    loss_forms,
-    losses,
-    merge,
-    moe,
-    muon,
-    norm,
-    optimizer,
-    parts,
-    pipeline,
-    pods,
-    quantized,
-    recommend,
-    rg_lru,
-    ring,
-    ring_edge,
-    rope,
-    rwkv,
-    scan,
-    selection,
-    sequence_parts,
-    serving,
-    state_space,
-    structure,
-    token_shift,
-    trace,
-    vocabulary,
-)
 
-_ROOMS = (
-    *(structure, functions, quantized, parts),
-    *(contraction, convolution, extremes),
-    *(scan, causal_conv, sequence_parts, state_space, linear_attention, rwkv, rg_lru, token_shift),
-    *(selection, merge, serving),
-    *(activation, gated, norm),
-    *(attention, heads, attention_parts, ring, ring_edge, rope, distance, indexer),
-    *(moe, vocabulary, loss_forms, losses, recommend),
-    *(layout, comm, optimizer, adam8bit, adafactor, muon, pipeline, pods, trace),
-)
+#: Modules of ops, in the order in which these are listed.
+_MODULES = """
+    structure functions quantized parts
+    contraction convolution extremes
+    scan causal_conv sequence_parts state_space linear_attention rwkv rg_lru token_shift
+    selection merge serving
+    activation gated norm
+    attention heads attention_parts ring ring_edge rope distance indexer
+    moe vocabulary loss_forms losses recommend
+    layout comm optimizer adam8bit adafactor muon pipeline pods trace
+"""
 
 
 def ops_of(room: ModuleType) -> Iterator[OpDef]:
@@ -74,4 +31,6 @@ def ops_of(room: ModuleType) -> Iterator[OpDef]:
             yield from (op, *op.derived())
 
 
-OPS: tuple[OpDef, ...] = tuple(op for room in _ROOMS for op in ops_of(room))
+OPS: tuple[OpDef, ...] = tuple(
+    op for name in _MODULES.split() for op in ops_of(import_module(f"{__name__}.{name}"))
+)
