@@ -23,7 +23,6 @@ class AdaptersRule(Record):
     dtype: str = parameter(
         "name",
         "given: that of the parameters beside them; f32: 32 bits, also beside 16",
-        default="given",
         required=True,
         choices=("given", "f32"),
         flag=Flag(

@@ -19,25 +19,18 @@ class AutocastRule(Record):
             "Parameters in fp32; products and attention cast their operands to bf16 where they use "
             "them, as torch.autocast.",
             numerics=True,
-            rare=True,
-            software=True,
         ),
     )
-    to: str = parameter(
-        "name", "the element type of products", default="bf16", choices=("bf16", "f16")
-    )
+    to: str = parameter("name", "the element type of products", choices=("bf16", "f16"))
     attention: str = parameter(
         "name",
         "cast: attention is a product; given: it takes operands in the types that they have",
-        default="cast",
         choices=("cast", "given"),
         flag=Flag(
             "autocast_attention",
             "Of --autocast: attention casts its operands as products do, or is an operator of its "
             "own that autocast does not list, and takes them as they are given.",
             needs=("autocast",),
-            rare=True,
-            software=True,
         ),
     )
 
@@ -60,5 +53,6 @@ class AutocastOp(Statement):
 
     name, record = "stg.autocast", AutocastRule
     section = Section.KERNELS
+    rare, software = True, True
     training = "weights of a server have the element type that it computes with"
     example = "stg.autocast[on]"

@@ -36,19 +36,14 @@ class BucketRule(Record):
             default=BUCKET,
             least=0,
             metavar="BYTES",
-            needs=(REDUCED,),
-            rare=True,
         ),
     )
     copies: bool = parameter(
         "flag",
-        "calls reduce copies of the gradients, which have buffers of their own",
         flag=Flag(
             "ddp_copies",
             "ZeRO 0 and 1: gradients are copied into flat buffers that stay from step to step, and "
             "reduced there, as DDP with gradient_as_bucket_view=False.",
-            needs=(REDUCED,),
-            rare=True,
             software=True,
         ),
     )
@@ -65,6 +60,7 @@ class BucketOp(Statement):
 
     name, record = "stg.bucket", BucketRule
     section = Section.DATA
+    rare, needs = True, (REDUCED,)
     training = "there are no gradients to reduce"
     example = "stg.bucket[bytes = 26214400]"
 

@@ -21,7 +21,6 @@ class CapacityRule(Record):
 
     factor: Expr | None = parameter(
         "ratio",
-        "rows of expert buffers over those of balanced load",
         required=True,
         least=1,
         flag=Flag(

@@ -17,17 +17,12 @@ class CollectivesRule(Record):
 
     all_reduce: str = parameter(
         "name",
-        "library: those of the communication library; one_shot: each rank reads all operands; "
-        "two_shot: that, or each adds a part and reads the others, whichever is faster",
-        default=LIBRARY,
         choices=(LIBRARY, ONE_SHOT, TWO_SHOT),
         flag=Flag(
             "all_reduce",
             "Who adds up over ranks of a node: the communication library, or kernels that read the "
             "memory of other ranks (one-shot: all operands; two-shot: that, or each adds a part), "
             "where they are faster.",
-            rare=True,
-            software=True,
         ),
     )
     below: int = parameter(
@@ -40,24 +35,16 @@ class CollectivesRule(Record):
             "Bytes up to which --all-reduce holds; the library adds what is larger.",
             metavar="BYTES",
             needs=("all_reduce",),
-            rare=True,
-            software=True,
         ),
     )
     order: str = parameter(
         "name",
-        "given: a collective of activations works along any dimension; copied: along the first one "
-        "only, so others are copied behind a gather and before a reduction",
-        default="given",
         choices=("given", COPIED),
         flag=Flag(
             "collective_order",
             "Collectives of activations work along any dimension (given), or along the first one, "
             "with copies behind gathers and before reductions along others (copied).",
-            metavar="given|copied",
             needs=(("tp", "cp"),),
-            rare=True,
-            software=True,
         ),
     )
 
@@ -81,4 +68,5 @@ class CollectivesOp(Statement):
 
     name, record = "stg.collectives", CollectivesRule
     section = Section.KERNELS
+    rare, software = True, True
     example = "stg.collectives[all_reduce = two_shot, below = 8388608]"

@@ -62,6 +62,7 @@ class DtypesRule(Record):
     fp8: str = parameter(
         "name",
         "recipe of products of 8 or 4 bits",
+        default="",
         choices=FP8,
         flag=Flag(
             "fp8",
@@ -76,7 +77,6 @@ class DtypesRule(Record):
     scaling: str = parameter(
         "name",
         "where the scales of 8-bit operands come from",
-        default="delayed",
         choices=SCALING,
         flag=Flag(
             "fp8_scaling",

@@ -19,8 +19,6 @@ class FusionRule(Record):
 
     kind: str = parameter(
         "name",
-        "pointwise; elementwise: norms as well; epilogue: those behind matrix products as well",
-        default="none",
         positional=True,
         choices=("none", "pointwise", "elementwise", "epilogue"),
         flag=Flag(
@@ -32,7 +30,6 @@ class FusionRule(Record):
     )
     gradients: bool = parameter(
         "flag",
-        "matrix products add weight gradients to the sum over microbatches themselves",
         default=False,
         flag=Flag(
             "fuse_gradients",
@@ -42,7 +39,6 @@ class FusionRule(Record):
     )
     products: bool = parameter(
         "flag",
-        "matrix products of one operand with several others are one product",
         default=False,
         flag=Flag(
             "fuse_products",
@@ -53,7 +49,6 @@ class FusionRule(Record):
     )
     caches: bool = parameter(
         "flag",
-        "what is done to the rows of caches up to where they are appended is one kernel",
         default=False,
         flag=Flag(
             "fuse_caches",

@@ -30,6 +30,7 @@ class GatherOp(Statement):
     """
 
     name, record, repeats = "stg.gather", GatherRule, True
+    rare = True
     flags = (
         Flag(
             "no_vocab_parallel",
@@ -38,7 +39,6 @@ class GatherOp(Statement):
             False,
             needs=("tp",),
             tries=(True, False),
-            rare=True,
         ),
         Flag(
             "cp_inputs",
@@ -48,7 +48,6 @@ class GatherOp(Statement):
             choices=("regather", "save-gathered"),
             needs=("cp",),
             tries=("save-gathered", "regather"),
-            rare=True,
         ),
     )
     example = "stg.gather[V]"

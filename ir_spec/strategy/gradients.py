@@ -21,28 +21,19 @@ class GradientsRule(Record):
 
     lifetime: str = parameter(
         "name",
-        "persistent: from step to step; freed: from backward to the end of the step",
-        default="persistent",
         choices=LIFETIMES,
         flag=Flag(
             "grads",
             "Gradients have buffers that persist from step to step, or are freed before forward.",
-            rare=True,
-            software=True,
         ),
     )
     tables: str = parameter(
         "name",
-        "of a table whose rows are split: split, as the table is; whole: of all rows on each rank",
-        default="split",
         choices=("split", "whole"),
         flag=Flag(
             "grad_tables",
             "Gradients of split tables of embeddings: split, or of all rows on each rank (whole).",
-            metavar="split|whole",
             needs=("tp",),
-            rare=True,
-            software=True,
         ),
     )
 
@@ -64,5 +55,6 @@ class GradientsOp(Statement):
 
     name, record = "stg.gradients", GradientsRule
     section = Section.MEMORY
+    rare, software = True, True
     training = "there are no gradients"
     example = "stg.gradients[lifetime = freed]"

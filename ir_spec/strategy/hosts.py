@@ -21,7 +21,7 @@ BETWEEN, BESIDE = "between", "beside"
 
 
 def _time(flag: str, doc: str, help: str) -> Any:
-    given = Flag(flag, help, default="", metavar="TIME", rare=True, software=True)
+    given = Flag(flag, help, default="", metavar="TIME")
     return parameter("str", f'{doc}, such as "2 us"', flag=given)
 
 
@@ -38,13 +38,10 @@ class HostsRule(Record):
     )
     graphs: bool = parameter(
         "flag",
-        "steps of training are captured as graphs, which hosts launch as a whole",
         flag=Flag(
             "host_graphs",
             "Steps of training are captured as graphs, which hosts launch as a whole, as those of "
             "serving are.",
-            rare=True,
-            software=True,
         ),
     )
     graph_gap: str = _time(
@@ -60,17 +57,11 @@ class HostsRule(Record):
     )
     scheduler: str = parameter(
         "name",
-        "between: the scheduler prepares a step when the one before has ended, and devices wait; "
-        "beside: meanwhile, so they wait for what it takes longer than the step",
-        default=BETWEEN,
         choices=(BETWEEN, BESIDE),
         flag=Flag(
             "host_scheduler",
             "Of serving: the scheduler prepares a step when the one before has ended (between), or "
             "while devices run it (beside).",
-            metavar="between|beside",
-            rare=True,
-            software=True,
         ),
     )
     request: str = _time(
@@ -120,6 +111,7 @@ class HostsOp(Statement):
 
     name, record = "stg.hosts", HostsRule
     section = Section.KERNELS
+    rare, software = True, True
     example = 'stg.hosts[issue = "9 us", graph_gap = "0.5 us", step = "1 ms"]'
 
     def verify(self, op: Operation) -> Iterator[str]:

@@ -26,23 +26,16 @@ class KernelsRule(Record):
 
     attention: str = parameter(
         "name",
-        "math: its products and softmax; eager: these as transformers writes them; flash_1, "
-        "flash_2, flash_3: FlashAttention; cudnn; triton: "
-        "the first FlashAttention in Triton; device: the kernel that the machine was measured with",
-        default=DEVICE,
         choices=(DEVICE, *ATTENTION),
         flag=Flag(
             "attention",
             "The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its "
             "products and softmax one by one (math; as transformers writes them: eager), or the "
             "one that the machine was measured with (device).",
-            rare=True,
-            software=True,
         ),
     )
     eager: tuple[str, ...] = parameter(
         "names",
-        "what runs operation by operation, as in (swiglu, rmsnorm)",
         flag=Flag(
             "eager",
             "Run these operation by operation, as PyTorch code that no compiler has seen and no "
@@ -51,26 +44,17 @@ class KernelsRule(Record):
             "names",
             "",
             metavar="OP,...",
-            rare=True,
-            software=True,
         ),
     )
     ring: str = parameter(
         "name",
-        "fused: the steps of ring attention have no buffers but those of their operands; gathered, "
-        "passed: they run operation by operation, with keys and values of all ranks in one buffer, "
-        "or passed on",
-        default="fused",
         choices=("fused", "gathered", "passed"),
         flag=Flag(
             "ring_steps",
             "Ring attention as one kernel (fused), or operation by operation as PyTorch's "
             "context_parallel: with keys and values of all ranks in one buffer (gathered), or "
             "passed on.",
-            metavar="fused|gathered|passed",
             needs=("cp",),
-            rare=True,
-            software=True,
         ),
     )
 
@@ -107,4 +91,5 @@ class KernelsOp(Statement):
 
     name, record = "stg.kernels", KernelsRule
     section = Section.KERNELS
+    rare, software = True, True
     example = "stg.kernels[attention = flash_2, eager = (swiglu, rmsnorm)]"

@@ -27,7 +27,6 @@ class LoraRule(Record):
     )
     rank: int = parameter(
         "int",
-        "rank of the adapters",
         default=16,
         least=1,
         flag=Flag("lora_rank", "The rank of the adapters.", needs=("lora",), numerics=True),

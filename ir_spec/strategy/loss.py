@@ -19,10 +19,6 @@ class LossRule(Record):
 
     form: str = parameter(
         "name",
-        "fused: one op; stock: a log-softmax and the loss by it, as PyTorch without a compiler; "
-        "in_place: the gradient takes the buffer of the logits; chunked: stock in parts of the "
-        "tokens; linear: the head and the loss in parts, with gradients in forward",
-        default="fused",
         choices=FORMS,
         flag=Flag(
             "loss",
@@ -30,22 +26,16 @@ class LossRule(Record):
             "logits (in-place), a log-softmax and the loss by it (stock, chunked: in parts of the "
             "tokens), or one op with the head, of which no whole logits are there (linear).",
             tries=(),
-            rare=True,
-            software=True,
         ),
     )
     logits: str = parameter(
         "name",
-        "split: over the ranks that split the vocabulary; gathered: whole on each of these",
-        default="split",
         choices=("split", "gathered"),
         flag=Flag(
             "loss_logits",
             "Logits of a split vocabulary stay split for the loss, or are gathered before it, in "
             "the type that the head gives them.",
             needs=("tp",),
-            rare=True,
-            software=True,
         ),
     )
     chunks: int = parameter(
@@ -56,10 +46,7 @@ class LossRule(Record):
             "loss_chunks",
             "Parts of the tokens of a chunked or linear loss (default: as the form has them).",
             needs=("loss",),
-            metavar="N",
             tries=(),
-            rare=True,
-            software=True,
         ),
     )
 
@@ -86,6 +73,7 @@ class LossOp(Statement):
 
     name, record = "stg.loss", LossRule
     section = Section.KERNELS
+    rare, software = True, True
     training = "there is no loss"
     example = "stg.loss[form = stock]"
 

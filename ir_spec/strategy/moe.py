@@ -34,9 +34,6 @@ class MoeRule(Record):
 
     dispatch: str = parameter(
         "name",
-        "all_to_all: a copy for each expert; deepep: one for each node, and there for each rank; "
-        "gather: the ranks of experts have all tokens, each takes those of its own experts",
-        default="all_to_all",
         choices=("all_to_all", "deepep", GATHER),
         flag=Flag(
             "moe_dispatch",
@@ -44,46 +41,33 @@ class MoeRule(Record):
             "node and there to each rank (deepep); or all ranks gather all tokens, and add up what "
             "their own experts make of them (gather).",
             default="all-to-all",
-            needs=("ep",),
-            rare=True,
         ),
     )
     payload: str = parameter(
         "name",
-        "products: tokens are sent in the type of the products behind, if that is smaller; "
-        "tokens: in their own",
-        default="products",
         choices=("products", "tokens"),
         flag=Flag(
             "moe_payload",
             "Tokens are sent in the element type of the products of experts, cast before (products)"
             ", or in their own, cast where they arrive (tokens).",
-            needs=("ep",),
-            rare=True,
             software=True,
         ),
     )
     sort: bool = parameter(
         "flag",
-        "rows that came by an all-to-all are copied into the order of their experts, and back",
         flag=Flag(
             "moe_sort",
             "Rows that an all-to-all brought from several ranks are copied into the order of their "
             "experts, and results back into that of the ranks.",
-            needs=("ep",),
-            rare=True,
             software=True,
         ),
     )
     two_batches: bool = parameter(
         "flag",
-        "of serving: two half batches, of which one computes while tokens of the other move",
         flag=Flag(
             "two_batch_overlap",
             "Of --serve: two half batches, of which one computes while tokens of the other are on "
             "their way to experts and back.",
-            needs=("ep",),
-            rare=True,
         ),
     )
 
@@ -120,6 +104,7 @@ class MoeOp(Statement):
 
     name, record = "stg.moe", MoeRule
     section = Section.EXPERTS
+    rare, needs = True, ("ep",)
     example = "stg.moe[dispatch = deepep]"
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:

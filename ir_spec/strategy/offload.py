@@ -41,7 +41,7 @@ class OffloadRule(Record):
             "'gqa/a:0.5,optimizer'.",
             default="",
             metavar="NAME[:SHARE],...",
-            choices=("activations", "optimizer"),  # to try
+            choices=("activations", "optimizer"),
         ),
     )
     nodes: bool = parameter(

@@ -32,7 +32,6 @@ class OptimizerRule(Record):
     kind: str = parameter(
         "name",
         "adamw, adam8bit, adafactor, muon, lion, sgd or none",
-        default="adamw",
         required=True,
         positional=True,
         choices=KINDS,
@@ -41,9 +40,6 @@ class OptimizerRule(Record):
     clip: Expr = parameter("ratio", "the largest gradient norm", default=const(1), least=0)
     form: str = parameter(
         "name",
-        "fused: a kernel for each parameter; foreach: each kernel for all of them; for_loop: one "
-        "tensor after the other; in_backward: as soon as the gradient is there",
-        default="fused",
         choices=FORMS,
         flag=Flag(
             "optimizer_form",
@@ -57,7 +53,6 @@ class OptimizerRule(Record):
     )
     momentum: bool = parameter(
         "flag",
-        "sgd has a momentum",
         flag=Flag(
             "sgd_momentum",
             "SGD has a momentum.",

@@ -24,7 +24,6 @@ class PadDimensionsRule(Record):
     dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
     multiple: int = parameter(
         "int",
-        "the part of a rank is a multiple of this",
         required=True,
         least=1,
         flag=Flag(
@@ -33,7 +32,6 @@ class PadDimensionsRule(Record):
             "that splits them, as engines do where blocks of weights of few bits do not divide.",
             default=0,
             least=0,
-            metavar="N",
             numerics=True,
             rare=True,
         ),

@@ -19,7 +19,6 @@ class PadVocabularyRule(Record):
 
     multiple: int = parameter(
         "int",
-        "the vocabulary of a rank is a multiple of this",
         required=True,
         least=1,
         flag=Flag(
@@ -28,7 +27,6 @@ class PadVocabularyRule(Record):
             "Megatron's --make-vocab-size-divisible-by.",
             default=0,
             least=0,
-            metavar="N",
             tries=(),
             numerics=True,
             rare=True,

@@ -24,7 +24,6 @@ class PipelineRule(Record):
     over: str = parameter("axis", "the mesh axis", required=True)
     schedule: str = parameter(
         "str",
-        "the schedule",
         default="1f1b",
         flag=Flag(
             "schedule",
@@ -35,12 +34,9 @@ class PipelineRule(Record):
     )
     chunks: int = parameter(
         "int",
-        "parts of the model per rank (default: the schedule's own)",
         least=0,
         flag=Flag(
-            "chunks",
-            "Parts of the model per stage (default: the schedule's own).",
-            needs=("pp",),
+            "chunks", "Parts of the model per stage (default: the schedule's own).", needs=("pp",)
         ),
     )
     layers: tuple[int, ...] = parameter(

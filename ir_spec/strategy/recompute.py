@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def _number(name: str, doc: str, help: str, needs: str = "recompute") -> Any:
-    flag = Flag(f"recompute_{name}", help, metavar="N", needs=(needs,), rare=True)
+    flag = Flag(f"recompute_{name}", help, needs=(needs,), rare=True)
     return parameter("int", doc, least=1, flag=flag)
 
 
@@ -36,7 +36,6 @@ class RecomputeRule(Record):
     policy: str = parameter(
         "name",
         "none, selective, full or full_replay",
-        default="none",
         positional=True,
         choices=RECOMPUTE,
         flag=Flag(

@@ -14,14 +14,12 @@ class CopiesRule(Record):
 
     count: int = parameter(
         "int",
-        "experts that are held beside those of the model",
         default=0,
         least=0,
         flag=Flag(
             "redundant_experts",
             "Of a step of serving: so many more experts than the model has, copies of those that "
             "many tokens choose.",
-            metavar="N",
             needs=(EXPERTS,),
             rare=True,
         ),

@@ -17,13 +17,10 @@ class RingRule(Record):
     dim: str = parameter("dim", "the dimension", required=True, positional=True)
     order: str = parameter(
         "name",
-        "how positions lie on ranks",
-        default="zigzag",
         choices=ORDERS,
         flag=Flag(
             "cp_order",
             "How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
-            needs=("cp",),
             rare=True,
         ),
     )
@@ -39,6 +36,7 @@ class RingOp(Statement):
     """
 
     name, record, repeats = "stg.ring", RingRule, True
+    needs = ("cp",)
     flags = (
         Flag(
             "cp_mode",
@@ -46,7 +44,6 @@ class RingOp(Statement):
             "choice",
             "ring",
             choices=("ring", "ulysses", "all-gather"),
-            needs=("cp",),
         ),
     )
     example = "stg.ring[S, order = zigzag]"

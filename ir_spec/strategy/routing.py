@@ -16,9 +16,6 @@ class RoutingRule(Record):
 
     popularity: str = parameter(
         "name",
-        "even: a token goes to each expert alike; spread: to some more often, as in models that "
-        "were trained",
-        default=EVEN,
         choices=(EVEN, SPREAD),
         flag=Flag(
             "expert_popularity",

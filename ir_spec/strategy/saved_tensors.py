@@ -19,9 +19,6 @@ class SavedTensorsRule(Record):
 
     until: str = parameter(
         "name",
-        "last_use: the last operation of backward that reads it; node: all gradients of the "
-        "operation, or of the checkpoint, that saved it are there",
-        default="last_use",
         choices=("last_use", "node"),
         flag=Flag(
             "saved_tensors",

@@ -23,78 +23,57 @@ class SchedulerRule(Record):
         "name",
         "beside: prompts share steps with sequences that decode; alone: steps have prompts only, "
         "while these wait; any: beside in requests over time, alone in steady batches",
-        default=ANY,
         choices=(ANY, BESIDE, ALONE),
         flag=Flag(
             "prompt_steps",
             "Of serving: prompts share steps with sequences that decode (beside), or have steps of "
             "their own, for which these wait (alone).",
-            rare=True,
-            software=True,
         ),
     )
     tokens: int = parameter(
         "int",
-        "the most tokens of a step of a group of ranks, those of chunks of prompts included",
         default=BUDGET,
         least=1,
         flag=Flag(
             "step_tokens",
             "Of serving: the most tokens of a step of a group of ranks, those of chunks of prompts "
             "included.",
-            metavar="N",
-            rare=True,
-            software=True,
         ),
     )
     memory: Expr | None = parameter(
         "ratio",
-        "the share of a device's memory that weights, activations and caches take",
         least=0,
         flag=Flag(
             "server_memory",
             "Of serving: the share of a device's memory that weights, activations and caches take, "
             "such as 9/10: all if it is left out.",
-            rare=True,
-            software=True,
         ),
     )
     reserve: bool = parameter(
         "flag",
-        "a request runs when there is room for all of its tokens, so none is preempted",
         flag=Flag(
             "reserve_outputs",
             "Of serving: a request is let in when the cache has room for all of its tokens, so "
             "that none is preempted.",
-            rare=True,
-            software=True,
         ),
     )
     poll: int = parameter(
         "int",
-        "new requests are looked for before each so many-th step that decodes",
         default=1,
         least=1,
         flag=Flag(
             "scheduler_poll",
             "Of serving: new requests are looked for before each N-th step that decodes.",
-            metavar="N",
-            rare=True,
-            software=True,
         ),
     )
     gather: int = parameter(
         "int",
-        "steps that decode for which prompts wait for others, up to 9/10 of the tokens of a step",
         default=0,
         least=0,
         flag=Flag(
             "scheduler_gather",
             "Of serving: steps that decode for which prompts wait for others at most, until they "
             "fill 9/10 of the tokens of a step.",
-            metavar="N",
-            rare=True,
-            software=True,
         ),
     )
 
@@ -124,6 +103,7 @@ class SchedulerOp(Statement):
 
     name, record = "stg.scheduler", SchedulerRule
     section = Section.SERVING
+    rare, software = True, True
     example = "stg.scheduler[prompts = beside, tokens = 8192, memory = 9/10]"
 
     def verify(self, op: Operation) -> Iterator[str]:

@@ -24,7 +24,6 @@ class SelectiveRule(Record):
         "name",
         "scores: what grows with the square of a dimension; attention: fused attention, too; "
         "products: all but products and attention, and every second product",
-        default="scores",
         required=True,
         positional=True,
         choices=("scores", "attention", "products"),

@@ -23,8 +23,6 @@ class ShardPaddingRule(Record):
 
     rule: str = parameter(
         "name",
-        "none: nothing; dim0: rows of the weight, as its module has them; flat: all elements",
-        default="none",
         choices=PADDINGS,
         flag=Flag(
             "shard_padding",

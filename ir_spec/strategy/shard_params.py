@@ -36,17 +36,10 @@ class ShardParamsRule(Record):
         required=True,
         least=1,
         most=3,
-        flag=Flag(
-            "zero",
-            "ZeRO stage over dp; 3 is FSDP.",
-            needs=(SHARDING,),
-            tries=(0, 1, 2, 3),
-        ),
+        flag=Flag("zero", "ZeRO stage over dp; 3 is FSDP.", needs=(SHARDING,), tries=(0, 1, 2, 3)),
     )
     reshard: str = parameter(
         "name",
-        "which blocks are dropped after forward",
-        default="always",
         choices=RESHARD,
         flag=Flag(
             "reshard_after_forward",
@@ -57,20 +50,13 @@ class ShardParamsRule(Record):
     )
     prefetch: int = parameter(
         "int",
-        "blocks ahead that parameters are gathered",
         default=1,
         least=0,
         most=MOST_AHEAD,
-        flag=Flag(
-            "fsdp_prefetch",
-            "ZeRO-3: gather parameters this many blocks ahead.",
-            metavar="N",
-            rare=True,
-        ),
+        flag=Flag("fsdp_prefetch", "ZeRO-3: gather parameters this many blocks ahead.", rare=True),
     )
     overlap: bool = parameter(
         "flag",
-        "of stage 1: parameters are gathered beside forward, not behind their update",
         default=False,
         flag=Flag(
             "overlap_param_gather",

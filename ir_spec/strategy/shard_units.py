@@ -25,38 +25,30 @@ class ShardUnitsRule(Record):
 
     outer: str = parameter(
         "name",
-        "root: one unit; ends: what stands before the blocks, and what stands behind them",
-        default="root",
         choices=OUTER,
         flag=Flag(
             "shard_units",
             "ZeRO-3: parameters outside of blocks are one unit, gathered from forward to the end "
             "of backward (root), or those before the blocks and those behind them are two (ends): "
             "the first is dropped after forward and gathered again for its backward.",
-            rare=True,
         ),
     )
     loss: str = parameter(
         "name",
-        "inside: the loss is part of what the root unit wraps, so gathers of blocks live beside it",
-        default="outside",
         choices=LOSS,
         flag=Flag(
             "shard_loss",
             "ZeRO-3: the loss is computed inside the module that is sharded, so what the last "
             "block gathered is there until the loss is, and backward begins with the gather of "
             "that block (inside), or behind it (outside).",
-            rare=True,
         ),
     )
     copies: bool = parameter(
         "flag",
-        "calls reduce copies of the gradients of a unit, which stay until those of the next one",
         flag=Flag(
             "shard_copies",
             "ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until "
             "that of the next unit is made, as FSDP2 does it.",
-            rare=True,
             software=True,
         ),
     )
@@ -81,6 +73,7 @@ class ShardUnitsOp(Statement):
 
     name, record = "stg.shard_units", ShardUnitsRule
     section = Section.DATA
+    rare = True
     training = "parameters stay where they are while serving"
     example = "stg.shard_units[outer = ends]"
 

@@ -29,7 +29,7 @@ class SplitRule(Record):
 
     dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
     over: Axes = parameter("axes", "mesh axes", required=True)
-    at: str = parameter("name", "rest, or everywhere by default", choices=("rest",))
+    at: str = parameter("name", "rest, or everywhere by default", default="", choices=("rest",))
     of: tuple[str, ...] = parameter("values", "only values of these names")
     weak: bool = parameter("flag", "give way where a computation uses the axes otherwise")
     only_with: tuple[str, ...] = parameter(

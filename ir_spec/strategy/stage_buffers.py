@@ -23,50 +23,29 @@ class StageBuffersRule(Record):
 
     received: str = parameter(
         "name",
-        "arrive: a message has a buffer from its arrival to its last use; ahead: one for each "
-        "microbatch, from step to step",
-        default="arrive",
         choices=("arrive", AHEAD),
         flag=Flag(
             "stage_receives",
             "Buffers for the messages of a pipeline: from arrival to last use (arrive), or one for "
             "each microbatch from step to step (ahead).",
-            metavar="arrive|ahead",
-            needs=("pp",),
-            rare=True,
-            software=True,
         ),
     )
     results: str = parameter(
         "name",
-        "what a stage returns stays until it is sent; until the backward of its microbatch ends "
-        "(backward); that of the last stage until the step ends, joined in a copy (step)",
-        default=SENT,
         choices=(SENT, BACKWARD, STEP),
         flag=Flag(
             "stage_results",
             "What a pipeline stage returns stays until it is sent, until the backward of its "
             "microbatch ends (backward), or also, of the last stage, until the step ends (step).",
-            metavar="sent|backward|step",
-            needs=("pp",),
-            rare=True,
-            software=True,
         ),
     )
     gradients: str = parameter(
         "name",
-        "the gradient that a stage sends stays until it is sent, or until that of the next "
-        "microbatch is there, where a rank has one part of the model (next)",
-        default=SENT,
         choices=(SENT, NEXT),
         flag=Flag(
             "stage_gradients",
             "The gradient that a pipeline stage sends stays until it is sent, or until that of the "
             "next microbatch is there, where a rank has one part of the model (next).",
-            metavar="sent|next",
-            needs=("pp",),
-            rare=True,
-            software=True,
         ),
     )
 
@@ -91,5 +70,6 @@ class StageBuffersOp(Statement):
 
     name, record = "stg.stage_buffers", StageBuffersRule
     section = Section.MEMORY
+    rare, software, needs = True, True, ("pp",)
     training = "there is no backward for which stages keep results"
     example = "stg.stage_buffers[received = ahead, results = backward]"

@@ -57,7 +57,8 @@ class Section(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of the command line. What is left out comes from the parameter that it gives.
+    """A flag of the command line. What is left out comes from the parameter that it gives, and from
+    its statement (`Statement.rare`).
 
     Kinds: `switch` (`--sp`; with the default True `--async-tp/--no-async-tp`), `int`, `choice`,
     `text`, `names` (some of the choices, or any, with commas), `patterns` (any, with commas),
@@ -272,7 +273,7 @@ def patterns(op: Operation, name: str) -> tuple[str, ...]:
 
 def parameter(
     kind: str,
-    doc: str,
+    doc: str = "",
     *,
     default: Any = ...,
     required: bool = False,
@@ -284,12 +285,25 @@ def parameter(
 ) -> Any:
     """A parameter of a statement, as a field of its record.
 
-    `default` is what holds where the text does not say it. `least` and `most` are the bounds of a
+    `doc` is what the help of its flag says, if it is left out. `default` is what holds where the
+    text does not say it, of several choices the first. `least` and `most` are the bounds of a
     number, in a text and on the command line.
     """
-    default = _NOTHING[Param("", kind).form] if default is ... else default
+    if default is ...:
+        default = choices[0] if choices else _NOTHING[Param("", kind).form]
+    if flag is not None:
+        doc = doc or _as_doc(flag.help, choices)
     param = Param("", kind, doc, required, positional, choices)
     return field(default=default, metadata={"": _Field(param, default, least, most, flag)})
+
+
+def _as_doc(help: str, choices: Iterable[str]) -> str:
+    """The help of a flag as what its parameter means: choices as a text spells them."""
+    first, space, rest = help.removesuffix(".").partition(" ")
+    text = (first.lower() if first[1:].islower() else first) + space + rest
+    for choice in choices:
+        text = text.replace(choice.replace("_", "-"), choice)
+    return text
 
 
 @dataclass(frozen=True)
@@ -321,15 +335,34 @@ class Statement(Declaration):
     record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
     section: ClassVar[Section] = Section.OTHERS  # of its flags in the help
+    #: What holds of all of its flags.
+    rare: ClassVar[bool] = False
+    software: ClassVar[bool] = False
+    needs: ClassVar[tuple[Need, ...]] = ()
     repeats: ClassVar[bool] = False  # it may stand several times
     training: ClassVar[str] = ""  # why a step of serving has no use for it; empty if it has
     _fields: ClassVar[tuple[_Field, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls._fields = tuple(replace(f, flag=f.complete_flag()) for f in _fields(cls.record))
+        cls._fields = tuple(
+            replace(f, flag=flag and cls._marked(flag))
+            for f in _fields(cls.record)
+            for flag in [f.complete_flag()]
+        )
         cls.params = tuple(f.param for f in cls._fields)
-        cls.flags = (*cls.flags, *(f.flag for f in cls._fields if f.flag is not None))
+        own = (f.flag for f in cls._fields if f.flag is not None)
+        cls.flags = (*map(cls._marked, cls.flags), *own)
         super().__init_subclass__()
+
+    @classmethod
+    def _marked(cls, flag: Flag) -> Flag:
+        """A flag with what holds of all flags of the statement."""
+        return replace(
+            flag,
+            rare=flag.rare or cls.rare,
+            software=flag.software or cls.software,
+            needs=flag.needs or cls.needs,
+        )
 
     def read(self, op: Operation) -> Record:
         """What an op of this kind says, with the defaults for what it leaves out."""

@@ -31,8 +31,6 @@ class SustainedRule(Record):
             "sustained",
             "The share of their speed that products and attention keep in a step, such as 9/10: "
             "of the machine if it is left out.",
-            rare=True,
-            software=True,
         ),
     )
     ampere: Expr | None = parameter("ratio", "the share on devices of this family")
@@ -49,8 +47,6 @@ class SustainedRule(Record):
             "Of the share of products, what grouped products of experts keep, such as 1/2: all if "
             "it is left out.",
             needs=(EXPERTS,),
-            rare=True,
-            software=True,
         ),
     )
 
@@ -81,6 +77,7 @@ class SustainedOp(Statement):
 
     name, record = "stg.sustained", SustainedRule
     section = Section.KERNELS
+    rare, software = True, True
     example = "stg.sustained[hopper = 9/10]"
 
     def verify(self, op: Operation) -> Iterator[str]:

@@ -21,46 +21,31 @@ class TpInputsRule(Record):
 
     policy: str = parameter(
         "name",
-        "regather or save_gathered",
-        default="regather",
         required=True,
         positional=True,
         choices=("regather", "save_gathered"),
         flag=Flag(
             "tp_inputs",
             "Gather inputs of split matmuls again in backward, or keep them.",
-            needs=("tp", "sp"),
             tries=("save-gathered", "regather"),
-            rare=True,
         ),
     )
     gathers: str = parameter(
         "name",
-        "whole: a product waits for its input; in_steps: it works beside the gather on what is "
-        "there",
-        default="whole",
         choices=("whole", "in_steps"),
         flag=Flag(
             "tp_gathers",
             "Split products wait for inputs that are gathered (whole), or work beside the gather "
             "on the parts that are there (in-steps).",
-            needs=("tp", "sp"),
-            rare=True,
         ),
     )
     until: str = parameter(
         "name",
-        "what forward gathers stays until the last product that takes it (product), or until the "
-        "module has its output (module)",
-        default="product",
         choices=("product", "module"),
         flag=Flag(
             "tp_inputs_until",
             "Gathered inputs stay until the last product that takes them, or until the module of "
             "these products has its output.",
-            metavar="product|module",
-            needs=("tp", "sp"),
-            rare=True,
             software=True,
         ),
     )
@@ -82,6 +67,7 @@ class TpInputsOp(Statement):
     """
 
     name, record = "stg.tp_inputs", TpInputsRule
+    rare, needs = True, ("tp", "sp")
     example = "stg.tp_inputs[regather]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:

@@ -13,8 +13,6 @@ class TpOutputsRule(Record):
 
     policy: str = parameter(
         "name",
-        "whole: behind the product; in_steps: part by part, beside the rest of it",
-        default="whole",
         positional=True,
         choices=("whole", "in_steps"),
         flag=Flag(

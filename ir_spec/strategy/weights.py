@@ -18,7 +18,6 @@ class WeightsRule(Record):
     format: str = parameter(
         "name",
         "bf16 (as they are), fp8, int8, int4, mxfp4, nvfp4 or nf4",
-        default="bf16",
         positional=True,
         choices=("bf16", *FORMATS),
         flag=Flag(
@@ -29,9 +28,6 @@ class WeightsRule(Record):
     )
     activations: str = parameter(
         "name",
-        "what products take activations in: auto (as the format has it), bf16 (as they are), fp8, "
-        "fp4 or int8",
-        default=AUTO,
         choices=(AUTO, *ACTIVATIONS),
         flag=Flag(
             "activation_dtype",
@@ -49,7 +45,6 @@ class WeightsRule(Record):
         flag=Flag(
             "weight_block",
             "Elements of a block of weights along a dimension (default: as the format has them).",
-            metavar="N",
             needs=("weight_dtype",),
             numerics=True,
             rare=True,

@@ -113,11 +113,7 @@ QUESTION = JobQuestion(
     machine="The machine that serves: a name that 'stagec machines' lists.",
     options=(
         CommandOption(
-            "output_tokens",
-            Whole(2),
-            "Tokens that each sequence makes (default: 128).",
-            128,
-            metavar="N",
+            "output_tokens", Whole(2), "Tokens that each sequence makes (default: 128).", 128
         ),
         CommandOption(
             "batches",

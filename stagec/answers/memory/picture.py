@@ -69,7 +69,7 @@ class StageType(Kind[PodStage]):
 
 #: The options of `draw`.
 PICTURES = (
-    CommandOption("html", PAGE_OR_PLOT, "Write a picture of the step over time.", metavar="FILE"),
+    CommandOption("html", PAGE_OR_PLOT, "Write a picture of the step over time."),
     CommandOption(
         "compare",
         AnyText(),
@@ -78,13 +78,12 @@ PICTURES = (
         metavar="FLAGS",
         multiple=True,
     ),
-    CommandOption("snapshot", RESULT, "Write a snapshot for PyTorch's memory_viz.", metavar="FILE"),
+    CommandOption("snapshot", RESULT, "Write a snapshot for PyTorch's memory_viz."),
     CommandOption(
         "stage",
         StageType(),
         "The stage of the snapshot, which the picture shows first (default: the worst); of several "
         "pods encoder/0.",
-        metavar="[POD/]N",
     ),
     *rate_options(f"times of --html (default: {H100[0]} and {H100[1]}, an H100)"),
 )

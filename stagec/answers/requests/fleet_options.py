@@ -99,13 +99,11 @@ FLEET_OPTIONS = (
         Whole(1, _MOST_REPLICAS),
         "Replicas of the server, or of the pod that decodes.",
         1,
-        metavar="N",
     ),
     CommandOption(
         "prefill_replicas",
         Whole(1, _MOST_REPLICAS),
         "Of --serve disaggregated: pods that prefill (default: 1).",
-        metavar="N",
         rare=True,
     ),
     CommandOption(
@@ -113,7 +111,6 @@ FLEET_OPTIONS = (
         OutageType(),
         "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; what it has is routed "
         "anew. 1@60s: until it has started.",
-        metavar="REPLICA@TIME[+TIME]",
         multiple=True,
         rare=True,
     ),
@@ -122,7 +119,6 @@ FLEET_OPTIONS = (
         TimeType(),
         "The mean time for which a replica runs until it fails, drawn at random (default: it does "
         "not).",
-        metavar="TIME",
         rare=True,
     ),
     CommandOption(
@@ -130,7 +126,6 @@ FLEET_OPTIONS = (
         TimeType(),
         "Of --mtbf: the mean time until a replica that failed takes requests again (default: "
         "--start-time, each time).",
-        metavar="TIME",
         rare=True,
     ),
     CommandOption(
@@ -138,7 +133,6 @@ FLEET_OPTIONS = (
         ScalingType(),
         "Replicas start and stop by the load: 1..8 or 1..8:queue=4, rules "
         f"{', '.join(SCALING_RULES)}; prefill:1..4 for pods that prefill.",
-        metavar="MIN..MAX[:RULE=N]",
         multiple=True,
     ),
     CommandOption(
@@ -147,7 +141,6 @@ FLEET_OPTIONS = (
         f"Of --autoscale: how often the load is looked at, the mean since the last time (default: "
         f"{_WINDOW:g}s).",
         _WINDOW,
-        metavar="TIME",
         rare=True,
     ),
     CommandOption(
@@ -156,14 +149,12 @@ FLEET_OPTIONS = (
         "Of --autoscale: a replica stops when for so long nothing wanted as many (default: "
         f"{_DELAY:g}s).",
         _DELAY,
-        metavar="TIME",
         rare=True,
     ),
     CommandOption(
         "start_time",
         TimeType(),
         "The time in which a replica starts (default: the weights of a rank over its host link).",
-        metavar="TIME",
         rare=True,
     ),
     CommandOption(

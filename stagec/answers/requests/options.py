@@ -77,7 +77,6 @@ OVER_TIME = (
         "batch_of",
         Whole(1, MAX_REQUESTS),
         "A rollout: this number of requests arrives at the start, and no others.",
-        metavar="N",
     ),
     CommandOption(
         "until",
@@ -108,16 +107,14 @@ OVER_TIME = (
         TimeType(),
         "Of --turns: the time from an answer to the next turn, of a person or a tool (default: "
         "none).",
-        metavar="TIME",
         rare=True,
     ),
     CommandOption(
         "count",
         Whole(1, MAX_REQUESTS),
         f"Requests that are drawn (default: {_COUNT:,}), or the first ones of the file.",
-        metavar="N",
     ),
-    CommandOption("seed", Whole(0), "What is drawn at random (default: 0).", 0, metavar="N"),
+    CommandOption("seed", Whole(0), "What is drawn at random (default: 0).", 0),
     CommandOption(
         "route",
         OneOf(tuple(ROUTERS)),
@@ -129,7 +126,6 @@ OVER_TIME = (
         Whole(1),
         f"Sequences that a group of ranks runs at once (default: {SEQUENCES}).",
         SEQUENCES,
-        metavar="N",
         rare=True,
     ),
     CommandOption(
@@ -137,7 +133,6 @@ OVER_TIME = (
         Whole(1),
         "Tokens of a step of a group, those of chunks of prompts included (default: --step-tokens, "
         f"{BUDGET:,} or that of a --stack).",
-        metavar="N",
         rare=True,
     ),
     CommandOption(

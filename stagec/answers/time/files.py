@@ -23,9 +23,8 @@ TIME_FILES = (
         "html",
         PAGE_OR_PLOT,
         "Write a page that shows the step; with --sweep a plot (FILE.svg, FILE.pdf: alone).",
-        metavar="FILE",
     ),
-    CommandOption("perfetto", RESULT, "Write a trace for ui.perfetto.dev.", metavar="FILE"),
+    CommandOption("perfetto", RESULT, "Write a trace for ui.perfetto.dev."),
     CommandOption(
         "perfetto_ranks",
         AnyText(),

@@ -33,7 +33,6 @@ from stagec.support.diagnostics import error
         "html",
         PAGE_OR_PLOT,
         "Write a page with the counts; with --sweep a plot (FILE.svg, FILE.pdf: alone).",
-        metavar="FILE",
     ),
     *machine_options(
         "Of --serve: say whether each op waits for memory or computes, on this machine."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Ops that are named for each difference.
 _OPS = 3
-_HTML = CommandOption("html", PAGE, "Write a page of what differs.", metavar="FILE")
+_HTML = CommandOption("html", PAGE, "Write a page of what differs.")
 
 
 @click.command("diff")

@@ -83,11 +83,7 @@ class Options:
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 @click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass.")
 @click.option("--allow-unregistered", is_flag=True, help="Accept ops that nobody has defined.")
-@click_option(
-    CommandOption(
-        "html", PAGE, "Write a page of the module: search, folded regions.", metavar="FILE"
-    )
-)
+@click_option(CommandOption("html", PAGE, "Write a page of the module: search, folded regions."))
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: object) -> int:
     """Read a module from FILE (default: stdin), run passes, print the module."""

@@ -40,10 +40,7 @@ _LESS = "let it run, or give a smaller space"
     CSV,
     FORM,
     CommandOption(
-        "html",
-        PAGE,
-        "Write a page: memory over time, all flags side by side, and what each is.",
-        metavar="FILE",
+        "html", PAGE, "Write a page: memory over time, all flags side by side, and what each is."
     ),
     OUTPUT,
 )

@@ -78,7 +78,9 @@ def click_option(option: CommandOption) -> Callable[[F], F]:
             about["callback"] = partial(_merged, merge)
     if option.alone:
         about |= {"is_flag": False, "flag_value": option.alone}
-    about["metavar"] = option.metavar
+    about["metavar"] = option.metavar or (
+        option.kind.name if isinstance(option.kind, Whole) else None
+    )
     return click.option(*words, option.name, type=type_of(option.kind), **about)
 
 

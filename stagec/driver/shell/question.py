@@ -17,10 +17,7 @@ from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE_OR_PLOT
 
 _HTML = CommandOption(
-    "html",
-    PAGE_OR_PLOT,
-    "Write a page with the answer, or its plot as FILE.svg or FILE.pdf.",
-    metavar="FILE",
+    "html", PAGE_OR_PLOT, "Write a page with the answer, or its plot as FILE.svg or FILE.pdf."
 )
 
 

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 #: The options that say who does the work.
 WORKERS = (
-    CommandOption(
-        "jobs", Whole(least=1), "Worker processes (default: one for each processor).", metavar="N"
-    ),
+    CommandOption("jobs", Whole(least=1), "Worker processes (default: one for each processor)."),
     CommandOption(
         "scheduler",
         AnyText(),

@@ -42,9 +42,8 @@ SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 
 def option(flag: Flag) -> CommandOption:
     """The option of a flag."""
-    metavar = flag.metavar or ("N" if flag.kind == "int" else None)
     multiple = flag.kind == "parts"
-    about = flag.name, type_of(flag), flag.help, flag.default, metavar
+    about = flag.name, type_of(flag), flag.help, flag.default, flag.metavar
     return CommandOption(*about, multiple=multiple, rare=flag.rare)
 
 

@@ -92,7 +92,7 @@ class Whole(Kind[int]):
 
     least: int | None = None
     most: int | None = None
-    name = "INTEGER"
+    name = "N"
     annotated = "int"
 
     def read(self, text: str) -> int:

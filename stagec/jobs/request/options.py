@@ -126,7 +126,6 @@ JOB = (
         "ranks",
         Whole(least=1),
         "All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
-        metavar="N",
     ),
     *OPTIONS,
     DRAFT_OPTION,

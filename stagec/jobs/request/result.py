@@ -60,11 +60,7 @@ FORM = CommandOption(
     spelling="--format",
 )
 OUTPUT = CommandOption(
-    "output",
-    RESULT,
-    "Write the result here instead of stdout.",
-    metavar="FILE",
-    spelling="-o --output",
+    "output", RESULT, "Write the result here instead of stdout.", spelling="-o --output"
 )
 
 

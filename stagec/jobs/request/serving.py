@@ -40,10 +40,7 @@ STEP = {
         metavar="N",
     ),
     "context": CommandOption(
-        "context",
-        Whole(least=0),
-        "Tokens of each sequence that are cached before the step.",
-        metavar="N",
+        "context", Whole(least=0), "Tokens of each sequence that are cached before the step."
     ),
     "chunk": CommandOption(
         "chunk",
@@ -52,10 +49,7 @@ STEP = {
         metavar="N",
     ),
     "speculative": CommandOption(
-        "speculative",
-        Whole(least=0),
-        "Of decode: draft tokens per sequence and step.",
-        metavar="N",
+        "speculative", Whole(least=0), "Of decode: draft tokens per sequence and step."
     ),
     "step": CommandOption(
         "step",

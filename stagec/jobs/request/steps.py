@@ -66,7 +66,6 @@ STEPS = (
         "steps",
         Whole(1, MAX_STEPS),
         "With --serve: the number of steps, one after the other (with --requests: at most).",
-        metavar="N",
     ),
     CommandOption(
         "requests",
