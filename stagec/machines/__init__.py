@@ -56,9 +56,10 @@ def find_machine(name: str) -> Machine | None:
     return next((m for m in machines().values() if wanted in (m.name, *m.aliases)), None)
 
 
-def read_machine(name: str, text: str, file: str | None = None) -> Machine:
-    """The machine of a text. Raises `DiagnosticError` for an invalid text, with the place in it."""
-    file = file or f"{name}.toml"
+def read_machine(name: str, text: str, given: str | None = None) -> Machine:
+    """The machine of a text, which `--machine` takes from the file `given`. Raises
+    `DiagnosticError` for an invalid text, with the place in it."""
+    file = given or f"{name}.toml"
     folder = Path(file).parent
 
     def base(wanted: str) -> tuple[str, str]:
@@ -69,7 +70,8 @@ def read_machine(name: str, text: str, file: str | None = None) -> Machine:
         return f"{found}.toml", _texts()[found]
 
     tables = reading.bases(reading.parsed(text, file), file, text, base)
-    return reading.checked(name, tables, file, text)
+    machine = reading.checked(name, tables, file, text)
+    return machine if given is None else machine.of_file(given)
 
 
 def load_machine(given: str) -> Machine:
@@ -81,7 +83,7 @@ def load_machine(given: str) -> Machine:
         device, file = parts
         name = device if is_file(device) else _name_of(device)
         text = infragraph.machine_text(name, file, file_text(Path(file)))
-        return read_machine(f"{Path(device).stem}+{Path(file).stem}", text)
+        return read_machine(f"{Path(device).stem}+{Path(file).stem}", text).of_file(given)
     if is_file(given):
         path = Path(given)
         return read_machine(path.stem, file_text(path), given)

@@ -7,7 +7,7 @@ from html import escape
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from stagec.machines import changes, placement
 from stagec.machines.efficiency import Efficiency
@@ -131,8 +131,9 @@ def check_levels(levels: Sequence[Level]) -> None:
 
 
 class Machine(Text):
-    """A device and the network that joins many. `name` is that of its text, `aliases` are other
-    names that users know it by. `family` is that of devices of which a framework sustains a like
+    """A device and the network that joins many. `name` is that of its text, `given` what
+    `--machine` takes for it, such as the path of a file. `aliases` are other names that users know
+    it by. `family` is that of devices of which a framework sustains a like
     share (`stg.sustained`): hopper; empty of a device that is limited to less power than others of
     its family, and of one of which nobody knows."""
 
@@ -145,6 +146,17 @@ class Machine(Text):
     network: Annotated[tuple[Level, ...], Field(min_length=1)]
     host: HostLink
     efficiency: Efficiency
+    _file: str = PrivateAttr("")
+
+    @property
+    def given(self) -> str:
+        return self._file or self.name
+
+    def of_file(self, path: str) -> Machine:
+        """The machine, which `--machine` takes from a file."""
+        other = self.model_copy()
+        other._file = path
+        return other
 
     @model_validator(mode="after")
     def _levels(self) -> Machine:

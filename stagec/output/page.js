@@ -222,6 +222,8 @@ const shownSvg = (figure) => all(":scope > svg", figure).find((svg) => svg.getCl
 
 // -- commands -------------------------------------------------------------------------------------
 
+// Of a page of one step: the state of another page of it which shows the same place.
+let here = null;
 function addCopy(box) {
   const code = box.querySelector("code"), select = () => getSelection().selectAllChildren(code);
   const copy = button(box, "copy", "copy the command", () => {
@@ -229,7 +231,9 @@ function addCopy(box) {
     if (navigator.clipboard) navigator.clipboard.writeText(code.textContent).then(told, select); else select();
   });
   const file = code.textContent.split(" ").pop(), about = `${file}, once the command has written it beside this page`;
-  if (file.endsWith(".html")) make(box, "a", { href: file, title: about }, `open ${file}`);
+  if (!file.endsWith(".html")) return;
+  const link = make(box, "a", { href: file, title: about }, `open ${file}`);
+  link.addEventListener("click", () => { if (here !== null) link.hash = new URLSearchParams(here()); });
 }
 all(".command").forEach(addCopy);
 

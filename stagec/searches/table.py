@@ -226,7 +226,7 @@ def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any
     return {
         "strategy": strategy_of(options),
         "command": command_of(options, number),
-        "machine": answer.question.machine.name,
+        "machine": answer.question.machine.given,
         "ranks": answer.question.all_ranks,
         "step_seconds": found.seconds,
         "memory_peak": found.peak,

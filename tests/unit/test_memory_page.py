@@ -65,6 +65,7 @@ def test_the_page_has_what_was_planned(page: Path) -> None:
     ran = stagec(*second["command"].split()[1:], "--json")
     assert "--zero 3" in second["command"]
     assert "L=2,D=64,F=128" in second["command"]
+    assert second["command"].endswith(" --limit 1GiB")
     same_figures(second, json.loads(ran.out))
 
 
@@ -97,6 +98,10 @@ def test_rates_change_times_only(page: Path, tmp_path: Path) -> None:
     assert slow["time"] == pytest.approx(4 * fast["time"], rel=1e-3)
     assert [b["changes"] for b in slow["bands"]] == [b["changes"] for b in fast["bands"]]
     assert "247.25 TFLOP/s and 837.5 GB/s" in file.read_text("utf-8")
+    command = drawn(file)["jobs"][0]["command"]
+    assert command.endswith(" --peak-tflops 247.25 --memory-gbps 837.5")
+    assert drawn(file)["jobs"][0]["time"] == ""
+    assert drawn(page)["jobs"][0]["time"].endswith(" --machine h100-sxm --html time.html")
 
 
 def test_names_of_files_are_text(tmp_path: Path) -> None:
@@ -216,23 +221,29 @@ document.body.replaceChildren(JSON.stringify(seen));
 </script></body>"""
 
 
+def seen_in_browser(page: Path, probe: str, folder: Path, place: str = "") -> dict[str, Any]:
+    """What a script at the end of the page leaves as its body; `place` is behind its address."""
+    probed = folder / "probed.html"
+    text = page.read_text("utf-8")
+    probed.write_text(text.replace("</head>", ERRORS, 1).replace("</body>", probe, 1), "utf-8")
+    flags = (*BROWSER_FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom")
+    ran = subprocess.run(
+        [str(BROWSER), *flags, f"{probed.as_uri()}#{place}"],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
+    assert match is not None
+    seen: dict[str, Any] = json.loads(unescape(match[1]))
+    assert seen["problems"] == []
+    return seen
+
+
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     """It opens without a complaint; pointing at a buffer names it, with its size and line."""
-    probed = tmp_path / "probed.html"
-    text = page.read_text("utf-8")
-    probed.write_text(text.replace("</head>", ERRORS, 1).replace("</body>", _PROBE, 1), "utf-8")
-    flags = (
-        *BROWSER_FLAGS,
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--dump-dom",
-        probed.as_uri(),
-    )
-    ran = subprocess.run([str(BROWSER), *flags], capture_output=True, timeout=120, check=True)
-    match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
-    assert match is not None
-    seen = json.loads(unescape(match[1]))
-    assert seen["problems"] == []
+    seen = seen_in_browser(page, _PROBE, tmp_path)
     first = drawn(page)["jobs"][0]
     entry = first["classes"][first["shown"]]
     bands = {f"%{b['name']}": b for b in entry["bands"]}
@@ -251,3 +262,46 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert set(seen["before"]) - set(seen["after"]) == {"optimizer"}
     assert "columns in the order of the step" in seen["columns"]
     assert seen["charts"] == 3
+
+
+_PLACE = """<script>
+document.body.replaceChildren(JSON.stringify({ problems, here: here(), ...more() }));
+</script></body>"""
+_PINNED = """<script>
+const more = () => ({ pinned: charts.map((each) => each.pinned), links: all(".command a").length });
+</script>"""
+_WINDOW = """<script>
+const span = (view.to - view.from) / picture.step;
+const more = () => ({ shown: picture.classes[shown].name, span });
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_memory_and_time_open_at_the_place_of_the_other(tmp_path: Path) -> None:
+    """A moment is a share of what computes, on both axes; a class has one name."""
+    memory, time = tmp_path / "memory.html", tmp_path / "time.html"
+    job = (*JOB, "--microbatches", "4")
+    assert stagec("memory", *job, "--html", memory).code == 0
+    ran = stagec("time", *job, "--machine", "h100-sxm", "--no-levers", "--html", time)
+    assert ran.code == 0, ran.err
+    nowhere = seen_in_browser(memory, _PINNED + _PLACE, tmp_path)
+    assert nowhere["pinned"] == [None]
+    assert nowhere["links"] == 1
+    for place in ("backward:0.5000", "forward:0.2500"):
+        address = f"class=stage1&at={place}"
+        there = seen_in_browser(time, _WINDOW + _PLACE, tmp_path, address)
+        assert there["shown"] == "stage1"
+        assert there["span"] == pytest.approx(1 / 20)
+        assert near(there["here"], place)
+        back = seen_in_browser(memory, _PINNED + _PLACE, tmp_path, address)
+        assert back["pinned"][0] is not None
+        assert near(back["here"], place)
+    whole = seen_in_browser(time, _WINDOW + _PLACE, tmp_path, "class=stage0")
+    assert whole["here"] == {"class": "stage0"}
+
+
+def near(here: dict[str, str], place: str) -> bool:
+    """Whether a page is where another one was, up to the op that runs then."""
+    phase, share = place.split(":")
+    found, at = here["at"].split(":")
+    return here["class"] == "stage1" and found == phase and abs(float(at) - float(share)) < 0.05

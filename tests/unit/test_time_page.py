@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from html import unescape
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,16 @@ import pytest
 
 from stagec.analysis import time_picture as pictures
 from stagec.analysis.time_picture import time_picture
+from stagec.answers.time.page import told_apart
 from stagec.answers.time.timed import Timed, time_job
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
+from stagec.output.chart import COLORS
 from stagec.program.nodes import MICROBATCH, marker_of
 from stagec.time.clock.held import HeldBytes
 from stagec.time.clock.intervals import NONE, node_times, title_of
 from tests.support import LLAMA, stagec, tiny_options
-from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS, drawn
+from tests.unit.test_memory_page import BROWSER, drawn, seen_in_browser
 
 JOB: dict[str, Any] = {
     "pp": 2,
@@ -192,6 +192,21 @@ def test_the_page_loads_nothing(page: Path) -> None:
     assert len(text) < 200_000
 
 
+def test_the_command_names_a_machine_as_it_was_given(page: Path) -> None:
+    machine = page.with_name("devices.toml")
+    assert f"--machine {machine}</code>" in page.read_text("utf-8")
+
+
+def test_parts_without_a_color_of_their_own_are_others() -> None:
+    """Two parts of a bar never have one color."""
+    parts = {f"part {n}": float(COLORS + 1 - n) for n in range(COLORS + 1)}
+    shown = told_apart(parts, list(parts))
+    assert list(shown) == [*list(parts)[: COLORS - 1], "others"]
+    assert sum(shown.values()) == sum(parts.values())
+    del parts[f"part {COLORS}"]
+    assert told_apart(parts, list(parts)) == parts
+
+
 def test_names_are_text(tmp_path: Path) -> None:
     """A model's file may be called anything."""
     model = tmp_path / "<img onerror=alert(1)>&'\"$title.stg"
@@ -268,17 +283,7 @@ document.body.replaceChildren(JSON.stringify(seen));
 def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     """It opens without a complaint; pointing at a node says what it is, where, when and of what
     size."""
-    probed = tmp_path / "probed.html"
-    text = page.read_text("utf-8")
-    probed.write_text(text.replace("</head>", ERRORS, 1).replace("</body>", _PROBE, 1), "utf-8")
-    flags = (*BROWSER_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
-    ran = subprocess.run(
-        [str(BROWSER), *flags, probed.as_uri()], capture_output=True, timeout=120, check=True
-    )
-    match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
-    assert match is not None
-    seen = json.loads(unescape(match[1]))
-    assert seen["problems"] == []
+    seen = seen_in_browser(page, _PROBE, tmp_path)
     assert all(count > 3 for count in seen["colors"])
     tips = [tip for tip in seen["schedule"] if "\ntakes " in tip]
     assert len(tips) > 100

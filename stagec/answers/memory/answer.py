@@ -24,10 +24,11 @@ FIT = OneOf(("best-fit", "caching"))
 @dataclass(frozen=True)
 class MemoryPlan(Report):
     """The footprint of a job: the object of `stagec memory --json`. `builder` has the planned
-    module, `drawing` says how its page looks."""
+    module, `limit` is what was asked, `drawing` says how its page looks."""
 
     data: Mapping[str, Any]
     builder: JobBuilder = field(repr=False, compare=False)
+    limit: Limit | None = field(default=None, repr=False, compare=False)
     drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
 
     @property
@@ -66,7 +67,7 @@ class MemoryPlan(Report):
     def page(self) -> str:
         """What a rank of each stage holds over the step, with the limit as a line."""
         job = DrawnJob.of(self.builder.options, {"": self.builder})
-        return memory_page(job, self.drawing, self.room)
+        return memory_page(job, self.drawing, self.limit, self.room)
 
     def print(self, stream: TextIO) -> None:
         from stagec.output.analysis_table import print_footprint
@@ -101,7 +102,8 @@ class PodsMemory(Report):
         """What a rank of each stage of each pod holds over the step, with the limit as a line."""
         builders = {pod: plan.builder for pod, plan in self.pods.items()}
         most = max(self.pods.values(), key=lambda plan: plan.peak)
-        return memory_page(DrawnJob.of(self.options, builders), self.drawing, most.room)
+        job = DrawnJob.of(self.options, builders)
+        return memory_page(job, self.drawing, most.limit, most.room)
 
     def print(self, stream: TextIO) -> None:
         for plan in self.pods.values():
@@ -127,7 +129,7 @@ def memory(
         for pod, builder in pods.builders.items():
             plan = footprint(builder.module, pods.titles[pod], fit)
             plan |= stated_stack(builder.options)
-            plans[pod] = MemoryPlan(_judged(plan, limit, aside), builder)
+            plans[pod] = MemoryPlan(_judged(plan, limit, aside), builder, limit)
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
 
 

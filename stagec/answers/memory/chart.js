@@ -72,6 +72,7 @@ class Chart {
     this.phases();
     this.limit();
     this.mark(at);
+    this.line = shape(this.svg, "line", { class: "cursor", y1: this.top, y2: this.top + this.height });
     this.over = shape(this.svg, "g");
     this.list(this.pinned === null ? this.peak : this.pinned);
   }
@@ -253,6 +254,7 @@ class Chart {
 
   pin(column) {
     this.pinned = column;
+    rememberMoment(this);
     this.list(column === null ? this.peak : column);
   }
 
@@ -268,6 +270,8 @@ class Chart {
   }
 
   list(column) {
+    const x = (this.x(column) + this.x(column + 1)) / 2;
+    fill(this.line, { x1: x, x2: x, visibility: this.pinned === null ? "hidden" : "visible" });
     const where = column === this.peak ? "at the peak" : `${timeText(this.entry.starts[column])} after the start`;
     this.caption.textContent = `Largest buffers ${where}, in ${whatRuns(this.entry, column)}`;
     this.table.replaceChildren();

@@ -54,32 +54,71 @@ function redraw() {
   for (const chart of charts) chart.draw(upTo, byTime ? longest : chart.length);
 }
 
+// -- the moment that is shown -----------------------------------------------------------------------
+
+// What computes on a rank of a class, in the columns of its chart.
+function runsOf(entry) {
+  return entry.what.flatMap((what, i) => {
+    const phase = MOMENT_PHASES[entry.texts[what][2]];
+    return phase ? [[phase, entry.starts[i], i + 1 < entry.starts.length ? entry.starts[i + 1] : entry.time]] : [];
+  });
+}
+
+function momentOf({ entry }, column) {
+  return momentAt(runsOf(entry), (entry.starts[column] + (entry.starts[column + 1] ?? entry.time)) / 2);
+}
+
+function rememberMoment(chart) {
+  remember("class", chart.entry.name);
+  remember("at", chart.pinned === null ? null : momentOf(chart, chart.pinned));
+}
+
+// Pins the moment in the address, of the first chart of its class.
+function pinMoment() {
+  const chart = charts.find((each) => isClass(each.entry.name, state.get("class"))), moment = state.get("at");
+  const time = chart && moment ? timeOf(runsOf(chart.entry), moment) : null;
+  if (time !== null) chart.pinned = Math.max(0, chart.entry.starts.findLastIndex((start) => start < time));
+}
+
+here = () => {
+  const chart = charts.find((each) => each.pinned !== null) || charts[0];
+  return { class: chart.entry.name, at: momentOf(chart, chart.pinned === null ? chart.peak : chart.pinned) };
+};
+
 function refresh() {
   charts.length = 0;
-  const sections = data.jobs.map((job) => job.choice.value === "all" ? job.classes : [job.classes[job.choice.value]]);
+  const sections = data.jobs.map((job) => job.choice.value === "all" ? job.classes : job.classes.filter((entry) => entry.name === job.choice.value));
   const alone = sections.flat().length === 1;
   data.jobs.forEach((job, j) => {
     job.place.replaceChildren();
     for (const entry of sections[j]) charts.push(new Chart(job.place, entry, alone, [job.title, job.command]));
   });
+  pinMoment();
   redraw();
+}
+
+function addCommand(section, text, about) {
+  const box = make(section, "div", { class: "command" });
+  if (about) make(box, "span", {}, about);
+  make(box, "code", {}, text);
+  addCopy(box);
 }
 
 function addJob(job, number) {
   const section = make(byId("jobs"), "section");
   make(section, "h2", {}, job.title);
   job.choice = make(section, "select", { "aria-label": "rank class" });
-  job.classes.forEach((entry, at) => {
+  job.classes.forEach((entry) => {
     const ranks = `${entry.ranks} rank${entry.ranks === 1 ? "" : "s"}`;
-    make(job.choice, "option", { value: at }, `${entry.name}: ${ranks}, peak ${bytesText(entry.peak)}`);
+    make(job.choice, "option", { value: entry.name }, `${entry.name}: ${ranks}, peak ${bytesText(entry.peak)}`);
   });
   if (job.classes.length > 1) make(job.choice, "option", { value: "all" }, `all ${job.classes.length} stages`);
-  job.choice.value = state.get(`class${number}`) || job.shown;
-  if (job.choice.selectedIndex < 0) job.choice.value = job.shown;
+  const asked = job.classes.find((entry) => isClass(entry.name, state.get("class")));
+  job.choice.value = state.get(`class${number}`) || (asked || job.classes[job.shown]).name;
+  if (job.choice.selectedIndex < 0) job.choice.selectedIndex = job.shown;
   job.choice.addEventListener("change", () => { remember(`class${number}`, job.choice.value); refresh(); });
-  const box = make(section, "div", { class: "command" });
-  make(box, "code", {}, job.command);
-  addCopy(box);
+  addCommand(section, job.command);
+  if (job.time) addCommand(section, job.time, "over the time of the step: ");
   job.place = make(section, "div");
 }
 

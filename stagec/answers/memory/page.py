@@ -19,19 +19,22 @@ from stagec.output.page import paragraphs
 
 #: Columns of all pictures of a page together, and those that each has at least and at most.
 ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500
-_SCRIPTS = "answers/memory/chart.js", "answers/memory/page.js"
+_SCRIPTS = "output/moment.js", "answers/memory/chart.js", "answers/memory/page.js"
 _BODY = """<form class="bar" id="controls" autocomplete="off"></form>
 <div id="jobs"></div>"""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A job: its title, its command line, the stage that is shown first, and all of them."""
+    """A job or a pod of one: its title, the commands of its memory and of its time ("" where it has
+    none), the stage that is shown first, and all of them; `before` precedes their names."""
 
     title: str
     command: str
+    time: str
     shown: int
     pictures: Sequence[Picture]
+    before: str = ""
 
 
 def columns_for(classes: int) -> int:
@@ -69,16 +72,17 @@ def _job(job: Drawn, categories: Sequence[str]) -> dict[str, Any]:
     return {
         "title": job.title,
         "command": job.command,
+        "time": job.time,
         "shown": stages.index(job.shown),
-        "classes": [_class(picture, categories) for picture in job.pictures],
+        "classes": [_class(picture, job.before, categories) for picture in job.pictures],
     }
 
 
-def _class(picture: Picture, categories: Sequence[str]) -> dict[str, Any]:
+def _class(picture: Picture, before: str, categories: Sequence[str]) -> dict[str, Any]:
     texts: dict[tuple[str, str, str], int] = {}
     whats = [(m.title, m.operation, m.phase) for m in picture.moments]
     return {
-        "name": f"stage {picture.stage}",
+        "name": f"{before}stage{picture.stage}",
         "ranks": picture.ranks,
         "peak": picture.peak,
         "time": picture.time,

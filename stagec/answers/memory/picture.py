@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
-from stagec.jobs.request.command_line import step_command
+from stagec.jobs.request.command_line import question_command, step_command
+from stagec.jobs.request.limit import Limit, limit_option
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.rates import H100, rate_options, rated_machine, roofline_of
+from stagec.jobs.request.rates import DEVICE, H100, rate_options, rated_machine, roofline_of
 from stagec.jobs.request.result import PAGE_OR_PLOT, RESULT
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import PLAN
@@ -66,6 +67,9 @@ class StageType(Kind[PodStage]):
         pod, _, number = text.rpartition("/")
         return PodStage(pod, Whole(least=0).read(number))
 
+    def text(self, value: PodStage) -> str:
+        return str(value)
+
 
 #: The options of `draw`.
 PICTURES = (
@@ -88,6 +92,13 @@ PICTURES = (
     *rate_options(f"times of --html (default: {H100[0]} and {H100[1]}, an H100)"),
 )
 
+#: Those that the command of a page repeats.
+_SAID = tuple(o for o in PICTURES if o.name in ("stage", "peak_tflops", "memory_gbps"))
+LIMIT = limit_option(
+    "Say whether it fits: exit with 1 if a rank holds more than a size, or than a device such as "
+    "h100 has."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class DrawnJob:
@@ -108,11 +119,12 @@ class DrawnJob:
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """How memory is drawn: the stage that is shown first (that which holds most), rates for times
-    (those of an H100), and below it other planned jobs."""
+    (those of an H100), below it other planned jobs, and the options that say so."""
 
     stage: PodStage | None = None
     rates: Machine | None = None
     others: Sequence[DrawnJob] = ()
+    given: Mapping[str, Any] = field(default_factory=lambda: {o.name: o.usual for o in _SAID})
 
 
 def draw(
@@ -149,7 +161,7 @@ def draw(
         module = builders[worst.pod].module
         timeline = next(t for stage, _, t in timelines(module) if stage == worst.number)
         write_file(given["snapshot"], snapshot(timeline))
-    return Drawing(asked, rated_machine(given), others)
+    return Drawing(asked, rated_machine(given), others, {o.name: given[o.name] for o in _SAID})
 
 
 def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJob:
@@ -164,8 +176,8 @@ def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJo
         raise
 
 
-def memory_page(job: DrawnJob, drawing: Drawing, room: int | None) -> str:
-    """The page of a planned job; `room` is a limit in bytes."""
+def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None, room: int | None) -> str:
+    """The page of a planned job; `room` is what its limit leaves, in bytes."""
     from stagec.analysis.picture import pictures
     from stagec.answers.memory.page import Drawn, columns_for, page
 
@@ -175,16 +187,31 @@ def memory_page(job: DrawnJob, drawing: Drawing, room: int | None) -> str:
     most, stage = columns_for(sum(map(_classes, modules))), drawing.stage
     drawn: list[Drawn] = []
     for each in jobs:
-        command = step_command(each.options, None)
+        given = {LIMIT.name: limit, **drawing.given}
+        command = question_command("memory", each.options, None, (LIMIT, *_SAID), given)
+        time = "" if each.changes else _time_command(each.options, drawing, limit)
         for pod, module in each.pods.modules.items():
             stages = pictures(module, rates, most)
             worst = max(stages, key=lambda picture: picture.peak).stage
             chosen = stage is not None and stage.is_of(pod) and stage.number < len(stages)
             shown = stage.number if stage is not None and chosen else worst
             title = each.pods.titles[pod] + (f" with {each.changes}" if each.changes else "")
-            drawn.append(Drawn(title, command, shown, stages))
+            before = f"{pod}/" if each.pods.several else ""
+            drawn.append(Drawn(title, command, time, shown, stages, before))
+            time = ""
     models = dict.fromkeys(b.model_name for each in jobs for b in each.pods.builders.values())
     return page(f"Memory of {', '.join(models)}", drawn, rates, room)
+
+
+def _time_command(options: JobOptions, drawing: Drawing, limit: Limit | None) -> str:
+    """The command that draws the step over its time: on the device of the limit, or on that whose
+    rates the picture takes; none for rates that are given."""
+    if drawing.rates is not None:
+        return ""
+    from stagec.machines import load_machine
+
+    device = limit.device if limit is not None else None
+    return f"{step_command(options, device or load_machine(DEVICE))} --html time.html"
 
 
 def _classes(module: Module) -> int:

@@ -1,6 +1,7 @@
 // The page of `stagec time --html`: the schedule of all classes, the streams and the memory of one, and
 // where its time goes.
-let shown = Math.min(picture.classes.length - 1, Number(state.get("class") || picture.shown));
+let shown = picture.classes.findIndex((each) => isClass(each.name, state.get("class")));
+if (shown < 0) shown = picture.shown;
 // Of each node whether the search wants it; null without a search. `places` are those of the class.
 let wanted = null, places = [], place = -1;
 
@@ -146,7 +147,7 @@ class Streams extends Panel {
       pen.fillStyle = colors.idle;
       pen.fillRect(GUTTER, i * row + 2, this.width, row - 4);
       drawLane(this, lane, stream, i * row + 2, row - 4, stream === COMPUTE ? waitsOf(each) : null);
-      this.label(picture.streams[stream].replace("collectives over", "over"), i * row + row / 2, stream === COMPUTE);
+      this.label(picture.streams[stream].replace("collectives over", "over").replace(/(receives|sends) over/, "$1"), i * row + row / 2, stream === COMPUTE);
     });
     this.line();
   }
@@ -293,10 +294,37 @@ function drawParts() {
 function showClass(number) {
   shown = number;
   byId("class").value = number;
-  remember("class", number);
+  remember("class", picture.classes[number].name);
   drawParts();
   search(byId("find").value);
 }
+
+// What computes on a rank of a class.
+function runsOf(each) {
+  const lane = lanesOf(each).get(COMPUTE), runs = [];
+  lane.entries.forEach((number, i) => {
+    const entry = entryOf(number);
+    for (const at of entry.streams.get(COMPUTE).places) {
+      const phase = MOMENT_PHASES[kinds[picture.nodes[entry.nodes[at]][KIND]]];
+      if (phase) runs.push([phase, lane.bases[i] + entry.starts[at], lane.bases[i] + entry.ends[at]]);
+    }
+  });
+  return runs;
+}
+
+// Shows a moment of another page, in a twentieth of the step.
+function lookAt(moment) {
+  const time = timeOf(runsOf(picture.classes[shown]), moment);
+  if (time === null) return;
+  look(time - picture.step / 40, time + picture.step / 40);
+  cursor = time;
+}
+
+here = () => {
+  const each = picture.classes[shown], whole = view.to - view.from >= picture.step;
+  const at = whole ? null : momentAt(runsOf(each), cursor === null ? (view.from + view.to) / 2 : cursor);
+  return { class: each.name, ...(at === null ? {} : { at }) };
+};
 
 function addLegend() {
   const used = new Set(picture.nodes.map((row) => row[KIND])), box = byId("legend");
@@ -330,6 +358,7 @@ function start() {
   new Streams("streams", "Streams of one rank", "what each stream of a rank runs");
   new Memory("memory", "Memory of one rank", "memory of one rank");
   if (state.has("from")) look(Number(state.get("from")), Number(state.get("to")));
+  else if (state.has("at")) lookAt(state.get("at"));
   drawParts();
   if (find.value) search(find.value);
   drawAll();

@@ -9,6 +9,7 @@ from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.command_line import step_command
 from stagec.output.bars import Bar, Bars
+from stagec.output.chart import COLORS
 from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, count_text, verdict_text
@@ -17,7 +18,10 @@ from stagec.support.words import counted
 if TYPE_CHECKING:
     from stagec.answers.time.timed import Timed
 
-_SCRIPTS = "answers/time/data.js", "answers/time/lanes.js", "answers/time/page.js"
+_SCRIPTS = (
+    *("output/moment.js", "answers/time/data.js", "answers/time/lanes.js"),
+    "answers/time/page.js",
+)
 #: Classes whose parts are drawn.
 _MOST_CLASSES = 128
 _BODY = """<div class="bar">
@@ -95,7 +99,7 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     ]
     sums = {n: sum(bar.parts.get(n, 0) for bar in bars) for bar in bars for n in bar.parts}
     order = sorted(sums, key=lambda n: -sums[n])
-    bars = [Bar(b.name, {n: b.parts[n] for n in order if n in b.parts}, key=b.key) for b in bars]
+    bars = [Bar(bar.name, told_apart(bar.parts, order), key=bar.key) for bar in bars]
     return Bars(
         title="Where the time of each class goes",
         about=about,
@@ -105,6 +109,13 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
         most=_MOST_CLASSES,
         limit=(picture["step"] / 1e12, "the step"),
     )
+
+
+def told_apart(parts: Mapping[str, float], order: Sequence[str]) -> dict[str, float]:
+    """Parts in this order; those for which there is no color of their own as one."""
+    own = order if len(order) <= COLORS else order[: COLORS - 1]
+    shown = {name: parts[name] for name in own if name in parts}
+    return {**shown, "others": sum(parts.values()) - sum(shown.values())} if own != order else shown
 
 
 def _levers(found: TimeReport, about: str, said: str) -> Bars:

@@ -10,7 +10,7 @@ import click
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.answers.memory.answer import FIT, MemoryPlan, memory
-from stagec.answers.memory.picture import PICTURES, Changes, draw
+from stagec.answers.memory.picture import LIMIT, PICTURES, Changes, draw
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.shell.options import job_of_words, take_options, takes, takes_job
@@ -18,7 +18,6 @@ from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pods import Pods
-from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import FORM, JSON, OUTPUT, form_of
@@ -28,10 +27,7 @@ from stagec.support.diagnostics import error
 @click.command("memory", cls=LongCommand)
 @takes_job
 @takes(
-    limit_option(
-        "Say whether it fits: exit with 1 if a rank holds more than a size, or than a device such "
-        "as h100 has."
-    ),
+    LIMIT,
     switch("advise", "Of --limit: look for flags with which it fits, which may take a minute."),
     CommandOption(
         "fit",

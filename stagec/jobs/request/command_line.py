@@ -51,7 +51,7 @@ def step_command(options: JobOptions, machine: Machine | None, *, overlap: bool 
 
 
 def _machine_words(machine: Machine) -> Iterator[str]:
-    yield from ("--machine", machine.name)
+    yield from ("--machine", machine.given)
     if used := {level.name: level.used for level in machine.network if level.used is not None}:
         yield from ("--used-ranks", used_text(used))
 

@@ -15,6 +15,8 @@ _RATE = Number(0, above=True)
 _SLOWEST, _FASTEST = 1e-6, 1e9
 #: Dense BF16 TFLOP/s and GB/s of an H100 SXM (NVIDIA's data sheet): what pictures take by default.
 H100 = 989, 3350
+#: The machine that has these.
+DEVICE = "h100-sxm"
 
 
 def rate_options(purpose: str) -> tuple[CommandOption, ...]:

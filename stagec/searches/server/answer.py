@@ -277,7 +277,7 @@ def _command(found: FoundServers, server: ServerPlan) -> str | None:
     batch = str(server.decode.step.sequences)
     more = ["--output-tokens", str(load.output), "--batches", batch]
     more += ["--accepted", str(load.accepted)] if load.drafts else []
-    return shlex.join([*words, *more, "--machine", server.decode.kind.machine.name])
+    return shlex.join([*words, *more, "--machine", server.decode.kind.machine.given])
 
 
 def _launch(found: FoundServers) -> dict[str, Any] | None:
