@@ -23,7 +23,7 @@ from stagec.jobs.request.options import IDEAL
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.files import write_file
-from stagec.validation.serving import SMALL, measured_servers, server_predictions
+from stagec.validation.serving import SMALL, measured_servers
 from stagec.validation.steps import chosen, predictions
 
 TABLE = Path(__file__).parents[1] / "stagec" / "models" / "stacks" / "errors.csv"
@@ -37,7 +37,7 @@ Row = tuple[tuple[str, str, str], float, bool]
 def _steps() -> Iterator[Row]:
     every = chosen(None, everything=False)
     steps = [s for s in every if s.judged and s.options().stack != IDEAL and s.ranks <= _MOST]
-    for step, predicted in zip(steps, predictions(steps, Session()), strict=True):
+    for step, predicted in zip(steps, predictions(steps, Session(), "steps"), strict=True):
         if not isinstance(predicted, str):
             key = step.options().stack, step.on_machine().family, STEP
             yield key, step.seconds / predicted, step.fitted
@@ -45,7 +45,7 @@ def _steps() -> Iterator[Row]:
 
 def _servers() -> Iterator[Row]:
     servers = [s for s in measured_servers(None) if s.judged]
-    for server, found in zip(servers, server_predictions(servers, Session()), strict=True):
+    for server, found in zip(servers, predictions(servers, Session(), "servers"), strict=True):
         if not isinstance(found, str):
             family = load_machine(server.machine).family
             measured = {TTFT: server.ttft, TPOT: server.tpot}

@@ -17,7 +17,6 @@ from stagec.validation.serving import (
     ServerError,
     ServerSummary,
     measured_servers,
-    server_predictions,
     server_summaries,
 )
 from stagec.validation.steps import chosen, predictions, sample
@@ -172,7 +171,7 @@ def validate_servers(source: str | None, session: Session, *, everything: bool) 
     servers = measured_servers(source)
     if not everything:
         servers = sample(servers)
-    errors = list(map(ServerError, servers, server_predictions(servers, session)))
+    errors = list(map(ServerError, servers, predictions(servers, session, "servers")))
     return ServersAnswer(errors, server_summaries(errors))
 
 
@@ -185,7 +184,7 @@ def validate_steps(source: str | None, session: Session, *, everything: bool) ->
     """Predict the measured steps of a source or of all, of long ones a sample unless all are asked
     for. Raises `DiagnosticError` for a source that is not there."""
     steps = chosen(source, everything=everything)
-    errors = list(map(StepError, steps, predictions(steps, session)))
+    errors = list(map(StepError, steps, predictions(steps, session, "steps")))
     return StepsAnswer(errors, summaries(errors))
 
 

@@ -14,7 +14,7 @@ from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import PLAN
 from stagec.validation.formula import sizes_of
-from stagec.validation.sources import SourceRow, at, filled, validation_sources
+from stagec.validation.sources import JobRow, SourceRow, at, filled, validation_sources
 
 #: The moments of a step, as rows and answers call them.
 MOMENTS = ("after_forward", "peak", "after_update")
@@ -23,7 +23,7 @@ SMALLEST = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRow:
+class MemoryRow(JobRow):
     """A row of a source, as its files have it: the job, and the bytes of each category at each
     moment. `row` is the title, with `$name` of sizes, flags and notes; `stage` the stage of a
     pipeline that was recorded, by default that with the highest peak."""
@@ -31,10 +31,6 @@ class MemoryRow:
     row: str
     model: str
     stage: str = ""
-    kind: str = ""
-    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    notes: Mapping[str, str] = field(default_factory=dict[str, str])
     after_forward: Mapping[str, Any] = field(default_factory=dict[str, Any])
     peak: Mapping[str, Any] = field(default_factory=dict[str, Any])
     after_update: Mapping[str, Any] = field(default_factory=dict[str, Any])

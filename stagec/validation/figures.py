@@ -4,7 +4,7 @@ compiled program; a formula of a paper is only ever the published side."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -21,11 +21,11 @@ from stagec.schedule.report import run_schedule
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 from stagec.validation.formula import sizes_of, value_of
-from stagec.validation.sources import SourceRow, at, filled, validation_sources
+from stagec.validation.sources import JobRow, SourceRow, at, filled, validation_sources
 
 
 @dataclass(frozen=True, slots=True)
-class FigureRow:
+class FigureRow(JobRow):
     """A row of a source, as its files have it.
 
     `row` is the title, with `$name` of sizes, flags and notes; `ours` a formula; `published` the
@@ -44,10 +44,6 @@ class FigureRow:
     digits: str = ""
     within: str = "0"
     balance: str = "0"
-    kind: str = ""
-    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)

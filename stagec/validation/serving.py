@@ -4,28 +4,32 @@ was served. docs/accuracy.md shows how far predictions are off."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from stagec.jobs.request.emission import workers
-from stagec.jobs.request.option import Switch, values_of
+from stagec.jobs.request.option import values_of
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
-from stagec.support.diagnostics import DiagnosticError
 from stagec.validation.closed_loop import ClosedLoop
 from stagec.validation.formula import sizes_of
-from stagec.validation.sources import ValidationSource, at, filled, validation_sources
+from stagec.validation.sources import (
+    MeasuredRow,
+    ValidationSource,
+    filled,
+    validation_sources,
+)
 
 #: The batch up to which times to the first token are those of small batches.
 SMALL: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ServeRow:
+class ServeRow(MeasuredRow):
     """A row of a source, as its files have it.
 
     `ttft` and `tpot` are in milliseconds; `batch` is the number of sequences at once. Prompts and
@@ -43,11 +47,6 @@ class ServeRow:
     batch: str
     lengths: str = "1"
     rounds: str = "0"
-    judged: str = "on"
-    kind: str = ""
-    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +137,10 @@ def measured_servers(source: str | None = None) -> list[MeasuredServer]:
     """The measured servers of a source, or of all. Raises `DiagnosticError` for a source that is
     not there."""
     found = validation_sources(source, kind="serve")
-    return [server for each in found for server in _servers(each)]
+    return [server for each in found for server in each.measured(ServeRow, partial(_server, each))]
 
 
-def _servers(source: ValidationSource) -> Iterator[MeasuredServer]:
-    every, judged = int(source.text.fitted_every), 0
-    for given in source.rows():
-        with at(given.place):
-            row = given.read(ServeRow)
-            counts = Switch().of(row.judged)
-            fitted = bool(counts and every and judged % every == 0)
-            yield _server(source, row, judged=counts, fitted=fitted)
-        judged += counts
-
-
-def _server(
-    source: ValidationSource, row: ServeRow, *, judged: bool, fitted: bool
-) -> MeasuredServer:
+def _server(source: ValidationSource, row: ServeRow, judged: bool, fitted: bool) -> MeasuredServer:
     share = float(row.lengths)
     flags = {**row.flags, "prompt": max(1, round(int(row.prompt) * share))}
     values, _ = values_of(JOB, flags)
@@ -177,29 +163,6 @@ def _server(
         judged=judged,
         fitted=fitted,
     )
-
-
-def server_predictions(
-    servers: Sequence[MeasuredServer], session: Session
-) -> list[tuple[float, float] | str]:
-    """Seconds of each server, or why there are none, by as many processes as there are cores."""
-    results: dict[int, tuple[float, float] | str] = {}
-    with (
-        workers({"scheduler": None, "jobs": None}) as run,
-        session.progress("predicting", "servers") as counted,
-    ):
-        for done, (number, result) in enumerate(run(seconds_of_server, servers), 1):
-            results[number] = result
-            counted(done, len(servers))
-    return [results[i] for i in range(len(servers))]
-
-
-def seconds_of_server(server: MeasuredServer) -> tuple[float, float] | str:
-    """What we predict for a server, or why we do not."""
-    try:
-        return server.predicted()
-    except DiagnosticError as problem:
-        return problem.diagnostics[0].message
 
 
 def server_summaries(found: Iterable[ServerError]) -> list[ServerSummary]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import tomllib
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.metadata import entry_points
@@ -21,7 +21,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import stagec
-from stagec.jobs.request.option import text_of
+from stagec.jobs.request.option import Switch, text_of
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
@@ -61,6 +61,28 @@ class SourceRow:
                 raise error(f"'{name}' is missing", self.place, remedy="add it for this row or all")
         texts = {n: text_of(v) for n, v in self.given.items() if not isinstance(v, Mapping)}
         return cls(**{**self.given, **texts})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """What rows of all sources may say: the sizes and the flags of a job, and notes for titles and
+    for people; `kind` names what it has in common with some others."""
+
+    kind: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRow(JobRow):
+    """A row that counts for the errors of its source if it is `judged`."""
+
+    judged: str = "on"
+
+
+RowT = TypeVar("RowT", bound=MeasuredRow)
+MadeT = TypeVar("MadeT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +141,20 @@ class ValidationSource:
                 raise error(f"there is no [kind.{name}]", place, remedy=remedy)
             own = [_nested(key, text) for key, text in cells.items() if text]
             yield SourceRow(place, _merged(self.text.common, kinds[name], *own))
+
+    def measured(
+        self, cls: type[RowT], made: Callable[[RowT, bool, bool], MadeT]
+    ) -> Iterator[MadeT]:
+        """What is made of each row, of whether it is judged and of whether it was fitted: each
+        so many-th that is judged, the first one among them. Raises `DiagnosticError`."""
+        every, count = int(self.text.fitted_every), 0
+        for given in self.rows():
+            with at(given.place):
+                row = given.read(cls)
+                judged = Switch().of(row.judged)
+                fitted = bool(judged and every and count % every == 0)
+                yield made(row, judged, fitted)
+            count += judged
 
 
 def validation_sources(name: str | None = None, *, kind: str) -> list[ValidationSource]:

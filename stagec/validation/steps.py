@@ -3,19 +3,25 @@ docs/accuracy.md shows how far predictions are off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.emission import workers
-from stagec.jobs.request.option import Switch, values_of
+from stagec.jobs.request.option import values_of
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.validation.formula import sizes_of
-from stagec.validation.sources import ValidationSource, at, filled, validation_sources
+from stagec.validation.sources import (
+    MeasuredRow,
+    ValidationSource,
+    filled,
+    validation_sources,
+)
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -24,26 +30,33 @@ if TYPE_CHECKING:
 SUFFIX = ".stg"
 
 
-class _Judged(Protocol):
-    """A row that counts for the errors of its source, or does not."""
+PredictedT = TypeVar("PredictedT")
+PredictedT_co = TypeVar("PredictedT_co", covariant=True)
+
+
+class Measured(Protocol[PredictedT_co]):
+    """A measured step or server. Those that are `judged` count for the errors of their source."""
 
     @property
     def judged(self) -> bool: ...
 
+    def predicted(self) -> PredictedT_co:
+        """The seconds that we predict. Raises `DiagnosticError`."""
+        ...
 
-RowT = TypeVar("RowT", bound=_Judged)
+
+MeasuredT = TypeVar("MeasuredT", bound=Measured[object])
 #: Of sources with more rows so many are predicted, unless all are asked for.
 _SAMPLE = 60
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(MeasuredRow):
     """A row of a source, as its files have it.
 
     `row` is the title and `sweep` what a sweep is called, with `$name` of sizes, flags and notes.
     `measured` is in `unit`. `model` is one of the library, or a text of the folder. A size may be a
-    formula of others. `changes` are figures of the machine that the source states; `notes` are for
-    titles and people.
+    formula of others. `changes` are figures of the machine that the source states.
     """
 
     row: str
@@ -53,12 +66,7 @@ class StepRow:
     measured: str
     unit: str
     sweep: str = ""
-    judged: str = "on"
-    kind: str = ""
-    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
     changes: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
-    notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +129,10 @@ _UNITS: Final[Mapping[str, Callable[[StepRow, Mapping[str, int]], float]]] = {
 def measured_steps(source: str | None = None) -> dict[str, list[MeasuredStep]]:
     """The measured steps of a source, or all, by their source. Raises `DiagnosticError`."""
     sources = validation_sources(source, kind="steps")
-    return {each.name: list(_steps(each)) for each in sources}
+    return {each.name: [*each.measured(StepRow, partial(_step, each))] for each in sources}
 
 
-def _steps(source: ValidationSource) -> Iterator[MeasuredStep]:
-    """The steps of a source, of which each so many-th that is judged is fitted, the first one among
-    them."""
-    every, judged = int(source.text.fitted_every), 0
-    for given in source.rows():
-        with at(given.place):
-            row = given.read(StepRow)
-            counts = Switch().of(row.judged)
-            fitted = bool(counts and every and judged % every == 0)
-            yield _step(source, row, judged=counts, fitted=fitted)
-        judged += counts
-
-
-def _step(source: ValidationSource, row: StepRow, *, judged: bool, fitted: bool) -> MeasuredStep:
+def _step(source: ValidationSource, row: StepRow, judged: bool, fitted: bool) -> MeasuredStep:
     sizes = sizes_of(row.sizes)
     if row.unit not in _UNITS:
         raise ValueError(f"no unit '{row.unit}': choose among {', '.join(_UNITS)}")
@@ -168,7 +163,7 @@ def chosen(source: str | None, *, everything: bool) -> list[MeasuredStep]:
     return [s for steps in found for s in (steps if everything else sample(steps))]
 
 
-def sample(steps: list[RowT], most: int = _SAMPLE) -> list[RowT]:
+def sample(steps: list[MeasuredT], most: int = _SAMPLE) -> list[MeasuredT]:
     """All rows of a source, or of more than `most` those at equal distances that are judged. An
     odd distance: fitted rows are every second one."""
     if len(steps) <= most:
@@ -177,22 +172,25 @@ def sample(steps: list[RowT], most: int = _SAMPLE) -> list[RowT]:
     return judged[:: (len(judged) // most) | 1]
 
 
-def predictions(steps: Sequence[MeasuredStep], session: Session) -> list[float | str]:
-    """Seconds of each step, or why there are none, by as many processes as there are cores."""
-    results: dict[int, float | str] = {}
+def predictions(
+    measured: Sequence[Measured[PredictedT]], session: Session, what: str
+) -> list[PredictedT | str]:
+    """The seconds of each step or server, or why there are none, by as many processes as there are
+    cores; `what` they are is said beside the progress."""
+    results: dict[int, PredictedT | str] = {}
     with (
         workers({"scheduler": None, "jobs": None}) as run,
-        session.progress("predicting", "steps") as counted,
+        session.progress("predicting", what) as counted,
     ):
-        for done, (number, result) in enumerate(run(seconds_or_problem, steps), 1):
+        for done, (number, result) in enumerate(run(seconds_or_problem, measured), 1):
             results[number] = result
-            counted(done, len(steps))
-    return [results[i] for i in range(len(steps))]
+            counted(done, len(measured))
+    return [results[i] for i in range(len(measured))]
 
 
-def seconds_or_problem(step: MeasuredStep) -> float | str:
-    """What we predict for a step, or why we do not."""
+def seconds_or_problem(measured: Measured[PredictedT]) -> PredictedT | str:
+    """What we predict, or why we do not."""
     try:
-        return step.predicted()
+        return measured.predicted()
     except DiagnosticError as problem:
         return problem.diagnostics[0].message

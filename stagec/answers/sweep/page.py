@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.answers.sweep.axes import Axis
 from stagec.answers.sweep.order import known, unbeaten
@@ -20,6 +20,9 @@ from stagec.output.page import TableRow, command, figures, page, paragraphs, tab
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.answers.sweep.run import SweepAnswer
 
 #: What axes of charts call what is swept; other names are as they are.
 _FULL = {
@@ -55,15 +58,10 @@ def default_axes(columns: Sequence[SweepColumn]) -> tuple[str, str]:
     return columns[1].name, "peak"
 
 
-def sweep_plot(
-    about: tuple[str, str],
-    rows: Sequence[SweepRow],
-    names: tuple[str, str],
-    columns: Sequence[SweepColumn],
-) -> Plot:
-    """The plot of two columns, of what it is `about` and the command of the sweep. Raises
-    `DiagnosticError` where no row is a job."""
-    jobs = [(f"row{n}", row) for n, row in enumerate(rows) if "error" not in row]
+def sweep_plot(answer: SweepAnswer) -> Plot:
+    """The plot of two columns. Raises `DiagnosticError` where no row is a job."""
+    columns, names = answer.columns, answer.axes
+    jobs = [(f"row{n}", row) for n, row in enumerate(answer.drawn) if "error" not in row]
     if not jobs:
         raise error("no configuration to draw", remedy="see why: leave out --html")
     x, y = names
@@ -82,8 +80,8 @@ def sweep_plot(
     over = _axis(x, columns), _axis(y, columns)
     return Plot(
         title=f"{over[1].title.capitalize()} over {over[0].title}",
-        about=about[0],
-        command=about[1],
+        about=answer.about,
+        command=answer.command,
         points=points,
         x=over[0],
         y=over[1],
@@ -92,16 +90,9 @@ def sweep_plot(
     )
 
 
-def sweep_page(
-    title: str,
-    about: tuple[str, str],
-    rows: Sequence[SweepRow],
-    names: tuple[str, str],
-    columns: Sequence[SweepColumn],
-    commands: Sequence[str],
-) -> str:
-    """The page, of a title, and of what all is `about` with the command of the sweep: pictures,
-    where a mark is a job, and all rows."""
+def sweep_page(answer: SweepAnswer) -> str:
+    """The page: pictures, where a mark is a job, and all rows."""
+    rows, columns, commands = answer.drawn, answer.columns, answer.commands()
     numbers: dict[str, int] = {}
     for text in (text for row in rows if "error" not in row for text in notes(row)):
         numbers.setdefault(text, len(numbers) + 1)
@@ -115,14 +106,14 @@ def sweep_page(
     lines = [_row(row, columns, numbers, f"row{n}", opens.get(n, "")) for n, row in enumerate(rows)]
     said = (f"[{number}] {text}" for text, number in numbers.items())
     body = [
-        command(about[1]),
-        figures(_charts(about, rows, names, columns)),
+        command(answer.command),
+        figures(_charts(answer)),
         "<h2>All configurations</h2>",
         *paragraphs(["Choose a row or a mark: the other pictures show it too."], "quiet"),
         table(heads, lines),
         *paragraphs(said),
     ]
-    return page(title, body)
+    return page(answer.title, body)
 
 
 def _row(
@@ -145,17 +136,13 @@ def _row(
     )
 
 
-def _charts(
-    about: tuple[str, str],
-    rows: Sequence[SweepRow],
-    names: tuple[str, str],
-    columns: Sequence[SweepColumn],
-) -> Iterator[Chart]:
+def _charts(answer: SweepAnswer) -> Iterator[Chart]:
+    rows = answer.drawn
     jobs = [(n, row) for n, row in enumerate(rows) if "error" not in row]
     if not jobs:
         return
-    yield sweep_plot(about, rows, names, columns)
-    yield from _heats(about, rows, names, columns)
+    yield sweep_plot(answer)
+    yield from _heats(answer)
     if len(jobs) < 2:
         return
     names_of = {n: _series(row, "", joined=True) for n, row in jobs}
@@ -180,21 +167,17 @@ def _charts(
         if bars:
             yield Bars(
                 title=title,
-                about=about[0],
-                command=about[1],
+                about=answer.about,
+                command=answer.command,
                 bars=bars,
                 axis=axis,
                 order=order,
             )
 
 
-def _heats(
-    about: tuple[str, str],
-    rows: Sequence[SweepRow],
-    names: tuple[str, str],
-    columns: Sequence[SweepColumn],
-) -> Iterator[Heat]:
+def _heats(answer: SweepAnswer) -> Iterator[Heat]:
     """A heat map of what the plot has across, or else up, over each two swept names."""
+    rows, columns = answer.drawn, answer.columns
     values: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row["configuration"].items():
@@ -202,7 +185,7 @@ def _heats(
             if value not in known_values:
                 known_values.append(value)
     swept = [name for name, known_values in values.items() if len(known_values) > 1]
-    drawn = next(n for n in names if n not in values)
+    drawn = next(n for n in answer.axes if n not in values)
     column = next(c for c in columns if c.is_named(drawn))
     for across, up in combinations(swept, 2):
         cells: dict[tuple[str, str], HeatCell] = {}
@@ -213,8 +196,8 @@ def _heats(
         if any(cell.value is not None for cell in cells.values()):
             yield Heat(
                 title=f"{column.full.capitalize()} over {across} and {up}",
-                about=about[0],
-                command=about[1],
+                about=answer.about,
+                command=answer.command,
                 across=(_FULL.get(across, across), [chosen_text(v) for v in values[across]]),
                 up=(_FULL.get(up, up), [chosen_text(v) for v in values[up]]),
                 cells=cells,

@@ -119,12 +119,12 @@ class SweepAnswer(Report):
     @property
     def possible(self) -> bool:
         """Whether one of them is a job, within the limit if there is one."""
-        return any(row.get("fits", "error" not in row) for row in self._drawn)
+        return any(row.get("fits", "error" not in row) for row in self.drawn)
 
     @property
     def title(self) -> str:
         """The model, and what is swept."""
-        return f"{self.about}: {' x '.join(self._drawn[0]['configuration'])}"
+        return f"{self.about}: {' x '.join(self.drawn[0]['configuration'])}"
 
     @property
     def about(self) -> str:
@@ -133,11 +133,13 @@ class SweepAnswer(Report):
         return self.model if machine is None else f"{self.model} on {machine.name}"
 
     @property
-    def _drawn(self) -> Sequence[SweepRow]:
+    def drawn(self) -> Sequence[SweepRow]:
+        """The rows of the page."""
         return self.every or self.configurations
 
     @property
-    def _axes(self) -> tuple[str, str]:
+    def axes(self) -> tuple[str, str]:
+        """The two columns that the plot draws."""
         from stagec.answers.sweep.page import default_axes
 
         return self.plotted or default_axes(self.columns)
@@ -146,15 +148,16 @@ class SweepAnswer(Report):
         """A plot, and all rows."""
         from stagec.answers.sweep.page import sweep_page
 
-        commands = commands_of(*self.asked, self._drawn) if self.asked is not None else []
-        about = (self.about, self.command)
-        return sweep_page(self.title, about, self._drawn, self._axes, self.columns, commands)
+        return sweep_page(self)
 
     def plot(self) -> SVGText:
         from stagec.answers.sweep.page import sweep_plot
 
-        about = (self.about, self.command)
-        return SVGText(sweep_plot(about, self._drawn, self._axes, self.columns).svg())
+        return SVGText(sweep_plot(self).svg())
+
+    def commands(self) -> list[str]:
+        """The command of each row of the page; none where it is not known what was asked."""
+        return [] if self.asked is None else commands_of(*self.asked, self.drawn)
 
     def as_json(self) -> list[SweepRow]:
         return list(self.configurations)
@@ -183,13 +186,8 @@ def sweep(
     limit: Limit | None = given["limit"]
     _check_options(case.options, given)
     columns = with_limit(columns, limit)
-    selection = selection_of(
-        axes,
-        columns,
-        sort=given["sort"],
-        pareto=given["pareto"],
-        plot=given["plot"],
-    )
+    how = {name: given[name] for name in ("sort", "pareto", "plot")}
+    selection = selection_of(axes, columns, **how)
     with workers(given) as run, session.progress("analyzing", "configurations") as progress:
         rows = rows_of(case, axes, run, limit, progress)
     session.report(*limit.remarks() if limit is not None else ())

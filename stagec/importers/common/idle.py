@@ -59,6 +59,14 @@ class Idle:
         return text
 
 
+def tower_of(config: Config) -> Config:
+    """The configuration of the tower. Raises `DiagnosticError` where there is none."""
+    vision = config.section("vision_config")
+    if vision is None:
+        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    return vision
+
+
 def read_idle(
     config: Config, text: ModelText, *, width: int, inner: int, layers: int, patch: int
 ) -> None:
@@ -74,7 +82,7 @@ def read_idle(
 
 def image_tokens(config: Config, text: ModelText, image: int) -> None:
     """Declare N_v, the patches of an image."""
-    size, patch = config.side("image_size", default=image), text.symbols["P_v"].value or 1
+    size, patch = config.side("image_size", default=image), text.value("P_v")
     side = size // patch
     if not side:
         raise config.refuse("image_size", f"is {size}, less than one patch of {patch}")
@@ -150,8 +158,8 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
     ratio = vision.ratio("pixel_shuffle_ratio", default=1)
     read_size(vision, text, "U_v", "projector_input_dim", default=4096)
     read_size(vision, text, "O_v", "projector_output_dim", default=4096)
-    vision.only("vision_output_dim", text.symbols["O_v"].value or 1)
-    shuffled = (text.symbols["D_v"].value or 1) / ratio**2
+    vision.only("vision_output_dim", text.value("O_v"))
+    shuffled = text.value("D_v") / ratio**2
     if shuffled.denominator != 1 or shuffled != text.symbols["F_v"].value:
         raise vision.refuse("pixel_shuffle_ratio", "gives another width than 'intermediate_size'")
     vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")

@@ -34,6 +34,8 @@ _INNER = ("moe_intermediate_size",)
 _QK_NORMS = ("use_qk_norm", "qk_norm", "qk_layernorm")
 #: A block and what its kind of layers is called, if not all layers have it.
 Named = tuple[str, Block]
+#: The same block in every layer, or the block of each.
+PerLayer = Block | Sequence[Named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,10 @@ class Kin:
             read_groups=read_groups,
             dim_keys=dim_keys,
         )
-        self.width = self.text.symbols["D"].value or 1
-        self.dim = self.text.symbols["K"].value or 1
-        self.heads = self.text.symbols["H"].value or 1
-        self.groups_of_heads = self.text.symbols["G"].value or 1
+        self.width = self.text.value("D")
+        self.dim = self.text.value("K")
+        self.heads = self.text.value("H")
+        self.groups_of_heads = self.text.value("G")
         inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "block_ff_dim")
         times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
         if config.is_list(inner[0]):
@@ -114,6 +116,11 @@ class Kin:
         self.text.symbol("P", self.longest + before, "learned positions")
         self.text.assume(f"P >= S + {before}" if before else "P >= S")
         return Positions("P", before)
+
+    def biased(self, mixer: Attention, default: bool = False) -> Attention:
+        """Attention with biases of all its products where `attention_bias` says so."""
+        biased = self.flag("attention_bias", default)
+        return replace(mixer, qkv_bias=biased, out_bias=biased)
 
     def clip(self) -> None:
         """`clip_qkv`: queries, keys and values are clamped, which costs nothing in a fused kernel
@@ -232,7 +239,7 @@ class Kin:
         symbol, and N_top. Without the second key it is `top`, or all."""
         groups = self.config.size("n_group", "num_expert_group", default=1)
         top = self.config.size("topk_group", default=min(top or groups, groups))
-        experts = self.text.symbols["E"].value or 1
+        experts = self.text.value("E")
         if experts % groups or top > groups:
             raise self.config.refuse("n_group", f"is {groups}: {experts} experts, {top} groups")
         if top == groups:
@@ -253,7 +260,7 @@ class Kin:
 
     def shared(self, number: int, key: str) -> FeedForward:
         """Shared experts, as one block; declares F_shared."""
-        inner = self.text.symbols["M"].value or 1
+        inner = self.text.value("M")
         self.text.symbol("F_shared", number * inner, f"{key} * M")
         return FeedForward(self.activation())
 
@@ -268,9 +275,9 @@ class Kin:
 
     # -- layers ------------------------------------------------------------------------------------
 
-    def all(self, block: Block) -> list[Named]:
-        """The same block in every layer."""
-        return [("", block)] * self.count
+    def in_layers(self, blocks: PerLayer) -> Sequence[Named]:
+        """The block of each layer."""
+        return blocks if isinstance(blocks, Sequence) else [("", blocks)] * self.count
 
     def dense_first(self, dense: int, mixture: Experts, plain: FeedForward) -> list[Named]:
         """Feed-forward blocks: so many dense ones, then experts."""
@@ -283,9 +290,9 @@ class Kin:
 
     def stack(
         self,
-        mixers: Sequence[Named],
-        blocks: Sequence[Named],
-        decoder: Decoder,
+        mixers: PerLayer,
+        blocks: PerLayer | None = None,
+        decoder: Decoder | None = None,
         *,
         norm: Norm | None = RMS,
         post: Norm | None = None,
@@ -293,12 +300,15 @@ class Kin:
         parallel: bool = False,
         common_norm: Norm | None = None,
     ) -> ModelText:
-        """The text, with a mixer and a feed-forward block for each layer; `norm` and `post` stand
-        before and behind each of them. What they make is multiplied by `scale`."""
-        attention = [mixer for _, mixer in mixers if isinstance(mixer, Attention)]
+        """The text, with a mixer and a feed-forward block for each layer, by default one with the
+        activation that keys say, and a decoder, by default with this norm and tied where they say
+        so. `norm` and `post` stand before and behind each of them. What they make is multiplied by
+        `scale`."""
+        blocks = FeedForward(self.activation()) if blocks is None else blocks
+        columns = [self.in_layers(each) for each in (mixers, blocks)]
+        attention = [mixer for _, mixer in columns[0] if isinstance(mixer, Attention)]
         if attention:
             self.config.restates(any(a.qk_norm for a in attention), *_QK_NORMS)
-        columns = (mixers, blocks)
         varied = [len(set(column)) > 1 for column in columns]
         kinds: dict[str, Layer] = {}
         order: list[str] = []
@@ -312,4 +322,4 @@ class Kin:
                     for (_, block), part in zip(layer, ("attn", "ffn"), strict=True)
                 ]
                 kinds[kind] = Layer(parts, parallel, common_norm)
-        return decoder.write(self.text, kinds, order)
+        return (decoder or Decoder(norm or RMS, tied=self.tied())).write(self.text, kinds, order)

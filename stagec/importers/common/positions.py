@@ -97,13 +97,13 @@ def read_part(
         raise config.wrong(key, "a share, from 0 to 1")
     if "R" in text.symbols:
         return _expect_part(config, text, share, key)
-    return declare_part(config, text, int(share * (text.symbols["K"].value or 1)), key)
+    return declare_part(config, text, int(share * text.value("K")), key)
 
 
 def _expect_part(config: Config, text: ModelText, share: Fraction, key: str) -> bool:
     """The share of a head of latent attention, of which R elements beside K are rotated, all of
     them: it is 1, or what R is of K + R."""
-    kept, turned = text.symbols["K"].value or 0, text.symbols["R"].value or 1
+    kept, turned = text.symbols["K"].value or 0, text.value("R")
     whole = kept + turned
     if share not in (1, Fraction(turned, whole)):
         raise config.refuse(key, f"is {share}, but {turned} of {whole} elements are rotated")
@@ -112,7 +112,7 @@ def _expect_part(config: Config, text: ModelText, share: Fraction, key: str) -> 
 
 def declare_part(config: Config, text: ModelText, rotated: int, key: str) -> bool:
     """Declare R, the rotated elements of a head; whether that is less than all of it."""
-    dim = text.symbols["K"].value or 1
+    dim = text.value("K")
     if not 1 < rotated <= dim or rotated % 2:
         raise config.refuse(
             key, f"leaves {rotated} of {dim} elements to rotate: expected an even number"

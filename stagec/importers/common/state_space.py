@@ -85,7 +85,7 @@ class Lightning:
 
 def read_mamba1(config: Config, text: ModelText, prefix: str = "", **more: str) -> Mamba1:
     """Mamba-1 by its keys, which hybrids have with a prefix; declares I, N, R and W."""
-    d = text.symbols["D"].value or 1
+    d = text.value("D")
     state, conv = ("mamba_d_state", "mamba_d_conv") if prefix else ("state_size", "conv_kernel")
     times = config.size(f"{prefix}expand", default=2)
     inner = config.size("intermediate_size", default=times * d) if not prefix else times * d
@@ -146,7 +146,7 @@ def read_mamba2(
     """Mamba-2 by these keys; declares H_m, P, G_m, N, W and Q. The numbers are those of keys left
     out; `inner` is the width of all heads, if not `expand` times that of the model."""
     h = read_size(config, text, "H_m", keys.heads, default=heads)
-    inner = inner or config.size(keys.expand, default=2) * (text.symbols["D"].value or 1)
+    inner = inner or config.size(keys.expand, default=2) * text.value("D")
     if config.is_text(keys.size) or not config.has(keys.size):
         config.word(keys.size, among=("auto",), default="auto")
         if inner % h:

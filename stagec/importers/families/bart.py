@@ -135,9 +135,9 @@ def _read_sides(
     """Declare the sizes of an encoder and a decoder, whose heads and inner widths are the same."""
     read_size(config, text, "D", "d_model", default=width)
     read_heads_of(config, text, "", "encoder_attention_heads", heads)
-    config.only("decoder_attention_heads", text.symbols["H"].value or 1, why="differs")
+    config.only("decoder_attention_heads", text.value("H"), why="differs")
     read_size(config, text, "F", "encoder_ffn_dim", default=inner)
-    config.only("decoder_ffn_dim", text.symbols["F"].value or 1, why="differs")
+    config.only("decoder_ffn_dim", text.value("F"), why="differs")
     text.symbol("L", config.layers("encoder_layers", default=layers), "encoder_layers")
     text.symbol("L_dec", config.layers("decoder_layers", default=layers), "decoder_layers")
     config.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers")

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.kin import Kin, PerLayer, Sizes
 from stagec.importers.common.positions import growing_temperature, score_share
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, Block, FeedForward, Rope
-from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import Callee, ModelText
 
 
@@ -50,12 +49,11 @@ class Latent:
 def read_deepseek(config: Config) -> ModelText:
     """DeepSeekMoE (arXiv 2401.06066): shared experts beside many small ones, dense layers first."""
     kin = Kin(config, "DeepSeekMoE", Sizes(4096, 11008, 30, 32, 102400, 2048))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
-    return kin.stack(kin.all(mixer), _softmax_experts(kin), Decoder(tied=kin.tied()))
+    mixer = kin.biased(Attention(rope=kin.rope()))
+    return kin.stack(mixer, _softmax_experts(kin))
 
 
-def _softmax_experts(kin: Kin) -> list[Named]:
+def _softmax_experts(kin: Kin) -> PerLayer:
     """Dense layers, then experts by a softmax; without any if the configuration names none."""
     config = kin.config
     config.only("scoring_func", "softmax")
@@ -65,7 +63,7 @@ def _softmax_experts(kin: Kin) -> list[Named]:
     every = config.size("moe_layer_freq", default=1)
     normalize = kin.flag("norm_topk_prob")
     if not config.has("n_routed_experts"):
-        return kin.all(plain)
+        return plain
     mixture = kin.experts(count=1, top=1, inner=1407, normalize=normalize)
     method = config.word(
         "topk_method", among=("greedy", "gready", "group_limited_greedy"), default="greedy"
@@ -87,7 +85,7 @@ def _softmax_experts(kin: Kin) -> list[Named]:
 def read_deepseek_v2(config: Config) -> ModelText:
     """DeepSeek-V2 (arXiv 2405.04434): latent attention."""
     kin, mixer = latent_of(config, "DeepSeek-V2", Sizes(4096, 11008, 32, 32, 102400, 2048))
-    return kin.stack(kin.all(mixer), _softmax_experts(kin), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, _softmax_experts(kin))
 
 
 @reads("DeepSeek-V3", "deepseek_v3", "kimi_k2", features="latent attention, sigmoids")
@@ -115,7 +113,7 @@ def sigmoid_stack(
     dense = config.count("first_k_dense_replace", default=dense)
     config.only("moe_layer_freq", 1)
     blocks = kin.dense_first(dense, mixture, plain)
-    return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(mixer, blocks)
 
 
 @reads("Mistral 4", "mistral4", features="latent attention, queries grow, a shared expert")
@@ -138,7 +136,7 @@ def read_mistral4(config: Config) -> ModelText:
     mixture = replace(mixture, route=(*mixture.route, *kin.weights()), shared=shared)
     dense = config.count("first_k_dense_replace", default=0)
     blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
-    return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(mixer, blocks)
 
 
 @reads("DeepSeek-V3.2", "deepseek_v32", features="an indexer selects 2048 keys")

@@ -36,7 +36,7 @@ def read_dit(config: Config) -> ModelText:
     text = begin_images(config, "DiT", "X")
     read_width(config, text, 16, 72)
     read_latents(config, text, 32, 4)
-    text.symbol("F", 4 * (text.symbols["D"].value or 1), "four times the width")
+    text.symbol("F", 4 * text.value("D"), "four times the width")
     count = config.layers("num_layers", default=28)
     if count < 2:
         raise config.refuse("num_layers", "is 1: expected a first block and others")

@@ -67,13 +67,13 @@ def _begin(
     d, layers, f, v = sizes
     read_size(config, text, "D", "hidden_size", default=d)
     read_heads_of(config, text, "", "num_attention_heads", d // 64)
-    config.only("attention_head_size", text.symbols["K"].value or 1)
+    config.only("attention_head_size", text.value("K"))
     read_size(config, text, "F", "intermediate_size", default=f)
     read_size(config, text, "V", "vocab_size", default=v)
     text.symbol("L", config.layers(default=layers), "num_hidden_layers")
     if not config.flag("relative_attention", default=False):
         raise config.refuse("relative_attention", "is off, but scores by distance are expected")
-    config.only("embedding_size", text.symbols["D"].value or 1)
+    config.only("embedding_size", text.value("D"))
     config.only("tie_word_embeddings", True)
     config.only("legacy", True)
     config.skip("pooler_hidden_size", "pooler_dropout", "pooler_hidden_act")

@@ -32,7 +32,7 @@ def read_activation(config: Config, *keys: str, default: str = "gelu") -> str:
 
 def read_heads_of(config: Config, text: ModelText, suffix: str, key: str, heads: int) -> None:
     """Declare H and K by a number of heads that share the width."""
-    width = text.symbols[f"D{suffix}"].value or 1
+    width = text.value(f"D{suffix}")
     count = read_size(config, text, f"H{suffix}", key, default=heads)
     if width % count:
         raise config.refuse(key, f"is {count}, which does not divide {width}")
@@ -133,7 +133,7 @@ def _bert(config: Config, kind: Words) -> ModelText:
     text.assume(f"P >= S + {before}" if before else "P >= S")
     config.only("position_embedding_type", "absolute")
     config.skip("tie_word_embeddings")
-    config.only("embedding_size", text.symbols["D"].value or 1)
+    config.only("embedding_size", text.value("D"))
     if types:
         read_size(config, text, "Y", "type_vocab_size", default=types)
     act = read_activation(config, "hidden_act", "activation")

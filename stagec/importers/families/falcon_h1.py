@@ -66,7 +66,7 @@ def read_falcon_h1(config: Config) -> ModelText:
         norm="groups" if normed else "no",
         inner=inner,
     )
-    if (text.symbols["H_m"].value or 1) * (text.symbols["P"].value or 1) != inner:
+    if text.value("H_m") * text.value("P") != inner:
         raise config.refuse("mamba_d_ssm", f"is {inner}, not mamba_n_heads * mamba_d_head")
     if config.flag("mamba_rms_norm", default=False):
         config.only("mamba_norm_before_gate", False)
@@ -75,10 +75,9 @@ def read_falcon_h1(config: Config) -> ModelText:
     config.only("attn_layer_indices")
     config.skip("num_logits_to_keep")
     mamba = replace(mamba, scales=_multipliers(config, "ssm_multipliers", 5))
-    biased = kin.flag("attention_bias")
     by = config.ratio("key_multiplier", default=1)
     scale = times(by) if by != 1 else ""
-    attention = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), key_scale=scale)
+    attention = kin.biased(Attention(rope=kin.rope(), key_scale=scale))
     gate, down = _multipliers(config, "mlp_multipliers", 2)
     mlp = _ScaledMlp(gate, down, kin.flag("mlp_bias"))
     config.only("hidden_act", "silu")

@@ -20,8 +20,7 @@ HALF = Fraction(1, 2)
 def read_minicpm(config: Config) -> ModelText:
     """MiniCPM (arXiv 2404.06395): Llama with scaled embeddings, residuals and logits."""
     kin = Kin(config, "MiniCPM", Sizes(4096, 11008, 32, 32, 32000, 2048))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    mixer = kin.biased(Attention(rope=kin.rope()))
     base = config.size("dim_model_base", default=1)
     decoder = Decoder(
         tied=kin.tied(True),
@@ -31,7 +30,7 @@ def read_minicpm(config: Config) -> ModelText:
     depth = config.ratio("scale_depth", default=1)
     config.only("num_experts", 0)
     block = FeedForward(kin.activation())
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, scale=depth / root(kin.count))
+    return kin.stack(mixer, block, decoder, scale=depth / root(kin.count))
 
 
 @reads("ChatGLM", "chatglm", features="partial rotation, biases by keys")
@@ -60,17 +59,16 @@ def read_chatglm(config: Config) -> ModelText:
     rope = kin.partly(Rope(interleaved=True), kin.dim // 2, "head_dim")
     mixer = Attention(qkv_bias=kin.flag("add_qkv_bias") or biased, out_bias=biased, rope=rope)
     block = FeedForward(kin.activation(), bias=biased)
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, block)
 
 
 @reads("Orion", "orion", features="LayerNorm")
 def read_orion(config: Config) -> ModelText:
     """Orion (arXiv 2401.12246): Llama with LayerNorm."""
     kin = Kin(config, "Orion", Sizes(4096, 15360, 40, 40, 84608, 4096))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    mixer = kin.biased(Attention(rope=kin.rope()))
     block = FeedForward(kin.activation())
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(LAYER, tied=kin.tied()), norm=LAYER)
+    return kin.stack(mixer, block, norm=LAYER)
 
 
 @reads("Ling", "bailing_moe", features="shared experts, dense first")
@@ -89,7 +87,7 @@ def read_bailing(config: Config) -> ModelText:
     blocks = kin.dense_first(
         dense, replace(mixture, shared=shared), FeedForward(mixture.activation)
     )
-    return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(mixer, blocks)
 
 
 @reads("Ling 2.0", "bailing_moe_v2", features="sigmoid routing, q and k normed")
@@ -113,7 +111,7 @@ def read_bailing_v2(config: Config) -> ModelText:
     )
     dense = config.count("first_k_dense_replace", default=0)
     blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
-    return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(mixer, blocks)
 
 
 def _refuse_of_ling(config: Config) -> None:
@@ -146,7 +144,7 @@ def read_grok2(config: Config) -> ModelText:
         logit_cap=config.ratio("final_logit_softcapping", default=50),
     )
     mixer = Attention(rope=kin.rope(), mask=f"causal, softcap = {cap}")
-    return kin.stack(kin.all(mixer), kin.all(mixture), decoder, post=RMS)
+    return kin.stack(mixer, mixture, decoder, post=RMS)
 
 
 @reads("GLM-5", "glm_moe_dsa", features="latent attention with an indexer")

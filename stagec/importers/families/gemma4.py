@@ -203,7 +203,7 @@ def _read_experts(kin: Kin) -> None:
     """Declare the sizes of experts."""
     read_size(kin.config, kin.text, "E", "num_experts")
     top = read_size(kin.config, kin.text, "T", "top_k_experts")
-    if top > (kin.text.symbols["E"].value or 1):
+    if top > kin.text.value("E"):
         raise kin.config.refuse("top_k_experts", f"is {top}, more than there are experts")
     read_size(kin.config, kin.text, "M", "moe_intermediate_size")
 

@@ -80,7 +80,7 @@ def _biased(kin: Kin, activation: str, groups: str) -> ModelText:
     mixer = Attention(groups, qkv_bias=True, out_bias=True, rope=None)
     block = FeedForward(kin.activation(activation), gated=False, bias=True)
     decoder = Decoder(LAYER, tied=kin.tied(True), positions=kin.positions())
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
+    return kin.stack(mixer, block, decoder, norm=LAYER)
 
 
 @reads("GPT-Neo", "gpt_neo", features="windows in every other layer")
@@ -97,7 +97,7 @@ def read_gpt_neo(config: Config) -> ModelText:
     block = FeedForward(kin.activation("gelu_new"), gated=False, bias=True)
     _skip_summary(config)
     decoder = Decoder(LAYER, tied=kin.tied(True), positions=kin.positions())
-    return kin.stack(mixers, kin.all(block), decoder, norm=LAYER)
+    return kin.stack(mixers, block, decoder, norm=LAYER)
 
 
 @reads("OPT", "opt", features="learned positions, ReLU, biases")
@@ -115,7 +115,7 @@ def read_opt(config: Config) -> ModelText:
     decoder = Decoder(LAYER, tied=kin.tied(True), positions=kin.positions(before=2))
     decoder = replace(decoder, narrow="D_embed" if narrow else "")
     if kin.flag("do_layer_norm_before", True):
-        return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
+        return kin.stack(mixer, block, decoder, norm=LAYER)
     return normed_sums(kin, mixer, block, replace(decoder, norm=None))
 
 
@@ -137,7 +137,7 @@ def read_bloom(config: Config) -> ModelText:
     mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None, mask="causal, alibi")
     block = FeedForward("gelu_new", gated=False, bias=True)
     decoder = Decoder(LAYER, tied=kin.tied(True), embed_norm=LAYER)
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
+    return kin.stack(mixer, block, decoder, norm=LAYER)
 
 
 @reads("MPT", "mpt", features="ALiBi, LayerNorm without bias")
@@ -165,20 +165,19 @@ def read_mpt(config: Config) -> ModelText:
     mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=None, mask=mask)
     block = FeedForward("gelu", gated=False, bias=biased)
     decoder = Decoder(norm, tied=kin.tied(True), positions=kin.positions() if learned else None)
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=norm)
+    return kin.stack(mixer, block, decoder, norm=norm)
 
 
 @reads("GPT-NeoX", "gpt_neox", features="parallel blocks, partial rotation")
 def read_gpt_neox(config: Config) -> ModelText:
     """GPT-NeoX (arXiv 2204.06745): both blocks of a layer read its input, each by its own norm."""
     kin = Kin(config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048), read_groups=False)
-    biased = kin.flag("attention_bias", True)
     rope = kin.rope(partial=Fraction(1, 4))
-    mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=rope)
+    mixer = kin.biased(Attention("H", rope=rope), True)
     block = FeedForward(kin.activation("gelu"), gated=False, bias=True)
     parallel = kin.flag("use_parallel_residual", True)
     decoder = Decoder(LAYER, tied=kin.tied())
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER, parallel=parallel)
+    return kin.stack(mixer, block, decoder, norm=LAYER, parallel=parallel)
 
 
 @reads("GPT-J", "gptj", "codegen", features="parallel blocks under one norm")
@@ -210,7 +209,7 @@ def read_phi_msft(config: Config) -> ModelText:
     kin = Kin(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
     words, times = (
-        kin.text.symbols["V"].value or 1,
+        kin.text.value("V"),
         config.size("pad_vocab_size_multiple", default=64),
     )
     kin.text.replace("V", -(-words // times) * times, "vocab_size")
@@ -228,9 +227,7 @@ def _parallel(
     kin: Kin, mixer: Attention, block: FeedForward, decoder: Decoder, norm: Norm = LAYER
 ) -> ModelText:
     """A model whose blocks read one norm and add to the stream together."""
-    return kin.stack(
-        kin.all(mixer), kin.all(block), decoder, norm=None, parallel=True, common_norm=norm
-    )
+    return kin.stack(mixer, block, decoder, norm=None, parallel=True, common_norm=norm)
 
 
 @reads("Falcon", "falcon", "RefinedWeb", "RefinedWebModel", features="multi-query, parallel blocks")
@@ -257,7 +254,7 @@ def read_falcon(config: Config) -> ModelText:
     parallel = kin.flag("parallel_attn", True) or newer
     if parallel and norms == 1:
         return _parallel(kin, mixer, block, decoder)
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER, parallel=parallel)
+    return kin.stack(mixer, block, decoder, norm=LAYER, parallel=parallel)
 
 
 @reads("StarCoder2", "starcoder2", features="biases by a key, windows")
@@ -271,7 +268,7 @@ def read_starcoder2(config: Config) -> ModelText:
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     block = FeedForward(kin.activation("gelu_pytorch_tanh"), gated=False, bias=biased)
-    return kin.stack(mixers, kin.all(block), Decoder(LAYER, tied=kin.tied(True)), norm=LAYER)
+    return kin.stack(mixers, block, Decoder(LAYER, tied=kin.tied(True)), norm=LAYER)
 
 
 @reads("StableLM", "stablelm", features="LayerNorm, partial rotation")
@@ -289,21 +286,16 @@ def read_stablelm(config: Config) -> ModelText:
     decoder = Decoder(LAYER, tied=kin.tied())
     if kin.flag("use_parallel_residual"):
         return _parallel(kin, mixer, block, decoder)
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=LAYER)
+    return kin.stack(mixer, block, decoder, norm=LAYER)
 
 
 @reads("Command R", "cohere", features="parallel blocks, scaled logits")
 def read_cohere(config: Config) -> ModelText:
     """Command R: both blocks read one LayerNorm without a bias; logits are scaled."""
     kin = Kin(config, "Command R", Sizes(8192, 22528, 40, 64, 256000, 8192))
-    biased = kin.flag("attention_bias")
     normed = LAYER_SCALE if kin.flag("use_qk_norm") else None
-    mixer = Attention(
-        qkv_bias=biased,
-        out_bias=biased,
-        qk_norm=normed,
-        norm_dims="heads",
-        rope=kin.rope(interleaved=True),
+    mixer = kin.biased(
+        Attention(qk_norm=normed, norm_dims="heads", rope=kin.rope(interleaved=True))
     )
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
     decoder = Decoder(LAYER_SCALE, tied=kin.tied(True), logit_scale=scale)
@@ -314,23 +306,21 @@ def read_cohere(config: Config) -> ModelText:
 def read_olmo(config: Config) -> ModelText:
     """OLMo (arXiv 2402.00838): LayerNorm without parameters."""
     kin = Kin(config, "OLMo", Sizes(4096, 11008, 32, 32, 50304, 2048))
-    biased = kin.flag("attention_bias")
     kin.clip()
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    mixer = kin.biased(Attention(rope=kin.rope()))
     plain = Norm("layer", "none")
     block = FeedForward(kin.activation())
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(plain, tied=kin.tied()), norm=plain)
+    return kin.stack(mixer, block, norm=plain)
 
 
 @reads("Nemotron", "nemotron", features="squared ReLU, LayerNorm of 1 + w")
 def read_nemotron(config: Config) -> ModelText:
     """Nemotron-4 (arXiv 2402.16819): a squared ReLU, norms whose weight is stored less 1."""
     kin = Kin(config, "Nemotron", Sizes(6144, 24576, 32, 48, 256000, 4096))
-    biased = kin.flag("attention_bias")
     norm = Norm("layer", zero_centered=True)
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(partial=Fraction(1, 2)))
+    mixer = kin.biased(Attention(rope=kin.rope(partial=Fraction(1, 2))))
     block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias"))
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(norm, tied=kin.tied()), norm=norm)
+    return kin.stack(mixer, block, norm=norm)
 
 
 @reads("Persimmon", "persimmon", features="squared ReLU, q and k normed")
@@ -346,4 +336,4 @@ def read_persimmon(config: Config) -> ModelText:
     rope = kin.rope(partial=Fraction(1, 2))
     mixer = Attention("H", qkv_bias=True, out_bias=True, qk_norm=normed, rope=rope)
     block = FeedForward(kin.activation("relu2"), gated=False, bias=True)
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(LAYER, tied=kin.tied()), norm=LAYER)
+    return kin.stack(mixer, block, norm=LAYER)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stagec.importers.common.idle import tower_of
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
@@ -32,9 +33,7 @@ def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
     """Qwen-VL with I_v images of N_v patches in each sequence of S tokens, I_v*N_v/4 of which are
     merged patches. The tower of the later one has `windows`."""
     config.merge("text_config")
-    vision = config.section("vision_config")
-    if vision is None:
-        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    vision = tower_of(config)
     kin = Kin(config, title, Sizes(4096, 22016, 32, 32, 151936, 32768))
     text = kin.text
     config.only("use_sliding_window", False)
@@ -104,7 +103,7 @@ def _read_tower(vision: Config, text: ModelText, windows: bool) -> int:
         text.symbol("W_v", side * side, "patches of a window, by window_size")
     text.assume(f"N_v % {merge * merge} == 0")
     text.assume("N_v % W_v == 0")
-    vision.only("out_hidden_size" if windows else "hidden_size", text.symbols["D"].value or 1)
+    vision.only("out_hidden_size" if windows else "hidden_size", text.value("D"))
     vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
     return merge * merge
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.idle import Idle, image_tokens, read_idle
+from stagec.importers.common.idle import Idle, image_tokens, read_idle, tower_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.families.spoken import language_of
@@ -149,8 +149,8 @@ def _read_eye(kind: str, vision: Config, text: ModelText) -> Eye:
     read_idle(vision, text, width=width, inner=inner, layers=layers, patch=patch)
     read_heads_of(vision, text, "_v", "num_attention_heads", heads)
     image_tokens(vision, text, image)
-    text.symbol("X_v", vision.side("image_size", default=image) // _size(text, "P_v"), "of a side")
-    text.replace("N_v", _size(text, "N_v"), "X_v*X_v: patches of an image")
+    text.symbol("X_v", vision.side("image_size", default=image) // text.value("P_v"), "of a side")
+    text.replace("N_v", text.value("N_v"), "X_v*X_v: patches of an image")
     text.assume("N_v == X_v*X_v")
     text.symbol("I_v", 1, "images of a sequence")
     vision.only("vision_use_head", False)
@@ -166,10 +166,6 @@ def _read_eye(kind: str, vision: Config, text: ModelText) -> Eye:
         biased = vision.flag("attention_bias", default=False)
         eye = replace(eye, biases="qkvo" if biased else "o")
     return eye
-
-
-def _size(text: ModelText, symbol: str) -> int:
-    return text.symbols[symbol].value or 1
 
 
 # -- projectors ------------------------------------------------------------------------------------
@@ -193,8 +189,8 @@ def _product(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool)
 
 def _squares(config: Config, key: str, text: ModelText, body: Body, x: str, side: int) -> str:
     """Append squares of side x side patches: [B*I_v, rows, side, columns, side, D_v]."""
-    if side < 1 or _size(text, "X_v") % side:
-        raise config.refuse(key, f"makes squares of {side}, not of {_size(text, 'X_v')} patches")
+    if side < 1 or text.value("X_v") % side:
+        raise config.refuse(key, f"makes squares of {side}, not of {text.value('X_v')} patches")
     sizes = f"({side}, X_v/{side}, {side})"
     text.assume(f"X_v % {side} == 0")
     cut = f'stg.reshape["b(huwv)d->bhuwvd", factors = (u, w, v), sizes = {sizes}]'
@@ -211,14 +207,14 @@ def _llava(config: Config, text: ModelText, body: Body, x: str) -> str:
 
 
 def _linear(config: Config, text: ModelText, body: Body, x: str) -> str:
-    config.only("projection_dim", _size(text, "D"))
+    config.only("projection_dim", text.value("D"))
     return _product(body, "proj", x, "linear", "D_v, D", bias=True)
 
 
 def _pooled(config: Config, text: ModelText, body: Body, x: str) -> str:
     """Gemma 3: means of squares of patches, a norm and a product."""
     tokens = config.size("mm_tokens_per_image", default=256)
-    side = next((n for n in range(1, 65) if n * n * tokens == _size(text, "N_v")), 0)
+    side = next((n for n in range(1, 65) if n * n * tokens == text.value("N_v")), 0)
     s = _squares(config, "mm_tokens_per_image", text, body, x, side)
     steps = [
         'stg.sum["bhuwvd->bhwd"]({})',
@@ -265,8 +261,8 @@ def _among(
     def write(text: ModelText, body: Body) -> str:
         eye = _read_eye(kind, vision, text)
         default = -2 if kind == "clip_vision_model" else -1
-        layer = config.count("vision_feature_layer", default=default, least=-_size(text, "L_v"))
-        eye = replace(eye, unused=-1 - layer if layer < 0 else _size(text, "L_v") - layer)
+        layer = config.count("vision_feature_layer", default=default, least=-text.value("L_v"))
+        eye = replace(eye, unused=-1 - layer if layer < 0 else text.value("L_v") - layer)
         idle = Idle(text)
         seen = project(config, text, body, eye.see(vision, text, body, idle))
         if eye.unused:
@@ -295,9 +291,7 @@ def reader(project: Projector, tower: str, words: str) -> Reader:
 
 def read_gemma3_images(config: Config) -> ModelText:
     """Gemma 3 with I_v images in each sequence."""
-    vision = config.section("vision_config")
-    if vision is None:
-        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    vision = tower_of(config)
     config.merge("text_config")
     idles: list[Idle] = []
     config.among = _among(config, vision, "siglip_vision_model", _pooled, idles)
@@ -306,19 +300,17 @@ def read_gemma3_images(config: Config) -> ModelText:
 
 def read_llama4_images(config: Config) -> ModelText:
     """Llama 4 with I_v images in each sequence: squares of patches, an adapter, a projection."""
-    vision = config.section("vision_config")
-    if vision is None:
-        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    vision = tower_of(config)
     config.merge("text_config")
 
     def adapted(config: Config, text: ModelText, body: Body, x: str) -> str:
         ratio = vision.ratio("pixel_shuffle_ratio", default=Fraction(1, 2))
         side = int(1 / ratio) if ratio > 0 and (1 / ratio).denominator == 1 else 0
         j = _joined(body, _squares(vision, "pixel_shuffle_ratio", text, body, x, side))
-        vision.only("intermediate_size", side * side * _size(text, "D_v"))
+        vision.only("intermediate_size", side * side * text.value("D_v"))
         read_size(vision, text, "U_v", "projector_input_dim", default=4096)
         read_size(vision, text, "O_v", "projector_output_dim", default=4096)
-        vision.only("vision_output_dim", _size(text, "O_v"))
+        vision.only("vision_output_dim", text.value("O_v"))
         vision.skip("vision_feature_select_strategy", "multi_modal_projector_bias")
         vision.skip("projector_dropout", "vision_feature_layer")
         for out, sizes in (("adapted0", f"{side * side}*D_v, U_v"), ("adapted1", "U_v, O_v")):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stagec.importers.common.idle import tower_of
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
@@ -41,9 +42,7 @@ class _Gated(Layer):
 def read_mllama_images(config: Config) -> ModelText:
     """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of words, and layers
     that attend to the X_v*(E_v^2 + 1) outputs of the tower."""
-    vision = config.section("vision_config")
-    if vision is None:
-        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+    vision = tower_of(config)
     config.merge("text_config")
     config.only("tie_word_embeddings", False)
     crossed = config.sizes("cross_attention_layers")
@@ -96,7 +95,7 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
     kept = kept or tuple(min(i, count - 1) for i in _INDICES)
     if list(kept) != sorted(kept):
         raise vision.refuse("intermediate_layers_indices", "are not in order: not modeled")
-    width = (1 + len(kept)) * (text.symbols["D_v"].value or 1)
+    width = (1 + len(kept)) * text.value("D_v")
     vision.only("vision_output_dim", width)
     vision.skip("norm_eps")
     return [*kept, count]
@@ -125,7 +124,7 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
         streams.append(h)
     *inner, h = streams
     h = body.call("all", _tiles(text, "tiles_between"), h, "%aspects")
-    count = text.symbols["L_global"].value or 1
+    count = text.value("L_global")
     h = write_stack(
         text,
         body,

@@ -74,7 +74,7 @@ def _read_tower(vision: Config, text: ModelText) -> None:
     text.symbol("I_v", 1, "images of a sequence")
     text.symbol("N_v", 1024, "patches of an image")
     text.assume("N_v % U_v == 0")
-    vision.only("out_hidden_size", text.symbols["D"].value or 1)
+    vision.only("out_hidden_size", text.value("D"))
     vision.skip("rope_parameters")
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
 from stagec.importers.common.state_space import GatedDelta, Lightning
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -38,7 +37,7 @@ def read_qwen3_5(config: Config) -> ModelText:
     sizes = Sizes(4096, 12288, 32, 16, 248320, 32768, groups=4, dim=256)
     kin = Kin(config, "Qwen3.5", sizes)
     _skip_predictions(config)
-    return _with_delta_nets(kin, kin.all(FeedForward(kin.activation())))
+    return _with_delta_nets(kin, FeedForward(kin.activation()))
 
 
 @reads("Qwen3.5-MoE", "qwen3_5_moe_text", features="delta nets, experts, shared")
@@ -47,7 +46,7 @@ def read_qwen3_5_moe(config: Config) -> ModelText:
     sizes = Sizes(2048, 5632, 40, 16, 248320, 32768, groups=2, dim=256)
     kin = Kin(config, "Qwen3.5-MoE", sizes)
     _skip_predictions(config)
-    return _with_delta_nets(kin, kin.all(_shared_mixture(kin, count=256, top=8, normalize=True)))
+    return _with_delta_nets(kin, _shared_mixture(kin, count=256, top=8, normalize=True))
 
 
 def _skip_predictions(config: Config) -> None:
@@ -61,7 +60,7 @@ def _shared_mixture(kin: Kin, *, count: int, top: int, normalize: bool) -> Exper
     return kin.beside(mixture, "shared_expert_intermediate_size", default=512)
 
 
-def _with_delta_nets(kin: Kin, blocks: Sequence[Named]) -> ModelText:
+def _with_delta_nets(kin: Kin, block: PerLayer) -> ModelText:
     """The text, with delta nets in three layers of four and gated attention in the fourth."""
     config, text = kin.config, kin.text
     config.only("output_gate_type", "swish", "silu")
@@ -81,6 +80,7 @@ def _with_delta_nets(kin: Kin, blocks: Sequence[Named]) -> ModelText:
     types = config.words(
         "layer_types", among=("linear_attention", "full_attention"), length=kin.count
     ) or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(kin.count)]
+    blocks = kin.in_layers(block)
     mixed = len(set(blocks)) > 1
     layers: list[list[Place]] = []
     for kind, (name, block) in zip(types, blocks, strict=True):
@@ -112,10 +112,10 @@ class _DoubleDelta:
 def read_olmo_hybrid(config: Config) -> ModelText:
     """OLMo Hybrid: three delta nets behind norms, then attention with norms behind the blocks."""
     kin = Kin(config, "OLMo Hybrid", Sizes(3840, 11008, 32, 30, 100352, 65536))
-    text, heads = kin.text, kin.text.symbols["H"].value or 1
+    text, heads = kin.text, kin.text.value("H")
     config.skip(*(f"linear_{n}" for n in ("a_log_min", "a_log_max", "dt_min", "dt_max")))
     config.skip("linear_dt_init_floor")
-    width = text.symbols["D"].value or 1
+    width = text.value("D")
     keys = kin.size("G_m", "linear_num_key_heads", default=heads)
     values = kin.size("H_m", "linear_num_value_heads", default=heads)
     if values % keys:
@@ -128,14 +128,11 @@ def read_olmo_hybrid(config: Config) -> ModelText:
     types = config.words("layer_types", among=among, length=kin.count) or [
         among[(i + 1) % 4 == 0] for i in range(kin.count)
     ]
-    biased = kin.flag("attention_bias")
     parameters = config.section("rope_parameters")
     turned = config.has("rope_theta") or (parameters is not None and parameters.has("rope_theta"))
     rope = kin.rope() if turned else None
     config.skip("rope_parameters", "rope_theta")
-    mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=rope
-    )
+    mixer = kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=rope))
     block = FeedForward(kin.activation()).write(text)
     kinds: dict[str, Layer] = {}
     if "linear_attention" in types:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.kin import Kin, PerLayer, Sizes
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, FeedForward
@@ -19,10 +19,9 @@ HALF = Fraction(1, 2)
 def read_llama(config: Config) -> ModelText:
     """Llama 1 to 3 (arXiv 2302.13971, 2307.09288, 2407.21783)."""
     kin = Kin(config, "Llama", Sizes(4096, 11008, 32, 32, 32000, 2048))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    mixer = kin.biased(Attention(rope=kin.rope()))
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, block)
 
 
 @reads("Mistral", "mistral", "ministral", features="windows")
@@ -31,7 +30,7 @@ def read_mistral(config: Config) -> ModelText:
     kin = Kin(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
     window = kin.window(4096)
     mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), window)
-    return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
+    return kin.stack(mixers)
 
 
 @reads("Qwen", "qwen", features="biases of q, k, v")
@@ -46,8 +45,7 @@ def read_qwen(config: Config) -> ModelText:
     config.skip("fp16", "bf16", "fp32", "onnx_safe", "use_cache_quantization", "use_cache_kernel")
     config.skip("use_dynamic_ntk", "use_logn_attn", "softmax_in_fp32", "seq_length")
     mixer = Attention("H", qkv_bias=True, rope=kin.rope())
-    block = FeedForward(kin.activation())
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer)
 
 
 @reads("Qwen2", "qwen2", "mimo", features="biases of q, k, v; windows")
@@ -61,13 +59,11 @@ def read_qwen2(config: Config) -> ModelText:
 def read_qwen3(config: Config) -> ModelText:
     """Qwen3 (arXiv 2505.09388): queries and keys are normed per head."""
     kin = Kin(config, "Qwen3", Sizes(4096, 22016, 32, 32, 151936, 32768, dim=128))
-    biased = kin.flag("attention_bias")
-    return _qwen(kin, Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope()))
+    return _qwen(kin, kin.biased(Attention(qk_norm=RMS, rope=kin.rope())))
 
 
 def _qwen(kin: Kin, mixer: Attention) -> ModelText:
-    block = FeedForward(kin.activation())
-    return kin.stack(kin.late_windows(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(kin.late_windows(mixer))
 
 
 @reads("Phi-3", "phi3", features="windows, partial rotation")
@@ -77,7 +73,7 @@ def read_phi3(config: Config) -> ModelText:
     config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
     mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), kin.window())
-    return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
+    return kin.stack(mixers)
 
 
 @reads("Seed-OSS", "seed_oss", features="biases of q, k, v")
@@ -90,7 +86,7 @@ def read_seed_oss(config: Config) -> ModelText:
         rope=kin.rope(),
     )
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, block)
 
 
 @reads("ERNIE 4.5", "ernie4_5", features="biases by a key, tied head")
@@ -104,15 +100,14 @@ def read_ernie(config: Config) -> ModelText:
     biased = kin.flag("use_bias")
     mixer = Attention(rope=kin.rope(interleaved=True), qkv_bias=biased, out_bias=biased)
     block = FeedForward(kin.activation(), bias=biased)
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
+    return kin.stack(mixer, block, Decoder(tied=kin.tied(True)))
 
 
 @reads("SmolLM3", "smollm3", features="layers without positions")
 def read_smollm3(config: Config) -> ModelText:
     """SmolLM3: every fourth layer has no positions."""
     kin = Kin(config, "SmolLM3", Sizes(2048, 11008, 36, 16, 128256, 32768, groups=4, base=2000000))
-    biased = kin.flag("attention_bias")
-    rotary = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    rotary = kin.biased(Attention(rope=kin.rope()))
     config.only("use_sliding_window", False)
     config.only("sliding_window")
     config.skip("max_window_layers")
@@ -123,7 +118,7 @@ def read_smollm3(config: Config) -> ModelText:
     still = replace(rotary, rope=None)
     mixers = [("rotary", rotary) if each else ("still", still) for each in rotated]
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied(True)))
+    return kin.stack(mixers, block, Decoder(tied=kin.tied(True)))
 
 
 @reads("InternLM2", "internlm2", features="biases by a key")
@@ -132,9 +127,7 @@ def read_internlm2(config: Config) -> ModelText:
     kin = Kin(config, "InternLM2", Sizes(4096, 11008, 32, 32, 103168, 2048))
     biased = kin.flag("bias", True)
     mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
-    return kin.stack(
-        kin.all(mixer), kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied())
-    )
+    return kin.stack(mixer)
 
 
 @reads("InternLM3", "internlm3", features="biases by keys")
@@ -144,7 +137,7 @@ def read_internlm3(config: Config) -> ModelText:
     biased = kin.flag("bias")
     mixer = Attention(rope=kin.rope(), qkv_bias=kin.flag("qkv_bias"), out_bias=biased)
     block = FeedForward(kin.activation(), bias=biased)
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, block)
 
 
 @reads("Baichuan", "baichuan", features="ALiBi in 13B")
@@ -156,17 +149,14 @@ def read_baichuan(config: Config) -> ModelText:
     config.skip("model_max_length", "z_loss_weight")
     rope, mask = (None, "causal, alibi") if alibi else (kin.rope(), "causal")
     mixer = Attention("H", rope=rope, mask=mask)
-    return kin.stack(
-        kin.all(mixer), kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied())
-    )
+    return kin.stack(mixer)
 
 
 @reads("EXAONE", "exaone", features="grouped queries")
 def read_exaone(config: Config) -> ModelText:
     """EXAONE 3 (arXiv 2408.03541)."""
     kin = Kin(config, "EXAONE", Sizes(4096, 14336, 32, 32, 102400, 2048))
-    block = FeedForward(kin.activation())
-    return kin.stack(kin.all(Attention(rope=kin.rope())), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(Attention(rope=kin.rope()))
 
 
 @reads("EXAONE 4", "exaone4", features="post-norms, windows, no positions")
@@ -183,14 +173,12 @@ def read_exaone4(config: Config) -> ModelText:
     else:
         pattern = config.every("sliding_window_pattern", default=4)
         local = [(i + 1) % pattern != 0 for i in range(kin.count)]
-    mixers = kin.all(rotary)
+    mixers: PerLayer = rotary
     if hybrid:
         near = kin.masked(rotary, [True] * kin.count, window)[0][1]
         still = replace(rotary, rope=None)
         mixers = [("local", near) if each else ("global", still) for each in local]
-    block = FeedForward(kin.activation())
-    decoder = Decoder(tied=kin.tied())
-    return kin.stack(mixers, kin.all(block), decoder, norm=None, post=RMS)
+    return kin.stack(mixers, norm=None, post=RMS)
 
 
 @reads("GLM", "glm", features="partial rotation, biases of q, k, v")
@@ -218,22 +206,18 @@ def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> Mode
         rope=kin.rope(partial=HALF, interleaved=True),
     )
     post = RMS if sandwich else None
-    block = FeedForward(kin.activation())
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()), post=post)
+    return kin.stack(mixer, post=post)
 
 
 @reads("Hunyuan", "hunyuan_v1_dense", features="q and k normed after rotation")
 def read_hunyuan(config: Config) -> ModelText:
     """Hunyuan dense: queries and keys are normed behind the rotation."""
     kin = Kin(config, "Hunyuan", Sizes(4096, 11008, 32, 32, 290943, 2048))
-    biased = kin.flag("attention_bias")
     normed = RMS if kin.flag("use_qk_norm", True) else None
-    mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=normed, after_rope=True, rope=kin.rope()
-    )
+    mixer = kin.biased(Attention(qk_norm=normed, after_rope=True, rope=kin.rope()))
     skip_hunyuan(config)
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, block)
 
 
 def skip_hunyuan(config: Config) -> None:
@@ -252,14 +236,13 @@ def read_helium(config: Config) -> ModelText:
     rope = kin.rope(interleaved=True)
     mixer = Attention(qkv_bias=kin.flag("attention_bias"), rope=rope)
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, block)
 
 
 @reads("Arcee", "arcee", features="squared ReLU")
 def read_arcee(config: Config) -> ModelText:
     """Arcee AFM: Llama with a squared ReLU and no gate."""
     kin = Kin(config, "Arcee", Sizes(2560, 18432, 32, 32, 32000, 4096))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    mixer = kin.biased(Attention(rope=kin.rope()))
     block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias"))
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, block)

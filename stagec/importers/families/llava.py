@@ -41,7 +41,7 @@ Projector = Callable[[Config, Idle], None]
 def _pixtral(vision: Config, text: ModelText) -> Idle:
     """Declare the tower of Pixtral (arXiv 2410.07073): RMSNorm, a gate, rotary positions."""
     read_idle(vision, text, width=1024, inner=4096, layers=24, patch=16)
-    vision.only("head_dim", _value(text, "D_v") // vision.size("num_attention_heads", default=16))
+    vision.only("head_dim", text.value("D_v") // vision.size("num_attention_heads", default=16))
     vision.skip("image_size", "rope_theta", "rope_parameters", "vocab_size")
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v")
@@ -152,10 +152,6 @@ _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
 }
 
 
-def _value(text: ModelText, symbol: str) -> int:
-    return text.symbols[symbol].value or 1
-
-
 def _read(config: Config, projector: Projector, *, tower: str, words: str) -> ModelText:
     """The text of a language model with a tower; `tower` and `words` are the types of these where
     no key says them."""
@@ -247,7 +243,7 @@ def _mistral3(config: Config, idle: Idle) -> None:
 def _shuffled(config: Config, idle: Idle) -> None:
     """InternVL: a pixel shuffle, a norm and two products."""
     ratio = config.ratio("downsample_ratio", default=1)
-    if not ratio or (wide := _value(idle.text, "D_v") / ratio**2).denominator != 1:
+    if not ratio or (wide := idle.text.value("D_v") / ratio**2).denominator != 1:
         raise config.wrong("downsample_ratio", "a share of the side of an image, as 0.5")
     idle.text.symbol("U_v", int(wide), "hidden_size / downsample_ratio^2")
     idle.norm("projector_norm", "U_v")
@@ -269,7 +265,7 @@ def _shuffled(config: Config, idle: Idle) -> None:
     words="qwen2",
 )
 def _linear(config: Config, idle: Idle) -> None:
-    config.only("projection_dim", _value(idle.text, "D"))
+    config.only("projection_dim", idle.text.value("D"))
     idle.matrix("projector", "D_v, D", "D")
 
 
@@ -284,7 +280,7 @@ def _linear(config: Config, idle: Idle) -> None:
 def _packed(config: Config, idle: Idle) -> None:
     """Idefics 3: as many patches as make a square are one token."""
     factor = config.size("scale_factor", default=2)
-    idle.text.symbol("U_v", factor**2 * _value(idle.text, "D_v"), "scale_factor^2 * hidden_size")
+    idle.text.symbol("U_v", factor**2 * idle.text.value("D_v"), "scale_factor^2 * hidden_size")
     idle.matrix("projector", "U_v, D")
 
 
@@ -294,8 +290,8 @@ def _packed(config: Config, idle: Idle) -> None:
 def _gated(config: Config, idle: Idle) -> None:
     """Aya Vision: a pixel shuffle, a norm, and two products with a gate between them."""
     factor = config.size("downsample_factor", default=2)
-    idle.text.symbol("U_v", factor**2 * _value(idle.text, "D_v"), "downsample_factor^2 * width")
-    inner = config.size("alignment_intermediate_size", default=_value(idle.text, "D"))
+    idle.text.symbol("U_v", factor**2 * idle.text.value("D_v"), "downsample_factor^2 * width")
+    inner = config.size("alignment_intermediate_size", default=idle.text.value("D"))
     if inner % 2:
         raise config.wrong("alignment_intermediate_size", "an even number")
     idle.text.symbol("J_v", inner // 2, "alignment_intermediate_size / 2")
@@ -308,7 +304,7 @@ def _gated(config: Config, idle: Idle) -> None:
 @_families("Voxtral", "voxtral", features="Llama; encoder of Whisper", tower="voxtral_encoder")
 def _frames(config: Config, idle: Idle) -> None:
     """Voxtral: frames that make up the inner width are one token."""
-    idle.text.symbol("U_v", _value(idle.text, "F_v"), "four frames")
+    idle.text.symbol("U_v", idle.text.value("F_v"), "four frames")
     _two(idle, "U_v", bias=False)
 
 
@@ -321,7 +317,7 @@ def _frames(config: Config, idle: Idle) -> None:
 )
 def _merged(config: Config, idle: Idle) -> None:
     """Kimi K2.5: a norm of patches, and two products of those that are merged."""
-    config.only("projection_hidden_size", _value(idle.text, "D_v"))
+    config.only("projection_hidden_size", idle.text.value("D_v"))
     config.skip("projection_layer_norm_eps", "use_unified_vision_chunk", "video_placeholder")
     idle.norm("projector_norm", "D_v")
     idle.matrix("projector_in", "U_v, U_v", "U_v")

@@ -52,7 +52,7 @@ def read_mamba_2(config: Config) -> ModelText:
     text, count = begin_scans(config, "Mamba-2", 4096, 64, 32768)
     block = read_mamba2(config, text, PLAIN, heads=128, groups=8)
     config.only("rms_norm", True)
-    inner = config.size("expand", default=2) * (text.symbols["D"].value or 1)
+    inner = config.size("expand", default=2) * text.value("D")
     config.only("intermediate_size", inner, why="is not expand * hidden_size")
     config.skip("d_inner", "ssm_cfg")
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=False))
@@ -71,7 +71,7 @@ def read_jamba(config: Config) -> ModelText:
     is_sparse, every = _period(config, "expert", 2, 1)
     mixture = kin.experts(count=16, top=2, inner="F", normalize=False)
     plain = FeedForward(kin.activation())
-    single = (kin.text.symbols["E"].value or 1) == 1
+    single = kin.text.value("E") == 1
     layers: list[list[Place]] = []
     for i in range(kin.count):
         attends = i % at == period
@@ -99,14 +99,13 @@ def read_bamba(config: Config) -> ModelText:
     """Bamba: Mamba-2, attention in a few layers, half of each head rotated."""
     kin = Kin(config, "Bamba", Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
     mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
-    biased = kin.flag("attention_bias")
     if config.has("attn_rotary_emb"):
-        size = kin.text.symbols["K"].value or 1
+        size = kin.text.value("K")
         share = Fraction(config.size("attn_rotary_emb"), size)
     else:
         share = Fraction(1, 2)
     rope = kin.rope(partial=share)
-    attention = Attention(qkv_bias=biased, out_bias=biased, rope=rope)
+    attention = kin.biased(Attention(rope=rope))
     plain = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
     attends = config.sizes("attn_layer_indices", most=kin.count - 1)
     layers = [
@@ -125,18 +124,14 @@ def read_granite_hybrid(config: Config) -> ModelText:
     kin = Kin(config, "Granite 4", Sizes(4096, 11008, 32, 32, 32000, 2048))
     mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
     config.skip("normalization_function")
-    biased = kin.flag("attention_bias")
     positions = ("nope", "rope", "rotary")
     rotary = config.word("position_embedding_type", among=positions, default="nope") != "nope"
     factor = config.ratio("attention_multiplier", default=1)
     if factor <= 0:
         raise config.wrong("attention_multiplier", "a positive number")
     rope = kin.rope()
-    attention = Attention(
-        qkv_bias=biased,
-        out_bias=biased,
-        rope=rope if rotary else None,
-        mask=f"causal, rsqrt = {1 / factor**2}",
+    attention = kin.biased(
+        Attention(rope=rope if rotary else None, mask=f"causal, rsqrt = {1 / factor**2}")
     )
     kin.size("F_shared", "shared_intermediate_size", default=1024)
     shared = FeedForward(kin.activation())
@@ -220,10 +215,9 @@ def read_nemotron_h(config: Config) -> ModelText:
     config.skip("mamba_ssm_cache_dtype", "sliding_window", "attn_layer_indices")
     act = config.word("mlp_hidden_act", among=("relu2", "silu", "gelu"), default="relu2")
     plain = FeedForward(act, gated=False, bias=kin.flag("mlp_bias"))
-    biased = kin.flag("attention_bias")
     blocks: dict[str, Place] = {
         "M": ("mamba", "ssm", mamba),
-        "*": ("attention", "attn", Attention(qkv_bias=biased, out_bias=biased, rope=None)),
+        "*": ("attention", "attn", kin.biased(Attention(rope=None))),
         "-": ("mlp", "ffn", plain),
     }
     word = _pattern(config, kin.count)

@@ -137,7 +137,7 @@ def read_modernbert(config: Config) -> ModelText:
     text = _begin(config, "ModernBERT", 8192, width=768, vocab=50368)
     every = config.size("global_attn_every_n_layers", default=3)
     near, far = "sliding_attention", "full_attention"
-    count = text.symbols["L"].value or 1
+    count = text.value("L")
     types = config.words("layer_types", among=(near, far), length=count) or [
         near if i % every else far for i in range(count)
     ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
 from stagec.importers.families.llama import skip_hunyuan
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -29,7 +28,7 @@ def read_mixtral(config: Config) -> ModelText:
     kin = Kin(config, "Mixtral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000))
     mixture = kin.experts(count=8, top=2, inner="F")
     mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), kin.window())
-    return kin.stack(mixers, kin.all(mixture), Decoder(tied=kin.tied()))
+    return kin.stack(mixers, mixture)
 
 
 @reads("Phi-3.5-MoE", "phimoe", features="experts, LayerNorm, biases")
@@ -40,13 +39,12 @@ def read_phimoe(config: Config) -> ModelText:
     kin = Kin(
         config, "Phi-3.5-MoE", Sizes(4096, 6400, 32, 32, 32064, 131072, groups=8, base=1000000)
     )
-    biased = kin.flag("attention_bias")
     mixture = kin.experts(count=16, top=2, inner="F", normalize=False)
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    mixer = kin.biased(Attention(rope=kin.rope()))
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     config.skip("original_max_position_embeddings")
     decoder = Decoder(LAYER, tied=kin.tied(), head_bias=kin.flag("lm_head_bias"))
-    return kin.stack(mixers, kin.all(mixture), decoder, norm=LAYER)
+    return kin.stack(mixers, mixture, decoder, norm=LAYER)
 
 
 @reads("Qwen2-MoE", "qwen2_moe", features="gated shared expert")
@@ -58,7 +56,7 @@ def read_qwen2_moe(config: Config) -> ModelText:
     mixture = kin.beside(mixture, "shared_expert_intermediate_size", default=5632)
     mixer = Attention(qkv_bias=kin.flag("qkv_bias", True), rope=kin.rope())
     blocks = _sparse(kin, mixture)
-    return kin.stack(kin.late_windows(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(kin.late_windows(mixer), blocks)
 
 
 @reads("Qwen3-MoE", "qwen3_moe", features="q and k normed, sparse steps")
@@ -66,10 +64,9 @@ def read_qwen3_moe(config: Config) -> ModelText:
     """Qwen3-MoE (arXiv 2505.09388): queries and keys are normed per head."""
     kin = Kin(config, "Qwen3-MoE", Sizes(2048, 6144, 24, 32, 151936, 32768, groups=4))
     mixture = kin.experts(count=128, top=8, inner=768, normalize=kin.flag("norm_topk_prob"))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
+    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
     blocks = _sparse(kin, mixture)
-    return kin.stack(kin.late_windows(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(kin.late_windows(mixer), blocks)
 
 
 def _sparse(kin: Kin, mixture: Experts) -> list[Named]:
@@ -89,12 +86,9 @@ def read_olmoe(config: Config) -> ModelText:
     kin = Kin(config, "OLMoE", Sizes(2048, 2048, 16, 16, 50304, 4096))
     normalize = kin.flag("norm_topk_prob")
     mixture = kin.experts(count=64, top=8, inner="F", normalize=normalize)
-    biased = kin.flag("attention_bias")
     kin.clip()
-    mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=kin.rope()
-    )
-    return kin.stack(kin.all(mixer), kin.all(mixture), Decoder(tied=kin.tied()))
+    mixer = kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=kin.rope()))
+    return kin.stack(mixer, mixture)
 
 
 @reads("DBRX", "dbrx", features="LayerNorm without bias, sections of keys")
@@ -114,7 +108,7 @@ def read_dbrx(config: Config) -> ModelText:
     )
     decoder = Decoder(LAYER_SCALE, tied=kin.tied())
     mixer = Attention(rope=kin.rope())
-    return kin.stack(kin.all(mixer), kin.all(mixture), decoder, norm=LAYER_SCALE)
+    return kin.stack(mixer, mixture, decoder, norm=LAYER_SCALE)
 
 
 def _activation_of(config: Config) -> str:
@@ -131,7 +125,7 @@ def read_granite(config: Config) -> ModelText:
     """Granite 3: Llama with multipliers."""
     kin = Kin(config, "Granite", Sizes(4096, 11008, 32, 32, 32000, 2048))
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return _granite(kin, kin.all(block))
+    return _granite(kin, block)
 
 
 @reads("Granite-MoE", "granitemoe", "granitemoeshared", features="multipliers, shared")
@@ -142,17 +136,16 @@ def read_granitemoe(config: Config) -> ModelText:
     if config.count("shared_intermediate_size", default=0):
         kin.size("F_shared", "shared_intermediate_size")
         mixture = replace(mixture, shared=FeedForward(mixture.activation))
-    return _granite(kin, kin.all(mixture))
+    return _granite(kin, mixture)
 
 
-def _granite(kin: Kin, blocks: Sequence[Named]) -> ModelText:
+def _granite(kin: Kin, blocks: PerLayer) -> ModelText:
     config = kin.config
-    biased = kin.flag("attention_bias")
     scale = config.ratio("attention_multiplier", default=1)
     if scale <= 0:
         raise config.wrong("attention_multiplier", "a positive number")
     mask = f"causal, rsqrt = {1 / scale**2}"
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), mask=mask)
+    mixer = kin.biased(Attention(rope=kin.rope(), mask=mask))
     if config.word("position_embedding_type", among=("rope", "nope"), default="rope") == "nope":
         mixer = replace(mixer, rope=None)
     logits = config.ratio("logits_scaling", default=1)
@@ -164,7 +157,7 @@ def _granite(kin: Kin, blocks: Sequence[Named]) -> ModelText:
         logit_scale=1 / logits,
     )
     residual = config.ratio("residual_multiplier", default=1)
-    return kin.stack(kin.all(mixer), blocks, decoder, scale=residual)
+    return kin.stack(mixer, blocks, decoder, scale=residual)
 
 
 @reads("GLM-4.5", "glm4_moe", features="dense first, sigmoid routing, shared")
@@ -182,7 +175,7 @@ def read_glm4_moe(config: Config) -> ModelText:
         qk_norm=RMS if kin.flag("use_qk_norm") else None,
         rope=kin.rope(partial=Fraction(1, 2)),
     )
-    return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(mixer, blocks)
 
 
 @reads("dots.llm1", "dots1", features="dense first, sigmoid routing, shared")
@@ -190,12 +183,11 @@ def read_dots1(config: Config) -> ModelText:
     """dots.llm1 (arXiv 2506.05767): as DeepSeek-V3's experts, over attention with normed heads."""
     kin = Kin(config, "dots.llm1", Sizes(4608, 10944, 62, 32, 152064, 2048))
     mixture = kin.sigmoid_experts(count=128, top=6, inner=1408, shared=2, normalize=False)
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
+    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
     dense = config.count("first_k_dense_replace", default=0)
     config.only("moe_layer_freq", 1)
     blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
-    return kin.stack(kin.late_windows(mixer), blocks, Decoder(tied=kin.tied()))
+    return kin.stack(kin.late_windows(mixer), blocks)
 
 
 @reads("ERNIE 4.5 MoE", "ernie4_5_moe", features="dense first, shared")
@@ -224,7 +216,7 @@ def read_ernie_moe(config: Config) -> ModelText:
         for i in range(kin.count)
     ]
     mixer = Attention(rope=kin.rope(interleaved=True))
-    return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied(True)))
+    return kin.stack(mixer, blocks, Decoder(tied=kin.tied(True)))
 
 
 @reads("MiniMax-M2", "minimax_m2", features="sigmoid routing, partial rotation")
@@ -250,7 +242,7 @@ def read_minimax_m2(config: Config) -> ModelText:
     rope = kin.rope(partial=Fraction(config.size("rotary_dim", default=64), kin.dim))
     normed = RMS if kin.flag("use_qk_norm", True) else None
     mixer = Attention(qk_norm=normed, norm_dims="together", rope=rope)
-    return kin.stack(kin.all(mixer), kin.all(mixture), Decoder(tied=kin.tied()))
+    return kin.stack(mixer, mixture)
 
 
 @reads("Hunyuan-MoE", "hunyuan_v1_moe", "hunyuan", features="shared expert")
@@ -272,12 +264,9 @@ def read_hunyuan_moe(config: Config) -> ModelText:
     shared = kin.same_of("num_shared_expert", default=1)
     kin.shared(shared, "num_shared_expert")
     mixture = replace(mixture, shared=FeedForward(mixture.activation))
-    biased = kin.flag("attention_bias")
     normed = RMS if kin.flag("use_qk_norm", True) else None
-    mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=normed, after_rope=True, rope=kin.rope()
-    )
-    return kin.stack(kin.all(mixer), kin.all(mixture), Decoder(tied=kin.tied()))
+    mixer = kin.biased(Attention(qk_norm=normed, after_rope=True, rope=kin.rope()))
+    return kin.stack(mixer, mixture)
 
 
 @reads("Grok-1", "grok-1", "grok1", "grok", features="GeGLU experts, bounded scores")
@@ -301,4 +290,4 @@ def read_grok(config: Config) -> ModelText:
         embed_scale=config.ratio("embedding_multiplier_scale", default=1),
         logit_scale=config.ratio("output_multiplier_scale", default=1),
     )
-    return kin.stack(kin.all(mixer), kin.all(mixture), decoder, post=RMS)
+    return kin.stack(mixer, mixture, decoder, post=RMS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle
+from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle, tower_of
 from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.images import read_qwen2_5_vl_images, read_qwen2_vl_images
@@ -17,16 +17,7 @@ from stagec.importers.families.mixture import read_glm4_moe, read_qwen3_moe
 from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, FeedForward
-from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import ModelText
-
-
-def _vision(config: Config) -> Config:
-    vision = config.section("vision_config")
-    if vision is None:
-        raise config.refuse("vision_config", "is missing: expected the tower of vision")
-    return vision
-
 
 # -- Qwen-VL ---------------------------------------------------------------------------------------
 
@@ -92,7 +83,7 @@ def read_qwen2_vl(config: Config) -> ModelText:
 def _qwen(config: Config) -> tuple[ModelText, Config]:
     config.merge("text_config")
     config.skip("vision_config")
-    return read_qwen2(config), _vision(config)
+    return read_qwen2(config), tower_of(config)
 
 
 def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
@@ -111,7 +102,7 @@ def _merger(vision: Config, idle: Idle, key: str) -> None:
     """Declare the merger: two products of m x m patches, to the width of the language model."""
     text = idle.text
     merge = vision.size("spatial_merge_size", default=2)
-    text.symbol("U_v", merge * merge * (text.symbols["D_v"].value or 1), "merged patches")
+    text.symbol("U_v", merge * merge * text.value("D_v"), "merged patches")
     read_size(vision, text, "O_v", key, default=3584)
     idle.matrix("merger_in", "U_v, U_v", "U_v")
     idle.matrix("merger_out", "U_v, O_v", "O_v")
@@ -129,7 +120,7 @@ def _merger(vision: Config, idle: Idle, key: str) -> None:
 def read_mllama(config: Config) -> ModelText:
     """Llama 3.2 Vision: some layers attend to images alone, behind a gate; a step of texts leaves
     them out."""
-    vision = _vision(config)
+    vision = tower_of(config)
     config.merge("text_config")
     crossed = config.sizes("cross_attention_layers")
     kin = Kin(config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8))
@@ -138,7 +129,7 @@ def read_mllama(config: Config) -> ModelText:
         raise config.refuse("cross_attention_layers", f"are not layers of {total}")
     kin = _without(kin, total - len(crossed))
     mixer, block = Attention(rope=kin.rope()), FeedForward(kin.activation())
-    kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+    kin.stack(mixer, block)
     idle = Idle(text)
     idle.param("image_words", "8, D")
     if crossed:
@@ -173,7 +164,7 @@ def _tiled(vision: Config, idle: Idle) -> None:
     """The tower: images in tiles, each with positions of its own; layers with gates behind the
     others; outputs of several layers side by side."""
     text = idle.text
-    side = vision.size("image_size", default=448) // (text.symbols["P_v"].value or 1)
+    side = vision.size("image_size", default=448) // text.value("P_v")
     text.symbol("N_v", side * side + 1, "(image_size / patch_size)^2 + 1")
     tiles = vision.size("max_num_tiles", default=4)
     text.symbol("X_v", tiles, "max_num_tiles")
@@ -181,7 +172,7 @@ def _tiled(vision: Config, idle: Idle) -> None:
     text.symbol("A_v", 1 + (found or 8), "supported_aspect_ratios, and none")
     text.symbol("L_global", vision.layers("num_global_layers", default=8), "num_global_layers")
     parts = len(vision.sizes("intermediate_layers_indices")) or 5
-    width = (1 + parts) * (text.symbols["D_v"].value or 1)
+    width = (1 + parts) * text.value("D_v")
     text.symbol("U_v", width, "(1 + intermediate_layers_indices) * D_v")
     vision.only("vision_output_dim", width)
     idle.matrix("patch", "C, P_v, P_v, D_v")
@@ -335,4 +326,4 @@ def words_and_tower(config: Config, read: Reader) -> tuple[ModelText, Config]:
         words.inherit(config, "model_type")
     text = read(words)
     words.finish()
-    return replace(text, name=config.text("model_type")), _vision(config)
+    return replace(text, name=config.text("model_type")), tower_of(config)

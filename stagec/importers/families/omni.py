@@ -113,7 +113,7 @@ def _sounds(sound: Config, idle: Idle) -> None:
     _sizes(sound, idle)
     text = idle.text
     read_size(sound, text, "X_a", "downsample_hidden_size", default=480)
-    bins = text.symbols["C_a"].value or 1
+    bins = text.value("C_a")
     for _ in range(3):
         bins = (bins + 1) // 2
     text.symbol("N_a", bins, "num_mel_bins, halved three times")

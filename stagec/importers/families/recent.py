@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
 from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import reads
@@ -25,7 +24,7 @@ def read_cwm(config: Config) -> ModelText:
     local = kin.windows([i % 4 != 0 for i in range(kin.count)])
     mixers = kin.masked(Attention(rope=kin.rope()), local, kin.window(8192))
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()))
+    return kin.stack(mixers, block)
 
 
 @reads("Ministral 3", "ministral3", features="queries grow with the position")
@@ -34,17 +33,16 @@ def read_ministral3(config: Config) -> ModelText:
     kin = Kin(config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
     mixer = Attention(rope=kin.rope(), temperature=growing_temperature(config))
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
-    return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
+    return kin.stack(mixers)
 
 
 @reads("Jais 2", "jais2", features="LayerNorm, biases, squared ReLU")
 def read_jais2(config: Config) -> ModelText:
     """Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
     kin = Kin(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
-    biased = kin.flag("attention_bias", True)
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    mixer = kin.biased(Attention(rope=kin.rope()), True)
     block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias", True))
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(LAYER, tied=kin.tied()), norm=LAYER)
+    return kin.stack(mixer, block, norm=LAYER)
 
 
 @reads("nanochat", "nanochat", features="norms without scales, bounded logits")
@@ -57,7 +55,7 @@ def read_nanochat(config: Config) -> ModelText:
     block = FeedForward(kin.activation("relu2"), gated=False)
     cap = config.ratio("final_logit_softcapping", default=15)
     decoder = Decoder(_PLAIN, tied=kin.tied(), embed_norm=_PLAIN, logit_cap=cap or None)
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, norm=_PLAIN)
+    return kin.stack(mixer, block, decoder, norm=_PLAIN)
 
 
 # -- activations of their own ----------------------------------------------------------------------
@@ -80,9 +78,8 @@ def read_apertus(config: Config) -> ModelText:
     config.only("hidden_act", "xielu")
     config.only("qk_norm", True)
     config.only("post_norm", False)
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
-    return kin.stack(kin.all(mixer), kin.all(_XIELU()), Decoder(tied=kin.tied()))
+    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
+    return kin.stack(mixer, _XIELU())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +97,8 @@ def read_bitnet(config: Config) -> ModelText:
     bits are what a strategy may say; here they are as others."""
     kin = Kin(config, "BitNet", Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000))
     config.only("hidden_act", "relu2")
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), out_norm=RMS)
-    return kin.stack(kin.all(mixer), kin.all(_NormedGate()), Decoder(tied=kin.tied()))
+    mixer = kin.biased(Attention(rope=kin.rope(), out_norm=RMS))
+    return kin.stack(mixer, _NormedGate())
 
 
 # -- latent attention ------------------------------------------------------------------------------
@@ -125,7 +121,7 @@ def read_minicpm3(config: Config) -> ModelText:
     )
     depth = config.ratio("scale_depth", default=Fraction("1.4"))
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(kin.all(mixer), kin.all(block), decoder, scale=depth / root(kin.count))
+    return kin.stack(mixer, block, decoder, scale=depth / root(kin.count))
 
 
 @reads("Youtu", "youtu", features="latent attention, dense")
@@ -133,7 +129,7 @@ def read_youtu(config: Config) -> ModelText:
     """Youtu-LLM: latent attention, dense blocks."""
     kin, mixer = latent_of(config, "Youtu", Sizes(2048, 6144, 32, 16, 128256, 131072))
     block = FeedForward(kin.activation())
-    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
+    return kin.stack(mixer, block, Decoder(tied=kin.tied(True)))
 
 
 @reads("GLM-4.7-Flash", "glm4_moe_lite", features="latent attention")
@@ -153,12 +149,8 @@ def read_flex_olmo(config: Config) -> ModelText:
     """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms behind the blocks."""
     kin = Kin(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
     mixture = kin.experts(count=7, top=5, inner="F", normalize=kin.flag("norm_topk_prob"))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=kin.rope()
-    )
-    decoder = Decoder(tied=kin.tied())
-    return kin.stack(kin.all(mixer), kin.all(mixture), decoder, norm=None, post=RMS)
+    mixer = kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=kin.rope()))
+    return kin.stack(mixer, mixture, norm=None, post=RMS)
 
 
 @reads("K-EXAONE", "exaone_moe", features="windows 3:1, sigmoid routing")
@@ -187,7 +179,7 @@ def read_solar_open(config: Config) -> ModelText:
     config.skip("partial_rotary_factor", "intermediate_size")
     biased = kin.flag("attention_bias")
     mixer = Attention(qkv_bias=biased, rope=kin.rope())
-    return _sparse(kin, kin.all(mixer), count=128, top=8, inner=1280, dense=0)
+    return _sparse(kin, mixer, count=128, top=8, inner=1280, dense=0)
 
 
 @reads("Hunyuan 3", "hy_v3", features="sigmoid routing, q and k normed")
@@ -197,15 +189,14 @@ def read_hy_v3(config: Config) -> ModelText:
     kin = Kin(config, "Hunyuan 3", sizes)
     config.only("mlp_bias", False)
     config.skip("enable_moe_fp32_combine")
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
+    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
     scale = Fraction("2.826")
-    return _sparse(kin, kin.all(mixer), count=192, top=8, inner=1536, dense=1, scale=scale)
+    return _sparse(kin, mixer, count=192, top=8, inner=1536, dense=1, scale=scale)
 
 
 def _sparse(
     kin: Kin,
-    mixers: Sequence[Named],
+    mixers: PerLayer,
     *,
     count: int,
     top: int,
@@ -217,7 +208,7 @@ def _sparse(
     mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
     dense = kin.config.count("first_k_dense_replace", default=dense)
     blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
-    return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))
+    return kin.stack(mixers, blocks)
 
 
 @reads("Trinity", "afmoe", features="gated attention, windows 3:1, experts")
@@ -227,8 +218,7 @@ def read_afmoe(config: Config) -> ModelText:
     kin = Kin(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
     every = config.size("global_attn_every_n_layers", default=4)
     local = kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
-    biased = kin.flag("attention_bias")
-    full = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=None, gated=True)
+    full = kin.biased(Attention(qk_norm=RMS, rope=None, gated=True))
     rotary = replace(full, rope=kin.rope())
     near = kin.masked(rotary, [True] * kin.count, kin.window(1024))[0][1]
     mixers: list[Named] = [("local", near) if each else ("global", full) for each in local]
@@ -300,7 +290,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     blocks = kin.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)
     if sparse:
         blocks = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
-    return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))
+    return kin.stack(mixers, blocks)
 
 
 # -- short convolutions ----------------------------------------------------------------------------
@@ -327,7 +317,7 @@ def read_lfm2(config: Config) -> ModelText:
         inner = int(times * (2 * kin.inner // 3))
         kin.text.replace("F", -(-inner // unit) * unit, "2/3 of intermediate_size, rounded up")
     config.skip("block_ffn_dim_multiplier", "block_multiple_of")
-    return kin.stack(_mixers(kin), kin.all(FeedForward()), Decoder(tied=_tied(kin)))
+    return kin.stack(_mixers(kin), FeedForward(), Decoder(tied=_tied(kin)))
 
 
 @reads("LFM2-MoE", "lfm2_moe", features="short convolutions, experts")

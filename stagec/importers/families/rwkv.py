@@ -17,7 +17,7 @@ def read_rwkv7(config: Config) -> ModelText:
     text, count = begin_scans(config, "RWKV-7", 2048, 24, 65536)
     if count < 2:
         raise config.wrong("num_hidden_layers", "at least two layers")
-    d = text.symbols["D"].value or 1
+    d = text.value("D")
     p = read_size(config, text, "P", "head_dim", "head_size", default=64)
     if d % p:
         raise config.refuse("head_dim", f"is {p}, which does not divide {d}")
@@ -52,7 +52,7 @@ def read_rwkv6(config: Config) -> ModelText:
     """RWKV-6, Finch (arXiv 2404.05892), by the keys of RWKV/rwkv-6-world; ranks are those of its
     code, which no key states."""
     text, count = _begin_heads(config, "RWKV-6")
-    wide = (text.symbols["D"].value or 1) >= 4096
+    wide = text.value("D") >= 4096
     text.symbol("R_m", 64 if wide else 32, "of the mixture: 64 from a width of 4096 on")
     text.symbol("R_w", 128 if wide else 64, "of the decay: 128 from a width of 4096 on")
     text.use("rwkv6", "D H_m P R_m R_w F")
@@ -73,7 +73,7 @@ def read_rwkv5(config: Config) -> ModelText:
 def read_rwkv4(config: Config) -> ModelText:
     """RWKV-4, Dove (arXiv 2305.13048): means of values, weighted by keys and decays of channels."""
     text, count = begin_scans(config, "RWKV-4", 4096, 32, 50277)
-    d = text.symbols["D"].value or 1
+    d = text.value("D")
     config.skip("context_length", "rescale_every")
     read_size(config, text, "H_m", "attention_hidden_size", default=d)
     read_size(config, text, "F", "intermediate_size", default=4 * d)
@@ -85,7 +85,7 @@ def read_rwkv4(config: Config) -> ModelText:
 def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
     """The text with D, H_m, P and F, and the number of layers."""
     text, count = begin_scans(config, title, 4096, 32, 65536)
-    d = text.symbols["D"].value or 1
+    d = text.value("D")
     config.only("attention_hidden_size", d)
     config.skip("num_attention_heads", "context_length", "rescale_every")
     config.only("head_size_divisor", 8)

@@ -129,7 +129,7 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
-    side = 2 * (text.symbols["X"].value or 1) - 1
+    side = 2 * text.value("X") - 1
     text.symbol("N", side * side + 3, "rows of biases: (2*X - 1)^2 + 3")
     config.skip("vocab_size", "drop_path_rate", "pool_scales", "out_features", "out_indices")
     config.skip("semantic_loss_ignore_index", "add_fpn", "reshape_hidden_states", "stage_names")

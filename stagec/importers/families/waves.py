@@ -137,7 +137,7 @@ def _positions(config: Config, text: ModelText, act: str) -> Callee:
     their own at each place; its name."""
     width = config.size("num_conv_pos_embeddings", default=128)
     groups = config.size("num_conv_pos_embedding_groups", default=16)
-    d = text.symbols["D"].value or 1
+    d = text.value("D")
     if d % groups:
         key = "num_conv_pos_embedding_groups"
         raise config.refuse(key, f"is {groups}, which does not divide {d}")

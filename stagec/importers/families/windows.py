@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, Sizes
+from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
 from stagec.importers.common.positions import read_bases
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -31,13 +31,12 @@ def _alternating(kin: Kin, every: int) -> list[bool]:
 def read_gemma(config: Config) -> ModelText:
     """Gemma (arXiv 2403.08295): heads of 256, a GeLU gate, norms of 1 + w, scaled embeddings."""
     kin = Kin(config, "Gemma", Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    mixer = kin.biased(Attention(rope=kin.rope()))
     # `hidden_act` says gelu in files that mean the tanh form, as the reference reads them
     config.skip("hidden_act")
     activation = config.word("hidden_activation", among=(_GEMMA_GATE, "gelu"), default=_GEMMA_GATE)
     decoder = _gemma_decoder(kin)
-    return kin.stack(kin.all(mixer), kin.all(FeedForward(activation)), decoder, norm=GEMMA_NORM)
+    return kin.stack(mixer, FeedForward(activation), decoder, norm=GEMMA_NORM)
 
 
 @reads("Gemma 2", "gemma2", features="windows 1:1, bounded scores and logits")
@@ -77,14 +76,7 @@ def read_gemma3(config: Config) -> ModelText:
     cap = config.ratio("attn_logit_softcapping", default=0)
     final = config.ratio("final_logit_softcapping", default=0)
     config.only("use_bidirectional_attention", False)
-    biased = kin.flag("attention_bias")
-    mixer = Attention(
-        qkv_bias=biased,
-        out_bias=biased,
-        qk_norm=GEMMA_NORM,
-        rope=ropes[far],
-        mask=_scores(kin, cap),
-    )
+    mixer = kin.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[far], mask=_scores(kin, cap)))
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
     # each kind of layers has its base of positions, whether or not the window is shorter than them
     size = config.size("sliding_window", default=4096, most=1 << 30)
@@ -103,7 +95,7 @@ def _scores(kin: Kin, cap: Fraction) -> str:
     """The static parameters of attention by `query_pre_attn_scalar` and a bound of the scores."""
     scalar = kin.config.ratio("query_pre_attn_scalar", default=256)
     words = ["causal"]
-    if scalar != (kin.text.symbols["K"].value or 1):
+    if scalar != kin.text.value("K"):
         words.append(f"rsqrt = {scalar}")
     if cap:
         words.append(f"softcap = {cap}")
@@ -115,7 +107,7 @@ def _gemma_stack(
 ) -> ModelText:
     block = FeedForward(kin.activation(_GEMMA_GATE))
     decoder = replace(_gemma_decoder(kin), logit_cap=final or None)
-    return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=post)
+    return kin.stack(mixers, block, decoder, norm=GEMMA_NORM, post=post)
 
 
 def _gemma_decoder(kin: Kin) -> Decoder:
@@ -130,7 +122,7 @@ def _gemma_decoder(kin: Kin) -> Decoder:
 def read_olmo2(config: Config) -> ModelText:
     """OLMo 2 (arXiv 2501.00656): norms behind the blocks only, of all queries and all keys too."""
     kin = Kin(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
-    return _olmo(kin, kin.all(_olmo_mixer(kin, kin.rope())))
+    return _olmo(kin, _olmo_mixer(kin, kin.rope()))
 
 
 @reads("OLMo 3", "olmo3", features="OLMo 2 with windows 3:1")
@@ -156,13 +148,11 @@ def read_olmo3(config: Config) -> ModelText:
 
 
 def _olmo_mixer(kin: Kin, rope: Rope) -> Attention:
-    biased = kin.flag("attention_bias")
-    return Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=rope)
+    return kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=rope))
 
 
-def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
-    block = FeedForward(kin.activation())
-    return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()), norm=None, post=RMS)
+def _olmo(kin: Kin, mixers: PerLayer) -> ModelText:
+    return kin.stack(mixers, norm=None, post=RMS)
 
 
 @reads("Command R7B", "cohere2", features="parallel blocks, windows 3:1")
@@ -170,9 +160,8 @@ def read_cohere2(config: Config) -> ModelText:
     """Command R7B and Command A: parallel blocks under one LayerNorm; three layers of four see a
     window, and the others have no positions."""
     kin = Kin(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
-    biased = kin.flag("attention_bias")
     rope = replace(kin.rope(), interleaved=True)
-    rotary = Attention(qkv_bias=biased, out_bias=biased, rope=rope)
+    rotary = kin.biased(Attention(rope=rope))
     config.skip("rotary_pct", "order_of_interleaved_layers", "use_embedding_sharing")
     config.only("position_embedding_type", "rope_gptj")
     config.only("use_gated_activation", True)
@@ -186,7 +175,7 @@ def read_cohere2(config: Config) -> ModelText:
     mixers = [("local", local) if w else ("global", still) for w in _alternating(kin, every)]
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
     decoder = Decoder(LAYER_SCALE, tied=kin.tied(True), logit_scale=scale)
-    block = kin.all(FeedForward(kin.activation()))
+    block = FeedForward(kin.activation())
     return kin.stack(mixers, block, decoder, norm=None, parallel=True, common_norm=LAYER_SCALE)
 
 
@@ -200,8 +189,7 @@ def read_gpt_oss(config: Config) -> ModelText:
     sizes = Sizes(2880, 2880, 36, 64, 201088, 131072, groups=8, dim=64, base=150000)
     kin = Kin(config, "gpt-oss", sizes)
     config.skip("experts_per_token", "initial_context_length")
-    biased = kin.flag("attention_bias", True)
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), sinks=True)
+    mixer = kin.biased(Attention(rope=kin.rope(), sinks=True), True)
     mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(128))
     limit = config.ratio("swiglu_limit", default=7)
     slope = config.ratio("swiglu_alpha", default=Fraction("1.702"))
@@ -211,7 +199,7 @@ def read_gpt_oss(config: Config) -> ModelText:
         bias=True,
         statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
     )
-    return kin.stack(mixers, kin.all(mixture), Decoder(tied=kin.tied()))
+    return kin.stack(mixers, mixture)
 
 
 @reads("Llama 4", "llama4_text", features="blocks 3:1, no positions, scaled expert inputs")
@@ -221,25 +209,19 @@ def read_llama4(config: Config) -> ModelText:
     config.skip("for_llm_compressor", "head_dim_kv")
     sizes = Sizes(5120, 16384, 48, 40, 202048, 131072, groups=8, dim=128, base=500000)
     kin = Kin(config, "Llama 4", replace(sizes, inner=8192))
-    biased = kin.flag("attention_bias")
     rope = replace(kin.rope(), interleaved=True)
     plain = Norm("rms", affine="none")
     normed = plain if kin.flag("use_qk_norm", True) else None
     blocks = config.size("attention_chunk_size", default=8192, most=1 << 30)
     kin.text.symbol("C_attn", blocks, "attention_chunk_size")
-    rotary = Attention(
-        qkv_bias=biased,
-        out_bias=biased,
-        rope=rope,
-        qk_norm=normed,
-        after_rope=True,
-        mask="causal, chunk = C_attn",
+    rotary = kin.biased(
+        Attention(rope=rope, qk_norm=normed, after_rope=True, mask="causal, chunk = C_attn")
     )
     still = replace(
         rotary, rope=None, qk_norm=None, mask="causal", temperature=_temperature(config)
     )
     mixers = [("local", rotary) if each else ("global", still) for each in _rotated(kin)]
-    return kin.stack(mixers, _llama4_blocks(kin), Decoder(tied=kin.tied()))
+    return kin.stack(mixers, _llama4_blocks(kin))
 
 
 def _temperature(config: Config) -> str:

@@ -56,7 +56,7 @@ def read_zamba(config: Config) -> ModelText:
     heads = config.size("n_mamba_heads", default=2)
     read_mamba1(config, text, "mamba_")
     skip_steps(config, text)
-    inner = text.symbols["I"].value or 1
+    inner = text.value("I")
     if inner % heads or heads > _MOST_HEADS:
         message = f"is {heads}: expected up to {_MOST_HEADS}, and a divisor of {inner}"
         raise config.refuse("n_mamba_heads", message)

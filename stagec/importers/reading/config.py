@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from stagec.importers.reading.json_text import Json, JsonText, Member, Object
 from stagec.importers.reading.keys import OFF, SIZES, has_no_effect
@@ -146,7 +146,7 @@ class Config:
                 self.expect_value(key)
             return self._default(keys, default)
         value = found[1].value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if not _is_integer(value, least, most):
             raise self.wrong(found[0], f"an integer from {least} to {most:,}")
         return value
 
@@ -172,23 +172,16 @@ class Config:
         found = self._find(keys)
         if found is None:
             return Fraction(self._default(keys, None if default is None else Fraction(default)))
-        value = found[1].value
-        if isinstance(value, bool) or not isinstance(value, int | Fraction):
+        number = _number(found[1].value)
+        if number is None:
             raise self.wrong(found[0], "a number")
-        number = Fraction(value)
         if abs(number) > MAX_NUMBER:
             raise self.wrong(found[0], f"a number up to {MAX_NUMBER}")
         return number
 
     def flag(self, *keys: str, default: bool | None = None) -> bool:
         """true or false."""
-        found = self._find(keys)
-        if found is None:
-            return self._default(keys, default)
-        value = found[1].value
-        if not isinstance(value, bool):
-            raise self.wrong(found[0], "true or false")
-        return value
+        return self._of_type(keys, bool, "true or false", default)
 
     def word(self, *keys: str, among: Collection[str], default: str | None = None) -> str:
         """One of several words."""
@@ -203,11 +196,14 @@ class Config:
 
     def text(self, *keys: str, default: str | None = None) -> str:
         """A string."""
+        return self._of_type(keys, str, "a string", default)
+
+    def _of_type(self, keys: Sequence[str], kind: type[T], what: str, default: T | None) -> T:
         found = self._find(keys)
         if found is None:
             return self._default(keys, default)
-        if not isinstance(found[1].value, str):
-            raise self.wrong(found[0], "a string")
+        if not isinstance(found[1].value, kind):
+            raise self.wrong(found[0], what)
         return found[1].value
 
     def sizes(
@@ -215,36 +211,30 @@ class Config:
     ) -> tuple[int, ...]:
         """A list of integers, of a length if one is given; () where no key is there."""
         values = self._list(keys, length)
-        found: list[int] = []
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise self.wrong(keys[0], f"a list of integers from {least} to {most:,}")
-            found.append(value)
-        return tuple(found)
+        found = tuple(v for v in values if _is_integer(v, least, most))
+        if len(found) < len(values):
+            raise self.wrong(keys[0], f"a list of integers from {least} to {most:,}")
+        return found
 
     def ratios(self, *keys: str, length: int | None = None) -> tuple[Fraction, ...]:
         """A list of finite numbers, exact; () where no key is there."""
         values = self._list(keys, length)
-        found: list[Fraction] = []
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int | Fraction):
-                raise self.wrong(keys[0], "a list of numbers")
-            found.append(Fraction(value))
-            if abs(found[-1]) > MAX_NUMBER:
-                raise self.wrong(keys[0], f"a list of numbers up to {MAX_NUMBER}")
-        return tuple(found)
+        found = tuple(number for v in values if (number := _number(v)) is not None)
+        if len(found) < len(values):
+            raise self.wrong(keys[0], "a list of numbers")
+        if any(abs(number) > MAX_NUMBER for number in found):
+            raise self.wrong(keys[0], f"a list of numbers up to {MAX_NUMBER}")
+        return found
 
     def words(
         self, *keys: str, among: Collection[str], length: int | None = None
     ) -> tuple[str, ...]:
         """A list of words, of a length if one is given; () where no key is there."""
         values = self._list(keys, length)
-        found: list[str] = []
-        for value in values:
-            if not isinstance(value, str) or value not in among:
-                raise self.wrong(keys[0], f"a list of {', '.join(map(repr, among))}")
-            found.append(value)
-        return tuple(found)
+        found = tuple(v for v in values if isinstance(v, str) and v in among)
+        if len(found) < len(values):
+            raise self.wrong(keys[0], f"a list of {', '.join(map(repr, among))}")
+        return found
 
     def kinds(
         self, *keys: str, names: Mapping[str, str], length: int | None = None
@@ -409,6 +399,17 @@ class Config:
 def _is_off(key: str, value: Json) -> bool:
     """Whether a key says that the computation is the usual one."""
     return value is None or any(_same(value, off) for off in OFF.get(key, ()))
+
+
+def _is_integer(value: Json, least: int, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _number(value: Json) -> Fraction | None:
+    """The number that a value is."""
+    if isinstance(value, bool) or not isinstance(value, int | Fraction):
+        return None
+    return Fraction(value)
 
 
 def _same(left: object, right: object) -> bool:

@@ -127,6 +127,10 @@ class ModelText:
             raise ValueError(f"symbol {name} is {given.value}, and {value}")
         return name
 
+    def value(self, name: str) -> int:
+        """The value of a symbol; 1 of an open one."""
+        return self.symbols[name].value or 1
+
     def replace(self, name: str, value: int, comment: str) -> None:
         """Give a symbol that is there another value."""
         self.symbols[name] = Symbol(name, value, comment)
