@@ -19,7 +19,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
-from stagec.ir_spec.strategy.kernels import EAGER, UNFUSED, KernelsRule
+from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
 _PLAIN = {"causal", "rsqrt", "phase"}
@@ -34,7 +34,7 @@ class ExpandAttention(Pass):
     these, and the softmax is computed in fp32 and cast back, so that backward keeps it in both
     types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
     stays fused where it has another mask, a bias or sinks, and where its sequence, or heads that
-    share keys, are split.
+    share keys, are split. Without fused attention forms and names of kernels change nothing.
 
     Before:
         stg.strategy @s {
@@ -60,20 +60,20 @@ class ExpandAttention(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).one(KernelsRule).attention in UNFUSED
+        return read_strategy(module).one(KernelsRule).attention != DEVICE
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        form = strategy.one(KernelsRule).attention
+        rule = strategy.one(KernelsRule)
         fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
         plain = [op for op in fused if _is_plain(op) and not _is_split(module, strategy, op)]
-        for op in plain:
-            expand_attention(module, op, eager=form == EAGER)
-        if not plain:
+        for op in plain if rule.attention in UNFUSED else ():
+            expand_attention(module, op, eager=rule.attention == EAGER)
+        if not fused or (rule.attention in UNFUSED and not plain):
             split = "it has masks, or its sequence or heads that share keys are split"
-            why = split if fused else "there is no attention"
-            remark = f"'stg.kernels[attention = {form}]' changes nothing: {why}"
-            module.diagnostics.remark(remark, strategy.one(KernelsRule).loc)
+            why = split if fused else "there is no fused attention"
+            remark = f"'stg.kernels[attention = {rule.attention}]' changes nothing: {why}"
+            module.diagnostics.remark(remark, rule.loc)
 
 
 def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:

@@ -178,6 +178,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (["--memory-nodes"], "--memory-nodes has no effect without --offload"),
         (["--recompute-every", "2"], "--recompute-every has no effect without --recompute"),
         (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),
+        (["--dp", "2", "--zero", "2", "--ddp-copies"], "--ddp-copies has no effect with --zero 2"),
         (["--tp", "2", "--ddp-bucket", "9"], "--ddp-bucket has no effect without --dp"),
         (["--cp", "2"], "every rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),

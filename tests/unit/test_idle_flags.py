@@ -25,7 +25,10 @@ JOBS: dict[str, dict[str, Any]] = {
 #: Values that say what holds without them, or how large a call is of which there is one; what is
 #: filled up where sizes do not divide, copied where calls go along other dimensions, and cast where
 #: elements have few bits.
-SAME = {("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")}
+SAME = {
+    *(("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")),
+    ("compute_dtype", "bf16"),
+}
 BY_SIZE = {"ddp_bucket", "own_casts", "shard_padding"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
@@ -37,7 +40,8 @@ SECONDS = {
 def program(model: str, flags: dict[str, Any]) -> tuple[str, list[str]]:
     """The lowered text of a job without its strategy, and what was said."""
     session = Session()
-    options = JobOptions(model).changed(sizes=TINY[model], explicit=frozenset(flags), **flags)
+    sizes = {**TINY[model], "V": 64}  # memory is at its peak in the loss
+    options = JobOptions(model).changed(sizes=sizes, explicit=frozenset(flags), **flags)
     builder = JobBuilder(options, session)
     module = builder.lower(verify=False)
     for op in module.ops("stg.strategy"):

@@ -293,10 +293,10 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
     for given, need in idle(request):
         shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
         yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
-    if request["zero"] >= 2 and not FLAGS["ddp_bucket"].is_default(request["ddp_bucket"]):
-        yield _warning(
-            "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
-        )
+    for name in ("ddp_bucket", "ddp_copies") if request["zero"] >= 2 else ():
+        if not FLAGS[name].is_default(request[name]):
+            reason = "with --zero 2 and 3, which reduce layer by layer"
+            yield _warning(f"{flag(name)} has no effect {reason}")
     if request[MESH_ORDER.name] and in_usual_order(request.axes):
         yield _warning("--mesh-order has no effect: the axes of the mesh have this order without")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
