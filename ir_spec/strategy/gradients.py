@@ -13,6 +13,7 @@ from stagec.ir_spec.strategy.statement import (
 )
 
 LIFETIMES = ("persistent", "freed")
+REDUCED = ("each", "once", "staged")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,22 @@ class GradientsRule(Record):
             needs=("tp",),
         ),
     )
+    reduced: str = parameter(
+        "name",
+        "of ZeRO-2 and 3: in each microbatch (each); once, behind the last one; once in a pipeline "
+        "(staged)",
+        default="each",
+        choices=REDUCED,
+        flag=Flag(
+            "grad_reduction",
+            "Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last "
+            "one, or once in a pipeline only (staged).",
+            metavar="each|once|staged",
+            needs=("zero",),
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class GradientsOp(Statement):
@@ -51,6 +68,13 @@ class GradientsOp(Statement):
     (torch/distributed/tensor/_ops/_embedding_ops.py: `embedding_dense_backward_strategy`). FSDP2
     reduces it where the backward of its unit ends (_fully_shard/_fsdp_param.py:
     `_get_grad_inner_tensor`), an optimizer in its update.
+
+    `reduced = once`: under ZeRO-2 and 3 a rank adds up whole gradients over the microbatches, in
+    the type in which they are reduced, and reduces them once, layer by layer: what FSDP2 does
+    without `set_requires_gradient_sync` (_fully_shard/_fsdp_param_group.py: `post_backward`;
+    _fsdp_param.py: `to_accumulated_grad_if_needed`), as `no_sync` of accelerate, and in a pipeline
+    (`staged`) as `PipelineStage` (torch/distributed/pipelining/stage.py:
+    `backward_maybe_with_nosync`, `perform_reduce_grad`).
     """
 
     name, record = "stg.gradients", GradientsRule

@@ -81,7 +81,7 @@ def add_optimizer(module: Module) -> None:
     if strategy.optimizer.form == "in_backward":
         module.main.attrs["consumed"] = True
     elif strategy.one(GradientsRule).lifetime == "freed":
-        _free_gradients(module, strategy.one(GradientsRule))
+        _free_gradients(module, strategy)
     if strategy.optimizer.kind == "none":
         return
     body = module.main.body
@@ -263,11 +263,14 @@ def _check_in_backward(module: Module, strategy: Strategy) -> None:
         )
 
 
-def _free_gradients(module: Module, rule: GradientsRule) -> None:
-    """State it at the function for the plan of memory, except for sums over microbatches."""
-    if any(op.has(Accumulates) for op in module.main.body.ops):
+def _free_gradients(module: Module, strategy: Strategy) -> None:
+    """State it at the function for the plan of memory, except for sums over microbatches that are
+    the gradients."""
+    whole = strategy.zero >= 2 and strategy.reduces_once
+    if any(op.has(Accumulates) for op in module.main.body.ops) and not whole:
         why = "the sums of gradients over microbatches persist"
-        module.diagnostics.remark(f"'stg.gradients[freed]' changes nothing: {why}", rule.loc)
+        loc = strategy.one(GradientsRule).loc
+        module.diagnostics.remark(f"'stg.gradients[freed]' changes nothing: {why}", loc)
     else:
         module.main.attrs["freed"] = True
 

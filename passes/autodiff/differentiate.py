@@ -28,7 +28,7 @@ not wait for other gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagec.api import (
@@ -49,6 +49,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Accumulates, BeginsBackward, Free, Recasts
@@ -185,32 +186,46 @@ class _TrainingStep:
         if loss is not None:
             tape.give(loss, builder.value("stg.constant", attrs={"value": 1}, hint="d_loss"))
         tape.backward(list(region.ops[:-1]))
-        grads = [self._finish(tape, p, region, wrapped) for p in self._params]
+        sums = {p: self._finish(tape, p, region, wrapped) for p in self._params}
+        grads = sums if self.reduces_inside() else self._reduced_behind(sums, tape.loops)
         end = func.body.terminator
         losses = end.operands[: 1 if loss is not None else 0]
         returns = func.body.returns or tuple(v.tensor for v in losses)
-        end.set_operands([*losses, *grads])
-        func.body.returns = (*returns[: len(losses)], *(g.tensor for g in grads))
+        end.set_operands([*losses, *(grads[p] for p in self._params)])
+        func.body.returns = (*returns[: len(losses)], *(grads[p].tensor for p in self._params))
 
     # -- gradients of parameters -------------------------------------------------------------------
 
     def reduces_inside(self) -> bool:
         """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3, and where they are
         used in backward) instead of once per step."""
-        return self._strategy.zero >= 2 or self._strategy.optimizer.form == "in_backward"
+        if self._strategy.optimizer.form == "in_backward":
+            return True
+        return self._strategy.zero >= 2 and not self._adds_whole()
+
+    def _adds_whole(self) -> bool:
+        """Whether microbatches add up gradients of ZeRO-2 and 3 before these are reduced."""
+        once = self._accumulates and self._strategy.reduces_once
+        return once and self._strategy.zero >= 2
 
     def local_gradient(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
         """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or added
-        to those before it. What is reduced now is added beside its reduction: that is no kernel in
-        the stream of computations."""
-        dtypes, at = self._strategy.dtypes, _where_made(b, [grad])
+        to those before it, whole ones of ZeRO-2 and 3 at `b`, where their unit ends. What is
+        reduced now is added beside its reduction: that is no kernel in the stream of
+        computations."""
+        dtypes, whole = self._strategy.dtypes, self._adds_whole()
+        at = b if whole else _where_made(b, [grad])
         if self.reduces_inside():
             wire = _cast(at, grad, self._wire(param))
             return self._reduced(b, wire, param, sliced=sliced)
         if not self._accumulates:
             return _cast(at, grad, self._wire(param))
         to = of_parameter(dtypes.grad, param.tensor.dtype)
-        return at.value("stg.accumulate_grad", [grad], {"to": to}, hint=f"{grad.name}_sum")
+        if whole:
+            to, made = self._wire(param), grad.producer
+            grad = made.operands[0] if made is not None and made.has(Recasts) else grad
+        attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if whole else {})}
+        return at.value("stg.accumulate_grad", [grad], attrs, hint=f"{grad.name}_sum")
 
     def _wire(self, param: Value) -> str:
         """The element type in which the gradient of a parameter is reduced."""
@@ -236,15 +251,54 @@ class _TrainingStep:
         if self._strategy.optimizer.form == "in_backward":
             b = _where_made(b, [grad])
             b.phase = "gradient"
-        if param not in tape.reduced:
+        if param not in tape.loops:
             grad = self.local_gradient(b, grad, param, sliced=False)
         if wrapped is not None:
             end = wrapped.body.terminator
             end.add_operand(grad)
             grad = wrapped.add_result(param.prefixed("g_"), grad.type, param.loc)
-            outer = self._module.main.body
-            b = Builder(self._registry, outer, len(outer.ops) - 1, loc=b.loc, phase="gradient")
-        return grad if self.reduces_inside() else self._reduced(b, grad, param, sliced=False)
+        return grad
+
+    def _reduced_behind(
+        self, sums: Mapping[Value, Value], loops: Mapping[Value, Operation]
+    ) -> Mapping[Value, Value]:
+        """The gradients of a step, reduced behind its backward, in the order of the parameters; of
+        layers whose sums are whole, in turn: each is a unit."""
+        outer = self._module.main.body
+        b = Builder(
+            self._registry, outer, len(outer.ops) - 1, loc=self._module.main.loc, phase="gradient"
+        )
+        units: dict[Operation, list[Value]] = {}
+        for param in loops if self._adds_whole() else ():
+            units.setdefault(loops[param], []).append(param)
+        found: dict[Value, Value] = {}
+        for param in (p for p in sums if p not in found):
+            if unit := units.get(loops[param]) if param in loops else None:
+                found |= self._reduced_in_turn(b, loops[param], {p: sums[p] for p in unit})
+            else:
+                found[param] = self._reduced(b, sums[param], param, sliced=False)
+        return found
+
+    def _reduced_in_turn(
+        self, b: Builder, loop: Operation, sums: Mapping[Value, Value]
+    ) -> Mapping[Value, Value]:
+        """The reduced gradients of what a loop of backward slices, layer by layer in its order."""
+        names = ("count", "order", "reverse")
+        attrs: dict[str, RawAttr] = {n: loop.attrs[n] for n in names if n in loop.attrs}
+        attrs["carry"] = ZERO
+        b.loc = made_by(PASS, loop.loc)
+        turns = b.op("stg.repeat", list(sums.values()), attrs, types=(), symbol=kind_of(loop))
+        inner = Builder(self._registry, turns.make_region(), loc=b.loc, phase="gradient")
+        made: list[Value] = []
+        for param, value in sums.items():
+            arg = turns.body.add_arg(param.prefixed("d_"), value.tensor.sliced(), param.loc)
+            made.append(self._reduced(inner, arg, param, sliced=True))
+        turns.body.append(Operation(self._registry["stg.yield"], made, loc=loop.loc))
+        count = turns.expr("count")
+        return {
+            p: turns.add_result(p.prefixed("g_"), g.tensor.stacked(count), p.loc)
+            for p, g in zip(sums, made, strict=True)
+        }
 
     def _reduced(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
         dtypes = self._strategy.dtypes
@@ -339,7 +393,7 @@ class _TrainingStep:
             )
             tape.give(outer, result)
             if is_param:
-                tape.reduced.add(outer)
+                tape.loops[outer] = back
         for outer, grad in shared:
             result = back.add_result(outer.prefixed("d_") + "_stack", grad.tensor.stacked(count))
             tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
@@ -354,7 +408,8 @@ class _Tape:
     def __init__(self, step: _TrainingStep, builder: Builder) -> None:
         self._step, self.builder = step, builder
         self._grads: dict[Value, list[Value]] = {}
-        self.reduced: set[Value] = set()
+        #: Of parameters that a loop slices: the loop that makes their gradients, slice by slice.
+        self.loops: dict[Value, Operation] = {}
 
     def give(self, value: Value, grad: Value) -> None:
         """Add a contribution, if the value needs a gradient."""

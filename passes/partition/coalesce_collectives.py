@@ -170,14 +170,15 @@ def _is_final(op: Operation) -> bool:
 
 
 def _is_backward_blocks(op: Operation) -> bool:
-    return op.has(Repeats) and op.phase == "backward"
+    return op.has(Repeats) and op.phase in ("backward", "gradient")
 
 
 def _merge_reductions(
     region: Region, bucket: int, blocks: Operation | None, *, whole: bool
 ) -> None:
     """Move the reductions of gradients, and the ops behind them, to the end of backward, wave by
-    wave. With `blocks` those of gradients that are made before these go before them.
+    wave. With `blocks` those of gradients that are made before these go before them; where `blocks`
+    reduce what all microbatches have made, those that stand before them.
 
     The wave of a collective is the number of collectives that its gradient went through before. The
     collectives of one wave are merged.
@@ -191,6 +192,8 @@ def _merge_reductions(
             ends.get(p, end) is blocks or (p not in waves and p.position() < blocks.position())
             for p in made
         )
+        if blocks is not None and blocks.phase == "gradient":
+            early = op.position() < blocks.position()
         if blocks is not None and early:
             ends[op] = blocks
     for op in sorted(waves, key=lambda op: (waves[op], _is_movement(op))):
@@ -214,7 +217,7 @@ def _waves(region: Region) -> dict[Operation, int]:
     collectives before each."""
     waves: dict[Operation, int] = {}
     for op in region.ops:
-        if op.phase != "gradient" or op.region is not None:
+        if op.phase != "gradient" or op.region is not None or op.has(Terminates):
             continue
         before = [p for v in op.operands if (p := v.producer) is not None and p in waves]
         if before or _is_movement(op):

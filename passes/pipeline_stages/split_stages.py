@@ -230,6 +230,7 @@ class _StageMaker:
                 "over": over,
                 "stages": tuple(const(s) for s in self._stages),
                 **counts,
+                **({"freed": True} if old.flag("freed") else {}),
             },
             symbol=f"{old.symbol}_stage{self._stages[0]}",
             loc=old.loc,

@@ -104,7 +104,7 @@ def _worst(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
 #: What the categories of a plan are called in what frameworks tell of their memory.
 _KINDS = {
     **dict.fromkeys(("gradients", "unreduced gradients"), "gradients"),
-    **dict.fromkeys(("optimizer", "update"), "optimizer"),
+    "optimizer": "optimizer",
     **dict.fromkeys(("gathered weights", CACHES), "buffers"),
     "parameters": "parameters",
 }

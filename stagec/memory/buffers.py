@@ -11,7 +11,7 @@ from stagec.ir.expr import ONE, Expr, expand
 from stagec.ir.types import DEVICE
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp
-from stagec.memory.liveness import is_gathered
+from stagec.memory.liveness import is_gathered, is_sum
 
 LATER = frozenset({"backward", "gradient", "recompute", "optimizer"})
 STASH = "stash"
@@ -76,7 +76,7 @@ class Buffer:
             self.gathered[self.value] = is_gathered(self.value)
         if self.gathered[self.value]:
             return "gathered weights"
-        made = op.phase
+        made = "gradient" if is_sum(self.value) else op.phase
         if (made == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
             return STASH
         if made != "optimizer" and "optimizer" in self.phases:

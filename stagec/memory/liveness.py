@@ -131,7 +131,8 @@ _LATER = frozenset({"backward", "gradient", "recompute"})
 @dataclass(slots=True)
 class Sets:
     """Buffers that are not transient: what a step starts with, its gradients, its stash; gradients
-    that are `freed` between steps are there from backward on."""
+    that are `freed` between steps are there from backward on, sums of whole ones until these are
+    reduced."""
 
     static: set[Value] = field(default_factory=set[Value])
     gradients: set[Value] = field(default_factory=set[Value])
@@ -150,7 +151,8 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
         for op in region.ops:
             if op.has(Accumulates):
                 sums = [r for r in op.results if joined_dim(op, r.tensor) is None]
-                sets.gradients |= {root_of(r) for r in sums if r.tensor.rank}
+                whole = {r for r in sums if body.owner.flag("freed") and _users(r, body) <= _LATER}
+                sets.gradients |= {root_of(r) for r in sums if r.tensor.rank and r not in whole}
                 joined = (r for r in op.results if r not in sums and _users(r, body) & _LATER)
                 sets.stash |= {root_of(r) for r in joined}
                 continue
@@ -172,6 +174,13 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
 def _users(value: Value, body: Region) -> set[str]:
     """The phases of what uses a value, but for the end of the function."""
     return {u.phase for u, _ in value.uses if u is not body.terminator}
+
+
+def is_sum(value: Value) -> bool:
+    """Whether a value is a gradient that microbatches have added up."""
+    op = value.producer
+    added = op is not None and op.has(Accumulates) and joined_dim(op, value.tensor) is None
+    return added and value.tensor.rank > 0
 
 
 def is_gathered(value: Value) -> bool:

@@ -24,6 +24,7 @@ from stagec.ir_spec.strategy.dtypes import DtypesRule
 from stagec.ir_spec.strategy.exchange import ExchangeRule
 from stagec.ir_spec.strategy.expert_load import ExpertLoadRule
 from stagec.ir_spec.strategy.gather import GatherRule
+from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.microbatches import MicrobatchesRule
 from stagec.ir_spec.strategy.offload import OffloadRule
 from stagec.ir_spec.strategy.optimizer import OptimizerRule
@@ -121,6 +122,13 @@ class Strategy:
         """Whether parameters are gathered when the step begins: they are sharded at rest, and their
         gradients are reduced once."""
         return self.one(ShardParamsRule).overlap
+
+    @property
+    def reduces_once(self) -> bool:
+        """Whether gradients that microbatches add up are reduced behind the last one only, also
+        where ZeRO shards them."""
+        when = self.one(GradientsRule).reduced
+        return when == "once" or (when == "staged" and self.pipeline is not None)
 
     @property
     def prefetch(self) -> int:

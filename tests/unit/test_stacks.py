@@ -109,6 +109,30 @@ def test_gradients_of_several_microbatches_are_sums() -> None:
     assert moments(*flags) == moments(*flags, "--grads", "freed")
 
 
+@pytest.mark.parametrize(("reduced", "calls"), [("each", 16), ("once", 4), ("staged", 16)])
+def test_whole_gradients_are_reduced_once(reduced: str, calls: int) -> None:
+    """Two layers, the embedding, and the norm with the output: four calls, in each of four
+    microbatches or behind the last one."""
+    job = ("llama3-8b", "--set", "L=2,S=512,B=16", "--dp", "4", "--zero", "3")
+    flags = ("--microbatches", "4", "--stack", "torchtitan", "--grad-reduction", reduced)
+    (ranks,) = json.loads(stagec("analyze", *job, *flags, "--json").out)["classes"]
+    (found,) = (c for c in ranks["collectives"] if c["phase"] == "gradient")
+    assert (found["op"], found["count"]) == ("reduce_scatter", calls)
+    assert found["bytes"] == calls // 4 * 4 * 1_486_901_248
+
+
+def test_whole_gradients_are_there_until_they_are_reduced() -> None:
+    flags = ("--set", "B=8", "--dp", "4", "--zero", "3", "--microbatches", "2")
+    each, once = (
+        moments("--stack", "huggingface", *flags, "--grad-reduction", how)
+        for how in ("each", "once")
+    )
+    gradients = {when: once[when]["by"]["gradients"] for when in once}
+    assert gradients["after_forward"] == 4 * gradients["after_update"]
+    assert gradients["after_update"] == each["after_update"]["by"]["gradients"]
+    assert each["after_forward"]["by"]["gradients"] == gradients["after_update"]
+
+
 @pytest.mark.parametrize("command", ["memory", "analyze", "compile"])
 def test_ideal_changes_nothing(command: str, tmp_path: Path) -> None:
     """Not even what a manifest says of the command."""
@@ -216,7 +240,7 @@ def test_data_parallel_steps_are_met() -> None:
     """Of all rows of `validation/torch-data-parallel`: parameters and states but for step counters
     are exact, peaks are met within and without checkpoints and inside of blocks."""
     found = validate_memory("torch-data-parallel", Session()).errors
-    assert len({each.row for each in found}) >= 16
+    assert len({each.row for each in found}) >= 19
     assert all(e.measured == e.ours for e in found if e.category == "parameters")
     counters = {e.measured - e.ours for e in found if e.category == "optimizer"}
     assert counters == {4 * (9 * layers + 3) for layers in (2, 4)}
@@ -273,17 +297,19 @@ def test_steps_of_experts_are_met() -> None:
 @pytest.mark.long
 def test_steps_of_pipeline_stages_are_met() -> None:
     """Of all rows of `validation/torch-pipeline`; what is missing are tables of rotations and
-    tokens in 64 bits. Gradients of GPipe are there from the start, and those of FSDP are added up
-    as shards."""
+    tokens in 64 bits. Gradients of GPipe are there from the start. Where the reduction is the peak,
+    what PyTorch has gathered for layers is there still."""
     found = validate_memory("torch-pipeline", Session()).errors
-    assert len({each.row for each in found}) == 11
-    for each in (each for each in found if "GPipe" not in each.row and "FSDP" not in each.row):
+    assert len({each.row for each in found}) == 13
+    for each in found:
+        if "GPipe" in each.row or ("FSDP2 of 8" in each.row and each.moment == "peak"):
+            continue
         if each.category in ("parameters", "gradients"):
             assert each.measured == each.ours
         if each.category == "activations":
             assert abs(each.error or 0) < 0.005
         if each.category == "total":
-            assert abs(each.error or 0) < 0.002
+            assert abs(each.error or 0) < 0.0025
 
 
 @pytest.mark.long

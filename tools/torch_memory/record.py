@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import loss_parallel
@@ -132,13 +133,13 @@ class StorageTracker(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
-    """What FSDP2 gathers is `buffers`, what it reduces is `gradients`; what it has reduced is
-    `buffers` until it is a gradient."""
+    """What FSDP2 gathers is `buffers`, what it reduces, and what it adds up before, `gradients`;
+    what it has reduced is `buffers` until it is a gradient."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as calls
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     gather, alloc = calls.DefaultAllGather.allocate, FSDPParam.alloc_all_gather_outputs
-    unshard = FSDPParam.init_unsharded_param
+    unshard, add_up = FSDPParam.init_unsharded_param, FSDPParam.to_accumulated_grad_if_needed
     scatter = calls.DefaultReduceScatter.allocate
 
     def gathered(self: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -164,6 +165,12 @@ def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
         if first:
             _watch_gradient(self._unsharded_param, tracker)
 
+    def added_up(self: Any) -> None:
+        add_up(self)
+        if self.unsharded_accumulated_grad is not None:
+            tracker.mark(self.unsharded_accumulated_grad, "gradients")
+
+    FSDPParam.to_accumulated_grad_if_needed = added_up
     calls.DefaultAllGather.allocate = gathered
     calls.DefaultReduceScatter.allocate = reduced
     FSDPParam.alloc_all_gather_outputs = unsharded
@@ -175,6 +182,7 @@ def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
         calls.DefaultReduceScatter.allocate = scatter
         FSDPParam.alloc_all_gather_outputs = alloc
         FSDPParam.init_unsharded_param = unshard
+        FSDPParam.to_accumulated_grad_if_needed = add_up
 
 
 @contextlib.contextmanager
@@ -244,6 +252,7 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
         pipeline = None
         if staged and mesh is not None:
             pipeline = Pipeline(nets, run, mesh, outside_loss, tracker.forward_ended)
+        microbatches = run.flag("microbatches", 1)
         run.check()
         for each in (p for model in models for p in model.parameters()):
             tracker.mark(each, "parameters")
@@ -267,8 +276,15 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
             else:
                 split = run.flag("tp", 1) > 1 and run.flag("loss_logits", "split") == "split"
                 with loss_parallel() if split else contextlib.nullcontext():
-                    inputs = tokens, labels
-                    _step(nets[0], optimizer, inputs, tracker, titan=titan, autocast=autocast)
+                    _step(
+                        nets[0],
+                        optimizer,
+                        (tokens, labels),
+                        tracker,
+                        titan=titan,
+                        autocast=autocast,
+                        microbatches=microbatches,
+                    )
             for each in optimizer.state.values():
                 for state in each.values():
                     tracker.mark(state, "optimizer")
@@ -298,15 +314,19 @@ def _step(
     *,
     titan: bool,
     autocast: bool,
+    microbatches: int,
 ) -> None:
-    tokens, labels = inputs
-    tracker.phase = "forward"
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = outside_loss(net(tokens), labels) if titan else net(tokens, labels)
-    tracker.forward_ended()
-    tracker.phase = "backward"
-    loss.backward()
-    del loss
+    for count in range(microbatches, 0, -1):
+        if microbatches > 1 and not titan and isinstance(net, FSDPModule):
+            net.set_requires_gradient_sync(count == 1)  # `no_sync` of accelerate
+        tracker.phase = "forward"
+        tokens, labels = (each.chunk(microbatches)[-count] for each in inputs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = outside_loss(net(tokens), labels) if titan else net(tokens, labels)
+        tracker.forward_ended()
+        tracker.phase = "backward"
+        loss.backward()
+        del loss
     tracker.phase = "update"
     optimizer.step()
     tracker.recorded.after_update = tracker.by_category()

@@ -237,6 +237,9 @@ class JobFlags(TypedDict, total=False):
     grads: Literal["persistent", "freed"] | None
     #: Gradients of split tables of embeddings: split, or of all rows on each rank (whole).
     grad_tables: Literal["split", "whole"] | None
+    #: Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last one, or
+    #: once in a pipeline only (staged).
+    grad_reduction: Literal["each", "once", "staged"] | None
     #: Backward keeps a saved tensor until its last use, or until all gradients of the operation or
     #: of the checkpoint that saved it are there (node).
     saved_tensors: Literal["last_use", "last-use", "node"] | None
