@@ -34,7 +34,7 @@ PredictedT = TypeVar("PredictedT")
 PredictedT_co = TypeVar("PredictedT_co", covariant=True)
 
 
-class Measured(Protocol[PredictedT_co]):
+class MeasuredRun(Protocol[PredictedT_co]):
     """A measured step or server. Those that are `judged` count for the errors of their source."""
 
     @property
@@ -45,7 +45,7 @@ class Measured(Protocol[PredictedT_co]):
         ...
 
 
-MeasuredT = TypeVar("MeasuredT", bound=Measured[object])
+MeasuredT = TypeVar("MeasuredT", bound=MeasuredRun[object])
 #: Of sources with more rows so many are predicted, unless all are asked for.
 _SAMPLE = 60
 
@@ -173,7 +173,7 @@ def sample(steps: list[MeasuredT], most: int = _SAMPLE) -> list[MeasuredT]:
 
 
 def predictions(
-    measured: Sequence[Measured[PredictedT]], session: Session, what: str
+    measured: Sequence[MeasuredRun[PredictedT]], session: Session, what: str
 ) -> list[PredictedT | str]:
     """The seconds of each step or server, or why there are none, by as many processes as there are
     cores; `what` they are is said beside the progress."""
@@ -188,7 +188,7 @@ def predictions(
     return [results[i] for i in range(len(measured))]
 
 
-def seconds_or_problem(measured: Measured[PredictedT]) -> PredictedT | str:
+def seconds_or_problem(measured: MeasuredRun[PredictedT]) -> PredictedT | str:
     """What we predict, or why we do not."""
     try:
         return measured.predicted()
