@@ -16,12 +16,7 @@ from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.validation.formula import sizes_of
-from stagec.validation.sources import (
-    MeasuredRow,
-    ValidationSource,
-    filled,
-    validation_sources,
-)
+from stagec.validation.sources import MeasuredRow, ValidationSource, filled, validation_sources
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
