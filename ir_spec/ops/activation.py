@@ -26,16 +26,7 @@ from stagec.ir_spec.ops.base import (
     present,
     work,
 )
-from stagec.ir_spec.ops.curves import (
-    FORM,
-    GELU,
-    RELU,
-    SIGMOID,
-    SILU,
-    TANH,
-    PointFunction,
-    clamp,
-)
+from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, PointFunction, clamp
 
 
 class Activation(Elementwise):

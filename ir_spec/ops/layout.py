@@ -18,16 +18,7 @@ from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
-from stagec.ir.traits import (
-    CopiesMemory,
-    FinalGradient,
-    Free,
-    Fusible,
-    Recalls,
-    Stays,
-    Trait,
-    View,
-)
+from stagec.ir.traits import CopiesMemory, FinalGradient, Free, Fusible, Recalls, Stays, Trait, View
 from stagec.ir.types import WHOLE, Type
 from stagec.ir_spec.ops.base import backwards, gradients, present
 from stagec.support.diagnostics import error

@@ -13,13 +13,7 @@ from stagec.ir.param import Param
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
 from stagec.ir_spec.ops.scan_base import Named, Scan, count
-from stagec.ir_spec.ops.state_space import (
-    CHUNK,
-    chunk_of,
-    on_groups,
-    on_heads,
-    softplus,
-)
+from stagec.ir_spec.ops.state_space import CHUNK, chunk_of, on_groups, on_heads, softplus
 
 _EPS = 1e-6
 

@@ -22,11 +22,7 @@ from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.types import Dim, TensorType, axis_size
 from stagec.ir_spec.ops.attention_base import AttentionOp
-from stagec.ir_spec.ops.attention_core import (
-    ORDERS,
-    SCORES,
-    all_pairs,
-)
+from stagec.ir_spec.ops.attention_core import ORDERS, SCORES, all_pairs
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.masks import is_plain
 from stagec.ir_spec.ops.ring_work import (

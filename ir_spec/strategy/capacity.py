@@ -7,12 +7,7 @@ from fractions import Fraction
 
 from stagec.ir.expr import Expr
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    Record,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

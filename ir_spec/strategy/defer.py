@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.statement import (
-    Axes,
-    FlagValues,
-    Record,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Axes, FlagValues, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

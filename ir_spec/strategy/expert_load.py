@@ -9,13 +9,7 @@ from typing import Any
 from stagec.ir.core import Operation
 from stagec.ir.traits import Declares
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, FlagValues, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

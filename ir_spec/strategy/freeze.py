@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)

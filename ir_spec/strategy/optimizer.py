@@ -21,8 +21,6 @@ KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
 FORMS = ("fused", "foreach", "for_loop", "in_backward")
 #: The kinds whose update is by one kernel or by several, as the form says.
 BY_KERNELS = ("adamw",)
-#: Those that are one kernel for all of a stack, so that only loops over tensors differ.
-ELEMENTWISE = ("adamw", "sgd", "lion", "adam8bit")
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.statement import (
-    Axes,
-    Flag,
-    FlagValues,
-    Record,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Axes, Flag, FlagValues, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

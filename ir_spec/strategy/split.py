@@ -13,14 +13,7 @@ from stagec.ir_spec.strategy.axes import (
     TENSOR_PARALLEL,
     whole_experts,
 )
-from stagec.ir_spec.strategy.statement import (
-    Axes,
-    Flag,
-    FlagValues,
-    Record,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Axes, Flag, FlagValues, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

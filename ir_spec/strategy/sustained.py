@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 FAMILIES = ("ampere", "hopper", "blackwell", "tpu")
 

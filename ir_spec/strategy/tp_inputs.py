@@ -6,13 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, FlagValues, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

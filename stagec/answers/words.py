@@ -8,11 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from stagec.jobs.session import Session
-from stagec.support.diagnostics import (
-    DiagnosticError,
-    NotAnIntegerError,
-    error,
-)
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
 
 _LOG = logging.getLogger("stagec")
 

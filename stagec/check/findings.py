@@ -81,11 +81,9 @@ class CheckReport:
         """Add an error, or count it where its code has been reported often enough."""
         self.add(Severity.ERROR, Finding(path, node, code, message, remedy))
 
-    def warning(
-        self, path: Path, code: str, message: str, remedy: str, *, node: int | None = None
-    ) -> None:
+    def warning(self, path: Path, code: str, message: str, remedy: str) -> None:
         """Add a warning, or count it where its code has been reported often enough."""
-        self.add(Severity.WARNING, Finding(path, node, code, message, remedy))
+        self.add(Severity.WARNING, Finding(path, None, code, message, remedy))
 
     def add(self, severity: Severity, finding: Finding) -> None:
         """Add a finding, or count it where its code has been reported often enough."""

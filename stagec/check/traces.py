@@ -6,7 +6,7 @@ simulators cannot take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stagec.check.agreement import CheckedJob, check_job, check_rank
@@ -21,16 +21,11 @@ from stagec.formats.chakra.nodes import TraceError
 __all__ = ["CheckReport", "Finding", "check_directory", "check_trace"]
 
 
-def check_directory(
-    directory: Path, *, progress: Callable[[int, int], None] | None = None
-) -> CheckReport:
+def check_directory(directory: Path) -> CheckReport:
     """Check all traces of one job, with their groups file and, if there is one, the manifest.
-
-    `progress` is called with the number of trace files read and their total. Whatever is wrong
-    with the directory is a finding; nothing is raised.
-    """
+    Whatever is wrong with the directory is a finding; nothing is raised."""
     report = CheckReport()
-    job = read_directory(directory, report, RankReader(), progress, manifest=True)
+    job = read_directory(directory, report, RankReader(), manifest=True)
     if job is not None:
         check_traces(job, report)
     return report
@@ -78,12 +73,7 @@ _NO_RANK = -1
 
 
 def read_directory(
-    directory: Path,
-    report: CheckReport,
-    reader: RankReader,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    manifest: bool = False,
+    directory: Path, report: CheckReport, reader: RankReader, *, manifest: bool = False
 ) -> CheckedJob | None:
     """All traces of a folder, compared with its manifest if asked for; None if there are none. What
     cannot be read is reported."""
@@ -92,7 +82,7 @@ def read_directory(
         return None
     if manifest:
         check_manifest(directory, files, report)
-    traces = _read(files, report, reader, progress)
+    traces = _read(files, report, reader)
     table = RankTable.of(traces)
     return CheckedJob(directory, table, frozenset(files), read_groups(directory, name, report))
 
@@ -106,21 +96,14 @@ def check_traces(job: CheckedJob, report: CheckReport) -> None:
     _check_limits(job, report)
 
 
-def _read(
-    files: Mapping[int, Path],
-    report: CheckReport,
-    reader: RankReader,
-    progress: Callable[[int, int], None] | None,
-) -> list[RankTrace]:
+def _read(files: Mapping[int, Path], report: CheckReport, reader: RankReader) -> list[RankTrace]:
     traces: list[RankTrace] = []
-    for done, (rank, path) in enumerate(files.items(), start=1):
+    for rank, path in files.items():
         try:
             traces.append(reader.read(path, rank))
         except TraceError as error:
             message = f"{error.where}: {error.message}"
             report.error(path, "unreadable", message, "write the trace again")
-        if progress is not None:
-            progress(done, len(files))
     return traces
 
 

@@ -42,26 +42,16 @@ def run_named(
     inputs: Mapping[str, Array],
     meet: Meet | None = None,
 ) -> dict[str, Array]:
-    """The results of a module by name, the loss first; `meet` is the other pod. Raises
+    """The results of a module by name, the loss first; `meet` is the other pod. Of pipeline stages
+    parts of stacked values are put together, and the losses of several added. Raises
     `DisagreementError`."""
     if is_staged(module):
-        return run_stages(module, env, inputs, meet)
+        return _Job(module, env, meet).run(inputs)
     results = run_module(module, env, inputs, meet)
     found: dict[str, Array] = {}
     for value, result in zip(module.main.body.terminator.operands, results, strict=True):
         found[value.name if value.name not in found else f"{value.name}.{len(found)}"] = result
     return found
-
-
-def run_stages(
-    module: Module,
-    env: Mapping[str, int],
-    inputs: Mapping[str, Array],
-    meet: Meet | None = None,
-) -> dict[str, Array]:
-    """The results of a module whose functions are pipeline stages, by name: parts of stacked values
-    put together, the losses of several stages added. Raises `DisagreementError`."""
-    return _Job(module, env, meet).run(inputs)
 
 
 class _Job:

@@ -33,14 +33,7 @@ from stagec.ir.evaluation import BUCKETS
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Comparison, Relation
 from stagec.ir.order import Multiple
-from stagec.ir.types import (
-    DTYPE_BYTES,
-    AxisUse,
-    Dim,
-    OpaqueType,
-    TensorType,
-    Type,
-)
+from stagec.ir.types import DTYPE_BYTES, AxisUse, Dim, OpaqueType, TensorType, Type
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_COEFFICIENT, MAX_LAYERS, MAX_OPERATORS, MAX_TERMS
 from stagec.support.source import FileLoc, Loc, NameLoc, Source

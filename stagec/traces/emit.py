@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
@@ -16,7 +15,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
-from stagec.traces.writer import DROPPED, Emission, Written, write_source
+from stagec.traces.writer import DROPPED
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -144,26 +143,3 @@ def make_job(
     classes = rank_classes(module)
     how = durations, names, granularity, annotate, format_, machine
     return EmittedJob(name, classes, module.axis_sizes, *how, module=module)
-
-
-def write_job(
-    job: EmittedJob, directory: Path, about: Mapping[str, object], how: Emission | None = None
-) -> Written:
-    """Write the traces of a job. Raises `DiagnosticError`."""
-    return write_source(job, directory, about, how or Emission())
-
-
-def emit_module(
-    module: Module,
-    name: str,
-    directory: Path,
-    about: Mapping[str, object],
-    *,
-    durations: Durations | None = None,
-    how: Emission | None = None,
-    format_: Format = CHAKRA,
-    machine: Machine | None = None,
-) -> Written:
-    """Write the traces of a lowered module. Raises `DiagnosticError`."""
-    job = make_job(module, name, durations, format_=format_, machine=machine)
-    return write_job(job, directory, about, how)

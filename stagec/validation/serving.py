@@ -17,12 +17,7 @@ from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.validation.closed_loop import ClosedLoop
 from stagec.validation.formula import sizes_of
-from stagec.validation.sources import (
-    MeasuredRow,
-    ValidationSource,
-    filled,
-    validation_sources,
-)
+from stagec.validation.sources import MeasuredRow, ValidationSource, filled, validation_sources
 
 #: The batch up to which times to the first token are those of small batches.
 SMALL: Final = 8

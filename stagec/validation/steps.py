@@ -16,12 +16,7 @@ from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.validation.formula import sizes_of
-from stagec.validation.sources import (
-    MeasuredRow,
-    ValidationSource,
-    filled,
-    validation_sources,
-)
+from stagec.validation.sources import MeasuredRow, ValidationSource, filled, validation_sources
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -34,7 +29,7 @@ PredictedT = TypeVar("PredictedT")
 PredictedT_co = TypeVar("PredictedT_co", covariant=True)
 
 
-class HasPrediction(Protocol[PredictedT_co]):
+class MeasuredRun(Protocol[PredictedT_co]):
     """A measured step or server. Those that are `judged` count for the errors of their source."""
 
     @property
@@ -45,7 +40,7 @@ class HasPrediction(Protocol[PredictedT_co]):
         ...
 
 
-MeasuredT = TypeVar("MeasuredT", bound=HasPrediction[object])
+MeasuredT = TypeVar("MeasuredT", bound=MeasuredRun[object])
 #: Of sources with more rows so many are predicted, unless all are asked for.
 _SAMPLE = 60
 
@@ -173,7 +168,7 @@ def sample(steps: list[MeasuredT], most: int = _SAMPLE) -> list[MeasuredT]:
 
 
 def predictions(
-    measured: Sequence[HasPrediction[PredictedT]], session: Session, what: str
+    measured: Sequence[MeasuredRun[PredictedT]], session: Session, what: str
 ) -> list[PredictedT | str]:
     """The seconds of each step or server, or why there are none, by as many processes as there are
     cores; `what` they are is said beside the progress."""
@@ -188,7 +183,7 @@ def predictions(
     return [results[i] for i in range(len(measured))]
 
 
-def seconds_or_problem(measured: HasPrediction[PredictedT]) -> PredictedT | str:
+def seconds_or_problem(measured: MeasuredRun[PredictedT]) -> PredictedT | str:
     """What we predict, or why we do not."""
     try:
         return measured.predicted()

@@ -21,9 +21,9 @@ from stagec.traces import cluster as engine
 from stagec.traces import remote, writer
 from stagec.traces.archive import Archive
 from stagec.traces.cluster import cluster
-from stagec.traces.emit import EmittedJob, make_job, write_job
+from stagec.traces.emit import EmittedJob, make_job
 from stagec.traces.remote import written_by
-from stagec.traces.writer import Emission
+from stagec.traces.writer import Emission, write_source
 from tests.support import LLAMA, LONG, stagec, tiny_options, tries
 
 dask: Any = pytest.importorskip("dask")
@@ -127,12 +127,12 @@ def write_on(address: str, directory: Path, progress: Callable[[int, int], None]
     made = job()
     with cluster(address) as run:
         elsewhere = written_by(lambda function, units: run(partial(slowly, function), units), made)
-        write_job(made, directory, {}, Emission(progress=progress, elsewhere=elsewhere))
+        write_source(made, directory, {}, Emission(progress=progress, elsewhere=elsewhere))
 
 
 @LONG
 def test_the_loss_of_workers_in_mid_run_changes_nothing(tmp_path: Path) -> None:
-    write_job(job(), tmp_path / "expected", {})
+    write_source(job(), tmp_path / "expected", {}, Emission())
     lost: list[int] = []
     with local_cluster(2) as made, distributed.Client(made, set_as_default=False) as client:
 

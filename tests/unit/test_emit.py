@@ -29,9 +29,9 @@ from stagec.jobs.builder import JobBuilder
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.text.printer import print_op
-from stagec.traces.emit import EmittedJob, emit_module, make_job, write_job
+from stagec.traces.emit import EmittedJob, make_job
 from stagec.traces.folder import MANIFEST
-from stagec.traces.writer import Emission, Written
+from stagec.traces.writer import Emission, Written, write_source
 from tests.support import EXHAUSTIVE, LLAMA, LONG, MIXTRAL, assert_same_items, stagec, tiny_options
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def job(model: str = LLAMA, **options: Any) -> EmittedJob:
 
 
 def write(made: EmittedJob, directory: Path, **options: Any) -> Written:
-    return write_job(made, directory, {"by": "test"}, Emission(**options))
+    return write_source(made, directory, {"by": "test"}, Emission(**options))
 
 
 def arguments(directory: Path, *more: str) -> list[str]:
@@ -567,7 +567,7 @@ def test_ranks_are_patched_not_serialised(tmp_path: Path, monkeypatch: pytest.Mo
     for dp in (2, 256):
         calls.append(0)
         module = JobBuilder(tiny_options(LLAMA, dp=dp, sizes={"B": dp, "L": 8}, zero=0)).lower()
-        written = emit_module(module, "many", tmp_path / str(dp), {})
+        written = write_source(make_job(module, "many"), tmp_path / str(dp), {}, Emission())
         assert len(written.files) == dp + 2
         assert MANIFEST in written.files
     assert calls[0] == calls[1] > 0

@@ -17,9 +17,7 @@ from stagec.ir.module import Module
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.result import PAGE
-from stagec.pipeline.instrument import (
-    reproducer_pipeline,
-)
+from stagec.pipeline.instrument import reproducer_pipeline
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE, Pipeline

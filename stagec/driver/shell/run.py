@@ -12,12 +12,7 @@ from contextlib import suppress
 import click
 
 from stagec.jobs.session import Session
-from stagec.support.diagnostics import (
-    Diagnostic,
-    DiagnosticError,
-    NotAnIntegerError,
-    note,
-)
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError, note
 
 OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
 DEBUG = "STAGEC_DEBUG"

@@ -9,12 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from stagec.formats.astra_sim import files
-from stagec.formats.astra_sim.topology import (
-    Dimension,
-    dimensions,
-    network_text,
-    pod_dimensions,
-)
+from stagec.formats.astra_sim.topology import Dimension, dimensions, network_text, pod_dimensions
 from stagec.formats.base import Durations, Layout, Need, TraceJob
 from stagec.formats.chakra.encode import Encoder
 from stagec.formats.chakra.format import ChakraFormat

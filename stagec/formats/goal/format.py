@@ -9,15 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stagec.formats.base import (
-    Durations,
-    JobFormat,
-    Layout,
-    Need,
-    TraceJob,
-    all_ranks,
-    nanoseconds,
-)
+from stagec.formats.base import Durations, JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
 from stagec.formats.goal.encode import Patched, binary_bytes, binary_head, binary_of, text_of
 from stagec.formats.goal.ops import LOADS, Expander, Place
 from stagec.formats.messages import ALGORITHMS, Shape

@@ -19,13 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stagec.formats.base import Layout, Neighbour
-from stagec.formats.messages import (
-    Shape,
-    expansion,
-    other_end,
-    part_bytes,
-    shape_of,
-)
+from stagec.formats.messages import Shape, expansion, other_end, part_bytes, shape_of
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 

@@ -40,9 +40,7 @@ _PEERS = {NodeKind.SEND: ("send", "comm_dst"), NodeKind.RECV: ("recv", "comm_src
 _TIMED = (NodeKind.COMP, NodeKind.COLL, NodeKind.SEND, NodeKind.RECV)
 
 
-def recorded_timeline(
-    paths: Mapping[int, Path], groups: Mapping[int, Sequence[int]], device: str = ""
-) -> Timeline:
+def recorded_timeline(paths: Mapping[int, Path], groups: Mapping[int, Sequence[int]]) -> Timeline:
     """The timeline of ranks by the files of their traces. `groups` are the members of each group,
     as far as they are known. Files are read as they are asked for, which raises `DiagnosticError`
     for one without durations, with times that no clock has, or with nodes that wait for each other.
@@ -61,7 +59,7 @@ def recorded_timeline(
     return Timeline(
         lambda rank: mesh,
         len(paths),
-        device,
+        "",
         {rank: rank for rank in paths},
         lambda rank: paths[rank].name,
         times,

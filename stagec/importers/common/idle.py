@@ -89,12 +89,12 @@ def image_tokens(config: Config, text: ModelText, image: int) -> None:
     text.symbol("N_v", side * side, "(image_size / patch_size)^2")
 
 
-def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
-    """Declare the tower of SigLIP (arXiv 2303.15343), with its pooling `head` if the key
+def siglip(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of SigLIP (arXiv 2303.15343), with its pooling head if the key
     `vision_use_head` says so."""
     read_idle(vision, text, width=768, inner=3072, layers=12, patch=16)
     image_tokens(vision, text, 224)
-    headed = vision.flag("vision_use_head", default=head)
+    headed = vision.flag("vision_use_head", default=False)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
     vision.skip("max_image_size", "vocab_size")
     idle = Idle(text)

@@ -10,14 +10,7 @@ from stagec.importers.families.llama import skip_hunyuan
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.reading.json_text import Json
-from stagec.importers.writing.blocks import (
-    LAYER,
-    LAYER_SCALE,
-    RMS,
-    Attention,
-    Experts,
-    FeedForward,
-)
+from stagec.importers.writing.blocks import LAYER, LAYER_SCALE, RMS, Attention, Experts, FeedForward
 from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import ModelText
 

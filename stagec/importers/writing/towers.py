@@ -156,21 +156,17 @@ def decoder(
     mlp: FeedForward,
     source: str,
     *,
-    tower: Tower | None = None,
-    count: str = "L_dec",
-    norm: Norm = LAYER,
     post: bool = False,
-    operands: Sequence[str] = (),
 ) -> TowerLayers:
     """Layers of self-attention, attention to `source` and a feed-forward block."""
-    t = tower or Tower()
-    own, other = attention.write(text, t["H"]), cross.write(text, t["H"])
+    t = Tower()
+    own, other = attention.write(text), cross.write(text)
     steps = [
-        TowerPart("self", t.call(own, attention.symbols, "{}", *operands)),
+        TowerPart("self", t.call(own, attention.symbols, "{}")),
         TowerPart("cross", t.call(other, cross.symbols, "{}", source)),
         TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
     ]
-    return TowerLayers(t, "decoder", count, steps, norm, post)
+    return TowerLayers(t, "decoder", "L_dec", steps, post=post)
 
 
 def linear(
