@@ -93,6 +93,7 @@ class _Plan:
         self._env, self._roots = planned_env(module), Roots()
         self._sets = classify(self._body, self._roots)
         self._planner = Planner(lifetimes(self._body, self._env))
+        module.notes[self._body] = self._planner
         counts = (op.expr("count") for op in self._body.walk() if op.has(Repeats))
         axes = module.mesh.axes if module.mesh else ()
         self._long = frozenset(n for c in counts for n in c.symbols) - frozenset(axes)

@@ -34,7 +34,9 @@ class MemoryMoments:
         self.of: dict[object, FunctionMoments] = {}
         self.copied: list[Expr] = []
         for func in module.functions:
-            planner = Planner(lifetimes(func.body, watched))
+            planner = module.notes.get(func.body)  # of the pass that has just planned
+            if not isinstance(planner, Planner):
+                planner = Planner(lifetimes(func.body, watched))
             mine = [op for op in works if op.attrs["stages"] == func.attrs.get("stages")]
             self.of[func.attrs.get("stages")] = FunctionMoments(planner, mine)
             self.copied.append(copied(module, func))
@@ -63,27 +65,27 @@ class FunctionMoments:
         return [sizes[size] for size in self._sizes]
 
     def _counts(self, buffers: Iterable[Buffer]) -> Ints:
-        counts = np.zeros(len(self._sizes), dtype=np.int64)
+        counts = [0] * len(self._sizes)
         self._add(counts, buffers, 1)
-        return counts
+        return np.array(counts, dtype=np.int64)
 
-    def _add(self, counts: Ints, buffers: Iterable[Buffer], sign: int) -> None:
+    def _add(self, counts: list[int], buffers: Iterable[Buffer], sign: int) -> None:
         for buffer in buffers:
-            if buffer in self._slots:
-                counts[self._slots[buffer]] += sign
+            slot = self._slots.get(buffer)
+            if slot is not None:
+                counts[slot] += sign
 
     def _moments(self, run: MemoryRun) -> Ints:
         """How many buffers of each kind live at each moment of a run that may be the worst, beside
         what was there at its start, in order."""
-        live = np.zeros(len(self._sizes), dtype=np.int64)
-        rows: list[Ints] = []
+        live = [0] * len(self._sizes)
+        rows: dict[tuple[int, ...], None] = {}
         for step, ends in run:
             self._add(live, step.made, 1)
             if step.counts:
-                rows.append(live.copy())
+                rows[tuple(live)] = None
             self._add(live, ends, -1)
-        moments = np.array(rows, dtype=np.int64).reshape(-1, len(live))
-        return moments[np.sort(np.unique(moments, axis=0, return_index=True)[1])]
+        return np.array([*rows], dtype=np.int64).reshape(-1, len(live))
 
 
 def worst(rows: Ints, sizes: Sequence[int]) -> tuple[int, int]:

@@ -47,50 +47,53 @@ class UnboundError(Exception):
 
 
 class Expr:
-    """An immutable symbolic integer; `/` is exact division (the caller has to know that it is)."""
+    """An immutable symbolic integer; `/` is exact division (the caller has to know that it is).
 
-    __slots__ = ("_hash", "node")
+    Equal ones are one object, so that comparing and hashing them costs nothing: functions here
+    make them, by `_expr`."""
+
+    __slots__ = ("_symbols", "node")
 
     def __init__(self, node: Any) -> None:
         self.node = node
-        self._hash: int | None = None
+        self._symbols: frozenset[str] | None = None
 
     def __add__(self, other: Expr | int) -> Expr:
-        return Expr(_distribute_terms(self.node + _node(other)))
+        return _plus(self, other)
 
     def __sub__(self, other: Expr | int) -> Expr:
-        return Expr(_distribute_terms(self.node - _node(other)))
+        return _minus(self, other)
 
     def __mul__(self, other: Expr | int) -> Expr:
-        return Expr(_distribute(self.node * _node(other)))
+        return _times(self, other)
 
     def __truediv__(self, other: Expr | int) -> Expr:
-        return Expr(_distribute(self.node / _node(other)))
+        return _over(self, other)
 
     def __mod__(self, other: Expr | int) -> Expr:
         return _apply(_MOD, (self.node, _node(other)))
 
     def __neg__(self) -> Expr:
-        return Expr(-self.node)
+        return _expr(-self.node)
 
     def __pow__(self, exponent: int) -> Expr:
-        return Expr(self.node**exponent)
+        return _expr(self.node**exponent)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def __rsub__(self, other: int) -> Expr:
-        return Expr(_distribute_terms(_node(other) - self.node))
+        return _minus(const(other), self)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is int:  # a size of 1 is not the flag True
             return bool(self.node == other)
-        return isinstance(other, Expr) and bool(self.node == other.node)
+        return self is other
 
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(self.node)
-        return self._hash
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[Callable[[Any], Expr], tuple[Any]]:
+        return _expr, (self.node,)
 
     def __str__(self) -> str:
         return _print(self.node)
@@ -101,7 +104,9 @@ class Expr:
     @property
     def symbols(self) -> frozenset[str]:
         """The names of the symbols in it."""
-        return _symbols(self.node)
+        if self._symbols is None:
+            self._symbols = _symbols(self.node)
+        return self._symbols
 
     @property
     def symbol_name(self) -> str | None:
@@ -120,6 +125,35 @@ def _node(value: Expr | int) -> Any:
 
 # A module has few distinct sizes, each many times: what is asked of them often is remembered.
 _remembered = lru_cache(maxsize=1 << 16)
+
+
+_exprs: dict[Any, Expr] = {}
+
+
+def _expr(node: Any) -> Expr:
+    """The expression that is this node."""
+    found = _exprs.get(node)
+    return _exprs.setdefault(node, Expr(node)) if found is None else found
+
+
+@_remembered
+def _plus(left: Expr, right: Expr | int) -> Expr:
+    return _expr(_distribute_terms(left.node + _node(right)))
+
+
+@_remembered
+def _minus(left: Expr, right: Expr | int) -> Expr:
+    return _expr(_distribute_terms(left.node - _node(right)))
+
+
+@_remembered
+def _times(left: Expr, right: Expr | int) -> Expr:
+    return _expr(_distribute(left.node * _node(right)))
+
+
+@_remembered
+def _over(left: Expr, right: Expr | int) -> Expr:
+    return _expr(_distribute(left.node / _node(right)))
 
 
 @_remembered
@@ -159,13 +193,13 @@ def _is_undistributed(node: Any) -> bool:
 @cache
 def symbol(name: str) -> Expr:
     """The symbol of that name: a positive integer. The one constructor of symbols."""
-    return Expr(sympy.Symbol(name, integer=True, positive=True))
+    return _expr(sympy.Symbol(name, integer=True, positive=True))
 
 
 @lru_cache(maxsize=4096)
 def const(value: int) -> Expr:
     """An integer constant."""
-    return Expr(sympy.Integer(value))
+    return _expr(sympy.Integer(value))
 
 
 ONE = const(1)
@@ -179,18 +213,22 @@ def as_expr(value: Expr | int) -> Expr:
 
 def product(factors: Iterable[Expr]) -> Expr:
     """The product; 1 if there are none."""
-    return _product(tuple(f.node for f in factors))
+    return _product(tuple(factors))
 
 
 @_remembered
-def _product(nodes: tuple[Any, ...]) -> Expr:
-    return Expr(_distribute(sympy.Mul(*nodes))) if nodes else ONE
+def _product(factors: tuple[Expr, ...]) -> Expr:
+    return _expr(_distribute(sympy.Mul(*(f.node for f in factors)))) if factors else ONE
 
 
 def total(terms: Iterable[Expr]) -> Expr:
     """The sum; 0 if there are none."""
-    nodes = [t.node for t in terms]
-    return Expr(_distribute_terms(sympy.Add(*nodes))) if nodes else ZERO
+    return _total(tuple(terms))
+
+
+@_remembered
+def _total(terms: tuple[Expr, ...]) -> Expr:
+    return _expr(_distribute_terms(sympy.Add(*(t.node for t in terms)))) if terms else ZERO
 
 
 def maximum(values: Iterable[Expr]) -> Expr:
@@ -207,7 +245,7 @@ def call(function: str, arguments: Iterable[Expr]) -> Expr:
 def alternatives(value: Expr) -> tuple[Expr, ...]:
     """The arguments of a `max` or a `min`; of another expression itself."""
     name = getattr(value.node.func, "__name__", "")
-    return tuple(map(Expr, value.node.args)) if name in ("max", "min") else (value,)
+    return tuple(map(_expr, value.node.args)) if name in ("max", "min") else (value,)
 
 
 def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
@@ -215,31 +253,31 @@ def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
     with how often it comes. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""
     rows = (sympy.Tuple(times.node, *(s.node for s in sizes)) for times, sizes in runs)
     node = sympy.Function(BUCKETS)(full.node, *rows)
-    return Expr(node) if node.free_symbols else const(int(function_of(node)({})))
+    return _expr(node) if node.free_symbols else const(int(function_of(node)({})))
 
 
 def expand(value: Expr) -> Expr:
     """Products multiplied out: the normal form in which equal polynomials are the same."""
-    return Expr(sympy.expand(value.node))
+    return _expr(sympy.expand(value.node))
 
 
 def same(left: Expr, right: Expr) -> bool:
     """Whether both are equal for all values of their symbols."""
-    return left.node == right.node or sympy.expand(left.node - right.node) == 0
+    return left is right or sympy.expand(left.node - right.node) == 0
 
 
 def _apply(function: str, arguments: tuple[Any, ...]) -> Expr:
     if function == BUCKETS:
         full, *rows = arguments
-        return buckets(Expr(full), [(Expr(r[0]), [Expr(s) for s in r[1:]]) for r in rows])
+        return buckets(_expr(full), [(_expr(r[0]), [_expr(s) for s in r[1:]]) for r in rows])
     if all(isinstance(a, sympy.Integer) for a in arguments):
         return const(int(compute(function, [int(a) for a in arguments])))
     if function in ("max", "min"):
         arguments = _prune(function, arguments)
         if len(arguments) == 1:
-            return Expr(arguments[0])
+            return _expr(arguments[0])
     # Undefined functions: sympy's own Max and Mod spend seconds on comparing symbols.
-    return Expr(sympy.Function(function)(*arguments))
+    return _expr(sympy.Function(function)(*arguments))
 
 
 def _prune(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -270,7 +308,7 @@ def substitute(value: Expr, env: Mapping[str, Expr]) -> Expr:
     node = _rebuild(value.node, {k: v.node for k, v in env.items()})
     if node.has(sympy.zoo, sympy.nan):
         raise ZeroDivisionError(f"'{value}' divides by zero")
-    return Expr(node)
+    return _expr(node)
 
 
 def _rebuild(node: Any, env: dict[str, Any]) -> Any:
@@ -386,7 +424,7 @@ def modulo_parts(value: Expr) -> tuple[Expr, Expr] | None:
     """(a, b) if the expression is `a % b`."""
     node = value.node
     if isinstance(node, sympy.core.function.AppliedUndef) and node.func.__name__ == _MOD:
-        return Expr(node.args[0]), Expr(node.args[1])
+        return _expr(node.args[0]), _expr(node.args[1])
     return None
 
 
@@ -429,13 +467,13 @@ def _huge(node: Any, limit: int) -> bool:
 def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:
     """(B, 4) for `B/4`."""
     above, below = value.node.as_numer_denom()
-    return Expr(above), Expr(below)
+    return _expr(above), _expr(below)
 
 
 def ratio(above: Expr, below: Expr) -> Expr:
     """A quotient for people: no fractions in its parts, no factors that both have."""
     (a, under_a), (b, under_b) = (sympy.expand(e.node).as_numer_denom() for e in (above, below))
-    return Expr(sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a))
+    return _expr(sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a))
 
 
 def fraction(value: Expr) -> Fraction:
@@ -472,6 +510,28 @@ def _is_integral(node: Any) -> bool:
     if node.func.__name__ in ("ceildiv", REACHED, BUCKETS):
         return True
     return all(_is_integral(a) for a in node.args)
+
+
+def product_is_integral(left: Expr, right: Expr) -> bool:
+    """Whether the product of both is an integer by its form; those of powers alone are not made."""
+    one, other = _powers(left.node), _powers(right.node)
+    if one is None or other is None:
+        return is_integral(left * right)
+    (p, above), (q, below) = one, other
+    whole = (p * q).denominator == 1
+    return whole and all(above.get(n, 0) + below.get(n, 0) >= 0 for n in {*above, *below})
+
+
+@_remembered
+def _powers(node: Any) -> tuple[Fraction, Mapping[str, int]] | None:
+    """A product of powers of symbols: its coefficient and the exponents; None of others, and 0."""
+    coefficient, rest = node.as_coeff_Mul()
+    powers = [f.as_base_exp() for f in sympy.Mul.make_args(rest) if f != 1]
+    plain = all(isinstance(b, sympy.Symbol) and isinstance(e, sympy.Integer) for b, e in powers)
+    if not plain or not isinstance(coefficient, sympy.Rational) or coefficient == 0:
+        return None
+    number = Fraction(int(coefficient.p), int(coefficient.q))
+    return number, {str(base.name): int(exponent) for base, exponent in powers}
 
 
 def is_quadratic(value: Expr) -> bool:

@@ -11,7 +11,16 @@ from itertools import product as combinations
 from typing import Literal
 
 from stagec.ir.decisions import Divides, Watched, ask, plain
-from stagec.ir.expr import Expr, as_expr, const, evaluate, is_integral, substitute, symbol
+from stagec.ir.expr import (
+    Expr,
+    as_expr,
+    const,
+    evaluate,
+    is_integral,
+    product_is_integral,
+    substitute,
+    symbol,
+)
 
 Comparison = Literal["==", ">=", "<="]
 _MAX_COMBINATIONS = 256
@@ -152,7 +161,7 @@ class Facts:
         if divisor == 1 or (size, divisor) in self._known:
             return True
         quotient = size / divisor
-        if is_integral(quotient) or any(is_integral(quotient * r) for r in self._inverses):
+        if is_integral(quotient) or any(product_is_integral(quotient, r) for r in self._inverses):
             return True  # one over r is an integer, and so is what it is multiplied by
         names = sorted(size.symbols & self._quotients.keys())
         options = [[None, *self._quotients[n]] for n in names]

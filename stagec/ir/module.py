@@ -51,6 +51,8 @@ class Module:
     diagnostics: DiagnosticList = field(default_factory=DiagnosticList)
     decisions: Decisions | None = None  # where whoever reads values is noted
     peers: Mapping[str, Module] = field(default_factory=dict[str, "Module"])  # of the other pods
+    #: What a pass has found out, for those who watch it; gone once they have looked.
+    notes: dict[object, object] = field(default_factory=dict[object, object])
 
     #: The text of a module as a notebook shows it: `stagec.text` gives it, of which the IR knows
     #: nothing.

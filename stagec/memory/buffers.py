@@ -16,6 +16,7 @@ from stagec.memory.liveness import is_gathered, is_sum
 LATER = frozenset({"backward", "gradient", "recompute", "optimizer"})
 STASH = "stash"
 GRADIENTS = "gradients"
+GATHERED = "gathered weights"
 _OF_PHASE: Mapping[str, str] = {
     "backward": "activation gradients",
     "recompute": "recompute",
@@ -25,7 +26,7 @@ _OF_PHASE: Mapping[str, str] = {
 #: Of all buffers that are not static, in the order in which they are shown.
 CATEGORIES = (
     STASH,
-    "gathered weights",
+    GATHERED,
     "communication",
     "activations",
     "recompute",
@@ -51,7 +52,7 @@ class Buffer:
     phases: set[str] = field(default_factory=set[str])
     space: str = DEVICE
     sizes: dict[tuple[Value, str], Expr] = field(default_factory=dict[tuple[Value, str], Expr])
-    gathered: dict[Value, bool] = field(default_factory=dict[Value, bool])
+    kinds: dict[Value, str] = field(default_factory=dict[Value, str])
     _size: Expr | None = None
 
     @property
@@ -68,15 +69,17 @@ class Buffer:
 
     @property
     def category(self) -> str:
-        """What it is there for; `gathered` keeps what is known of one buffer of each value."""
+        """What it is there for; `kinds` keeps of one buffer of each value that it is gathered, or
+        the phase that made it."""
         op = self.value.producer
         if op is None:
             return "activations"
-        if self.value not in self.gathered:
-            self.gathered[self.value] = is_gathered(self.value)
-        if self.gathered[self.value]:
-            return "gathered weights"
-        made = "gradient" if is_sum(self.value) else op.phase
+        made = self.kinds.get(self.value)
+        if made is None:
+            made = "gradient" if is_sum(self.value) else op.phase
+            made = self.kinds[self.value] = GATHERED if is_gathered(self.value) else made
+        if made == GATHERED:
+            return GATHERED
         if (made == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
             return STASH
         if made != "optimizer" and "optimizer" in self.phases:

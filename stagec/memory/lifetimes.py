@@ -99,7 +99,7 @@ class _Runner:
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
         self._sizes: dict[tuple[Value, str], Expr] = {}
-        self._gathered: dict[Value, bool] = {}
+        self._kinds: dict[Value, str] = {}
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         self._sums: dict[Value, Buffer] = {}
@@ -184,7 +184,7 @@ class _Runner:
             last_in,
             space=space,
             sizes=self._sizes,
-            gathered=self._gathered,
+            kinds=self._kinds,
         )
         self.found.steps[first].made.append(buffer)
         self.found.buffers.append(buffer)

@@ -159,6 +159,11 @@ class Planner:
         self._steps: dict[Operation | None, list[int]] = {}
         for number, step in enumerate(found.steps):
             self._steps.setdefault(step.part, []).append(number)
+        self._used: dict[Operation | None, list[Buffer]] = {}
+        for buffer in found.buffers:
+            for part in buffer.last:
+                self._used.setdefault(part, []).append(buffer)
+        self._left = [b for b in found.buffers if b.part is not None and b.last.keys() != {b.part}]
         self.held = cache(self._held)
         self.run = cache(self._run)
 
@@ -175,11 +180,7 @@ class Planner:
     def _held(self, state: MicrobatchState) -> frozenset[Buffer]:
         """What a microbatch in this state holds."""
         done = {self._parts[r] for r in state}
-        return frozenset(
-            b
-            for b in self._found.buffers
-            if b.part is not None and b.part in done and not b.last.keys() <= done
-        )
+        return frozenset(b for b in self._left if b.part in done and not b.last.keys() <= done)
 
     def around(self) -> frozenset[Buffer]:
         """What is there while the actions of a schedule run."""
@@ -193,10 +194,12 @@ class Planner:
         """By the number of a step of these parts: the buffers of which it is the last user, when
         all in `done` has run by the end."""
         found: dict[int, list[Buffer]] = {}
-        for buffer in self._found.buffers:
-            last = next((buffer.last[p] for p in reversed(parts) if p in buffer.last), None)
-            if last is not None and buffer.last.keys() <= done:
-                found.setdefault(last, []).append(buffer)
+        for place, part in enumerate(parts):
+            later = parts[place + 1 :]
+            for buffer in self._used.get(part, ()):
+                last = buffer.last
+                if last.keys() <= done and not (later and any(p in last for p in later)):
+                    found.setdefault(last[part], []).append(buffer)
         return found
 
     def _run(self, work: ActionInState | None) -> MemoryRun:

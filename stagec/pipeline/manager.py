@@ -82,6 +82,7 @@ class PassManager:
                     instrument.after_pass(pass_, module)
                 else:
                     instrument.after_idle(pass_, module)
+            module.notes.clear()
         except Exception as e:
             for hooks in self._hooks():
                 hooks.on_error(pass_, module, e)

@@ -130,16 +130,18 @@ class _Facts:
         handles = bases + np.arange(len(nodes))
         self.prototype[handles] = use.first_prototype + np.arange(len(nodes))
         numbers = np.array([[*i.microbatches, 0] for i in instances], dtype=np.int64)
+        deps = [(n, other) for n in nodes for other in n.deps]
+        after = [(n, other) for n in nodes for other in n.after]
         marks = [marker_of(n.name) for n in nodes]
         slots = np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
         self.microbatch[handles] = numbers[:, slots]
         tags = np.array([n.tag for n in nodes], dtype=np.int64)
         crossing = numbers[:, slots] * np.array([tag_step(n.op) for n in nodes])
         self.tag[handles] = tags + _tag_offsets(template, instances) + crossing
-        found = [(n.id, template.place(d), 0) for n in nodes for d in n.deps]
-        found += [(n.id, template.place(a), 1) for n in nodes for a in n.after]
-        if found:
-            inner, places, control = np.array(found, dtype=np.int64).T
+        inner = np.array([n.id for each in (deps, after) for n, _ in each], dtype=np.int64)
+        if len(inner):
+            places = [template.place(other) for each in (deps, after) for _, other in each]
+            control = np.repeat([0, 1], [len(deps), len(after)])
             tables = np.stack([i.table for i in instances])
             row = np.broadcast_to(control, (len(instances), len(control)))
             self._parts.append(((bases + inner).ravel(), tables[:, places].ravel(), row.ravel()))

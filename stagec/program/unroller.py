@@ -19,7 +19,7 @@ from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.replay import replays
 from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces, readiness
 from stagec.program.columns import Columns
-from stagec.program.groups import Channel, channel_of, crosses_pods, group_axes
+from stagec.program.groups import Channel, GroupAxes, channel_of, crosses_pods, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
 from stagec.program.sizes import Layered, OpNumbers
 from stagec.program.stamp import Held, Instance, Made, Stream, build
@@ -79,6 +79,7 @@ class Unroller:
         self._replays = True
         self._sent: Counter[Stream] = Counter()
         self._asked: set[Attr] = set()
+        self._groups: dict[Operation, GroupAxes] = {}
         self._columns = Columns()
         self._in_template = False
 
@@ -339,7 +340,7 @@ class Unroller:
             op.phase,
             self._number(op, "bytes"),
             scope=self._scope(op),
-            group=group_axes(op),
+            group=self._group(op),
             blocking=op.flag("blocking"),
             op=op,
             deps=self._deps(op),
@@ -349,6 +350,11 @@ class Unroller:
         )
         self._issue(node)
         return node
+
+    def _group(self, op: Operation) -> GroupAxes:
+        if op not in self._groups:
+            self._groups[op] = group_axes(op)
+        return self._groups[op]
 
     def _joins_stages(self, op: Operation) -> bool:
         return not self._in_template and self._joined in op.names("group")
@@ -404,7 +410,7 @@ class Unroller:
             op.phase,
             self._sizes.buckets(op)[number],
             scope=scope,
-            group=group_axes(op),
+            group=self._group(op),
             bucket=True,
             op=op,
             deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),

@@ -15,9 +15,8 @@ each other, the order in which fewer bytes move decides (weigh.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.factor_sizes import factor_sizes
@@ -28,11 +27,11 @@ from stagec.ir.rule import Group, Shape
 from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
-from stagec.sharding.assignment import distribute, unreduced
+from stagec.sharding.assignment import unreduced
 from stagec.sharding.numbered import RowSources
 from stagec.sharding.plans import operands_agree, plans
 from stagec.sharding.strategy import read_strategy
-from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing
+from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing, axes_of
 from stagec.support.diagnostics import error, note
 
 
@@ -54,6 +53,7 @@ class Propagation:
         #: several kinds of layers have one.
         self._free: dict[Value, list[Split]] = {}
         self._pinned: dict[Value, TensorType] = {}
+        self._moves: dict[Hashable, Moved] = {}  # sweeps ask again and again
         self._collect(region)
 
     def _collect(self, region: Region) -> None:
@@ -244,16 +244,18 @@ class Propagation:
         """Bytes that move if these offers are taken, one after the other."""
         before = dict(node.axes)
         self._take(node, offers, priority)
-        have = [
-            v.tensor.with_splits(
-                [tuple(u.axis for u in s) for s in self.split(v)],
-                Partial("sum", tuple(sorted(parts))) if (parts := self._unreduced(v)) else None,
-            )
-            for v in node.op.operands
-        ]
-        moved = self._weighing.moved(node, have, self._passing(node))
+        operands = node.op.operands
+        splits = tuple([tuple([axes_of(s) for s in self.split(v)]) for v in operands])
+        parts, passing = tuple(map(self._unreduced, operands)), self._passing(node)
+        key = node, splits, parts, passing, tuple(node.assignment.items())
+        if key not in self._moves:
+            have = [
+                v.tensor.with_splits(s, Partial("sum", tuple(sorted(p))) if p else None)
+                for v, s, p in zip(operands, splits, parts, strict=True)
+            ]
+            self._moves[key] = self._weighing.moved(node, have, passing)
         node.axes = before
-        return moved
+        return self._moves[key]
 
     def _exchange(self) -> bool:
         """Let an op take the split of a dimension that it exchanges along another one. Its
@@ -379,9 +381,8 @@ class Propagation:
         if not split:
             return False
         by_axis = {u.axis: u for u in split}
-        shares = distribute(group, tuple(by_axis), node.sizes, self._facts)
         changed = False
-        for factor, axes in shares.items():
+        for factor, axes in node.shares(group, tuple(by_axis), self._facts).items():
             changed |= self._extend(node, factor, [by_axis[a] for a in axes])
         return changed
 
@@ -412,11 +413,10 @@ class Propagation:
     def _scattered(self, node: ShardedOp, factor: str) -> bool:
         """Whether a split of a factor leaves a rank no run of a dimension that it is joined in: a
         factor before it is not split into ones."""
-        for group in chain(*node.rule.operands, *node.rule.results):
-            for before in group[: group.index(factor)] if factor in group else ():
-                parts = axis_size(u.axis for u in node.axes.get(before, ()))
-                if not self._facts.divides(node.sizes[before], parts):
-                    return True
+        for before in node.before(factor):
+            parts = axis_size(u.axis for u in node.axes.get(before, ()))
+            if not self._facts.divides(node.sizes[before], parts):
+                return True
         return False
 
     def _passing(self, node: ShardedOp) -> frozenset[str]:

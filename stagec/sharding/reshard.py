@@ -214,6 +214,7 @@ def _shortest(
     ] = []
     heapq.heappush(queue, (0, 0, 0, (), start, 0, ()))
     done: set[_State] = set()
+    shortest: dict[_State, tuple[int, int, int]] = {}
     whole = moves.local(end)
     while queue:
         _, calls, _, keys, state, sent, path = heapq.heappop(queue)
@@ -225,11 +226,14 @@ def _shortest(
         for more, step, to in moves.of(state):
             if to in done:
                 continue
-            steps, now = (*path, step), sent + more
+            now = sent + more
             least = now + moves.least(to, whole)
-            call = calls + (step.op != "stg.all_slice")
+            length = least, calls + (step.op != "stg.all_slice"), len(path) + 1
+            if length > shortest.setdefault(to, length):
+                continue
+            shortest[to] = length
             key = (*keys, moves.key(step))
-            heapq.heappush(queue, (least, call, len(steps), key, to, now, steps))
+            heapq.heappush(queue, (*length, key, to, now, (*path, step)))
     raise AssertionError(f"no way from {start} to {end}")  # gathers and slices always lead there
 
 
@@ -247,6 +251,7 @@ class _Moves:
     def __init__(self, sizes: Mapping[str, int], allowed: _Allowed, kind: str) -> None:
         self._sizes, self._axes, self._allowed, self._kind = sizes, tuple(sizes), allowed, kind
         self._found: dict[_State, list[_Move]] = {}
+        self._least: dict[tuple[_State, int], int] = {}
         self._smallest = prod(sizes.values())
         self.total = self._smallest**2
 
@@ -264,8 +269,12 @@ class _Moves:
         leaves the second one. An all_reduce lowers each part by no more than that, and sends twice
         as much. A gather lowers the second part by no more than what l grows by.
         """
-        n = self._count(state[1])
-        return self._smallest * (n - 1) + max(0, whole - self.local(state) // n)
+        key = state, whole
+        if key not in self._least:
+            n = self._count(state[1])
+            gathered = max(0, whole - self.local(state) // n)
+            self._least[key] = self._smallest * (n - 1) + gathered
+        return self._least[key]
 
     def key(self, step: CollectiveStep) -> tuple[object, ...]:
         """What decides between steps that cost the same."""

@@ -12,10 +12,11 @@ from math import lcm
 from stagec.ir.core import Operation
 from stagec.ir.decisions import ask, note, plain
 from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, substitute
+from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.rule import Group, Rule
 from stagec.ir.types import DTYPE_BYTES, AxisUse, Dim, Partial, TensorType
-from stagec.sharding.assignment import accepted_splits, required_splits
+from stagec.sharding.assignment import accepted_splits, distribute, required_splits
 from stagec.sharding.reshard import Axes, NoPlanError, Resharding, Way
 
 Split = tuple[AxisUse, ...]
@@ -55,6 +56,23 @@ class ShardedOp:
         self.direct = False
         self.exact: bool | None = None
         self.plan: dict[str, str | None] = {}
+        self._before: dict[str, tuple[str, ...]] = {}
+        self._shares: dict[tuple[Group, Axes], dict[str, Axes]] = {}
+
+    def before(self, factor: str) -> tuple[str, ...]:
+        """The factors that stand before this one in a dimension."""
+        if factor not in self._before:
+            groups = chain(*self.rule.operands, *self.rule.results)
+            places = ((g, g.index(factor)) for g in groups if factor in g)
+            self._before[factor] = tuple(dict.fromkeys(f for g, i in places for f in g[:i]))
+        return self._before[factor]
+
+    def shares(self, group: Group, axes: Axes, facts: Facts) -> Mapping[str, Axes]:
+        """The axes of a dimension that each of its factors gets: see `distribute`."""
+        key = group, axes
+        if key not in self._shares:
+            self._shares[key] = distribute(group, axes, self.sizes, facts)
+        return self._shares[key]
 
     def split(self, group: Group) -> Split:
         """What splits a dimension of these factors."""
@@ -63,7 +81,7 @@ class ShardedOp:
     @property
     def assignment(self) -> dict[str, tuple[str, ...]]:
         """The names of the axes of each factor."""
-        return {f: tuple(u.axis for u in uses) for f, uses in self.axes.items()}
+        return {f: axes_of(uses) for f, uses in self.axes.items()}
 
     def takes(self, factor: str, axis: str) -> bool:
         """Whether the pins let an axis split a factor."""
@@ -129,6 +147,11 @@ class ShardedOp:
                     places.setdefault(axis, set()).add((offer.group, axes[:i]))
         contested = {a for a, found in places.items() if len(found) > 1}
         return [o for o in first if contested & {u.axis for u in o.split}]
+
+
+def axes_of(split: Split) -> Axes:
+    """The names of the axes of a split."""
+    return tuple([use.axis for use in split])
 
 
 #: Elements of a tensor, the bytes of each that count, and where it moves.

@@ -23,6 +23,9 @@ from stagec.support.suggest import did_you_mean
 from stagec.support.texts import read_text
 from stagec.text.build import parse_module
 
+#: Texts of the library that were imported: they are copied from, and stay as they are.
+_library: dict[Source, Module] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class ImportedFunction:
@@ -72,9 +75,13 @@ class _Reader:
                 )
             if source.name not in self._module.sources:
                 self._module.sources[source.name] = source
-                text = parse_module(source, module.registry)
-                _check_private(text, op.loc)
-                verify_module(text)
+                text = _library.get(source)
+                if text is None:
+                    text = parse_module(source, module.registry)
+                    _check_private(text, op.loc)
+                    verify_module(text)
+                    if source.name.startswith(LIBRARY):
+                        _library[source] = text
                 self.take(text, (*chain, source.name), imported=op)
 
     def _add(self, name: str, block: ImportedFunction, where: Operation) -> None:

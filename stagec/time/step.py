@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -61,19 +61,22 @@ class _Programs:
 
     def _numbered(self) -> list[tuple[list[int], Ints]]:
         known: dict[Hashable, int] = {}
-        doing: dict[Node, Hashable] = {}
+        runs: dict[Hashable, int] = {}  # of one operation, which do the same
         found: list[tuple[list[int], Ints]] = []
         for each, program in zip(self.classes, self.programs, strict=True):
             inner = tuple(each.inner.items())
+            where = each.name if self.by_layers else inner
             numbers: list[int] = []
             for node in program.prototypes:
-                if node not in doing:
-                    doing[node] = what_it_does(node)
-                key = (each.name, node.op) if self.by_layers else inner, doing[node]
-                numbers.append(known.setdefault(key, len(known)))
-                if numbers[-1] == len(self.samples):
-                    self.samples.append(node)
-                    self._inner.append(inner)
+                run = where, node.op or node, node.by, node.index
+                number = runs.get(run)
+                if number is None:
+                    key = (where, node.op) if self.by_layers else inner, what_it_does(node)
+                    number = runs[run] = known.setdefault(key, len(known))
+                    if number == len(self.samples):
+                        self.samples.append(node)
+                        self._inner.append(inner)
+                numbers.append(number)
             used, place = np.unique(numbers, return_inverse=True)
             found.append((used.tolist(), place))
         return found
@@ -142,9 +145,16 @@ class _Programs:
 
 def host_costs(graph: StepGraph, spent: Sequence[HostTimes]) -> NodeCosts:
     """What nodes cost the hosts of each class."""
-    known = {times: cache(times.cost) for times in spent}
-    each = zip(graph.classes, map(known.__getitem__, spent), strict=True)
-    return NodeCosts.of([cost(p.node) for nodes, cost in each for p in nodes.prototypes])
+    runs: dict[tuple[HostTimes, object], int] = {}  # of one operation, which cost the same
+    rows: list[Cost] = []
+    places: list[int] = []
+    for nodes, times in zip(graph.classes, spent, strict=True):
+        for node in (placed.node for placed in nodes.prototypes):
+            place = runs.setdefault((times, node.op or node), len(rows))
+            if place == len(rows):
+                rows.append(times.cost(node))
+            places.append(place)
+    return NodeCosts.of(rows).take(np.array(places, dtype=np.int64))
 
 
 class Issued:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -224,13 +224,25 @@ def step_graph(
     stream collectives, sends and copies share it; `waits` says which messages wait for their
     receivers."""
 
-    @cache
-    def placed(node: Node, joins: int) -> OnStreams:
-        beside = overlap or joins == CALL
-        streams = streams_of(node, overlap=beside, one_stream=one_stream)
-        return OnStreams.on(node, streams, meets(node))
+    # an operation runs many times, each on the same streams
+    meetings: dict[object, Meeting | None] = {}
+    runs: dict[object, OnStreams] = {}
 
-    meets = cache(_meets)
+    def meets(node: Node) -> Meeting | None:
+        run = node.op or node
+        if run not in meetings:
+            meetings[run] = _meets(node)
+        return meetings[run]
+
+    def placed(node: Node, joins: int) -> OnStreams:
+        run = node.op or node, node.by, node.kernel is None, joins
+        found = runs.get(run)
+        if found is None:
+            beside = overlap or joins == CALL
+            streams = streams_of(node, overlap=beside, one_stream=one_stream)
+            found = runs[run] = OnStreams.on(node, streams, meets(node))
+        return OnStreams(node, *found[1:])
+
     classes: list[ClassNodes] = []
     first = shift = 0
     for number, each in enumerate(issues):
