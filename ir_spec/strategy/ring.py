@@ -22,7 +22,7 @@ class RingRule(Record):
         choices=ORDERS,
         flag=Flag(
             "cp_order",
-            "How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
+            "Order of the sequence over the ranks of a ring; zigzag balances the causal mask.",
             needs=("cp",),
             rare=True,
         ),
@@ -42,7 +42,7 @@ class RingOp(Statement):
     flags = (
         Flag(
             "cp_mode",
-            "How attention sees the whole sequence.",
+            "How attention reads the whole sequence.",
             "choice",
             "ring",
             choices=("ring", "ulysses", "all-gather"),

@@ -104,15 +104,15 @@ FLEET_OPTIONS = (
     CommandOption(
         "prefill_replicas",
         Whole(1, _MOST_REPLICAS),
-        "Of --serve disaggregated: pods that prefill (default: 1).",
+        "With --serve disaggregated: pods that prefill (default: 1).",
         metavar="N",
         rare=True,
     ),
     CommandOption(
         "fail",
         OutageType(),
-        "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; what it has is routed "
-        "anew. 1@60s: until it has started.",
+        "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; its requests are routed "
+        "again. 1@60s: until it has started.",
         metavar="REPLICA@TIME[+TIME]",
         multiple=True,
         rare=True,
@@ -120,23 +120,22 @@ FLEET_OPTIONS = (
     CommandOption(
         "mtbf",
         TimeType(),
-        "The mean time for which a replica runs until it fails, drawn at random (default: it does "
-        "not).",
+        "Mean time until a replica fails, at random (default: never).",
         metavar="TIME",
         rare=True,
     ),
     CommandOption(
         "repair",
         TimeType(),
-        "Of --mtbf: the mean time until a replica that failed takes requests again (default: "
-        "--start-time, each time).",
+        "With --mtbf: the mean time until a failed replica takes requests again (default: "
+        "--start-time, without variation).",
         metavar="TIME",
         rare=True,
     ),
     CommandOption(
         "autoscale",
         ScalingType(),
-        "Replicas start and stop by the load: 1..8 or 1..8:queue=4, rules "
+        "Start and stop replicas by the load: 1..8 or 1..8:queue=4, rules "
         f"{', '.join(SCALING_RULES)}; prefill:1..4 for pods that prefill.",
         metavar="MIN..MAX[:RULE=N]",
         multiple=True,
@@ -144,7 +143,7 @@ FLEET_OPTIONS = (
     CommandOption(
         "scale_window",
         TimeType(),
-        f"Of --autoscale: how often the load is looked at, the mean since the last time (default: "
+        "With --autoscale: the time between two looks at the load, averaged between them (default: "
         f"{_WINDOW:g}s).",
         _WINDOW,
         metavar="TIME",
@@ -153,7 +152,7 @@ FLEET_OPTIONS = (
     CommandOption(
         "scale_delay",
         TimeType(),
-        "Of --autoscale: a replica stops when for so long nothing wanted as many (default: "
+        "With --autoscale: a replica stops after this time without need for it (default: "
         f"{_DELAY:g}s).",
         _DELAY,
         metavar="TIME",
@@ -162,7 +161,7 @@ FLEET_OPTIONS = (
     CommandOption(
         "start_time",
         TimeType(),
-        "The time in which a replica starts (default: the weights of a rank over its host link).",
+        "Time of the start of a replica (default: the weights of a rank over its host link).",
         metavar="TIME",
         rare=True,
     ),
