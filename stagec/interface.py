@@ -193,7 +193,7 @@ class Job:
         `route` and `max_batch`. Raises `DiagnosticError`, `OSError`."""
         load = {"requests": requests, "rate": rate, "concurrency": concurrency}
         if all(value is None for value in (*load.values(), batch_of)):
-            raise error("nothing says when requests come", remedy="give rate=4, for example")
+            raise error("nothing says when requests arrive", remedy="give rate=4, for example")
         drawn = {"batch_of": batch_of, "lengths": lengths, "count": count, "seed": seed}
         server = {"replicas": replicas, "output_tokens": output_tokens, "ttft": ttft, "tpot": tpot}
         asked_for = {**load, **drawn, **server, **how}

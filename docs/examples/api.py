@@ -369,12 +369,13 @@ Classes().drops(None, None), all_ranks(Classes(), None)
 
 # == Families of models: From a configuration to the text that it means, as `stagec import` does. See [models.md](../../models.md).
 # -- ModelText, Body, Callee
-text = ModelText("double", "Twice the tokens.")
+text = ModelText("square", "The square of a vector.")
 body = Body()
-body.do(f"stg.return({body.let('y', 'stg.add(%x, %x)', 'twice')})")
+y = body.let("y", 'stg.einsum["d,d->"](%x, %x)', "the sum of squares")
+body.do(f"stg.return({y})")
 text.symbol("D", 64, "hidden_size"), text.symbol("L", 2)
 print(text.use("mlp", "D F", "bias").with_("F = 4*D"), Callee("f"))
-print(text.train("%x: f32[D]", body, "f32[D]").text())
+print(text.train("%x: f32[D]", body).text())
 
 
 # -- Config, ModelFamily

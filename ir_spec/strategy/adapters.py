@@ -27,8 +27,8 @@ class AdaptersRule(Record):
         choices=("given", "f32"),
         flag=Flag(
             "lora_dtype",
-            "The element type of the adapters of --lora: that of the parameters beside them "
-            "(given), or f32, for which each adapter casts its input.",
+            "Element type of the adapters of --lora: that of the parameters (given), or f32, for "
+            "which each adapter casts its input.",
             needs=("lora",),
             tries=(),
             numerics=True,

@@ -16,8 +16,8 @@ class AutocastRule(Record):
         "products cast their operands",
         flag=Flag(
             "autocast",
-            "Parameters in fp32; products and attention cast their operands to bf16 where they use "
-            "them, as torch.autocast.",
+            "Parameters are fp32; products and attention cast their operands to bf16, as "
+            "torch.autocast does.",
             numerics=True,
         ),
     )
@@ -28,8 +28,8 @@ class AutocastRule(Record):
         choices=("cast", "given"),
         flag=Flag(
             "autocast_attention",
-            "Of --autocast: attention casts its operands as products do, or is an operator of its "
-            "own that autocast does not list, and takes them as they are given.",
+            "With --autocast: attention casts its operands as products do, or is an operator "
+            "that autocast does not cast for.",
             needs=("autocast",),
         ),
     )

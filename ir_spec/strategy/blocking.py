@@ -20,7 +20,7 @@ class BlockingRule(Record):
         required=True,
         flag=Flag(
             "async_tp",
-            "Let computations overlap collectives of tensor parallelism, but for data, or not.",
+            "Whether computations overlap with collectives of tensor parallelism.",
             "switch",
             True,
             needs=("tp",),

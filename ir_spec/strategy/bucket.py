@@ -31,7 +31,7 @@ class BucketRule(Record):
         least=1,
         flag=Flag(
             "ddp_bucket",
-            "ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are there "
+            "ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are computed "
             "(default 25 MiB; 0: in one call after backward).",
             default=BUCKET,
             least=0,
@@ -42,8 +42,8 @@ class BucketRule(Record):
         "flag",
         flag=Flag(
             "ddp_copies",
-            "ZeRO 0 and 1: gradients are copied into flat buffers that stay from step to step, and "
-            "reduced there, as DDP with gradient_as_bucket_view=False.",
+            "ZeRO 0 and 1: copy gradients into flat buffers that stay across steps, and reduce "
+            "those, as DDP with gradient_as_bucket_view=False.",
             software=True,
         ),
     )

@@ -20,9 +20,9 @@ class CollectivesRule(Record):
         choices=(LIBRARY, ONE_SHOT, TWO_SHOT),
         flag=Flag(
             "all_reduce",
-            "Who adds up over ranks of a node: the communication library, or kernels that read the "
-            "memory of other ranks (one-shot: all operands; two-shot: that, or each adds a part), "
-            "where they are faster.",
+            "What reduces within a node: the communication library, or kernels that read the "
+            "memory of other ranks, if they are faster (one-shot: all operands; two-shot: that, "
+            "or each rank reduces a part).",
         ),
     )
     below: int = parameter(
@@ -32,7 +32,7 @@ class CollectivesRule(Record):
         least=1,
         flag=Flag(
             "all_reduce_below",
-            "Bytes up to which --all-reduce holds; the library adds what is larger.",
+            "The most bytes for --all-reduce; the library reduces more.",
             metavar="BYTES",
             needs=("all_reduce",),
         ),
@@ -42,8 +42,8 @@ class CollectivesRule(Record):
         choices=("given", COPIED),
         flag=Flag(
             "collective_order",
-            "Collectives of activations work along any dimension (given), or along the first one, "
-            "with copies behind gathers and before reductions along others (copied).",
+            "Collectives of activations work along any dimension (given), or along the first "
+            "only, with copies after gathers and before reductions along others (copied).",
             needs=(("tp", "cp"),),
         ),
     )

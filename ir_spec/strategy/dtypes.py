@@ -44,21 +44,30 @@ class DtypesRule(Record):
     """Element types of parameters and activations, gradients, reductions on the wire, the master
     copy and the moments; `fp8` is the recipe of 8-bit products, if there are any."""
 
-    param: str = _dtype("param", "bf16", "Parameters and activations.")
-    grad: str = _dtype("grad", "f32", "Gradients; param: in the type of their parameter.", PARAM)
-    reduce: str = _dtype("reduce", "f32", "Gradients on the wire.", PARAM, COMPUTE)
+    param: str = _dtype("param", "bf16", "Element type of parameters and activations.")
+    grad: str = _dtype(
+        "grad", "f32", "Element type of gradients; param: that of their parameter.", PARAM
+    )
+    reduce: str = _dtype(
+        "reduce", "f32", "Element type in which gradients are reduced.", PARAM, COMPUTE
+    )
     master: str = _dtype(
-        "master", "f32", "The optimizer's copy of the parameters; none: it has no copy.", "none"
+        "master",
+        "f32",
+        "Element type of the optimizer's copy of the parameters; none: no copy.",
+        "none",
     )
     compute: str = _dtype(
         "compute",
         PARAM,
-        "What ZeRO-3 gathers, and computes with: parameters of another type are cast where they "
-        "are gathered (param: as they are).",
+        "Element type in which ZeRO-3 gathers parameters and computes; each gather casts (param: "
+        "that of the parameters).",
         PARAM,
         tries=(),
     )
-    moment: str = _dtype("moment", "f32", "The optimizer's moments.", PARAM, tries=())
+    moment: str = _dtype(
+        "moment", "f32", "Element type of the optimizer's moments.", PARAM, tries=()
+    )
     fp8: str = parameter(
         "name",
         "recipe of products of 8 or 4 bits",
@@ -66,9 +75,9 @@ class DtypesRule(Record):
         choices=FP8,
         flag=Flag(
             "fp8",
-            "Products of the blocks in few bits: e4m3 forward, gradients in e5m2 (hybrid) or e4m3; "
-            "e4m3 with a scale for each 128 elements (block) or 32 (mxfp8); e2m1 with a scale for "
-            "each 16 (nvfp4).",
+            "8- or 4-bit operands of the blocks' products: e4m3 forward, gradients in e5m2 "
+            "(hybrid) or e4m3; e4m3 with a scale for each 128 elements (block) or 32 (mxfp8); "
+            "e2m1 with a scale for each 16 (nvfp4).",
             default="none",
             tries=("none", "hybrid"),
             numerics=True,
@@ -80,8 +89,8 @@ class DtypesRule(Record):
         choices=SCALING,
         flag=Flag(
             "fp8_scaling",
-            "Scales of --fp8 are known before (delayed: casts run in the kernels around them) or "
-            "come from the operand itself (current: casts are kernels).",
+            "Scales of --fp8 are known before (delayed: surrounding kernels cast) or computed "
+            "from the operand (current: casts are kernels).",
             needs=("fp8",),
             numerics=True,
             rare=True,

@@ -22,8 +22,8 @@ class ExpertLoadRule(Record):
         required=True,
         flag=Flag(
             "expert_load",
-            "How many tokens the experts take: JSON, a list, or a list for each layer; or such a "
-            "list itself.",
+            "Tokens that each expert receives: a JSON file with a list, or with a list for each "
+            "layer; or the list itself.",
             "loads",
             needs=(EXPERTS,),
             rare=True,

@@ -17,9 +17,9 @@ class FusionRule(Record):
         choices=("none", "pointwise", "elementwise", "epilogue"),
         flag=Flag(
             "fusion",
-            "Element-wise computations that follow each other run as one kernel: without norms and "
-            "softmax (pointwise), with them (elementwise), also behind a matrix product "
-            "(epilogue), or each by itself.",
+            "Run consecutive element-wise computations as one kernel: without norms and softmax "
+            "(pointwise), with them (elementwise), also after a matrix product (epilogue), or "
+            "each alone (none).",
         ),
     )
     gradients: bool = parameter(
@@ -36,8 +36,8 @@ class FusionRule(Record):
         default=False,
         flag=Flag(
             "fuse_products",
-            "Matrix products of one operand with several weights, as those of queries, keys and "
-            "values, are one product.",
+            "Fuse matrix products of one operand with several weights, such as those of queries, "
+            "keys and values.",
             rare=True,
         ),
     )
@@ -46,8 +46,8 @@ class FusionRule(Record):
         default=False,
         flag=Flag(
             "fuse_caches",
-            "Of serving: rotations of queries and keys, casts and the writing of rows into caches "
-            "are one kernel.",
+            "With --serve: one kernel rotates queries and keys, casts, and writes rows into "
+            "caches.",
             rare=True,
         ),
     )
@@ -58,8 +58,8 @@ class FusionRule(Record):
         least=0,
         flag=Flag(
             "own_casts",
-            "Casts to so many bits or less are kernels of their own, not one with the norm or the "
-            "activation before them.",
+            "Casts to this number of bits or fewer are separate kernels, not fused with the norm "
+            "or the activation before them.",
             metavar="BITS",
             rare=True,
             software=True,

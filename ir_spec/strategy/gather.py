@@ -42,7 +42,7 @@ class GatherOp(Statement):
         ),
         Flag(
             "cp_inputs",
-            "--cp-mode all-gather: gather keys and values again in backward, or keep them.",
+            "With --cp-mode all-gather: gather keys and values again in backward, or save them.",
             "choice",
             "regather",
             choices=("regather", "save-gathered"),

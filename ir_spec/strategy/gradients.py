@@ -19,7 +19,7 @@ class GradientsRule(Record):
         choices=LIFETIMES,
         flag=Flag(
             "grads",
-            "Gradients have buffers that persist from step to step, or are freed before forward.",
+            "Gradient buffers persist across steps, or are freed before forward.",
         ),
     )
     tables: str = parameter(
@@ -27,7 +27,7 @@ class GradientsRule(Record):
         choices=("split", "whole"),
         flag=Flag(
             "grad_tables",
-            "Gradients of split tables of embeddings: split, or of all rows on each rank (whole).",
+            "Gradients of split embedding tables: split, or of all rows on each rank (whole).",
             needs=("tp",),
         ),
     )

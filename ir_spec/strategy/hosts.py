@@ -33,42 +33,41 @@ class HostsRule(Record):
     issue: str = _time(
         "host_issue",
         "from one computation to the next (default: that of the machine)",
-        "The time that a host takes from one computation to the next, such as '9 us', where "
-        "devices wait for it: of the machine if it is left out.",
+        "Time of a host from one computation to the next, such as '9 us', for which devices may "
+        "wait (default: that of the machine).",
     )
     graphs: bool = parameter(
         "flag",
         flag=Flag(
             "host_graphs",
-            "Steps of training are captured as graphs, which hosts launch as a whole, as those of "
-            "serving are.",
+            "Capture training steps as graphs, which hosts launch as a whole, as in serving.",
         ),
     )
     graph_gap: str = _time(
         "graph_gap",
         "between two kernels of a graph",
-        "Of decode: the gap between two kernels of a captured graph, such as '0.5 us' (default: "
-        "the launch gap of the machine).",
+        "With --serve decode: the gap between two kernels of a captured graph, such as '0.5 us' "
+        "(default: the launch gap of the machine).",
     )
     step: str = _time(
         "host_step",
         "of the scheduler for a step of serving",
-        "Of serving: the time of the scheduler for a step, such as '1 ms' (default: none).",
+        "With --serve: time of the scheduler per step, such as '1 ms' (default: none).",
     )
     scheduler: str = parameter(
         "name",
         choices=(BETWEEN, BESIDE),
         flag=Flag(
             "host_scheduler",
-            "Of serving: the scheduler prepares a step when the one before has ended (between), or "
-            "while devices run it (beside).",
+            "With --serve: the scheduler prepares a step after the step before (between), or "
+            "while it runs (beside).",
         ),
     )
     request: str = _time(
         "host_request",
         "of a request outside of its steps",
-        "Of serving: the time of a request before its first step and behind it, such as '10 ms' "
-        "(default: none).",
+        "With --serve: time of a request before its first step and after its last, such as '10 "
+        "ms' (default: none).",
     )
 
     @property

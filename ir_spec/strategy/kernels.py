@@ -23,18 +23,18 @@ class KernelsRule(Record):
         choices=(DEVICE, *ATTENTION),
         flag=Flag(
             "attention",
-            "The kernel of attention: FlashAttention 1, 2 or 3, that of cuDNN or Triton, its "
-            "products and softmax one by one (math; as transformers writes them: eager), or the "
-            "one that the machine was measured with (device).",
+            "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, products and "
+            "softmax one by one (math; as in transformers: eager), or the kernel with which the "
+            "machine was measured (device).",
         ),
     )
     eager: tuple[str, ...] = parameter(
         "names",
         flag=Flag(
             "eager",
-            "Run these operation by operation, as PyTorch code that no compiler has seen and no "
-            "fused kernel replaces: swiglu, geglu, rmsnorm, attention, clamp, expert_bias, "
-            "expert_weights. Backward keeps what each operation saves.",
+            "Run these operation by operation, as PyTorch without a compiler or fused kernels "
+            "does: swiglu, geglu, rmsnorm, attention, clamp, expert_bias, expert_weights. "
+            "Backward keeps the tensors that each operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -45,9 +45,9 @@ class KernelsRule(Record):
         choices=("fused", "gathered", "passed"),
         flag=Flag(
             "ring_steps",
-            "Ring attention as one kernel (fused), or operation by operation as PyTorch's "
-            "context_parallel: with keys and values of all ranks in one buffer (gathered), or "
-            "passed on.",
+            "Run ring attention as one kernel (fused), or operation by operation as PyTorch's "
+            "context_parallel does: with keys and values of all ranks in one buffer (gathered), "
+            "or passed on.",
             needs=("cp",),
         ),
     )

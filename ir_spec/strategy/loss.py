@@ -22,9 +22,9 @@ class LossRule(Record):
         choices=FORMS,
         flag=Flag(
             "loss",
-            "The cross entropy is one op (fused), one whose gradient takes the buffer of the "
-            "logits (in-place), a log-softmax and the loss by it (stock, chunked: in parts of the "
-            "tokens), or one op with the head, of which no whole logits are there (linear).",
+            "The cross entropy is one op (fused), one op whose gradient takes the buffer of the "
+            "logits (in-place), a log-softmax and a loss (stock, or chunked: in parts of the "
+            "tokens), or one op with the head, without whole logits (linear).",
             tries=(),
         ),
     )
@@ -33,8 +33,8 @@ class LossRule(Record):
         choices=("split", "gathered"),
         flag=Flag(
             "loss_logits",
-            "Logits of a split vocabulary stay split for the loss, or are gathered before it, in "
-            "the type that the head gives them.",
+            "Logits of a split vocabulary stay split for the loss, or are gathered before it in "
+            "the type of the head.",
             needs=("tp",),
         ),
     )
@@ -44,7 +44,7 @@ class LossRule(Record):
         least=0,
         flag=Flag(
             "loss_chunks",
-            "Parts of the tokens of a chunked or linear loss (default: as the form has them).",
+            "Parts of the tokens of a chunked or linear loss (default: that of the form).",
             needs=("loss",),
             tries=(),
         ),

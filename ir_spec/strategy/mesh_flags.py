@@ -17,14 +17,14 @@ FLAGS = (
     _axis("dp_replicate", "HSDP: replicas of the shard groups."),
     _axis("dp_shard", "HSDP: ranks of a shard group."),
     _axis("cp", "Context-parallel ranks."),
-    _axis("ep", "Expert-parallel ranks, some of the data-parallel ones.", EXPERTS),
+    _axis("ep", "Expert-parallel ranks, taken from the data-parallel ones.", EXPERTS),
 )
 #: The order of these axes: ranks are numbered row-major, so that those along the last are
 #: neighbours.
 MESH_ORDER = Flag(
     "mesh_order",
-    "Axes of the mesh, slowest first, in the places that they have among the others: dp,pp has "
-    "pipeline stages as neighbours (default: pp, dp, ep, cp, tp).",
+    "Order of these mesh axes, slowest first, within the places that they have: dp,pp makes "
+    "pipeline stages neighbours (default: pp, dp, ep, cp, tp).",
     "order",
     "",
     metavar="AXIS,...",

@@ -37,9 +37,9 @@ class MoeRule(Record):
         choices=("all_to_all", "deepep", GATHER),
         flag=Flag(
             "moe_dispatch",
-            "Tokens go to their experts by an all-to-all, a copy for each expert, or once to each "
-            "node and there to each rank (deepep); or all ranks gather all tokens, and add up what "
-            "their own experts make of them (gather).",
+            "Tokens reach their experts by an all-to-all, with a copy for each expert, or once "
+            "per node and there once per rank (deepep); or ranks gather all tokens and add the "
+            "results of their own experts (gather).",
             default="all-to-all",
         ),
     )
@@ -48,8 +48,8 @@ class MoeRule(Record):
         choices=("products", "tokens"),
         flag=Flag(
             "moe_payload",
-            "Tokens are sent in the element type of the products of experts, cast before (products)"
-            ", or in their own, cast where they arrive (tokens).",
+            "Send tokens in the element type of the experts' products, cast before (products), "
+            "or in their own type, cast on arrival (tokens).",
             software=True,
         ),
     )
@@ -57,8 +57,8 @@ class MoeRule(Record):
         "flag",
         flag=Flag(
             "moe_sort",
-            "Rows that an all-to-all brought from several ranks are copied into the order of their "
-            "experts, and results back into that of the ranks.",
+            "Copy rows from an all-to-all into the order of their experts, and results back into "
+            "the order of the ranks.",
             software=True,
         ),
     )
@@ -66,8 +66,8 @@ class MoeRule(Record):
         "flag",
         flag=Flag(
             "two_batch_overlap",
-            "Of --serve: two half batches, of which one computes while tokens of the other are on "
-            "their way to experts and back.",
+            "With --serve: two half batches, one of which computes while the tokens of the other "
+            "travel to experts and back.",
         ),
     )
 

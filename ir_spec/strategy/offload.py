@@ -36,9 +36,9 @@ class OffloadRule(Record):
         positional=True,
         flag=Flag(
             "offload",
-            "Keep what the blocks stash, gradients, the optimizer's state or parameters in host "
-            "memory, or values by name, scope or pattern; a share of each behind a colon, as in "
-            "'gqa/a:0.5,optimizer'.",
+            "Keep these in host memory: the stash of the blocks (activations), gradients, "
+            "optimizer, parameters, or values by name, scope or pattern. A number after a colon "
+            "is the share, as in 'gqa/a:0.5,optimizer'.",
             default="",
             metavar="NAME[:SHARE],...",
             choices=("activations", "optimizer"),

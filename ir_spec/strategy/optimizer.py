@@ -42,8 +42,8 @@ class OptimizerRule(Record):
         flag=Flag(
             "optimizer_form",
             "AdamW is one kernel (fused), or several, each for all tensors (foreach) or for one "
-            "after the other (for-loop); in-backward: gradients are used and freed as soon as "
-            "they are there, without clipping.",
+            "after the other (for-loop); in-backward: use and free gradients as soon as they are "
+            "computed, without clipping.",
             tries=(),
             rare=True,
             software=True,

@@ -28,8 +28,8 @@ class PadDimensionsRule(Record):
         least=1,
         flag=Flag(
             "pad_widths",
-            "Fill feed-forward widths, those of experts too, up to a multiple of this on each rank "
-            "that splits them, as engines do where blocks of weights of few bits do not divide.",
+            "Pad feed-forward widths, also of experts, to a multiple of this number on each rank "
+            "that splits them, as engines do if blocks of low-bit weights do not divide.",
             default=0,
             least=0,
             numerics=True,

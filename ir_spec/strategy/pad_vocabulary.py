@@ -17,8 +17,8 @@ class PadVocabularyRule(Record):
         least=1,
         flag=Flag(
             "pad_vocab",
-            "Fill the vocabulary up to a multiple of this and the ranks that split it, as "
-            "Megatron's --make-vocab-size-divisible-by.",
+            "Pad the vocabulary to a multiple of this number and of the ranks that split it, as "
+            "Megatron's --make-vocab-size-divisible-by does.",
             default=0,
             least=0,
             tries=(),

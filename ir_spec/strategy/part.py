@@ -39,8 +39,8 @@ class PartOp(Statement):
     flags = (
         Flag(
             "part",
-            "A part of the model with a mesh and a strategy of its own, by the value that it "
-            "computes: 'encoder=e: tp=2,dp=2'. May be given several times.",
+            "Give a part of the model its own mesh and strategy; VALUE is its result: "
+            "'encoder=e: tp=2,dp=2'. May be given several times.",
             "parts",
             (),
             metavar="NAME=VALUE:FLAGS",

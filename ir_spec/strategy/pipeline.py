@@ -48,7 +48,7 @@ class PipelineRule(Record):
         "mesh axes over which ranks send a part each of what all hold",
         flag=Flag(
             "scatter_gather",
-            "Tensor-parallel ranks send a part each of what they hold alike to the next stage, "
+            "Tensor-parallel ranks with the same value send one part each to the next stage, "
             "which gathers it.",
             "switch",
             False,

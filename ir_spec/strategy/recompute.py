@@ -40,7 +40,7 @@ class RecomputeRule(Record):
         choices=RECOMPUTE,
         flag=Flag(
             "recompute",
-            "Activations that backward computes again: by policy, or the results of these ops.",
+            "Activations that backward recomputes: by policy, or the results of these ops.",
             "text",
             metavar="none|selective|full|full-replay|OP,...",
             tries=("none", "selective", "full"),
@@ -54,8 +54,8 @@ class RecomputeRule(Record):
         "of full: ops whose results are kept all the same, as in (einsum, attention)",
         flag=Flag(
             "recompute_keep",
-            "Of --recompute full: keep the results of these ops, whether backward takes them or "
-            "not; of einsum those that are matrix products.",
+            "With --recompute full: save the results of these ops, even if backward does not "
+            "read them; for einsum those of matrix products.",
             "names",
             "",
             metavar="OP,...",
@@ -66,7 +66,7 @@ class RecomputeRule(Record):
     products: int = _number(
         "products",
         "of keep: every n-th matrix product of a block is computed again",
-        "Of --recompute-keep: compute every N-th matrix product of a block again (0: none).",
+        "With --recompute-keep: recompute every N-th matrix product of a block (0: none).",
         "recompute_keep",
     )
     layers: int = _number(

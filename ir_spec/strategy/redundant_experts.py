@@ -18,8 +18,7 @@ class CopiesRule(Record):
         least=0,
         flag=Flag(
             "redundant_experts",
-            "Of a step of serving: so many more experts than the model has, copies of those that "
-            "many tokens choose.",
+            "With --serve: so many copies of popular experts, in addition to the model's experts.",
             needs=(EXPERTS,),
             rare=True,
         ),

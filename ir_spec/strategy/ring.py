@@ -20,7 +20,7 @@ class RingRule(Record):
         choices=ORDERS,
         flag=Flag(
             "cp_order",
-            "How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
+            "Order of the sequence over the ranks of a ring; zigzag balances the causal mask.",
             rare=True,
         ),
     )
@@ -40,7 +40,7 @@ class RingOp(Statement):
     flags = (
         Flag(
             "cp_mode",
-            "How attention sees the whole sequence.",
+            "How attention reads the whole sequence.",
             "choice",
             "ring",
             choices=("ring", "ulysses", "all-gather"),

@@ -19,8 +19,8 @@ class RoutingRule(Record):
         choices=(EVEN, SPREAD),
         flag=Flag(
             "expert_popularity",
-            "Whether each expert is as likely as any other, or some are chosen more often "
-            "(spread): then few tokens reach fewer of them.",
+            "Whether all experts are equally likely, or some are chosen more often (spread), so "
+            "that few tokens reach fewer experts.",
             needs=(EXPERTS,),
             rare=True,
             software=True,

@@ -16,8 +16,8 @@ class SavedTensorsRule(Record):
         choices=("last_use", "node"),
         flag=Flag(
             "saved_tensors",
-            "Backward keeps a saved tensor until its last use, or until all gradients of the "
-            "operation or of the checkpoint that saved it are there (node).",
+            "Backward keeps a saved tensor until its last use, or until the operation or "
+            "checkpoint that saved it has all its gradients (node).",
             metavar="last-use|node",
             rare=True,
             software=True,

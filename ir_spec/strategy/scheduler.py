@@ -26,8 +26,8 @@ class SchedulerRule(Record):
         choices=(ANY, BESIDE, ALONE),
         flag=Flag(
             "prompt_steps",
-            "Of serving: prompts share steps with sequences that decode (beside), or have steps of "
-            "their own, for which these wait (alone).",
+            "With --serve: prompts share steps with decoding sequences (beside), or have steps "
+            "of their own, for which these wait (alone).",
         ),
     )
     tokens: int = parameter(
@@ -36,8 +36,8 @@ class SchedulerRule(Record):
         least=1,
         flag=Flag(
             "step_tokens",
-            "Of serving: the most tokens of a step of a group of ranks, those of chunks of prompts "
-            "included.",
+            "With --serve: the most tokens of a step of a group of ranks, including chunks of "
+            "prompts.",
         ),
     )
     memory: Expr | None = parameter(
@@ -45,15 +45,15 @@ class SchedulerRule(Record):
         least=0,
         flag=Flag(
             "server_memory",
-            "Of serving: the share of a device's memory that weights, activations and caches take, "
-            "such as 9/10: all if it is left out.",
+            "With --serve: the share of a device's memory for weights, activations and caches, "
+            "such as 9/10 (default: all).",
         ),
     )
     reserve: bool = parameter(
         "flag",
         flag=Flag(
             "reserve_outputs",
-            "Of serving: a request is let in when the cache has room for all of its tokens, so "
+            "With --serve: admit a request only if the cache has room for all its tokens, so "
             "that none is preempted.",
         ),
     )
@@ -63,7 +63,7 @@ class SchedulerRule(Record):
         least=1,
         flag=Flag(
             "scheduler_poll",
-            "Of serving: new requests are looked for before each N-th step that decodes.",
+            "With --serve: look for new requests before each N-th decode step.",
         ),
     )
     gather: int = parameter(
@@ -72,7 +72,7 @@ class SchedulerRule(Record):
         least=0,
         flag=Flag(
             "scheduler_gather",
-            "Of serving: steps that decode for which prompts wait for others at most, until they "
+            "With --serve: the most decode steps for which prompts wait for others, until they "
             "fill 9/10 of the tokens of a step.",
         ),
     )

@@ -29,8 +29,8 @@ class SelectiveRule(Record):
         choices=("scores", "attention", "products"),
         flag=Flag(
             "recompute_selective",
-            "What --recompute selective computes again: scores of all pairs, attention, fused or "
-            "not, or all but every other product and attention (products).",
+            "What --recompute selective recomputes: scores of all pairs, attention (fused or "
+            "not), or all but attention and every other product (products).",
             needs=("recompute",),
             tries=(),
             rare=True,

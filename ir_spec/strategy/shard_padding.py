@@ -26,9 +26,9 @@ class ShardPaddingRule(Record):
         choices=PADDINGS,
         flag=Flag(
             "shard_padding",
-            "ZeRO: parameters that the ranks do not divide are whole (none), or filled up to "
-            "equal shards: of the first dimension of the weight as PyTorch has it, which is that "
-            "of its outputs (dim0), or of all of its elements (flat).",
+            "ZeRO: parameters that the ranks do not divide stay whole (none), or are padded to "
+            "equal shards: along the first dimension of PyTorch's weight, its outputs (dim0), or "
+            "over all elements (flat).",
             rare=True,
             software=True,
         ),

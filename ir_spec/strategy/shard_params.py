@@ -43,7 +43,8 @@ class ShardParamsRule(Record):
         choices=RESHARD,
         flag=Flag(
             "reshard_after_forward",
-            "ZeRO-3: drop gathered parameters after forward, of all blocks but the last, or not.",
+            "ZeRO-3: whether to free gathered parameters after forward: always, in all blocks "
+            "but the last, or never.",
             tries=("never", "last", "always"),
             rare=True,
         ),
@@ -60,8 +61,8 @@ class ShardParamsRule(Record):
         default=False,
         flag=Flag(
             "overlap_param_gather",
-            "ZeRO-1: gather updated parameters beside the forward of the first microbatch, block "
-            "by block, in place of behind their update.",
+            "ZeRO-1: gather updated parameters during the forward of the first microbatch, block "
+            "by block, not after their update.",
             rare=True,
         ),
     )

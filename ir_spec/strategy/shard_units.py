@@ -28,9 +28,9 @@ class ShardUnitsRule(Record):
         choices=OUTER,
         flag=Flag(
             "shard_units",
-            "ZeRO-3: parameters outside of blocks are one unit, gathered from forward to the end "
-            "of backward (root), or those before the blocks and those behind them are two (ends): "
-            "the first is dropped after forward and gathered again for its backward.",
+            "ZeRO-3: parameters outside the blocks are one unit, gathered from forward to the "
+            "end of backward (root), or two (ends): the unit before the blocks is freed after "
+            "forward and gathered again for its backward.",
         ),
     )
     loss: str = parameter(
@@ -38,17 +38,17 @@ class ShardUnitsRule(Record):
         choices=LOSS,
         flag=Flag(
             "shard_loss",
-            "ZeRO-3: the loss is computed inside the module that is sharded, so what the last "
-            "block gathered is there until the loss is, and backward begins with the gather of "
-            "that block (inside), or behind it (outside).",
+            "ZeRO-3: the loss is inside the sharded module, so the gather of the last block "
+            "lasts until the loss, and backward begins with gathering it again (inside), or "
+            "after the module (outside).",
         ),
     )
     copies: bool = parameter(
         "flag",
         flag=Flag(
             "shard_copies",
-            "ZeRO-3: gradients of a unit are copied into a buffer that is reduced, and stays until "
-            "that of the next unit is made, as FSDP2 does it.",
+            "ZeRO-3: copy the gradients of a unit into a buffer to reduce, which stays until the "
+            "next unit's buffer exists, as FSDP2 does.",
             software=True,
         ),
     )

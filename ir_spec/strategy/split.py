@@ -55,8 +55,8 @@ class SplitOp(Statement):
     flags = (
         Flag(
             "etp",
-            "Ranks that split each expert: as many as tp, or 1. 0, the default, is 1 where --ep "
-            "takes ranks of tp, else as many as tp.",
+            "Ranks that split each expert: as many as tp, or 1. The default, 0, means 1 if --ep "
+            "takes ranks of tp, otherwise as many as tp.",
             "int",
             0,
             least=0,
@@ -72,7 +72,7 @@ class SplitOp(Statement):
         ),
         Flag(
             "dp_attention",
-            "Of --serve: split the sequences between the blocks over tp, for whole experts.",
+            "With --serve: split the sequences between the blocks over tp, for whole experts.",
             "switch",
             False,
             needs=("tp",),

@@ -20,8 +20,8 @@ class StageBuffersRule(Record):
         choices=("arrive", AHEAD),
         flag=Flag(
             "stage_receives",
-            "Buffers for the messages of a pipeline: from arrival to last use (arrive), or one for "
-            "each microbatch from step to step (ahead).",
+            "Receive buffers of a pipeline: from arrival to last use (arrive), or one for each "
+            "microbatch, kept across steps (ahead).",
         ),
     )
     results: str = parameter(
@@ -29,8 +29,8 @@ class StageBuffersRule(Record):
         choices=(SENT, BACKWARD, STEP),
         flag=Flag(
             "stage_results",
-            "What a pipeline stage returns stays until it is sent, until the backward of its "
-            "microbatch ends (backward), or also, of the last stage, until the step ends (step).",
+            "The result of a pipeline stage is freed when it is sent, when the backward of its "
+            "microbatch ends (backward), or in the last stage when the step ends (step).",
         ),
     )
     gradients: str = parameter(
@@ -38,8 +38,8 @@ class StageBuffersRule(Record):
         choices=(SENT, NEXT),
         flag=Flag(
             "stage_gradients",
-            "The gradient that a pipeline stage sends stays until it is sent, or until that of the "
-            "next microbatch is there, where a rank has one part of the model (next).",
+            "The gradient that a pipeline stage sends is freed when it is sent, or when that of "
+            "the next microbatch exists, if a rank has one part of the model (next).",
         ),
     )
 

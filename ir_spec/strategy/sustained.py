@@ -23,8 +23,8 @@ class SustainedRule(Record):
         least=0,
         flag=Flag(
             "sustained",
-            "The share of their speed that products and attention keep in a step, such as 9/10: "
-            "of the machine if it is left out.",
+            "The share of their speed that products and attention sustain in a step, such as "
+            "9/10 (default: that of the machine).",
         ),
     )
     ampere: Expr | None = parameter("ratio", "the share on devices of this family")
@@ -38,8 +38,8 @@ class SustainedRule(Record):
         least=0,
         flag=Flag(
             "sustained_experts",
-            "Of the share of products, what grouped products of experts keep, such as 1/2: all if "
-            "it is left out.",
+            "The share of the speed of products that grouped products of experts sustain, such "
+            "as 1/2 (default: all of it).",
             needs=(EXPERTS,),
         ),
     )

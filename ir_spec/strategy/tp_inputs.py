@@ -20,7 +20,7 @@ class TpInputsRule(Record):
         choices=("regather", "save_gathered"),
         flag=Flag(
             "tp_inputs",
-            "Gather inputs of split matmuls again in backward, or keep them.",
+            "Gather inputs of split products again in backward, or save them.",
             tries=("save-gathered", "regather"),
         ),
     )
@@ -29,8 +29,8 @@ class TpInputsRule(Record):
         choices=("whole", "in_steps"),
         flag=Flag(
             "tp_gathers",
-            "Split products wait for inputs that are gathered (whole), or work beside the gather "
-            "on the parts that are there (in-steps).",
+            "Split products wait for the gather of their input (whole), or overlap with it "
+            "(in-steps).",
         ),
     )
     until: str = parameter(
@@ -38,8 +38,8 @@ class TpInputsRule(Record):
         choices=("product", "module"),
         flag=Flag(
             "tp_inputs_until",
-            "Gathered inputs stay until the last product that takes them, or until the module of "
-            "these products has its output.",
+            "Free gathered inputs after the last product that reads them, or when the module of "
+            "these products returns.",
             software=True,
         ),
     )

@@ -17,8 +17,8 @@ class TpOutputsRule(Record):
         choices=("whole", "in_steps"),
         flag=Flag(
             "tp_outputs",
-            "Sums of split products run behind the product (whole), or part by part beside the "
-            "rest of it (in-steps).",
+            "Sum a split product after it ends (whole), or part by part while the rest of it "
+            "runs (in-steps).",
             needs=("tp",),
             rare=True,
         ),

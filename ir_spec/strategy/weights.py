@@ -22,7 +22,7 @@ class WeightsRule(Record):
         choices=("bf16", *FORMATS),
         flag=Flag(
             "weight_dtype",
-            "How the weights of the blocks are stored while serving, and frozen ones in training.",
+            "Element type of the blocks' weights in serving, and of frozen weights in training.",
             numerics=True,
         ),
     )
@@ -31,8 +31,8 @@ class WeightsRule(Record):
         choices=(AUTO, *ACTIVATIONS),
         flag=Flag(
             "activation_dtype",
-            "What products take activations in (auto: fp8 with fp8 and mxfp4 weights, fp4 with "
-            "nvfp4, else, or where the machine has no units for that, as they are).",
+            "Element type of activations in products (auto: fp8 with fp8 and mxfp4 weights, fp4 "
+            "with nvfp4; otherwise, or if the machine has no such units, unchanged).",
             needs=("weight_dtype",),
             numerics=True,
             rare=True,
@@ -44,7 +44,7 @@ class WeightsRule(Record):
         least=0,
         flag=Flag(
             "weight_block",
-            "Elements of a block of weights along a dimension (default: as the format has them).",
+            "Elements of a block of weights along a dimension (default: that of the format).",
             needs=("weight_dtype",),
             numerics=True,
             rare=True,

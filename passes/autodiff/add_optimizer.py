@@ -91,7 +91,7 @@ def add_optimizer(module: Module) -> None:
     grads = end.operands[len(losses) :]
     if len(grads) != len(params):
         raise error(
-            f"a step of {len(params)} parameters returns {len(grads)} gradients behind the loss",
+            f"a step of {len(params)} parameters returns {len(grads)} gradients after the loss",
             end.loc,
             remedy="return one gradient for each parameter, as 'differentiate' does",
         )

@@ -186,7 +186,7 @@ class StageStep:
         `DiagnosticError` for what hands values from layer to layer."""
         if not op.has(Repeats) or carried(op):
             raise error(
-                f"'{op.name}' behind the microbatches cannot be cut into pipeline stages",
+                f"'{op.name}' after the microbatches cannot be cut into pipeline stages",
                 op.loc,
                 remedy="leave the pipeline out: --pp 1",
             )

@@ -131,7 +131,7 @@ def _check(module: Module, words: Value, count: int) -> None:
         )
     if PAST not in module.symbols:
         raise error(
-            "a draft model goes on behind words that are cached, and the step has none",
+            "a draft model continues cached tokens, and the step has none",
             module.main.loc,
             remedy="give --context 4096",
         )

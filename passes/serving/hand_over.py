@@ -159,7 +159,7 @@ class _Cache:
             raise error(
                 f"'{op.name}' does not bring the cache %{self.value.name} up to date",
                 op.loc,
-                remedy="hand over what 'to-serving' has made",
+                remedy="transfer the caches that 'to-serving' adds",
             )
         b = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
         sent = b.op("stg.hand_over", made[:1], {**attrs, "pieces": pieces})

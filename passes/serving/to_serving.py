@@ -102,7 +102,7 @@ def to_serving(module: Module, given: ToServing) -> None:
     mode = given.mode
     if mode not in MODES:
         raise error(
-            f"'{mode}' is no step of serving",
+            f"'{mode}' is not a step of serving",
             remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
         )
     if (mode == MIXED) != bool(given.classes):
@@ -185,7 +185,7 @@ def _return_logits(module: Module, body: Region) -> Expr:
     chosen = [v for v in judged if v.region is body and not _made_of(v, labels)]
     if not chosen:
         raise error(
-            f"@{module.main.symbol} chooses no next token: no loss of it judges logits",
+            f"@{module.main.symbol} chooses no next token: none of its losses reads logits",
             module.main.loc,
             remedy="serve a language model: one whose loss is stg.cross_entropy",
         )

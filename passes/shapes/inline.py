@@ -319,7 +319,7 @@ class _Inliner:
                 )
             if not isinstance(value, Expr):
                 raise error(
-                    f"size {symbol} of @{name} gets {attr_text(value)}, which is no size",
+                    f"size {symbol} of @{name} gets {attr_text(value)}, which is not a size",
                     call.loc,
                     remedy=f"write '{symbol} = F', '{symbol} = 4*D' or a number",
                 )
@@ -405,7 +405,7 @@ def _too_deep(loc: Loc) -> DiagnosticError:
     return error(
         f"calls of functions in functions go deeper than {MAX_DEPTH}",
         loc,
-        remedy="call functions beside each other",
+        remedy="call them from one function",
     )
 
 

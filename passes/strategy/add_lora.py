@@ -149,7 +149,7 @@ class _Adapter:
         products = _products(self._param)
         if not products:
             raise error(
-                f"parameter %{self._param.name} is used in no product: an adapter stands beside a "
+                f"parameter %{self._param.name} is used in no product: an adapter needs a "
                 "stg.einsum",
                 self._rule.loc,
                 remedy="name a parameter that is multiplied",

@@ -87,7 +87,7 @@ def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
         )
     if not any(_has(a, batch) for a in func.body.args):
         raise error(
-            f"no argument has the dimension {batch}, so there are no halves of it",
+            f"no argument has the dimension {batch}, so it cannot be halved",
             loc,
             remedy="leave stg.moe[two_batches] out (--two-batch-overlap)",
         )

@@ -56,9 +56,9 @@ COMPILE = (
     CommandOption(
         "granularity",
         OneOf(["op", "block", "layer"]),
-        "One node for each op, each matrix product and what follows it, or as much of a "
-        "layer as communication lets be one. FLOPs and bytes of a merged node are sums, and a cost "
-        "model over sums is too fast: with --machine its duration is the sum of its parts'.",
+        "One node for each op, for each matrix product with what follows it, or for as much of a "
+        "layer as communication allows. A merged node has the sum of FLOPs and bytes, for which "
+        "a cost model is too fast; with --machine it also has the sum of durations.",
         "op",
         rare=True,
     ),
@@ -73,20 +73,20 @@ COMPILE = (
     CommandOption(
         "names",
         OneOf(["full", "short", "none", "chakra"]),
-        "Names of nodes: with phase, microbatch and layer, without, none (smaller files), or "
-        "full ones after the type of their record (chakra), for Chakra's timeline tool.",
+        "Names of nodes: with phase, microbatch and layer; without them; none (smaller files); "
+        "or full names after the type of the record (chakra), for Chakra's timeline tool.",
         "full",
         rare=True,
     ),
     switch(
         "memory_events",
-        "Say of every node how many bytes it adds while it runs, and gives back at its end.",
+        "Write for every node how many bytes it adds while it runs, and frees at its end.",
         rare=True,
     ),
     switch(
         "tensor_names",
-        "Name the tensors that every node reads and writes, with their bytes: what "
-        "ASTRA-sim's replay of memory wants. Says what --memory-events does, too.",
+        "Name the tensors that every node reads and writes, with their bytes, for ASTRA-sim's "
+        "replay of memory. Includes --memory-events.",
         rare=True,
     ),
     CommandOption(

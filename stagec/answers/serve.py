@@ -84,15 +84,15 @@ def serve(
     """Compute rates of a server: time to the first token (TTFT), time for each further one (TPOT),
     and tokens per second, over batches, or of requests over time.
 
-    Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
-    decode, with --prompt-steps beside in the same steps, as engines do; with --serve disaggregated
-    some pods prefill, with the strategy of --prefill, and others decode, with that of --decode.
-    Engines capture steps as graphs, so hosts do not hold devices up.
+    Each sequence has --prompt tokens and --output-tokens more. The same ranks prefill and decode;
+    with --prompt-steps beside they do both in the same steps, as engines do. With --serve
+    disaggregated some pods prefill, with the strategy of --prefill, and others decode, with that of
+    --decode. Engines capture steps as graphs, so hosts do not delay devices.
 
         stagec serve llama3-8b --tp 2 --prompt 1024 --machine h100-sxm
 
     With --rate, --concurrency, --batch-of or --requests, requests arrive over time, wait, share
-    steps and memory, and leave: percentiles of what users meet, and what replicas do meanwhile.
+    steps and memory, and leave. The answer has percentiles of times, and the load of replicas.
 
         stagec serve llama3-8b --rate 8 --lengths prompt=~1000,output=~200 --machine h100-sxm
     """
@@ -113,17 +113,20 @@ QUESTION = JobQuestion(
     machine="The machine that serves: a name that 'stagec machines' lists.",
     options=(
         CommandOption(
-            "output_tokens", Whole(2), "Tokens that each sequence makes (default: 128).", 128
+            "output_tokens",
+            Whole(2),
+            "Output tokens of each sequence (default: 128).",
+            128,
         ),
         CommandOption(
             "batches",
             Batches(),
-            "Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit; "
-            "1..64 doubles).",
+            "Sequences in decode at any time, over all ranks (default: 1, 2, 4, ... as many as "
+            "fit; 1..64 doubles).",
         ),
         *ACCEPTANCE,
-        CommandOption("ttft", TimeType(), "A limit of the time to the first token: 500ms."),
-        CommandOption("tpot", TimeType(), "A limit of the time for each further token: 30ms."),
+        CommandOption("ttft", TimeType(), "Limit of the time to the first token: 500ms."),
+        CommandOption("tpot", TimeType(), "Limit of the time for each further token: 30ms."),
         *OVER_TIME,
     ),
 )

@@ -336,7 +336,7 @@ def _attributes(a: TraceNode, b: TraceNode) -> str:
 
 def _differ(name: str, a: Mapping[str, object], b: Mapping[str, object]) -> bool:
     one, two = a.get(name), b.get(name)
-    return one != two and repr(one) != repr(two)  # what is no number equals nothing
+    return one != two and repr(one) != repr(two)  # what is not a number equals nothing
 
 
 def _text(value: object) -> str:

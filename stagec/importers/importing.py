@@ -53,7 +53,7 @@ def import_model(
     if read is None:
         others = dict.fromkeys(f.name for f in known.values() if f.read_images)
         raise error(
-            f"no text of {family.name} takes images beside words",
+            f"no text of {family.name} takes images with text",
             config.place("model_type"),
             remedy=f"leave --images out; it is for {', '.join(others)}",
         )

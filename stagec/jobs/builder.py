@@ -281,7 +281,7 @@ class JobBuilder:
         wanted = [o for o in found if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
             raise error(
-                f"{source.name} holds no 'stg.strategy'",
+                f"{source.name} has no 'stg.strategy'",
                 op.loc,
                 remedy=_FORM,
             )

@@ -80,7 +80,7 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
         )
     if options.chunk is not None:
         raise error(
-            "--chunk is one step of several, and caches are handed over behind the last one",
+            "--chunk is one step of several, and caches are transferred after the last one",
             remedy="give the last one: --prompt with its tokens, --context with those before it",
         )
     if options.pipeline is not None or options.strategy is not None or options.preset:

@@ -209,7 +209,8 @@ class StepsAsked:
         for name in names:
             if getattr(self.options, name) is not None:
                 raise error(
-                    f"--{name} and --requests both say what a step holds", remedy="leave out one"
+                    f"--{name} and --requests both give the sequences of a step",
+                    remedy="leave out one",
                 )
 
     def _check_positions(self, requests: Sequence[Request]) -> None:

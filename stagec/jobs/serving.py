@@ -31,7 +31,7 @@ def serving_figures(
 
     serving = builder.serving
     if serving is None:
-        raise ValueError("the job is no step of serving")
+        raise ValueError("the job is not a step of serving")
     stages = served(module, serving.held)
     if symbolic:
         return {**next(iter(stages.values())).shown(str), **dict.fromkeys(LARGEST)}

@@ -131,6 +131,6 @@ def check_name(name: str) -> None:
     plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
     if not plain or name.startswith(".") or name == "manifest":
         raise error(
-            f"'{name}' is no name for the files of a job",
+            f"'{name}' is not a valid name for the files of a job",
             remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
         )

@@ -40,7 +40,7 @@ def file_text(path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as e:
-        raise error(f"{path}: byte {e.start} is no UTF-8", remedy=_REMEDY) from None
+        raise error(f"{path}: byte {e.start} is not UTF-8", remedy=_REMEDY) from None
 
 
 def parsed(text: str, file: str) -> Tables:
@@ -48,13 +48,13 @@ def parsed(text: str, file: str) -> Tables:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise error(f"{file}: no TOML: nested too deep", remedy=_REMEDY) from None
+        raise error(f"{file}: not TOML: nested too deep", remedy=_REMEDY) from None
     except ValueError as e:
         found = _PLACE.search(str(e))
         loc = FileLoc(file, int(found[1]), int(found[2])) if found else UNKNOWN
         told = _PLACE.sub("", str(e)).strip()
         raise error(
-            f"{'' if found else f'{file}: '}no TOML: {told}", loc, remedy="write KEY = VALUE"
+            f"{'' if found else f'{file}: '}not TOML: {told}", loc, remedy="write KEY = VALUE"
         ) from None
 
 

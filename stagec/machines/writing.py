@@ -102,6 +102,6 @@ def with_sections(text: str, sections: Mapping[str, str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text between quotes, as TOML has it; what is no UTF-8 is written as escapes."""
+    """A text between quotes, as TOML has it; what is not UTF-8 is written as escapes."""
     known = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return json.dumps(known, ensure_ascii=False).replace("\x7f", "\\u007f")

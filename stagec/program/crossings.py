@@ -302,7 +302,7 @@ def used(cache: Value) -> tuple[Operation, int, int]:
     raise error(
         f"the step does not use the cache %{cache.name}",
         cache.loc,
-        remedy="hand over what 'to-serving' has made",
+        remedy="transfer the caches that 'to-serving' adds",
     )
 
 

@@ -66,7 +66,7 @@ def unrolled(
     turns = _iterations(graph.body, env)
     if turns > MAX_ITERATIONS:
         raise error(
-            f"the repeats of the program run {turns:,} iterations and values that these hand on, "
+            f"the repeats of the program run {turns:,} iterations and carried values, "
             f"expected at most {MAX_ITERATIONS:,}",
             graph.loc,
             remedy="choose smaller counts, and repeat what computes",

@@ -28,93 +28,97 @@ SEARCH = (
     CommandOption(
         "batch",
         Values(BATCHES),
-        "The global batch in sequences, as --set B=N; several (512..2048 doubles): which is "
+        "The global batch in sequences, as --set B=N; with several (512..2048 doubles), which is "
         "best by the time of a sequence.",
         metavar="N|A..B",
     ),
     CommandOption(
         "ranks",
         Values(RANKS),
-        "All ranks; several (256..4096 doubles): the best for each. With --part or --draft those "
-        "of the main pod: the ranks of the others come on top.",
+        "Total number of ranks; with several (256..4096 doubles), the best for each. With --part "
+        "or --draft, ranks of the main pod: other pods add theirs.",
         metavar="N|A..B",
     ),
     CommandOption(
         "machine",
         Machines(),
-        "The machine that the job runs on: a name that 'stagec machines' lists, or a file; "
-        "several: which is best.",
+        "The machine: a name that 'stagec machines' lists, or a file; with several, which is best.",
     ),
     USED_RANKS,
-    CommandOption("space", AnyText(), "What varies, as a text with a stg.space.", metavar="FILE"),
+    CommandOption(
+        "space", AnyText(), "The space to search, as a text with a stg.space.", metavar="FILE"
+    ),
     CommandOption(
         "seed_from",
         AnyText("presets"),
-        "Start from a published run: its model and sizes, and degrees next to its own.",
+        "Start from a published run: its model and sizes, and degrees near its own.",
         metavar="PRESET",
     ),
     replace(
         option(FLAGS["part"]),
-        help="A part of the model with a mesh and a strategy of its own, which do not vary, on "
-        "further ranks beside --ranks: 'encoder=e: tp=2,dp=2'. May be given several times.",
+        help="Give a part of the model its own mesh and strategy, which do not vary, on "
+        "ranks in addition to --ranks: 'encoder=e: tp=2,dp=2'. May be given several "
+        "times.",
     ),
     *(knob_option(flag) for flag in KNOBS.values()),
     limit_option(
-        "What a rank may hold (default: the device, less what is not for the job).", at_hand=True
+        "The memory limit of a rank (default: that of the device, less what is reserved).",
+        at_hand=True,
     ),
-    CommandOption("top", Whole(1, 1000), "How many to show.", 5),
+    CommandOption("top", Whole(1, 1000), "How many strategies to show.", 5),
     CommandOption(
         "objective",
         OneOf(["time", "tokens-per-rank", "cost", "memory", "goodput"]),
-        "What is best: the shortest step (default), most tokens/s per rank, fewest "
-        "rank-seconds, or the smallest peak of memory; of --serve server goodput (default), most "
-        "tokens/s per rank within the limits, or cost, the cheapest tokens within them.",
+        "What to optimize: the shortest step (default), most tokens/s per rank, fewest "
+        "rank-seconds, or the smallest peak of memory. With --serve server: goodput (default), "
+        "the most tokens/s per rank within the limits, or cost, the cheapest tokens within them.",
     ),
     CommandOption(
         "price",
         Prices(),
-        "Cost per rank and hour, in any currency; for several machines one for each.",
+        "Cost per rank and hour, in any currency; with several machines one for each.",
     ),
     CommandOption(
-        "pareto", Pareto(), "Instead of the best: all that no other beats in these respects."
+        "pareto", Pareto(), "Show all strategies that no other one beats in these respects."
     ),
-    switch("exhaustive", "Evaluate every legal point: no bounds."),
-    switch("neighbours", "Evaluate all that differ from the best in one flag."),
+    switch("exhaustive", "Evaluate every legal point, without bounds."),
+    switch("neighbours", "Evaluate all strategies that differ from the best in one flag."),
     switch(
         "levers",
-        "Whether to try other values of flags that keep the numerics, and are not in the space, on "
-        "the best: often half of the time of a search.",
+        "Whether to try other values of flags outside the space on the best, if they keep the "
+        "numerics: often half of the time of a search.",
         default=True,
     ),
     switch(
         "sensitivity",
-        "Show which figure of the machine, halved or doubled, changes which of them is best.",
+        "Show which figures of the machine, halved or doubled, change which strategy is best.",
     ),
     switch(
         "overlap",
-        "Whether collectives run beside computations, or all of them are blocking.",
+        "Whether collectives overlap with computations, or are all blocking.",
         default=True,
     ),
-    switch("cache", "Whether to keep answers and to use kept ones.", default=True),
+    switch("cache", "Whether to store answers and to use stored ones.", default=True),
     *SERVING,
     CommandOption(
         "emit_run",
         EngineRunType(),
-        "Of server: the files that start the best server with an engine, vllm, sglang or trtllm: "
-        "printed, or written into a folder. Only what the engine has flags for is searched.",
+        "With --serve server: print the files that start the best server with an engine (vllm, "
+        "sglang or trtllm), or write them into a folder. Only what the engine has flags for is "
+        "searched.",
     ),
     CommandOption(
         "verify",
         Whole(0, 100),
-        "Of server: how many of the best run in a closed loop over time, with as many requests as "
-        f"they have sequences (default: {VERIFIED}).",
+        "With --serve server: how many of the best to run in a closed loop, with as many requests "
+        f"as they have sequences (default: {VERIFIED}).",
         VERIFIED,
         metavar="N",
     ),
     replace(
         DRAFT_OPTION,
-        help="Of decode: the model that makes the --speculative drafts, on further ranks beside "
-        "--ranks; its flags do not vary: 'llama3-8b: tp=2'.",
+        help="With --serve decode: the model that computes the --speculative drafts, on "
+        "ranks in addition to --ranks; its flags do not vary: 'llama3-8b: tp=2'.",
     ),
     *WORKERS,
 )

@@ -269,7 +269,7 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
     held = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
     if not held:
         raise error(
-            f"{name} holds no 'stg.space'",
+            f"{name} has no 'stg.space'",
             op.loc,
             remedy=_FORM,
         )

@@ -37,28 +37,30 @@ SERVING = (
     CommandOption(
         "serve",
         OneOf((*MODES, SERVER)),
-        "Search for a step of serving, by default for most tokens/s per rank; --batch are "
-        "sequences of it, of mixed those of each group that decode. server: for a whole server of "
-        "--prompt and --output-tokens, aggregated or disaggregated; --chunk is the most tokens of "
-        "a step, --batch sequences in decode of each worker.",
+        "Search for a step of serving, by default with most tokens/s per rank. --batch counts "
+        "its sequences, in mixed steps the decoding ones of each group. server: search for a "
+        "whole server of --prompt and --output-tokens, aggregated or disaggregated; --chunk is "
+        "the most tokens of a step, --batch the decoding sequences of each worker.",
     ),
     *(STEP[n] for n in _STEP),
     CommandOption(
         "output_tokens",
         Whole(2),
-        "Of server: tokens that each sequence makes (default: 128).",
+        "With --serve server: output tokens of each sequence (default: 128).",
         128,
         metavar="N",
     ),
     *CACHES.values(),
     *ACCEPTANCE,
     CommandOption(
-        "ttft", TimeType(), "Of prefill, mixed and server: the most time to the first token, 500ms."
+        "ttft",
+        TimeType(),
+        "With --serve prefill, mixed or server: limit of the time to the first token, 500ms.",
     ),
     CommandOption(
         "tpot",
         TimeType(),
-        "Of decode, mixed and server: the most time for each further token, 30ms.",
+        "With --serve decode, mixed or server: limit of the time for each further token, 30ms.",
     ),
 )
 

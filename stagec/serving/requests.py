@@ -101,7 +101,7 @@ def read_lengths(path: Path) -> list[tuple[int, int]]:
     """Prompts and outputs in such a file, which need not say when. Raises as `read_requests`."""
     found = [(r.prompt, r.output) for r in _rows(path, timed=False)]
     if not found:
-        raise error(f"{path} holds no requests", remedy=_REMEDY)
+        raise error(f"{path} has no requests", remedy=_REMEDY)
     return found
 
 
@@ -173,7 +173,7 @@ def _lines(file: BinaryIO, name: str) -> Iterator[tuple[Loc, str]]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as problem:
-            raise error(f"the line is no UTF-8 ({problem.reason})", loc, remedy=_REMEDY) from None
+            raise error(f"the line is not UTF-8 ({problem.reason})", loc, remedy=_REMEDY) from None
         if text:
             yield loc, text
 
@@ -184,7 +184,7 @@ def _csv_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
         try:
             cells = [cell.strip() for cell in next(csv.reader([line], strict=True))]
         except csv.Error as problem:
-            raise error(f"the line is no CSV ({problem})", loc, remedy=_REMEDY) from None
+            raise error(f"the line is not CSV ({problem})", loc, remedy=_REMEDY) from None
         if names is None:
             names = cells
         elif len(cells) != len(names):
@@ -200,9 +200,9 @@ def _json_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
         try:
             found = json.loads(line, parse_float=str, parse_int=str, parse_constant=str)
         except (ValueError, RecursionError) as problem:
-            raise error(f"the line is no JSON ({problem})", loc, remedy=_REMEDY) from None
+            raise error(f"the line is not JSON ({problem})", loc, remedy=_REMEDY) from None
         if not isinstance(found, dict):
-            raise error("the line is no JSON object", loc, remedy=_REMEDY)
+            raise error("the line is not a JSON object", loc, remedy=_REMEDY)
         yield loc, cast("dict[str, object]", found)
 
 

@@ -175,12 +175,14 @@ def _parse_class(text: str) -> SequenceClass:
     found = _CLASS.fullmatch(text)
     if found is None or found["kind"] not in ("decode", "prefill", "chunk", "verify"):
         raise error(
-            f"'{text:.60}' is no class of sequences", remedy=f"{_EXAMPLE}; or chunk=, verify="
+            f"'{text:.60}' is not a class of sequences", remedy=f"{_EXAMPLE}; or chunk=, verify="
         )
     kind = found["kind"]
     if (found["cached"] is None) != (kind == "decode"):
         expected = "decode=COUNTxCONTEXT" if kind == "decode" else f"{kind}=COUNTxNEW+CACHED"
-        raise error(f"'{text:.60}' is no class of sequences: expected {expected}", remedy=_EXAMPLE)
+        raise error(
+            f"'{text:.60}' is not a class of sequences: expected {expected}", remedy=_EXAMPLE
+        )
     numbers = [_number(text, found[name] or "0") for name in ("count", "first", "cached")]
     count, first, cached = numbers
     new, cached = (1, first) if kind == "decode" else (first, cached)

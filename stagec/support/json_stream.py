@@ -25,7 +25,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 class JsonStream:
     """The members of the JSON object in a stream of bytes.
 
-    Bytes that are no UTF-8 become the replacement character, and control characters in strings
+    Bytes that are not UTF-8 become the replacement character, and control characters in strings
     are taken as they are: profilers write both in names.
     """
 
@@ -45,7 +45,7 @@ class JsonStream:
     def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
         """Names and values of the object; of the list named `streamed` each element, one by one.
 
-        Raises `DiagnosticError` with the place of what is no JSON object.
+        Raises `DiagnosticError` with the place of what is not a JSON object.
         """
         first = self._peek()
         if first != "{":
@@ -65,7 +65,7 @@ class JsonStream:
 
     def values(self) -> Iterator[Any]:
         """The values of a stream that has several, one after the other: JSON lines, for example.
-        Raises `DiagnosticError` with the place of what is no JSON."""
+        Raises `DiagnosticError` with the place of what is not JSON."""
         if not self._peek():
             raise self.error("the file is empty")
         while self._peek():
@@ -122,9 +122,9 @@ class JsonStream:
                     continue  # the value may go on
                 if self._ended and problem.pos >= len(self._buffer.rstrip()) - 1:
                     raise self._error("the file ends in a value", problem.pos) from None
-                raise self._error(f"no JSON: {problem.msg}", problem.pos) from None
+                raise self._error(f"not JSON: {problem.msg}", problem.pos) from None
             except (RecursionError, ValueError) as problem:
-                raise self._error(f"no JSON: {problem}", self._at) from None
+                raise self._error(f"not JSON: {problem}", self._at) from None
             if len(self._buffer) - end < _CUT and self._fill():
                 continue  # a number may go on
             self._last, self._at = self._at, end

@@ -31,7 +31,7 @@ MAX_PLAN_STEPS = 2_000_000
 MAX_RESULTS = 10_000
 #: Most ranks of a mesh: more are a mistake, no cluster has them.
 MAX_RANKS = 1 << 22
-#: Most iterations of the repeats of a program, and values that these hand on.
+#: Most iterations of the repeats of a program, and carried values.
 MAX_ITERATIONS = 20_000_000
 #: Most layers of a stack that has layers of several kinds.
 MAX_LAYERS = 16_384

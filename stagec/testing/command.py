@@ -22,7 +22,7 @@ from stagec.testing.suite import FoundTests, Result
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--bless", is_flag=True, help="Rewrite goldens that differ instead of failing.")
 @click.option("-k", "--filter", "part", metavar="TEXT", help="Only tests with TEXT in their path.")
-@click.option("-j", "--jobs", type=click.IntRange(1), help="Tests at once (default: one a core).")
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Tests at once (default: one per core).")
 @click.option("-v", "--verbose", is_flag=True, help="Name the tests that pass, and the inputs.")
 def command(
     paths: tuple[Path, ...], bless: bool, part: str | None, jobs: int | None, verbose: bool

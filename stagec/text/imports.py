@@ -71,7 +71,7 @@ class _Reader:
                 raise error(
                     f"imports of imports go deeper than {MAX_DEPTH}",
                     op.loc,
-                    remedy="import the texts beside each other",
+                    remedy="import the texts from one text",
                 )
             if source.name not in self._module.sources:
                 self._module.sources[source.name] = source
@@ -130,7 +130,7 @@ def _find(op: Operation) -> Source:
             if not name.startswith(".."):
                 return Source(LIBRARY + name, library_text(name))
     raise error(
-        f'there is no text "{path}", neither beside this one nor in the library',
+        f'there is no text "{path}", neither in this folder nor in the library',
         op.loc,
         remedy=did_you_mean(path.removesuffix(".stg"), [b.removesuffix(".stg") for b in blocks()])
         or "check the path: it begins in the folder of this text",

@@ -88,7 +88,7 @@ def _write(job: EmittedJob | PodsJob, file: BinaryIO, about: Mapping[str, object
         encoder = job.encoder(number)
         if not isinstance(encoder, PatchedEncoder):
             raise error(
-                f"the format '{job.format.name}' is patched, but its encoder is no PatchedEncoder",
+                f"the format '{job.format.name}' is patched, its encoder is not a PatchedEncoder",
                 remedy="derive its encoder from stagec.api.PatchedEncoder",
             )
         groups = job.layout_of(number).groups
@@ -213,7 +213,7 @@ class Archive:
                 index = parse_index(parsed, path.stat().st_size)
                 return cls(path, index, digest, find_format(index.format, extra))
         except ValueError as problem:
-            raise error(f"'{path}' is no readable archive: {problem}", remedy=_REMEDY) from None
+            raise error(f"'{path}' is not a readable archive: {problem}", remedy=_REMEDY) from None
 
     def as_format(self, format_: Format, machine: Machine | None) -> Archive:
         """The same job for files of another format. Raises `DiagnosticError` if this one is not

@@ -383,7 +383,7 @@ _MOST_DIGITS = 9
 
 
 def _no_ranges(part: str) -> Exception:
-    return error(f"'{part}' is no range of ranks", remedy="write ranks as 0-1023,4096")
+    return error(f"'{part}' is not a range of ranks", remedy="write ranks as 0-1023,4096")
 
 
 def ranges_text(ranks: Ints) -> str:

@@ -215,7 +215,7 @@ def _table(path: Path) -> SourceRow:
     try:
         return SourceRow(FileLoc(str(path), 1, 1), tomllib.loads(read_text(str(path)).text))
     except tomllib.TOMLDecodeError as problem:
-        raise error(f"{path}: no TOML: {problem}", remedy="correct the file") from None
+        raise error(f"{path}: not TOML: {problem}", remedy="correct the file") from None
 
 
 def _cells(path: str) -> list[dict[Any, Any]]:

@@ -251,14 +251,14 @@ def refused(loads: str, folder: Path, *options: str, model: str = MIXTRAL) -> st
 @pytest.mark.parametrize(
     ("loads", "said"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
         ("{}", "no list of numbers"),
         ("[]", "no list of numbers"),
         ("[1, -1, 1, 1, 1, 1, 1, 1]", "-1 among the loads"),
         ("[1, 0.5]", "0.5 among the loads"),
         ("[true]", "true among the loads"),
         ("[[1, 1], 3]", "[1, 1] among the loads"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[1, 1, 1]", "3 loads are given, expected one for each of the E = 8 experts"),
         ("[0, 0, 0, 0, 0, 0, 0, 0]", "not only 0"),
         (json.dumps([[1] * 8] * 3), "layer 2 of 2 layers with experts"),

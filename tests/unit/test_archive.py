@@ -244,7 +244,7 @@ def test_an_evil_index_is_refused(
 @pytest.mark.parametrize("raw", [b"", b"[" * 100_000, b"null", b"{", b"1e999", b'{"name": NaN}'])
 def test_an_index_that_is_none(raw: bytes, archive: Path, tmp_path: Path) -> None:
     (tmp_path / "evil").write_bytes(with_index(archive, None, raw))
-    assert "no readable archive" in outcome(tmp_path / "evil")
+    assert "not a readable archive" in outcome(tmp_path / "evil")
 
 
 def test_an_index_that_unpacks_to_more_than_it_says(archive: Path, tmp_path: Path) -> None:

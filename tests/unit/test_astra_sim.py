@@ -357,7 +357,7 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     empty = stagec("simulate", tmp_path, "--astra-sim", binary)
     assert "has no readable 'stagec.json'" in empty.err
     no = stagec("simulate", folder, "--astra-sim", tmp_path / "none")
-    assert "is no program" in no.err
+    assert "is not a program" in no.err
     other = stagec("simulate", folder, "--astra-sim", "/bin/true")
     assert (other.code, "prints nothing and exits with 0: it is not ASTRA-sim" in other.err) == (
         1,

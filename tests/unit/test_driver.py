@@ -210,7 +210,7 @@ def test_a_reproducer_crashes_again(module: Path, crashing: Path, tmp_path: Path
 def test_no_reproducer(module: Path) -> None:
     outcome = stagec("opt", module, "--run-reproducer")
     assert outcome.code == 1
-    assert "is no reproducer" in outcome.err
+    assert "is not a reproducer" in outcome.err
 
 
 # -- start-up --------------------------------------------------------------------------------------

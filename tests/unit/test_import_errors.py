@@ -39,11 +39,11 @@ def problem(text: str) -> DiagnosticError:
         ("{", "expects a key in quotes, the file ends"),
         ("{'a': 1}", 'expects a key in quotes, found "\'"'),
         ('{"a" 1}', "expects ':' behind 'a', found '1'"),
-        ('{"a": }', "is no JSON: Expecting value"),
+        ('{"a": }', "is not JSON: Expecting value"),
         ('{"a": 1,}', "expects a key in quotes, found '}'"),
         ('{"a": "b', "the file ends in a value"),
         ('{"a": [1, 2', "expects ',' or ']', the file ends"),
-        ('{"a": tru}', "is no JSON: Expecting value"),
+        ('{"a": tru}', "is not JSON: Expecting value"),
         ('{"a": 1} {"b": 2}', "expects nothing behind the object, found '{'"),
         ('{"a": 1e999999999}', "a number has more than 40 digits"),
         ('{"a": ' + "9" * 5000 + "}", "a number has more than 40 digits"),
@@ -218,7 +218,7 @@ def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
     folder.mkdir()
     found = stagec("import", folder)
     assert found.code == 1
-    assert "holds no config.json" in found.err
+    assert "has no config.json" in found.err
     (folder / "config.json").write_text(json.dumps(small("llama")))
     assert stagec("import", folder).out == stagec("import", folder / "config.json").out
     counted = stagec("analyze", folder, "--set", "B=2,S=8", "--json")

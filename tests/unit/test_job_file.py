@@ -108,8 +108,8 @@ def test_python_takes_and_gives_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model = ", "job.toml: no TOML"),
-        ("[[[[", "job.toml: no TOML"),
+        ("model = ", "job.toml: not TOML"),
+        ("[[[[", "job.toml: not TOML"),
         ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "job.toml:3:1: error: there is no 'tpp'"),
         ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "did you mean 'tp'"),
         (

@@ -78,7 +78,7 @@ TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("[compute]", "[", "no TOML"),
+        ("[compute]", "[", "not TOML"),
         ("title = ", "name = ", "title: is missing"),
         ("80 GiB", "80 GBi", "memory.capacity.value: expects a unit among B, "),
         ("3.35 TB/s", "3.35", "expects a text such as '3.35 TB/s', found '3.35'"),
@@ -151,7 +151,7 @@ def test_hostile_texts_are_errors(data: st.DataObject) -> None:
     ("content", "told"),
     [
         (b"", "title: is missing"),
-        (b"\xff", "byte 0 is no UTF-8"),
+        (b"\xff", "byte 0 is not UTF-8"),
         (b"#" * (1 << 21), "longer than 1,048,576 bytes"),
         (b'base = "m.toml"', "leads back to the text"),
         (b'base = "h10"', "no machine 'h10'"),
@@ -408,7 +408,7 @@ def test_a_device_has_room_for_a_job_of_its_mesh() -> None:
     (told,) = [d.message for d in limit.remarks({"dp": 4, "tp": 8})]
     assert told == (
         "h100-sxm has 80.00 GiB; 922.00 MiB (driver), 551.00 MiB (context), 2 x 392.00 MiB "
-        "(communicator of each axis of the mesh) are not for the job: 77.80 GiB are left"
+        "(communicator of each axis of the mesh) are reserved: 77.80 GiB are left"
     )
 
 

@@ -156,7 +156,7 @@ HEAD = "kind,dtype,extents,microseconds\n"
     [
         ("", 1, "no column 'kind'"),
         (HEAD, 1, "no measurements"),
-        ("kind,dtype,extents,milliseconds\n", 1, "'milliseconds' is no column"),
+        ("kind,dtype,extents,milliseconds\n", 1, "'milliseconds' is not a column"),
         ("kind,kind,extents,microseconds\n", 1, "'kind' is twice"),
         (HEAD + "matmul,bf16,1x2x3x4,5\nmatmul,bf16,1x2", 3, "expects 4 fields"),
         (HEAD + "matmul,bf16,1x2x3,5\n", 2, "extents: expects batchxmxnxk"),
@@ -168,8 +168,8 @@ HEAD = "kind,dtype,extents,microseconds\n"
         (HEAD + "matmul,bf16,1x2x3x4,1e999\n", 2, "microseconds: expects a time"),
         (HEAD + "matmul,bf16,1x2x3x4,1e-300\n", 2, "microseconds: expects a time"),
         (HEAD + "matmul,bf16,1x2x3x4,1e12\n", 2, "microseconds: expects a time"),
-        (HEAD + 'matmul,bf16,"1x2x3x4,5\n', 2, "no CSV"),
-        (HEAD + "x" * 5000, 2, "no CSV"),
+        (HEAD + 'matmul,bf16,"1x2x3x4,5\n', 2, "not CSV"),
+        (HEAD + "x" * 5000, 2, "not CSV"),
         ("kind,causal,extents,microseconds\nmatmul,maybe,1x2x3x4,5\n", 2, "causal: expects"),
     ],
 )
@@ -186,8 +186,8 @@ def test_a_mistake_in_csv_has_its_line(tmp_path: Path, text: str, line: int, mes
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no JSON"),
-        ('[{"kind": "matmul"', "no JSON"),
+        ("", "not JSON"),
+        ('[{"kind": "matmul"', "not JSON"),
         ("{}", "expects a list"),
         ("[1]", "entry 1: expects an object"),
         ('[{"kind": "matmul"}]', "entry 1: no column 'extents'"),
@@ -198,7 +198,7 @@ def test_a_mistake_in_csv_has_its_line(tmp_path: Path, text: str, line: int, mes
         ('[{"kind": "memory", "extents": 9, "microseconds": [1]}]', "entry 1: microseconds"),
         ('[{"kind": "memory", "extents": 9, "op": {}, "microseconds": 1}]', "entry 1: op"),
         ('[{"kind": "memory", "extents": 9, "causal": 3, "microseconds": 1}]', "entry 1: causal"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_a_mistake_in_json_has_its_entry(tmp_path: Path, text: str, message: str) -> None:
@@ -221,7 +221,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(HEAD.encode() + b"\xff\xfe\n")
-    with pytest.raises(DiagnosticError, match="no UTF-8") as caught:
+    with pytest.raises(DiagnosticError, match="not UTF-8") as caught:
         read_measured(tmp_path / "b.csv")
     assert caught.value.diagnostics[0].loc == FileLoc(str(tmp_path / "b.csv"), 2, 1)
     with pytest.raises(DiagnosticError, match="No such file"):

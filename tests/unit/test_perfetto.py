@@ -193,7 +193,7 @@ def test_ranks_are_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [("8", "there is no rank 8"), ("x", "'x' is no range of ranks")],
+    [("8", "there is no rank 8"), ("x", "'x' is not a range of ranks")],
 )
 def test_wrong_ranks(tmp_path: Path, ranks: str, message: str) -> None:
     file = tmp_path / "step.pftrace"

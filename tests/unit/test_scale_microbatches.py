@@ -194,7 +194,7 @@ def test_what_is_asked_makes_sense(tmp_path: Path) -> None:
     small = tmp_path / "small"
     assert compiled(small, "llama3-8b", ("--pp", "2"), 3)
     for words, told in (
-        ((), "what is to grow is not said"),
+        ((), "nothing says which axes grow"),
         (("--microbatches", "2"), "2 microbatches are less than the 3 of the traces"),
         (("--to", "pp=2", "--schedule", "1f1b"), "--schedule is for more microbatches"),
         (("--microbatches", "6", "--schedule", "dualpipe"), "dualpipe"),

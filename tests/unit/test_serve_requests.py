@@ -397,5 +397,5 @@ def test_python_says_the_same() -> None:
     assert str(found) == run(*words).out
     assert found.plot().startswith("<svg")
     assert "<h2>Share of time and cache in use</h2>" in found.page()
-    with pytest.raises(library.DiagnosticError, match="nothing says when requests come"):
+    with pytest.raises(library.DiagnosticError, match="nothing says when requests arrive"):
         library.job("llama3-8b", sizes=sizes).serve_requests("h100-sxm")

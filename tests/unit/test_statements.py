@@ -180,7 +180,7 @@ def test_help_has_sections(name: str) -> None:
             assert flag.option in options[section_of(flag).value]
     assert next(iter(options)) == "Model"
     own = [*options][-1]
-    assert own == f"Of {name} itself"
+    assert own == f"Options of {name}"
     job = click.command()(takes_job(lambda: None))
     of_all_jobs = {p.opts[-1] for p in job.params if isinstance(p, click.Option)}
     assert not of_all_jobs & {*options[own]}

@@ -340,7 +340,7 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("[a]\nsp = 1.5", ":2:1: error: '1.5' is not a valid boolean"),
         ("tp = 1", ":1:1: error: expected a table of flags, found 1"),
         ("", ": no configurations"),
-        ("[a", ": no TOML: "),
+        ("[a", ": not TOML: "),
     ],
 )
 def test_what_is_no_configuration(text: str, told: str, tmp_path: Path) -> None:

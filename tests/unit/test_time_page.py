@@ -217,7 +217,7 @@ def test_names_are_text(tmp_path: Path) -> None:
     text = file.read_text("utf-8")
     assert "<img" not in text
     assert "<title>&lt;img onerror=alert(1)&gt;&amp;" in text
-    assert "What would help was not tried" in text
+    assert "What would help was not timed" in text
 
 
 # -- in a browser ----------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_mistakes_have_their_row(
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"source.toml": "title ="}, "no TOML"),
+        ({"source.toml": "title ="}, "not TOML"),
         ({"source.toml": HEAD + "titel = 1"}, "there is no 'titel'"),
         ({"source.toml": "title = 't'"}, "'url' is missing"),
         ({"source.toml": HEAD + "steps = 3"}, "'steps' is not what it should be"),

@@ -77,8 +77,8 @@ PICTURES = (
     CommandOption(
         "compare",
         AnyText(),
-        "With --html: below it the same job with these flags, such as '--zero 3'; "
-        "several: one below the other.",
+        "With --html: draw the same job with these flags too, such as '--zero 3'. May be given "
+        "several times.",
         metavar="FLAGS",
         multiple=True,
     ),
@@ -86,8 +86,8 @@ PICTURES = (
     CommandOption(
         "stage",
         StageType(),
-        "The stage of the snapshot, which the picture shows first (default: the worst); of several "
-        "pods encoder/0.",
+        "The stage of the snapshot, and the first one in the picture (default: the worst); with "
+        "several pods such as encoder/0.",
     ),
     *rate_options(f"times of --html (default: {H100[0]} and {H100[1]}, an H100)"),
 )
@@ -95,8 +95,7 @@ PICTURES = (
 #: Those that the command of a page repeats.
 _SAID = tuple(o for o in PICTURES if o.name in ("stage", "peak_tflops", "memory_gbps"))
 LIMIT = limit_option(
-    "Say whether it fits: exit with 1 if a rank holds more than a size, or than a device such as "
-    "h100 has."
+    "Say whether the job fits a size or a device such as h100; exit with 1 if it does not."
 )
 
 

@@ -368,11 +368,11 @@ def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
     prompt = sum(r.prompt for r in requests) / len(requests)
     output = sum(r.output for r in requests) / len(requests)
     number += " in conversations" if given["turns"] is not None else ""
-    sizes = f"of {prompt:,.1f} and {output:,.1f} tokens on average"
+    sizes = f"{prompt:,.1f} prompt and {output:,.1f} output tokens on average"
     if given["concurrency"] is not None:
         return f"{number}, {given['concurrency']:,} at any time, {sizes}"
     if given["batch_of"] is not None:
-        return f"rollout of {number} {sizes}"
+        return f"rollout of {number}, {sizes}"
     burst = f" (burst {given['burst']:g})" if given["burst"] != 1 else ""
     return f"{number}, {given['rate']:g} per second{burst}, {sizes}"
 

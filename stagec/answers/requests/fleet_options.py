@@ -103,42 +103,41 @@ FLEET_OPTIONS = (
     CommandOption(
         "prefill_replicas",
         Whole(1, _MOST_REPLICAS),
-        "Of --serve disaggregated: pods that prefill (default: 1).",
+        "With --serve disaggregated: pods that prefill (default: 1).",
         rare=True,
     ),
     CommandOption(
         "fail",
         OutageType(),
-        "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; what it has is routed "
-        "anew. 1@60s: until it has started.",
+        "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; its requests are routed "
+        "again. 1@60s: until it has started.",
         multiple=True,
         rare=True,
     ),
     CommandOption(
         "mtbf",
         TimeType(),
-        "The mean time for which a replica runs until it fails, drawn at random (default: it does "
-        "not).",
+        "Mean time until a replica fails, at random (default: never).",
         rare=True,
     ),
     CommandOption(
         "repair",
         TimeType(),
-        "Of --mtbf: the mean time until a replica that failed takes requests again (default: "
-        "--start-time, each time).",
+        "With --mtbf: the mean time until a failed replica takes requests again (default: "
+        "--start-time, without variation).",
         rare=True,
     ),
     CommandOption(
         "autoscale",
         ScalingType(),
-        "Replicas start and stop by the load: 1..8 or 1..8:queue=4, rules "
+        "Start and stop replicas by the load: 1..8 or 1..8:queue=4, rules "
         f"{', '.join(SCALING_RULES)}; prefill:1..4 for pods that prefill.",
         multiple=True,
     ),
     CommandOption(
         "scale_window",
         TimeType(),
-        f"Of --autoscale: how often the load is looked at, the mean since the last time (default: "
+        "With --autoscale: the time between two looks at the load, averaged between them (default: "
         f"{_WINDOW:g}s).",
         _WINDOW,
         rare=True,
@@ -146,7 +145,7 @@ FLEET_OPTIONS = (
     CommandOption(
         "scale_delay",
         TimeType(),
-        "Of --autoscale: a replica stops when for so long nothing wanted as many (default: "
+        "With --autoscale: a replica stops after this time without need for it (default: "
         f"{_DELAY:g}s).",
         _DELAY,
         rare=True,
@@ -154,7 +153,7 @@ FLEET_OPTIONS = (
     CommandOption(
         "start_time",
         TimeType(),
-        "The time in which a replica starts (default: the weights of a rank over its host link).",
+        "Time of the start of a replica (default: the weights of a rank over its host link).",
         rare=True,
     ),
     CommandOption(

@@ -56,13 +56,13 @@ OVER_TIME = (
         metavar="FILE",
     ),
     CommandOption(
-        "rate", Number(0, above=True), "Requests per second, which arrive at random.", metavar="R"
+        "rate", Number(0, above=True), "Requests per second, with random arrivals.", metavar="R"
     ),
     CommandOption(
         "burst",
         Number(0, 1e6, above=True),
-        "Of --rate: the shape of the gamma distribution of gaps; 1 is a Poisson process (default), "
-        "less has bursts.",
+        "With --rate: the shape of the gamma distribution of gaps; 1 is a Poisson process "
+        "(default), less has bursts.",
         1.0,
         metavar="SHAPE",
         rare=True,
@@ -81,8 +81,8 @@ OVER_TIME = (
     CommandOption(
         "until",
         Number(0, 1, above=True),
-        "Of --batch-of: stop when this share of the requests is done; the others keep the tokens "
-        "that they have.",
+        "With --batch-of: stop when this share of the requests is done; the others keep their "
+        "tokens.",
         metavar="SHARE",
         rare=True,
     ),
@@ -97,24 +97,24 @@ OVER_TIME = (
     CommandOption(
         "turns",
         AnyText(),
-        "Of requests that are drawn: turns of a conversation, 4, 2..8 or ~5; each prompt has all "
-        "before it, which a prefix cache may hold.",
+        "Turns of each random conversation: 4, 2..8 or ~5. Each prompt contains all turns before "
+        "it, which a prefix cache may hold.",
         metavar="N",
         rare=True,
     ),
     CommandOption(
         "pause",
         TimeType(),
-        "Of --turns: the time from an answer to the next turn, of a person or a tool (default: "
-        "none).",
+        "With --turns: the time from an answer to the next turn, for a person or a tool "
+        "(default: none).",
         rare=True,
     ),
     CommandOption(
         "count",
         Whole(1, MAX_REQUESTS),
-        f"Requests that are drawn (default: {_COUNT:,}), or the first ones of the file.",
+        f"Number of random requests (default: {_COUNT:,}), or of requests to read from the file.",
     ),
-    CommandOption("seed", Whole(0), "What is drawn at random (default: 0).", 0),
+    CommandOption("seed", Whole(0), "Seed of random numbers (default: 0).", 0),
     CommandOption(
         "route",
         OneOf(tuple(ROUTERS)),
@@ -124,14 +124,14 @@ OVER_TIME = (
     CommandOption(
         "max_batch",
         Whole(1),
-        f"Sequences that a group of ranks runs at once (default: {SEQUENCES}).",
+        f"The most sequences that a group of ranks runs at once (default: {SEQUENCES}).",
         SEQUENCES,
         rare=True,
     ),
     CommandOption(
         "max_tokens",
         Whole(1),
-        "Tokens of a step of a group, those of chunks of prompts included (default: --step-tokens, "
+        "The most tokens of a step of a group, with chunks of prompts (default: --step-tokens, "
         f"{BUDGET:,} or that of a --stack).",
         rare=True,
     ),
@@ -146,8 +146,8 @@ OVER_TIME = (
     CommandOption(
         "preempt",
         OneOf(("recompute", "swap")),
-        "Where blocks run out, the sequence that came last is computed again (default), or its "
-        "cache goes to the host and comes back.",
+        "When no block is free, recompute the newest sequence (default), or swap its cache to "
+        "the host and back.",
         "recompute",
         rare=True,
     ),
@@ -155,8 +155,8 @@ OVER_TIME = (
     CommandOption(
         "step_grid",
         StepGrid(),
-        "Points in each doubling of the grid of steps between which seconds are interpolated "
-        "(default: 2), or exact: every step is evaluated.",
+        "Points per doubling of the grid between whose steps seconds are interpolated (default: "
+        "2), or exact: evaluate every step.",
         2,
         metavar="N|exact",
         rare=True,

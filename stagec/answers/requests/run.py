@@ -143,7 +143,7 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> No
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
     if options.part:
         raise error(
-            "--part: a step that prefills beside decode has no encoder", remedy="leave it out"
+            "--part: a step that prefills and decodes has no encoder", remedy="leave it out"
         )
     if options.preset:
         raise error("requests over time take no --preset", remedy="leave it out")

@@ -203,7 +203,7 @@ def _tables(source: Source) -> _Tables:
     try:
         found = tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as e:
-        raise error(f"{source.name}: no TOML: {e}", remedy=_EXAMPLE) from None
+        raise error(f"{source.name}: not TOML: {e}", remedy=_EXAMPLE) from None
     if not found:
         raise error(f"{source.name}: no configurations", remedy=_EXAMPLE)
     for name, table in found.items():

@@ -57,22 +57,22 @@ _OPTIONS = (
     CommandOption(
         "sort",
         AnyText(),
-        "Of --sweep: the rows by this column, least first; -KEY: greatest first.",
+        "With --sweep: sort by this column, smallest first; -KEY: largest first.",
         metavar="KEY",
     ),
     CommandOption(
         "pareto",
         AnyText(),
-        "Of --sweep: only rows that no other beats in these columns (time,memory).",
+        "With --sweep: only rows that no other row beats in these columns (time,memory).",
         metavar="KEY,...",
     ),
     CommandOption(
         "plot",
         AnyText(),
-        "Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
+        "With --sweep and --html: the columns to draw (default: time or counts, and memory).",
         metavar="X,Y",
     ),
-    switch("as_csv", "Of --sweep: print comma-separated values.", "--csv"),
+    switch("as_csv", "With --sweep: print comma-separated values.", "--csv"),
 )
 
 
@@ -80,7 +80,7 @@ def sweep_options(*, timed: bool = False) -> tuple[CommandOption, ...]:
     """The options of a sweep; `timed` of jobs on a machine."""
     about = (
         "One row for each of these values of a flag (sp=on,off; tp=1..8 doubles from 1) or symbol "
-        "(S=4096,8192), or each table of a file; several: for each combination."
+        "(S=4096,8192), or for each table of a file. Several: one row for each combination."
     )
     return (
         CommandOption("sweep", SweepType(timed=timed), about, multiple=True),

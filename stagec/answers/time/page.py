@@ -170,9 +170,9 @@ def _left_out(picture: Mapping[str, Any], *, levers: bool) -> Iterator[str]:
     classes = picture["classes"]
     if picture["coarse"]:
         names = [classes[i]["name"] for i in picture["coarse"]]
-        yield f"Of {len(names)} of {len(classes)} classes computations are shown by kind only."
+        yield f"{len(names)} of {len(classes)} classes show their computations by kind only."
     without = sum(1 for each in classes if each["memory"] is None)
     if without:
         yield f"The memory of {without} of {len(classes)} classes is left out."
     if not levers:
-        yield "What would help was not tried: --levers does."
+        yield "What would help was not timed: use --levers."

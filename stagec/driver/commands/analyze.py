@@ -35,11 +35,11 @@ from stagec.support.diagnostics import error
         "Write a page with the counts; with --sweep a plot (FILE.svg, FILE.pdf: alone).",
     ),
     *machine_options(
-        "Of --serve: say whether each op waits for memory or computes, on this machine."
+        "With --serve: say whether each op is bound by memory or by computation, on this machine."
     ),
     limit_option(
-        "Of --sweep: say what holds no more, of a size or a device such as h100; of --serve: the "
-        "largest batch that does.",
+        "With --sweep: say whether each row fits a size or a device such as h100; with --serve: "
+        "the largest batch that fits.",
         at_hand=True,
     ),
     OUTPUT,

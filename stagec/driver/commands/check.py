@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @takes(JSON, FORM, switch("strict", "Warnings fail too."))
 def command(directory: Path, strict: bool, **given: Any) -> int:
     """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of
-    deadlock. The trace of one rank is checked as far as it goes without the others.
+    deadlock. The trace of one rank is checked as far as possible without the others.
 
-    Reads traces of other tools too, and archives. Exit code 1 if anything is wrong. A recorded
-    trace that lacks what a simulator needs is not broken: it cannot be simulated as it is.
+    Reads traces of other tools too, and archives. Exit code 1 if anything is wrong. If a recorded
+    trace lacks what a simulator needs, the answer says so, but this is not an error.
     """
     answer = check(directory, strict=strict)
     if form_of(given) != "json":

@@ -27,7 +27,12 @@ _ENDS = {"chakra": ".et", "json": ".json"}
 @click.command("convert")
 @click.argument("source", metavar="TRACE_OR_DIR", type=Path)
 @click.option(
-    "-o", "--output", type=Path, required=True, metavar="FILE|DIR", help="What to write; new."
+    "-o",
+    "--output",
+    type=Path,
+    required=True,
+    metavar="FILE|DIR",
+    help="The file or folder to write; it must not exist.",
 )
 @click.option(
     "--to",
@@ -40,8 +45,8 @@ _ENDS = {"chakra": ".et", "json": ".json"}
 def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> int:
     """Convert a Chakra trace, or a folder of the traces of a job.
 
-    Reads protobuf, JSON and gzip, of any tool. A trace becomes a file, a folder a folder with the
-    groups file; chrome and perfetto make one file of all ranks.
+    Reads protobuf, JSON and gzip, of any tool. A trace becomes a file; a folder becomes a folder
+    with the groups file. chrome and perfetto write one file for all ranks.
     """
     traces = _traces(source)
     if traces.folder is None or to in ("chrome", "perfetto"):

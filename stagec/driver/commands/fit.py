@@ -33,7 +33,7 @@ _STDOUT = "-"
     multiple=True,
     required=True,
     metavar="TABLE",
-    help="Measured times (CSV or JSON, see docs/measured.md); may be given again.",
+    help="Measured times (CSV or JSON, see docs/measured.md). May be given several times.",
 )
 @click.option(
     "--machine",
@@ -51,9 +51,9 @@ def command(
 ) -> None:
     """Fit the efficiency constants of a machine to measured kernels and collectives.
 
-    Of each kind every second row, in order of size, is left out of the fit. The table says how far
-    the model is from the rows that were fitted and from those that were left out, before and after.
-    Without -o that is all; with it the fitted machine is written, a text for --machine FILE.
+    The fit leaves out every second row of each kind, in order of size. The table has the error of
+    the model on fitted rows and on the others, before and after. With -o the fitted machine is
+    written, a text for --machine FILE.
     """
     from stagec.machines import is_file, read_machine
     from stagec.time.fit.constants import fit_tables

@@ -25,17 +25,20 @@ from stagec.text.printer import print_module
     "ignored",
     multiple=True,
     metavar="NAME",
-    help="Take a key as left out; one inside of another is written as text_config.NAME.",
+    help="Treat this key as absent; a nested key is written as text_config.NAME.",
 )
 @click.option(
     "--ignore-unknown",
     "unknown",
     is_flag=True,
-    help="Take every key that is not known as left out, with a remark for each.",
+    help="Treat every unknown key as absent, with a remark for each.",
 )
-@click.option("--images", is_flag=True, help="A step that takes images beside words.")
+@click.option("--images", is_flag=True, help="A step with images in addition to text.")
 @click.option(
-    "--inline", "opened", is_flag=True, help="Write the whole: the blocks in place of their calls."
+    "--inline",
+    "opened",
+    is_flag=True,
+    help="Write the whole model, with blocks in place of their calls.",
 )
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
@@ -50,8 +53,8 @@ def command(
 ) -> None:
     """Write the STG text of a model from CONFIG, a config.json or a folder that holds one.
 
-    It calls blocks of the library with their options; --inline writes out what they compute. A key
-    that changes the computation and is not understood is an error. Nothing is downloaded.
+    The text calls blocks of the library with their options; --inline writes their ops instead. An
+    unknown key that may change the computation is an error. Nothing is downloaded.
     """
     source = import_configuration(
         config, the_session(), ignored, plugin, images=images, unknown=unknown

@@ -22,7 +22,7 @@ from stagec.output.tables import bytes_text, count_text
 if TYPE_CHECKING:
     from stagec.output.bars import Bars
 
-_HTML = CommandOption("html", PAGE, "Write a page that compares them, or of one.")
+_HTML = CommandOption("html", PAGE, "Write a page that compares the machines, or describes one.")
 #: What machines are compared by: the name of a column, and how its values are written.
 _COMPARED: Mapping[str, Callable[[float], str]] = {
     "BF16": lambda rate: count_text(round(rate), "FLOP/s"),

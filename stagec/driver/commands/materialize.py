@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     metavar="NAME[,NAME]",
-    help="Formats of the files (default: that of the archive). Others than Chakra's are made from "
-    "what its records say: operations, bytes, partners and order.",
+    help="Formats of the files (default: that of the archive). Formats other than Chakra's "
+    "are made from its records: operations, bytes, partners and order.",
 )
 @takes(*machine_options("The machine that a format such as astra-sim describes."))
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")

@@ -28,10 +28,10 @@ _TOO_MUCH = 0.1
 @click.option("--json", "as_json", is_flag=True, help="Write the table as JSON.")
 @click.option("--quiet", is_flag=True, help="Print no summary and no progress.")
 def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: bool) -> None:
-    """Read traces of torch.profiler, plain or gzip, one for each rank, and write the median time of
-    each kernel that can be identified: a table for --measured. docs/measured.md says how they join.
+    """Read traces of torch.profiler, plain or gzip, one per rank, and write the median time of each
+    kernel that can be identified: a table for --measured. docs/measured.md says how they match.
 
-    What was read, and what of the GPU's time is not in the table, goes to stderr.
+    A summary of what was read, and of GPU time that is not in the table, goes to stderr.
     """
     from stagec.support.diagnostics import error
     from stagec.time.measured.files import table_text

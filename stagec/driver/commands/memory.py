@@ -28,7 +28,7 @@ from stagec.support.diagnostics import error
 @takes_job
 @takes(
     LIMIT,
-    switch("advise", "Of --limit: look for flags with which it fits, which may take a minute."),
+    switch("advise", "With --limit: search for flags with which it fits, which may take a minute."),
     CommandOption(
         "fit",
         FIT,

@@ -80,7 +80,7 @@ class Options:
 )
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 @click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass.")
-@click.option("--allow-unregistered", is_flag=True, help="Accept ops that nobody has defined.")
+@click.option("--allow-unregistered", is_flag=True, help="Accept ops without a definition.")
 @click_option(CommandOption("html", PAGE, "Write a page of the module: search, folded regions."))
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: object) -> int:
@@ -130,7 +130,7 @@ class _Opt:
             found = reproducer_pipeline(source.text)
             if found is None:
                 raise error(
-                    f"{source.name} is no reproducer: line 1 has no -p '...'",
+                    f"{source.name} is not a reproducer: line 1 has no -p '...'",
                     remedy="give the passes with -p, or a file that --reproducer wrote",
                 )
             text = found

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     "--microbatches",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Microbatches of each rank to write, as large as the recorded ones (default: as many).",
+    help="Microbatches of each rank to write, as large as the recorded ones (default: the "
+    "recorded number).",
 )
 @click.option(
     "--schedule",
@@ -66,8 +67,8 @@ def command(traces: Path, output: Path, **given: Any) -> int:
     and to more microbatches.
 
     Every rank keeps its program, and its batch or the size of its microbatches, so the batch of the
-    job grows. What compile would
-    write for the larger job is written, byte for byte, or refused with the reason.
+    job grows. The files are those of 'stagec compile' for the larger job, byte for byte; if that is
+    not possible, the error says why.
     """
     from dataclasses import replace
 
@@ -79,7 +80,7 @@ def command(traces: Path, output: Path, **given: Any) -> int:
         raise error("traces are scaled by processes here", remedy="drop --scheduler")
     if given["new"] is None and given["microbatches"] is None:
         raise error(
-            "what is to grow is not said",
+            "nothing says which axes grow",
             remedy="give --to, the mesh to write, or --microbatches",
         )
     registry = load_plugins(given["plugin"]).registry

@@ -78,12 +78,12 @@ class Time(click.ParamType[Fraction]):
     type=Times(),
     default="F=1,B=2,W=1",
     show_default=True,
-    help="Times of a microbatch on a rank: forward, whole backward, the weight gradient in it, and "
-    "FB, an overlapped forward and backward (default F + B).",
+    help="Times of a microbatch on a rank: forward, whole backward, the weight gradient "
+    "within it, and FB, an overlapped forward and backward (default F + B).",
 )
 @click.option("--transfer", type=Time(), default="0", help="Time from one rank to another.")
 @click.option(
-    "--svg", metavar="FILE", help="Also write a picture; '-' writes only that, to stdout."
+    "--svg", metavar="FILE", help="Also write a picture; '-' writes only the picture, to stdout."
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")

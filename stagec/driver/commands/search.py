@@ -35,12 +35,14 @@ _LESS = "let it run, or give a smaller space"
 @takes_model
 @takes(
     *SEARCH,
-    switch("print_space", "Print what varies, and stop."),
+    switch("print_space", "Print the space, and stop."),
     JSON,
     CSV,
     FORM,
     CommandOption(
-        "html", PAGE, "Write a page: memory over time, all flags side by side, and what each is."
+        "html",
+        PAGE,
+        "Write a page: memory over time, all flags side by side, and each strategy.",
     ),
     OUTPUT,
 )
@@ -48,9 +50,9 @@ def command(**given: Any) -> int:
     """Search the strategies that fit and are fastest, and say why the others lose.
 
     Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A);
-    'stagec compile --help-all' says what it means. What is not given varies as practitioners vary
-    it (--print-space), or has its default. A job.toml in place of MODEL gives model, ranks, batch,
-    machine and step, and its flags.
+    'stagec compile --help-all' describes it. Other flags vary within the default space
+    (--print-space), or keep their default. A job.toml in place of MODEL gives model, ranks, batch,
+    machine, step and flags.
 
         stagec search llama3-8b --ranks 64 --machine h100-sxm --batch 256
     """
@@ -99,8 +101,8 @@ def _servers(given: Mapping[str, Any]) -> int:
     if not answer.best:
         raise error(
             "no server is within the limits of time and memory",
-            remedy="what was left out is counted above; give more --ranks, a longer --ttft or "
-            "--tpot, or what holds less: --weight-dtype fp8, --kv-dtype fp8",
+            remedy="see the counts of what was left out above; give more --ranks, a longer --ttft "
+            "or --tpot, or use less memory: --weight-dtype fp8, --kv-dtype fp8",
         )
     return 0
 
@@ -112,12 +114,12 @@ def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError
     if near is None:
         return error(
             "no strategy of this space is left",
-            remedy="what was left out is counted above; --print-space prints the space",
+            remedy="see the counts of what was left out above; --print-space prints the space",
         )
     held, room = bytes_text(near["memory_at_least"]), bytes_text(near["room"])
     return error(
         f"no strategy of this space fits: '{near['strategy']}' holds at least {held} per rank, and "
         f"{room} of {near['machine']} are left for it",
-        remedy="give more --ranks, another --machine, or what holds less: "
+        remedy="give more --ranks, another --machine, or use less memory: "
         + ("a smaller --batch" if serves else "--zero 3, --recompute full, --offload activations"),
     )

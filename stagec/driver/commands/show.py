@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "-n", "--limit", type=click.IntRange(min=1), default=50, help="Rows to print (default 50)."
 )
 @click.option("--all", "everything", is_flag=True, help="Print all rows.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
     """Print the nodes of an execution trace, and totals by kind."""
     from stagec.formats.chakra.nodes import TraceError

@@ -112,14 +112,14 @@ class Simulated:
 @click.option(
     "--totals",
     is_flag=True,
-    help="When ranks end, and nothing of nodes: for large jobs, whose log takes about 200 bytes a "
-    "node and rank.",
+    help="Print when ranks end, without nodes: for large jobs, whose log takes about 200 "
+    "bytes per node and rank.",
 )
 def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
     """Run ASTRA-sim on a folder of stagec compile --format astra-sim: the time of a step, exposed
     communication by collective and group, and MFU.
 
-    Ranks that do not end are an error, though ASTRA-sim exits with 0.
+    If a rank does not end, this is an error, although ASTRA-sim exits with 0.
     """
     found = simulated(folder, binary, totals=totals)
     if as_json:
@@ -208,7 +208,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _no_job(path: Path) -> DiagnosticError:
     return error(
-        f"'{path.parent}' has no readable '{path.name}', so it is no job for ASTRA-sim",
+        f"'{path.parent}' has no readable '{path.name}', so it is not a job for ASTRA-sim",
         remedy="write one: stagec compile MODEL --format astra-sim --machine h100-sxm -o DIR",
     )
 
@@ -217,7 +217,7 @@ def _check_files(folder: Path, binary: Path, name: str, ranks: int) -> None:
     """Refuse what ASTRA-sim fails on without a word. Raises `DiagnosticError`."""
     if not binary.is_file() or not os.access(binary, os.X_OK):
         raise error(
-            f"'{binary}' is no program",
+            f"'{binary}' is not a program",
             remedy="build ASTRA-sim (docs/consumers.md), and name "
             "AstraSim_Analytical_Congestion_Unaware",
         )

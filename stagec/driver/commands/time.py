@@ -29,20 +29,18 @@ from stagec.support.diagnostics import DiagnosticError, error
 @click.command("time", cls=LongCommand)
 @takes_job
 @takes(
-    *machine_options(
-        "The machine that the job runs on: a name that 'stagec machines' lists, or a file."
-    ),
+    *machine_options("The machine: a name that 'stagec machines' lists, or a file."),
     JSON,
     FORM,
     switch(
         "overlap",
-        "Whether collectives run beside computations, or all of them are blocking.",
+        "Whether collectives overlap with computations, or are all blocking.",
         default=True,
     ),
     *MEASURED,
     switch(
         "levers",
-        "Whether to try what would help. By default for steps of few actions.",
+        "Whether to time what would help (default: for steps of few actions).",
         default=None,
     ),
     GRAPHS,
@@ -50,7 +48,7 @@ from stagec.support.diagnostics import DiagnosticError, error
     *sweep_options(timed=True),
     *TIME_FILES,
     limit_option(
-        "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row.",
+        "With --sweep: say whether each row fits a size, a device, or 'machine', that of the row.",
         at_hand=True,
     ),
     OUTPUT,

@@ -18,21 +18,26 @@ _ROWS = {"time": "steps", "memory": "memory", "serve": "servers"}
 
 @click.command("validate")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON list; of the others one object."
+    "--json", "as_json", is_flag=True, help="Print one JSON list; with another option one object."
 )
 @takes(FORM)
 @click.option("--time", "steps", is_flag=True, help="Compare measured seconds of steps.")
 @click.option("--memory", is_flag=True, help="Compare measured bytes, by category and moment.")
 @click.option("--serve", "servers", is_flag=True, help="Compare measured seconds of servers.")
-@click.option("--source", metavar="NAME", help="Of measured rows: those of one source.")
-@click.option("--all", "all_rows", is_flag=True, help="Of --time and --serve: all, no sample.")
+@click.option("--source", metavar="NAME", help="With measured rows: those of one source.")
+@click.option(
+    "--all",
+    "all_rows",
+    is_flag=True,
+    help="With --time and --serve: compare all rows, not a sample.",
+)
 def command(**given: Any) -> int:
-    """Compile the models of the library and compare with what has been published; exit code 1 if a
-    row is off.
+    """Compile the models of the library and compare them with published figures; exit code 1 if a
+    row differs.
 
-    With --time steps that were measured are predicted, with --memory what frameworks hold, with
-    --serve times to the first token and between tokens, whatever the errors. What is published is a
-    distribution of its own: pip install 'stagec[validation]'; a checkout has it.
+    --time predicts measured steps, --memory the bytes that frameworks hold, --serve times to the
+    first token and between tokens; their errors do not change the exit code. Published figures are
+    a distribution of their own: pip install 'stagec[validation]'; a checkout has it.
     """
     from stagec.validation.answer import (
         validate_figures,

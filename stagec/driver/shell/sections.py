@@ -132,7 +132,7 @@ class LongCommand(click.Command):
                 rows.setdefault(self._section(option), []).append((words, _LEAST.sub("", text)))
         for section in (*Section, None):
             if section in rows:
-                title = section.value if section is not None else f"Of {self.name} itself"
+                title = section.value if section is not None else f"Options of {self.name}"
                 with formatter.section(title):
                     formatter.write_dl(rows[section])
         if self._rare and _ALL not in ctx.meta:

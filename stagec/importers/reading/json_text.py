@@ -136,7 +136,7 @@ class JsonText:
         except json.JSONDecodeError as problem:
             ends = problem.pos >= len(self._text.rstrip()) or problem.msg.startswith("Unterminated")
             self._at = problem.pos
-            what = "the file ends in a value" if ends else f"is no JSON: {problem.msg}"
+            what = "the file ends in a value" if ends else f"is not JSON: {problem.msg}"
             raise self._error(what) from None
         except _LongNumberError:
             raise self._error(f"a number has more than {_MAX_DIGITS} digits") from None

@@ -17,15 +17,15 @@ ACCEPTANCE = (
     CommandOption(
         "accepted",
         Number(least=1),
-        "Of --speculative K: tokens per sequence and step on average, from "
-        "1 to K + 1 (default: 1, as if no draft were right).",
+        "With --speculative K: tokens per sequence and step on average, from 1 to K + 1 "
+        "(default: 1, no draft accepted).",
         metavar="N",
     ),
     CommandOption(
         "acceptance",
         Number(least=0, most=1),
-        "Instead of --accepted: the share of drafts that are right, (1 - A^(K+1)) / (1 - A) "
-        "tokens (arXiv 2211.17192).",
+        "Instead of --accepted: the share of accepted drafts, which gives (1 - A^(K+1)) / (1 - "
+        "A) tokens (arXiv 2211.17192).",
         metavar="A",
         rare=True,
     ),
@@ -64,7 +64,7 @@ def take_acceptance(options: JobOptions, given: Mapping[str, Any]) -> Acceptance
     if tokens is not None and rate is not None:
         raise error("--accepted and --acceptance both say how many", remedy="give one of them")
     found = tokens or tokens_accepted(rate or 0.0, drafts)
-    if not isfinite(found):  # no range leaves out what is no number
+    if not isfinite(found):  # no range leaves out what is not a number
         raise error(f"{name} expects a number, found {given[name[2:]]}", remedy=f"give {name} 0.7")
     if found > 1 + drafts:
         raise error(

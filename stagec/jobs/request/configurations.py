@@ -64,7 +64,7 @@ def _file(path: str) -> str:
         if not file.is_file():
             others = sorted(f.name for f in Path(path).iterdir() if f.suffix == ".json")[:5]
             raise error(
-                f"folder {path} holds no {CONFIG}",
+                f"folder {path} has no {CONFIG}",
                 remedy=f"give the file: {', '.join(others)}"
                 if others
                 else "give a model's config.json, or a folder that holds one",

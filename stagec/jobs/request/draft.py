@@ -57,7 +57,7 @@ class DraftType(Kind[DraftText]):
 DRAFT_OPTION = CommandOption(
     "draft",
     DraftType(),
-    "Of decode: the model that makes the --speculative drafts, in a pod of its own: "
-    "'llama3-8b: tp=2'; 'llama3-8b[L=4]: tp=2' gives it sizes, 'llama3-8b: on=model' the ranks of "
-    "its model.",
+    "With --serve decode: the model that computes the --speculative drafts, in a pod of its own: "
+    "'llama3-8b: tp=2'. 'llama3-8b[L=4]: tp=2' sets its sizes, 'llama3-8b: on=model' uses the "
+    "ranks of the main model.",
 )

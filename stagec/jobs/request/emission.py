@@ -29,7 +29,8 @@ WORKERS = (
     CommandOption(
         "scheduler",
         AnyText(),
-        "Work on a Dask cluster: that of a scheduler, or N (--jobs) workers in SLURM jobs.",
+        "Work on a Dask cluster: at the address of a scheduler, or as N (--jobs) workers in "
+        "SLURM jobs.",
         metavar="ADDRESS|FILE.json|slurm",
         rare=True,
     ),
@@ -37,11 +38,13 @@ WORKERS = (
 #: Those that say how traces are written.
 EMISSION = (
     switch("force", "Replace earlier output in that folder."),
-    switch("resume", "Complete what an interrupted run left, after comparing what is there."),
+    switch(
+        "resume", "Complete the output of an interrupted run, after comparing the files that exist."
+    ),
     CommandOption(
         "only_ranks",
         AnyText(),
-        "Write the traces of these ranks (default: of all).",
+        "Write the traces of these ranks only.",
         metavar="0-1023,4096",
     ),
     *WORKERS,

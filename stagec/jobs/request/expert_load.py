@@ -47,7 +47,7 @@ def _parsed(where: str, text: str | bytes) -> ExpertLoads:
     try:
         found = cast(object, json.loads(text))
     except (ValueError, RecursionError) as e:
-        raise _wrong(where, f"no JSON ({e})") from None
+        raise _wrong(where, f"not JSON ({e})") from None
     rows = _list(found)
     if rows and all(isinstance(row, list) for row in rows):
         return tuple(_row(where, row) for row in rows)

@@ -72,7 +72,7 @@ def read_job_file(path: str, session: Session) -> JobFile:
     try:
         tables = tomllib.loads(source.text)
     except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise error(f"{source.name}: no TOML: {e}", remedy=_EXAMPLE) from None
+        raise error(f"{source.name}: not TOML: {e}", remedy=_EXAMPLE) from None
     flags: dict[str, Any] = {}
     for name, value in tables.items():
         if isinstance(value, dict) and name in _SECTIONS:

@@ -50,7 +50,7 @@ def _communicators(mesh: Mapping[str, int]) -> int:
 
 
 def _described(device: Machine, mesh: Mapping[str, int] | None) -> str:
-    """`h100-sxm has 80.00 GiB; 922.00 MiB (driver) ... are not for the job: 77.80 GiB are left`."""
+    """`h100-sxm has 80.00 GiB; 922.00 MiB (driver) ... are reserved: 77.80 GiB are left`."""
     from stagec.output.tables import bytes_text
 
     reserve = device.memory.reserve
@@ -65,7 +65,7 @@ def _described(device: Machine, mesh: Mapping[str, int] | None) -> str:
         taken.append(f"{times}{each} (communicator of each axis of the mesh)")
     told = f"{device.name} has {bytes_text(int(device.memory.capacity.value))}"
     if taken:
-        told += f"; {', '.join(taken)} are not for the job"
+        told += f"; {', '.join(taken)} are reserved"
     if taken and mesh is not None:
         told += f": {bytes_text(device.left(_communicators(mesh)))} are left"
     return told + (f"; not known, and not counted: {', '.join(unknown)}" if unknown else "")

@@ -66,12 +66,12 @@ class UsedRanks(Kind[Mapping[str, int]]):
 USED_RANKS = CommandOption(
     "used_ranks",
     UsedRanks(),
-    "How many of the ranks that a unit of a level of the network joins the job uses: nvlink=64 "
-    "(default: the most that its groups divide, see docs/machines.md).",
+    "How many ranks the job uses in each unit of a network level: nvlink=64 (default: the most "
+    "that its groups divide, see docs/machines.md).",
 )
 GRAPHS = switch(
     "graphs",
-    "Of --serve: whether steps are captured as graphs, as engines do, or launched op by op.",
+    "With --serve: capture steps as graphs, as engines do, or launch op by op.",
     default=True,
 )
 

@@ -24,7 +24,7 @@ MEASURED = (
     CommandOption(
         "measured",
         File(),
-        "Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
+        "Measured times (CSV or JSON, see docs/measured.md), which replace those of the models.",
         metavar="FILE",
         multiple=True,
     ),

@@ -125,7 +125,8 @@ JOB = (
     CommandOption(
         "ranks",
         Whole(least=1),
-        "All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
+        "Total number of ranks: sets the axis left open (--dp if no --mesh), or checks their "
+        "product.",
     ),
     *OPTIONS,
     DRAFT_OPTION,

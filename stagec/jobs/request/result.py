@@ -55,8 +55,8 @@ CSV = switch("as_csv", "Print comma-separated values.", "--csv")
 FORM = CommandOption(
     "form",
     OneOf(_FORMS),
-    "How to print the answer; by default rich, with colors and as wide as the terminal, or plain "
-    "where it goes to a file or a pipe.",
+    "How to print the answer. The default is rich, with colors and as wide as the terminal; in a "
+    "file or a pipe it is plain.",
     spelling="--format",
 )
 OUTPUT = CommandOption(

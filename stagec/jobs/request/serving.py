@@ -29,33 +29,38 @@ STEP = {
     "batch": CommandOption(
         "batch",
         _COUNT,
-        "Sequences of the step, of all ranks together; of a mixed step those that decode, of "
-        "each group of ranks that has requests of its own.",
+        "Sequences of the step, over all ranks; in a mixed step the decoding sequences of each "
+        "group of ranks with requests of its own.",
         metavar="N",
     ),
     "prompt": CommandOption(
         "prompt",
         _COUNT,
-        "New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
+        "New tokens of each sequence of prefill; in a mixed step the prompt whose last chunk it "
+        "computes.",
         metavar="N",
     ),
     "context": CommandOption(
-        "context", Whole(least=0), "Tokens of each sequence that are cached before the step."
+        "context",
+        Whole(least=0),
+        "Cached tokens of each sequence before the step.",
     ),
     "chunk": CommandOption(
         "chunk",
         _COUNT,
-        "Of prefill and mixed steps: tokens of the prompt per step (chunked prefill).",
+        "With --serve prefill or mixed: tokens of the prompt per step (chunked prefill).",
         metavar="N",
     ),
     "speculative": CommandOption(
-        "speculative", Whole(least=0), "Of decode: draft tokens per sequence and step."
+        "speculative",
+        Whole(least=0),
+        "With --serve decode: draft tokens per sequence and step.",
     ),
     "step": CommandOption(
         "step",
         AnyText(),
-        "Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x "
-        "new tokens + cached ones; chunk= samples none, verify= all).",
+        "With --serve mixed: the sequences of the step, such as decode=64x4096,prefill=1x2048+0 "
+        "(sequences x new tokens + cached ones; chunk= samples none, verify= all).",
         metavar="CLASSES",
         rare=True,
     ),
@@ -68,7 +73,7 @@ CACHES = {
     "page": CommandOption(
         "page",
         _COUNT,
-        "Of --serve: caches have whole pages of this number of tokens.",
+        "With --serve: caches have whole pages of this number of tokens.",
         1,
         metavar="N",
         rare=True,
@@ -76,14 +81,13 @@ CACHES = {
     "kv_dtype": CommandOption(
         "kv_dtype",
         OneOf(tuple(KV_TYPES)),
-        "Of --serve: the element type of cached keys and values (default: as they are made).",
+        "With --serve: the element type of cached keys and values (default: as computed).",
     ),
     "sampling": CommandOption(
         "sampling",
         OneOf(SAMPLING),
-        "Of --serve: how tokens are chosen by logits that are split over the vocabulary: the "
-        "logits are gathered, as engines do it (default), or the maxima of ranks (local); none "
-        "returns logits.",
+        "With --serve and a split vocabulary: sample from gathered logits, as engines do "
+        "(default), or from the maxima of the ranks (local); none returns logits.",
         SAMPLING[0],
         rare=True,
     ),
@@ -99,7 +103,7 @@ OPTIONS = (
         CommandOption(
             mode,
             AnyText(),
-            f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
+            f"With --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
             metavar="FLAGS",
         )
         for mode in PODS
@@ -318,7 +322,7 @@ def check_draft(options: JobOptions) -> None:
         )
     if options.context == 0:
         raise error(
-            "--draft goes on behind words that are cached, and --context 0 caches none",
+            "--draft continues cached tokens, and --context 0 caches none",
             remedy="give --context 4096",
         )
 
@@ -338,7 +342,8 @@ def mixed_step(options: JobOptions) -> Step:
         others = [n for n in STEP if n != "step" and getattr(options, n) is not None]
         if others:
             raise error(
-                "--step says what the step holds", remedy=f"leave out --{', --'.join(others)}"
+                "--step gives the sequences of the step",
+                remedy=f"leave out --{', --'.join(others)}",
             )
         return parse_step(options.step)
     if batch is None or context is None or chunk is None:

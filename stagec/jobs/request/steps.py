@@ -70,9 +70,9 @@ STEPS = (
     CommandOption(
         "requests",
         AnyText(),
-        "With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
-        "arrivals, prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,"
-        "seed=7. Groups of ranks that have requests of their own get them round robin.",
+        "With --serve mixed: the requests of a server, as a CSV or JSONL file of arrivals, "
+        "prompts and outputs, or as poisson:rate=4,count=100,prompt=512,output=64..256,seed=7. "
+        "Groups of ranks with requests of their own get them round robin.",
         metavar="FILE|poisson:...",
     ),
     CommandOption(

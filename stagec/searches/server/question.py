@@ -35,7 +35,7 @@ from stagec.support.diagnostics import error
 _OTHERS = {
     "step": "steps follow from --prompt, --output-tokens and --chunk",
     "draft": "--speculative K alone has the drafts of the model's own modules",
-    "part": "a step that prefills beside decode has no encoder",
+    "part": "a step that prefills and decodes has no encoder",
     "pareto": "the front of tokens/s per rank and per user is part of the answer",
     "seed_from": "a preset is one step",
     "exhaustive": "all workers are evaluated",

@@ -123,7 +123,7 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = data[: e.start].count(b"\n") + 1
-        raise error("no UTF-8", FileLoc(str(path), line, 1), remedy="give a CSV or JSON") from None
+        raise error("not UTF-8", FileLoc(str(path), line, 1), remedy="give a CSV or JSON") from None
 
 
 def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
@@ -150,7 +150,7 @@ def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
             yield place, "", {n: f.strip() for n, f in zip(names, fields, strict=True)}
     except csv.Error as e:
         raise error(
-            f"no CSV: {e}", FileLoc(str(path), remarks + reader.line_num, 1), remedy=_REMEDY
+            f"not CSV: {e}", FileLoc(str(path), remarks + reader.line_num, 1), remedy=_REMEDY
         ) from e
 
 
@@ -159,9 +159,9 @@ def _json(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]
         entries: Any = json.loads(text)
     except json.JSONDecodeError as e:
         place = FileLoc(str(path), e.lineno, e.colno)
-        raise error(f"no JSON: {e.msg}", place, remedy="write a list of objects") from None
+        raise error(f"not JSON: {e.msg}", place, remedy="write a list of objects") from None
     except (RecursionError, ValueError) as e:
-        raise error(f"{path}: no JSON: {e}", remedy="write a list of objects") from None
+        raise error(f"{path}: not JSON: {e}", remedy="write a list of objects") from None
     place = FileLoc(str(path), 1, 1)
     if not isinstance(entries, list):
         raise error("expects a list of objects", place, remedy='[{"kind": "matmul", ...}]')
@@ -182,7 +182,7 @@ def _check_names(names: list[str], place: Loc) -> None:
             if name in _NAMES:
                 raise error(f"'{name}' is twice", place, remedy="leave one of them out")
             hint = did_you_mean(name, _NAMES) or f"the columns are: {', '.join(_NAMES)}"
-            raise error(f"'{name:.40}' is no column of a table", place, remedy=hint)
+            raise error(f"'{name:.40}' is not a column of a table", place, remedy=hint)
     missing = [n for n in _REQUIRED if n not in names]
     if missing:
         raise error(f"no column '{missing[0]}'", place, remedy=f"write {','.join(_NAMES)}")

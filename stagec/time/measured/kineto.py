@@ -110,7 +110,7 @@ def _read(stream: BinaryIO, result: Reading, columns: _Columns, tell: Callable[[
             raise text.error(str(problem)) from None
     if not text.found:
         place = FileLoc(str(result.path), 1, 1)
-        raise error(f"no '{_EVENTS}' in it: this is no trace", place, remedy=REMEDY)
+        raise error(f"no '{_EVENTS}' in it: this is not a trace", place, remedy=REMEDY)
 
 
 def _note(result: Reading, name: str, value: Any) -> None:
