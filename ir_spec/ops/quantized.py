@@ -20,6 +20,10 @@ from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, present
 
+#: Parts of a model whose weights may be stored in few bits: all blocks, what is not attention, and
+#: experts that a router chooses.
+ALL, FEED_FORWARD, ROUTED = PARTS = ("all", "feed_forward", "experts")
+
 
 @dataclass(frozen=True)
 class WeightFormat:
@@ -30,7 +34,7 @@ class WeightFormat:
     one. Products take activations in `compute`, to which they are cast, on devices whose units
     multiply `units`; empty: activations as they are, and the kernel turns weights into their type,
     or, if weights are `decoded`, a kernel before it. With a `table` elements are numbers of its
-    values.
+    values. Checkpoints of models with experts have `parts` of the model in it.
     """
 
     dtype: str
@@ -42,21 +46,29 @@ class WeightFormat:
     units: str = ""
     decoded: bool = False
     table: str = ""
+    parts: str = ALL
 
 
 #: The formats by their names; docs/serving.md has the bytes of each. Sources: `fp8`, DeepGEMM and
 #: arXiv 2412.19437, section 3.3.2; `int8`, one scale for each output channel (arXiv 2208.07339);
 #: `int4`, AWQ with groups of 128 (arXiv 2306.00978); `mxfp4`, OCP Microscaling 1.0; `nvfp4`,
 #: groups of 16 with f8e4m3 scales; `nf4`, groups of 64 with scales of 8 bits (arXiv 2305.14314),
-#: which bitsandbytes.functional.dequantize_4bit turns into the type of the activations.
+#: which bitsandbytes.functional.dequantize_4bit turns into the type of the activations. `parts`:
+#: config.json and hf_quant_config.json (modules_to_not_convert, exclude_modules, ignore) of
+#: openai/gpt-oss-120b, nvidia/Kimi-K2.5-NVFP4, GLM-5-NVFP4, MiniMax-M2.5-NVFP4 and
+#: moonshotai/Kimi-K2.5.
 #: docs/decisions/low-precision.md#125 says what engines do with the others.
 FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {
         "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3s", units="f8e4m3"),
         "int8": WeightFormat("i8", None, 1, "bf16"),
-        "int4": WeightFormat("i4", 128, 1, "bf16", zero="i4"),
-        "mxfp4": WeightFormat("f4e2m1", 32, 1, "u8", compute="f8e4m3s", units="f4e2m1"),
-        "nvfp4": WeightFormat("f4e2m1", 16, 1, "f8e4m3", compute="f4e2m1s", units="f4e2m1"),
+        "int4": WeightFormat("i4", 128, 1, "bf16", zero="i4", parts=ROUTED),
+        "mxfp4": WeightFormat(
+            "f4e2m1", 32, 1, "u8", compute="f8e4m3s", units="f4e2m1", parts=FEED_FORWARD
+        ),
+        "nvfp4": WeightFormat(
+            "f4e2m1", 16, 1, "f8e4m3", compute="f4e2m1s", units="f4e2m1", parts=FEED_FORWARD
+        ),
         "nf4": WeightFormat("i4", 64, 1, "u8", decoded=True, table="nf4"),
     }
 )

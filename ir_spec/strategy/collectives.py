@@ -37,6 +37,18 @@ class CollectivesRule(Record):
             needs=("all_reduce",),
         ),
     )
+    norms: bool = parameter(
+        "flag",
+        "kernels of all_reduces add to the sum and normalize it",
+        default=False,
+        flag=Flag(
+            "all_reduce_norms",
+            "Kernels of all_reduces also add the residual and normalize.",
+            needs=("all_reduce",),
+            rare=True,
+            software=True,
+        ),
+    )
     order: str = parameter(
         "name",
         choices=("given", COPIED),
@@ -58,6 +70,12 @@ class CollectivesOp(Statement):
     the buffer and then reads the other sums. They are taken for up to `below` bytes where they are
     faster than the library. Their constants are those of the machine
     (`efficiency.network.LEVEL.direct`); one without them has the library.
+
+    With `norms` the kernel of an all_reduce also adds the residual and normalizes what it has added
+    up, or normalizes by sums of squares that it has added up: no kernel is launched for that
+    (flashinfer.comm.trtllm_allreduce_fusion, which vLLM and SGLang call; TensorRT-LLM,
+    AllReduceFusionOp.RESIDUAL_RMS_NORM). Large ones of the library are taken as if they did, too:
+    the start of a kernel is nothing beside them.
 
     `order = copied`: libraries have the parts of ranks one behind the other, which is the order of
     the first dimension only. PyTorch's functional collectives concatenate along others what they

@@ -51,6 +51,17 @@ class FusionRule(Record):
             rare=True,
         ),
     )
+    sums: bool = parameter(
+        "flag",
+        "the norm of the next layer adds up what a layer ends with",
+        default=False,
+        flag=Flag(
+            "fuse_sums",
+            "The norm of the next layer adds up what a layer ends with, in its kernel.",
+            rare=True,
+            software=True,
+        ),
+    )
     own_casts: int = parameter(
         "int",
         "casts to so many bits or less are kernels of their own, but for the rows of caches",
@@ -77,7 +88,9 @@ class FusionOp(Statement):
     is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products` matrix
     products that follow each other and multiply the same operand, such as the inputs of attention,
     are one product, as engines store their weights, and add their biases. With `caches` rows are
-    rotated, cast and appended to caches in one kernel, queries rotated with them. With `own_casts`
+    rotated, cast and appended to caches in one kernel, queries rotated with them. With `sums` the
+    sum that a layer ends with is added up by the norm that the next one starts with
+    (fused_add_rms_norm). With `own_casts`
     operands are cast to so many bits or less by kernels of their own, as engines quantize them by
     operators that their compilers do not see into. Without the statement every computation is a
     kernel of its own, as PyTorch runs without a compiler.

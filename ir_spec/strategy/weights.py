@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS
+from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 #: Activations are in what the format has them in.
@@ -50,6 +50,21 @@ class WeightsRule(Record):
             rare=True,
         ),
     )
+    parts: str = parameter(
+        "name",
+        "all blocks, feed_forward (all that is not attention), experts (those that a router "
+        "chooses), or auto (as checkpoints have the format)",
+        default=AUTO,
+        choices=(AUTO, *PARTS),
+        flag=Flag(
+            "weight_parts",
+            "What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but "
+            "attention, int4 of experts that a router chooses; all blocks else).",
+            needs=("weight_dtype",),
+            numerics=True,
+            rare=True,
+        ),
+    )
 
 
 class WeightsOp(Statement):
@@ -71,6 +86,10 @@ class WeightsOp(Statement):
     weights into their type (W4A16, W8A16), for `nf4` a kernel before it does. The one f32 that
     nvfp4 has for a tensor is not counted, nor those of rows in int8, nor the one that nf4 has for
     256 scales.
+
+    Checkpoints of models with experts have attention in 16 bits where they have 4: gpt-oss-120b,
+    and DeepSeek, Kimi-K2.5, GLM-5 and MiniMax-M2.5 of nvidia. Kimi-K2.5 of moonshotai has nothing
+    but experts in `int4`. `parts` says otherwise, as of Qwen3-235B-A22B-NVFP4, which has all.
 
     In training weights that are frozen, as beside `stg.lora`, are stored so (QLoRA, arXiv
     2305.14314): products of forward and of backward turn them into the type of the activations.

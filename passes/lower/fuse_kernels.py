@@ -21,8 +21,10 @@ from stagec.api import (
 )
 from stagec.ir.expr import same
 from stagec.ir.own_gathers import own_gathers
+from stagec.ir.rewrite import carried
 from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
 from stagec.ir.types import DTYPE_BYTES
+from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
 
@@ -40,8 +42,11 @@ class FuseKernels(Pass):
     over microbatches. With `products` products that follow each other and differ in one operand and
     the columns that it has are one, and a bias is added in the kernel of its product. With `caches`
     ops that make rows of caches are one kernel with the ops that append them, and rotations of
-    queries beside them. With `own_casts` a cast to so many bits or less joins nothing else. Without
-    the statement nothing happens.
+    queries beside them. With `sums` the sum that a layer ends with is marked `continues` where the
+    next one starts with its norm, whose kernel adds it up (fused_add_rms_norm). With
+    `stg.collectives[norms]` so is what adds to a sum over ranks and normalizes it, or normalizes by
+    one: the kernel of the all_reduce does it. With `own_casts` a cast to so many bits or less joins
+    nothing else. Without the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -76,14 +81,17 @@ class FuseKernels(Pass):
     def run(self, module: Module) -> None:
         rule = read_strategy(module).one(FusionRule)
         kernels = [kernel for func in module.functions for kernel in fuse_kernels(func, rule)]
-        sums = rule.gradients and not any(map(_adds_to_sum, kernels))
+        norms = read_strategy(module).one(CollectivesRule).norms
+        for func in module.functions:
+            mark_continued(func, sums=rule.sums, reduced=norms)
+        added = rule.gradients and not any(map(_adds_to_sum, kernels))
         joined = rule.products and not any(map(_is_one_product, kernels))
         rows = rule.caches and not any(map(_appends, kernels))
         others = (k for k in kernels if not (_adds_to_sum(k) or _is_one_product(k) or _appends(k)))
         kinds = rule.kind != "none" and not any(others)
         for what, why, missing in (
             (f"stg.fusion[{rule.kind}]", "no two computations can run as one kernel", kinds),
-            ("stg.fusion[gradients]", "no product adds to a sum over microbatches", sums),
+            ("stg.fusion[gradients]", "no product adds to a sum over microbatches", added),
             ("stg.fusion[products]", "no products that follow each other share an operand", joined),
             ("stg.fusion[caches]", "no rows are made and appended to caches", rows),
         ):
@@ -104,6 +112,68 @@ def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
             for op in kernel:
                 op.attrs["fused"] = const(number)
     return fused
+
+
+def mark_continued(func: Operation, *, sums: bool, reduced: bool) -> None:
+    """Mark the kernels of single elements and rows that others do with their own: with `sums` the
+    sum that a layer ends with, if the next one starts with its norm, with `reduced` what adds and
+    normalizes behind an all_reduce."""
+    for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
+        for kernel in _kernels_of(region):
+            if (sums and _ends_layer(kernel)) or (reduced and _follows_all_reduce(kernel)):
+                for op in kernel:
+                    op.attrs["continues"] = True
+
+
+def _kernels_of(region: Region) -> list[list[Operation]]:
+    """The computations of a region that are one kernel each."""
+    found: dict[object, list[Operation]] = {}
+    for op in region.ops:
+        if is_computation(op):
+            found.setdefault(op.integer("fused", 0) or op, []).append(op)
+    return list(found.values())
+
+
+def _ends_layer(kernel: Sequence[Operation]) -> bool:
+    """Whether a kernel is one sum that a layer carries to the norm of the next one."""
+    op = kernel[0]
+    return len(kernel) == 1 and any(map(_by_rows, _first_users(op)))
+
+
+def _first_users(op: Operation) -> Iterator[Operation]:
+    """What uses first, in the next iteration, the sum that an op carries there."""
+    region = op.parent
+    if region is None or not op.has(Fusible) or len(op.operands) != 2:
+        return
+    ends = region.terminator.operands[: carried(region.owner)]
+    for arg, value in zip(region.args, ends, strict=False):
+        if viewed(value).producer is op:
+            yield from (user for user, _ in arg.uses)
+
+
+def _follows_all_reduce(kernel: Sequence[Operation]) -> bool:
+    """Whether a kernel normalizes a sum over ranks, or the sum of that and something else."""
+    if not any(map(_by_rows, kernel)) or not all(op.has(Fusible) for op in kernel):
+        return False
+    return any(_is_reduced(v) for op in kernel for v in op.operands)
+
+
+def _is_reduced(value: Value) -> bool:
+    """Whether a value comes from an all_reduce, or from the layer before that ends with one."""
+    first = viewed(value)
+    if first.producer is not None:
+        return _is_all_reduced(first)
+    region = first.region
+    if not region.owner.has(Repeats) or first.index >= carried(region.owner):
+        return False
+    last = viewed(region.terminator.operands[first.index]).producer
+    return last is not None and last.has(Fusible) and any(map(_is_all_reduced, last.operands))
+
+
+def _is_all_reduced(value: Value) -> bool:
+    """Whether an all_reduce makes a value."""
+    op = viewed(value).producer
+    return op is not None and op.name == "stg.all_reduce"
 
 
 def _adds_to_sum(kernel: Sequence[Operation]) -> bool:
@@ -128,7 +198,7 @@ class _Fuser:
         self._region, self._kind, self._gradients = region, rule.kind, rule.gradients
         self._rows = rule.kind != "pointwise"
         self._products = rule.products
-        self._cached = _row_makers(region) if rule.caches else frozenset[Operation]()
+        self._cached = _row_makers(region, rule) if rule.caches else frozenset[Operation]()
         self._own_casts = rule.own_casts
         self._places = {op: i for i, op in enumerate(region.ops)}
         self._kernel: list[Operation] = []
@@ -195,14 +265,9 @@ class _Fuser:
         return after <= self._own_casts < before
 
     def _is_bias(self, op: Operation) -> bool:
-        """Whether an op works on what a product of the kernel makes and on an operand with fewer
-        elements, which is the same for many of them."""
-        if len(op.operands) != 2 or not op.has(Fusible) or _by_rows(op):
-            return False
-        made = [v for v in op.operands if viewed(v).producer in self._kernel]
-        rest = [v for v in op.operands if v not in made]
-        wide = len(made) == 1 and _is_product_of(made[0]) and _same_elements(made[0], op.results[0])
-        return wide and rest[0].tensor.rank < op.results[0].tensor.rank
+        """Whether an op adds a bias to what a product of the kernel makes."""
+        product = _biased(op)
+        return product is not None and product in self._kernel
 
     def _made(self, op: Operation) -> list[Value]:
         """The operands that the kernel makes."""
@@ -272,6 +337,18 @@ def _is_product_of(value: Value) -> bool:
     return op is not None and _is_product(op)
 
 
+def _biased(op: Operation) -> Operation | None:
+    """The product of an op that works on what it makes and on an operand with fewer elements, which
+    is the same for many of them; None of others."""
+    if len(op.operands) != 2 or not op.has(Fusible) or _by_rows(op):
+        return None
+    for value, other in (op.operands, op.operands[::-1]):
+        wide = _is_product_of(value) and _same_elements(value, op.results[0])
+        if wide and other.tensor.rank < op.results[0].tensor.rank:
+            return viewed(value).producer
+    return None
+
+
 def _is_wider(first: Operation, op: Operation) -> bool:
     """Whether a product reads the same rows as another one and adds columns to its result."""
     if data_of(first.operands[0]) is not data_of(op.operands[0]):
@@ -283,15 +360,15 @@ def _is_wider(first: Operation, op: Operation) -> bool:
     return same(batch, batch_2) and same(m, m_2) and same(k, k_2)
 
 
-def _row_makers(region: Region) -> frozenset[Operation]:
+def _row_makers(region: Region, rule: FusionRule) -> frozenset[Operation]:
     """The ops of a region that append rows to caches, those that work on single elements of these
-    rows before, and others of the same kinds."""
+    rows before, and others of the same kinds; but for biases that are added in their products."""
     made = {op for op in region.ops if op.has(AppendsRows)}
     waiting = list(made)
     while waiting:
         before = (viewed(v).producer for v in waiting.pop().operands)
         new = {op for op in before if op and op.has(Fusible) and not _by_rows(op)} - made
-        inside = {op for op in new if op.parent is region}
+        inside = {op for op in new if op.parent is region and not (rule.products and _biased(op))}
         made |= inside
         waiting += inside
     kinds = {op.name for op in made if op.has(TurnsRows)}

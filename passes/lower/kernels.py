@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from stagec.api import Operation, Region, Strategy, Value, error, total
 from stagec.ir.builder import RawAttr
-from stagec.ir.kernel import ATTENDS, EXPANDS, EXPERTS, EXTENTS, KernelShape
+from stagec.ir.kernel import ATTENDS, CONTINUES, EXPANDS, EXPERTS, EXTENTS, KernelShape
 from stagec.ir.traits import Free
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
@@ -51,7 +51,7 @@ class KernelForms:
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
         if kernel is None:
-            return ""
+            return CONTINUES if op.flag("continues") else ""
         if kernel.kind in ATTENDS:
             return self.attention
         dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)

@@ -29,7 +29,7 @@ from stagec.api import (
 from stagec.ir.alike import Alike
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
-from stagec.ir.kernel import EXPANDS
+from stagec.ir.kernel import CONTINUES, EXPANDS
 from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
@@ -285,8 +285,9 @@ class _Lowering:
         inside = {result for op in ops for result in op.results}
         given = [viewed(v) for op in ops for v in op.operands if viewed(v) not in inside]
         deps = list(dict.fromkeys(self._deps(given)))
-        expands = any(self._costs(op).get("form") == EXPANDS for op in ops)
-        attrs = fused_attributes(ops, EXPANDS if expands else "")
+        forms = {self._costs(op).get("form") for op in ops}
+        form = next((f for f in (EXPANDS, CONTINUES) if f in forms), "")
+        attrs = fused_attributes(ops, form)
         node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
         self._nodes.update(dict.fromkeys(inside, node))
 

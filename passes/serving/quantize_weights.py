@@ -28,8 +28,16 @@ from stagec.ir.rewrite import is_chosen_by, replace_op, slice_into, uses_inside
 from stagec.ir.rule import Group, Shape, parse_rule, shape_text
 from stagec.ir.traits import Recasts
 from stagec.ir.types import CACHED, DTYPE_BYTES
+from stagec.ir_spec.ops.attention_base import AttentionWork
 from stagec.ir_spec.ops.contraction import Einsum
-from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, WeightFormat
+from stagec.ir_spec.ops.quantized import (
+    ACTIVATIONS,
+    FEED_FORWARD,
+    FORMATS,
+    ROUTED,
+    WeightFormat,
+)
+from stagec.ir_spec.ops.scan_base import ScanOp
 from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
 
 PASS = "quantize-weights"
@@ -43,9 +51,10 @@ class QuantizeWeights(Pass):
     """Store the weights of the blocks in few bits, with scales for blocks of elements.
 
     `stg.weights[format = ...]` of a strategy asks for it, or the option. It takes the parameters
-    that one product inside of a repeat uses. Routers, embeddings, the head, norms, and matrices of
-    less than a block, such as those of a number for each head, keep their type. A block does not
-    reach over the dimensions of a weight: along heads of 64 it has 64 elements, along 192 as well.
+    that one product inside of a repeat uses, of the `parts` that the statement says. Routers,
+    embeddings, the head, norms, and matrices of less than half a block, such as those of a number
+    for each head, keep their type. A block does not reach over the dimensions of a weight: along
+    heads of 64 it has 64 elements, along 192 as well.
 
     Before:
         stg.strategy @s {
@@ -99,14 +108,17 @@ class QuantizeWeights(Pass):
                 f"its rate (W{8 * DTYPE_BYTES[format_.dtype]}A16)",
                 rule.loc,
             )
-        quantize_weights(module, format_, self.block or rule.block)
+        quantize_weights(module, format_, self.block or rule.block, rule.parts)
 
 
-def quantize_weights(module: Module, format_: WeightFormat, block: int = 0) -> None:
+def quantize_weights(
+    module: Module, format_: WeightFormat, block: int = 0, parts: str = AUTO
+) -> None:
     """Store the weights of products inside of repeats in a format, in place.
 
     `block` is the number of elements of a block along a dimension, where it is not that of the
-    format. Raises `DiagnosticError` for a size that has no whole blocks.
+    format, `parts` says of which parts of the model. Raises `DiagnosticError` for a size that has
+    no whole blocks.
     """
     if block:
         rows = format_.rows and block
@@ -117,7 +129,8 @@ def quantize_weights(module: Module, format_: WeightFormat, block: int = 0) -> N
     if not serves and len(module.trainable()) < len(stored):
         stored = [param for param in stored if param.tensor.role == "frozen"]
     weights = [param for param in stored if _is_weight(param)]
-    found = [param for param in weights if _is_large(module, format_, param)]
+    chosen = _of_parts(module, weights, format_.parts if parts == AUTO else parts, parts == AUTO)
+    found = [param for param in chosen if _is_large(module, format_, param)]
     found.sort(key=lambda param: place[uses_inside(param)[0][0]])  # the first use casts activations
     if not found:
         module.diagnostics.remark("no block has a product with a parameter to store in few bits")
@@ -134,9 +147,52 @@ def _is_weight(param: Value) -> bool:
     )
 
 
+def _of_parts(module: Module, weights: Sequence[Value], parts: str, auto: bool) -> list[Value]:
+    """The weights of these parts of the model; all with `auto`, if it has no experts."""
+    products = {param: uses_inside(param)[0][0] for param in weights}
+    routed = {param for param, op in products.items() if any(map(_is_routed, op.operands))}
+    if parts == ROUTED and (routed or not auto):
+        return [param for param in weights if param in routed]
+    if parts == FEED_FORWARD and (routed or not auto):
+        attention = _attention(module)
+        return [param for param in weights if products[param] not in attention]
+    return list(weights)
+
+
+def _is_routed(value: Value) -> bool:
+    """Whether a router deals the rows of a value."""
+    return any(dim.routed or dim.load for dim in value.tensor.dims)
+
+
+def _attention(module: Module) -> set[Operation]:
+    """Attention and scans with what they take and what is made of their results, up to the sums
+    between the blocks."""
+    mixers = (AttentionWork, ScanOp)
+    waiting = [op for op in module.main.body.walk() if isinstance(op.definition, mixers)]
+    behind: set[Operation] = set()
+    while waiting:
+        if (op := waiting.pop()) not in behind:
+            behind.add(op)
+            users = (user for result in op.results for user, _ in result.uses)
+            waiting += [user for user in users if user.results and not _is_sum(user)]
+    waiting, found = list(behind), set[Operation]()
+    while waiting:
+        if (op := waiting.pop()) not in found:
+            found.add(op)
+            makers = (v.producer for v in op.operands)
+            waiting += [each for each in makers if each is not None and not _is_sum(each)]
+    return found
+
+
+def _is_sum(op: Operation) -> bool:
+    """Whether an op adds values of one shape, as the sums between blocks."""
+    return op.name == "stg.add" and len({v.tensor.shape for v in op.operands}) == 1
+
+
 def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
-    """Whether the matrix of a weight has at least a block of rows and of columns; a size that is
-    not known is large."""
+    """Whether the matrix of a weight has at least half a block of rows and of columns, as the 64
+    columns of rotated keys beside a latent, which checkpoints have in one matrix with it; a size
+    that is not known is large."""
     ((op, index, _),) = uses_inside(param)
     shapes, (out,) = parse_rule(op.text("spec"))
     weight, x = shapes[index], shapes[1 - index]
@@ -144,7 +200,7 @@ def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
     rows = product(size for group, size in sizes.items() if group not in out)
     columns = product(size for group, size in sizes.items() if group not in x)
     return all(
-        not number.symbols <= module.env.keys() or evaluate(number, module.env) >= (block or 1)
+        not number.symbols <= module.env.keys() or evaluate(number, module.env) >= (block or 1) / 2
         for number, block in ((rows, format_.rows), (columns, format_.columns))
     )
 

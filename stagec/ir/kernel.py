@@ -19,6 +19,8 @@ MEMORY = "memory"
 EXPERTS = "experts"
 #: How a product is marked that turns weights of 4 bits into the 16 bits of its activations.
 EXPANDS = "expands"
+#: How a kernel bound by memory is marked whose work the kernel before or behind it does.
+CONTINUES = "continues"
 #: Kinds of fused attention.
 ATTENDS = ("attention", "attention_backward")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")

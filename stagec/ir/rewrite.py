@@ -13,6 +13,7 @@ from stagec.ir.traits import (
     Accumulates,
     Chooses,
     EndsLifetime,
+    Fusible,
     Lowered,
     Repeats,
     Stays,
@@ -86,12 +87,22 @@ def carried(op: Operation) -> int:
 
 
 def is_chosen_by(value: Value) -> bool:
-    """Whether an op chooses by a value, or by a view of it."""
+    """Whether an op chooses by a value, by a view of it, or by it and a bias."""
     users = [user for user, _ in value.uses]
     return any(
-        user.has(Chooses) or (user.has(View) and any(map(is_chosen_by, user.results)))
+        user.has(Chooses) or (_has_each_of(user, value) and any(map(is_chosen_by, user.results)))
         for user in users
     )
+
+
+def _has_each_of(op: Operation, value: Value) -> bool:
+    """Whether the elements of an op's result are those of a value, each by itself, but for a
+    smaller operand such as a bias."""
+    if op.has(View):
+        return True
+    fusible = op.definition.trait(Fusible)
+    alone = fusible is not None and not fusible.rows
+    return alone and all(v is value or v.tensor.rank < value.tensor.rank for v in op.operands)
 
 
 def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:

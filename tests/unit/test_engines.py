@@ -122,6 +122,27 @@ def test_all_reduces_of_engines_are_taken_up_to_a_size_and_where_they_are_faster
     assert few == library_
 
 
+def test_the_next_norm_adds_up_what_a_layer_ends_with() -> None:
+    machine = load_machine("h200")
+    plain, added = (
+        timed(tp=1, fusion="elementwise", graph_gap="1 us", **how)
+        for how in ({}, {"fuse_sums": True})
+    )
+    each = machine.efficiency.memory.start + 1e-6
+    assert plain.step_seconds - added.step_seconds == pytest.approx(4 * each, rel=1e-6)
+
+
+def test_kernels_of_all_reduces_add_and_normalize() -> None:
+    machine, direct = load_machine("h200"), {"all_reduce": "two-shot"}
+    plain, norms = (
+        timed(fusion="elementwise", graph_gap="1 us", **direct, **how)
+        for how in ({}, {"all_reduce_norms": True})
+    )
+    each = machine.efficiency.memory.start + 1e-6
+    # both norms of 4 layers; that behind the embedding is in the same body
+    assert plain.step_seconds - norms.step_seconds == pytest.approx(8 * each, rel=1e-6)
+
+
 def test_software_of_a_strategy_is_read_once() -> None:
     module = job(host_request="40 ms").compiled._module  # pyright: ignore[reportPrivateUsage]
     assert Software.of(module).request_seconds == pytest.approx(0.04)
@@ -209,8 +230,8 @@ def test_weights_of_4_bits_are_expanded_by_the_kernel() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_layer_has_as_many_kernels_as_engines_launch(engine: str) -> None:
     """TensorRT-LLM: norm, qkv, rotation and cache, attention, quantization, o, norm, gate and up,
-    silu, down and the sum that the next norm would take with it. vLLM quantizes behind both norms
-    and behind silu as well."""
+    silu and down; the sum behind it is in the next norm. vLLM quantizes behind both norms and
+    behind silu as well."""
     plain, stack = timed(weight_dtype="fp8"), timed(weight_dtype="fp8", stack=engine)
     per_layer = (launches(stack) - 7) / 4
     most, share = (14, 1.25) if engine == "vllm" else (11, 1.5)

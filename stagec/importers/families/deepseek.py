@@ -31,7 +31,7 @@ class Latent:
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
-        symbols = ["D H C K R W theta", "Q" * self.low_rank, "I J N_keys" * self.indexed]
+        symbols = ["D H C K R W theta", "Q" * self.low_rank, "H_i J N_keys" * self.indexed]
         return text.use("mla", " ".join(symbols), *self._options())
 
     def _options(self) -> Iterator[str]:
@@ -145,7 +145,7 @@ def read_deepseek_v32(config: Config) -> ModelText:
     kin, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
     if "Q" not in kin.text.symbols:
         raise config.refuse("q_lora_rank", "is null, but the indexer needs the queries' latent")
-    read_size(config, kin.text, "I", "index_n_heads", default=64)
+    read_size(config, kin.text, "H_i", "index_n_heads", default=64)
     read_size(config, kin.text, "J", "index_head_dim", default=128)
     read_size(config, kin.text, "N_keys", "index_topk", default=2048)
     config.skip("indexer_rope_interleave")

@@ -160,7 +160,8 @@ def _read(config: Config, projector: Projector, *, tower: str, words: str) -> Mo
     if seen is None or spoken is None:
         raise config.refuse("text_config", "is missing: expected a language model and a tower")
     text = language_of(config, spoken, words)
-    idle = _TOWERS[seen.word("model_type", among=_TOWERS, default=tower)](seen, text)
+    kind = seen.word("model_type", among=("", *_TOWERS), default=tower)  # '': Kimi-K2.5-NVFP4
+    idle = _TOWERS[kind or tower](seen, text)
     projector(config, idle)
     config.word("projector_hidden_act", among=ACTIVATIONS, default="gelu")
     name = config.text("model_type")

@@ -170,6 +170,8 @@ class JobFlags(TypedDict, total=False):
     fuse_products: bool | None
     #: With --serve: one kernel rotates queries and keys, casts, and writes rows into caches.
     fuse_caches: bool | None
+    #: The norm of the next layer adds up what a layer ends with, in its kernel.
+    fuse_sums: bool | None
     #: Casts to this number of bits or fewer are separate kernels, not fused with the norm or the
     #: activation before them.
     own_casts: int | None
@@ -304,6 +306,8 @@ class JobFlags(TypedDict, total=False):
     all_reduce: Literal["library", "one-shot", "two-shot"] | None
     #: The most bytes for --all-reduce; the library reduces more.
     all_reduce_below: int | None
+    #: Kernels of all_reduces also add the residual and normalize.
+    all_reduce_norms: bool | None
     #: Collectives of activations work along any dimension (given), or along the first only, with
     #: copies after gathers and before reductions along others (copied).
     collective_order: Literal["given", "copied"] | None
@@ -327,6 +331,9 @@ class JobFlags(TypedDict, total=False):
     activation_dtype: Literal["auto", "bf16", "fp8", "fp4", "int8"] | None
     #: Elements of a block of weights along a dimension (default: that of the format).
     weight_block: int | None
+    #: What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but attention, int4
+    #: of experts that a router chooses; all blocks else).
+    weight_parts: Literal["auto", "all", "feed-forward", "experts"] | None
     #: Train low-rank adapters of these parameters, such as wq,wv; freeze all others.
     lora: str | Sequence[str] | None
     #: The rank of the adapters.
