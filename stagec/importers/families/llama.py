@@ -175,9 +175,9 @@ def read_exaone4(config: Config) -> ModelText:
         local = [(i + 1) % pattern != 0 for i in range(kin.count)]
     mixers: PerLayer = rotary
     if hybrid:
-        near = kin.masked(rotary, [True] * kin.count, window)[0][1]
+        windowed = kin.masked(rotary, [True] * kin.count, window)[0][1]
         still = replace(rotary, rope=None)
-        mixers = [("local", near) if each else ("global", still) for each in local]
+        mixers = [("local", windowed) if each else ("global", still) for each in local]
     return kin.stack(mixers, norm=None, post=RMS)
 
 

@@ -164,9 +164,9 @@ def read_exaone_moe(config: Config) -> ModelText:
         local = [(i + 1) % every != 0 for i in range(kin.count)]
     config.skip("sliding_window_pattern")
     rotary = Attention(qk_norm=RMS, rope=kin.rope())
-    near = kin.masked(rotary, [True] * kin.count, kin.window(4096))[0][1]
+    windowed = kin.masked(rotary, [True] * kin.count, kin.window(4096))[0][1]
     still = replace(rotary, rope=None) if any(local) else rotary
-    mixers: list[Named] = [("local", near) if each else ("global", still) for each in local]
+    mixers: list[Named] = [("local", windowed) if each else ("global", still) for each in local]
     return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
 
 
@@ -220,8 +220,8 @@ def read_afmoe(config: Config) -> ModelText:
     local = kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
     full = kin.biased(Attention(qk_norm=RMS, rope=None, gated=True))
     rotary = replace(full, rope=kin.rope())
-    near = kin.masked(rotary, [True] * kin.count, kin.window(1024))[0][1]
-    mixers: list[Named] = [("local", near) if each else ("global", full) for each in local]
+    windowed = kin.masked(rotary, [True] * kin.count, kin.window(1024))[0][1]
+    mixers: list[Named] = [("local", windowed) if each else ("global", full) for each in local]
     config.only("score_func", "sigmoid")
     config.only("route_norm", True)
     config.skip("load_balance_coeff", "use_grouped_mm", "num_expert_groups", "num_limited_groups")
@@ -279,9 +279,9 @@ def read_mimo_v2(config: Config) -> ModelText:
     before = config.count("sliding_window_size", default=0)
     window = before + 1 if before else kin.window(129)
     config.skip("sliding_window")
-    near = kin.masked(local, [True] * kin.count, window)[0][1]
+    windowed = kin.masked(local, [True] * kin.count, window)[0][1]
     mixers: list[Named] = [
-        ("local", near) if each else ("global", full) for each in kin.windows(default)
+        ("local", windowed) if each else ("global", full) for each in kin.windows(default)
     ]
     config.only("n_shared_experts", 0)
     mixture = kin.sigmoid_experts(count=256, top=8, inner=2048, shared=0)

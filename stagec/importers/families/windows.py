@@ -70,18 +70,18 @@ def read_gemma3(config: Config) -> ModelText:
     """Gemma 3 (arXiv 2503.19786): five layers with a window to one without, each with a base of its
     own; queries and keys are normed per head."""
     kin = Kin(config, "Gemma 3", Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256))
-    near, far = "sliding_attention", "full_attention"
-    kinds = {far: ("theta", 1000000), near: ("theta_local", 10000)}
-    ropes = read_bases(config, kin.text, kinds, nested=near)
+    sliding, full = "sliding_attention", "full_attention"
+    kinds = {full: ("theta", 1000000), sliding: ("theta_local", 10000)}
+    ropes = read_bases(config, kin.text, kinds, nested=sliding)
     cap = config.ratio("attn_logit_softcapping", default=0)
     final = config.ratio("final_logit_softcapping", default=0)
     config.only("use_bidirectional_attention", False)
-    mixer = kin.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[far], mask=_scores(kin, cap)))
+    mixer = kin.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[full], mask=_scores(kin, cap)))
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
     # each kind of layers has its base of positions, whether or not the window is shorter than them
     size = config.size("sliding_window", default=4096, most=1 << 30)
     kin.text.symbol("W", size, "sliding_window")
-    local = replace(mixer, rope=ropes[near], mask=f"{mixer.mask}, window = W")
+    local = replace(mixer, rope=ropes[sliding], mask=f"{mixer.mask}, window = W")
     mixers = [("local", local) if w else ("global", mixer) for w in _alternating(kin, every)]
     return _gemma_stack(kin, mixers, final)
 
