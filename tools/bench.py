@@ -299,7 +299,8 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     from stagec.jobs.request.options import JobOptions
     from stagec.machines import load_machine
     from stagec.time.costs.durations import Durations
-    from stagec.traces.emit import emit_module
+    from stagec.traces.emit import make_job
+    from stagec.traces.writer import write_source
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
     (format_to,) = asked_formats(format_)
@@ -312,7 +313,7 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
         how: dict[str, Any] = {"durations": seconds, "format_": format_to}
         if seconds is not None:
             how["machine"] = seconds.machine
-        written = emit_module(module, "job", folder / "job", {}, **how)
+        written = write_source(make_job(module, "job", **how), folder / "job", {})
         done = time.perf_counter()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         plain = _plain_write(folder, list(written.files.values()))

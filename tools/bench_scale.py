@@ -137,8 +137,8 @@ def _beside_plain(folder: Path, model: str, options: dict[str, Any], limit: int)
 def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict[str, Any]:
     from stagec.jobs.builder import JobBuilder
     from stagec.jobs.request.options import JobOptions
-    from stagec.traces.emit import make_job, write_job
-    from stagec.traces.writer import Emission, parse_ranges
+    from stagec.traces.emit import make_job
+    from stagec.traces.writer import Emission, parse_ranges, write_source
 
     began = time.perf_counter()
     job = make_job(JobBuilder(JobOptions(model, **options)).lower(), "job")
@@ -149,7 +149,7 @@ def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict
     target = Path(tempfile.mkdtemp(dir=folder, prefix="stagec-scale-")) / "job"
     try:
         with _timed() as times:
-            written = write_job(job, target, {}, Emission(ranks, processors()))
+            written = write_source(job, target, {}, Emission(ranks, processors()))
     finally:
         shutil.rmtree(target.parent, ignore_errors=True)
     return {

@@ -136,9 +136,9 @@ class Swiglu(Gated):
     example = "%m = stg.swiglu(%gu) : bf16[B, S, F]"
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {**super().eager_forms(), "clamp": self._clamps_apart}
+        return {**super().eager_forms(), "clamp": self._clamped_before}
 
-    def _clamps_apart(
+    def _clamped_before(
         self, b: Builder, op: Operation, on_rank: LocalSize
     ) -> Sequence[Value] | None:
         """Gate and up are clamped and concatenated before the kernel that activates them:

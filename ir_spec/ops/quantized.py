@@ -188,7 +188,7 @@ class ScaledEinsum(OpDef):
                 np.array(TABLES[op.text("table")])[np.asarray(args[1], int)],
                 *args[2:],
             )
-        x, w, *scales = (_apart(a, s, sizes) for a, s in zip(args, shapes, strict=True))
+        x, w, *scales = (_by_factor(a, s, sizes) for a, s in zip(args, shapes, strict=True))
         scale, *zero = (_letters(shape) for shape in shapes[2:])
         left, right, result = _letters(shapes[0]), _letters(shapes[1]), _letters(out)
         if zero:
@@ -218,6 +218,6 @@ def _sizes(shapes: Sequence[Shape], arrays: Sequence[Array]) -> dict[str, int]:
     return found
 
 
-def _apart(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:
+def _by_factor(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:
     """With a dimension for each factor."""
     return np.reshape(array, [sizes[f] for group in shape for f in group])

@@ -31,14 +31,14 @@ from stagec.ir_spec.ops.masks import is_plain, pairs
 
 def hops(op: Operation, size: Expr, ranks: Expr, order: str) -> Expr:
     """The steps after the first, over so many ranks, of a sequence of this size."""
-    near = size / ranks if order == "plain" else size / ranks / 2
+    part = size / ranks if order == "plain" else size / ranks / 2
     if "chunk" in op.attrs:
-        blocks = call("ceildiv", [op.expr("chunk"), near])
+        blocks = call("ceildiv", [op.expr("chunk"), part])
         if order == "plain" and op.flag("causal"):
             return call("min", [ranks, blocks]) - 1
         return call("min", [ranks - 1, (blocks - 1) * (ranks - 1)])
     if "window" in op.attrs and op.flag("causal") and order == "plain":
-        return call("min", [ranks - 1, call("ceildiv", [op.expr("window") - 1, near])])
+        return call("min", [ranks - 1, call("ceildiv", [op.expr("window") - 1, part])])
     return ranks - 1
 
 
@@ -58,9 +58,9 @@ def has_edge(op: Operation, order: str) -> bool:
 
 def edge_rows(op: Operation, size: Expr, ranks: Expr) -> Expr:
     """How many keys of the last block these are; one where none is seen, and nothing is sent."""
-    near, window = size / ranks, op.expr("window")
+    part, window = size / ranks, op.expr("window")
     whole = whole_hops(op, size, ranks, "plain")
-    return call("min", [near, call("max", [window - 1 - whole * near, ONE])])
+    return call("min", [part, call("max", [window - 1 - whole * part, ONE])])
 
 
 def active(op: Operation, rows: Dim) -> Expr | None:
@@ -72,8 +72,8 @@ def active(op: Operation, rows: Dim) -> Expr | None:
     if is_plain(op):
         return index
     if "chunk" in op.attrs:
-        near = rows.size / axis_size(op.names("over"))
-        return index % call("ceildiv", [op.expr("chunk"), near])
+        part = rows.size / axis_size(op.names("over"))
+        return index % call("ceildiv", [op.expr("chunk"), part])
     return call("min", [index, whole_hops(op, rows.size, axis_size(op.names("over")), "plain")])
 
 
@@ -82,8 +82,8 @@ def alignment(op: Operation, size: Expr, ranks: Expr, order: str) -> Relation | 
     each other."""
     if "chunk" not in op.attrs:
         return None
-    near = size / ranks if order == "plain" else size / ranks / 2
-    both = [op.expr("chunk"), near]
+    part = size / ranks if order == "plain" else size / ranks / 2
+    both = [op.expr("chunk"), part]
     return Relation(call("max", both), "==", ZERO, call("min", both))
 
 
@@ -101,8 +101,8 @@ def seen_pairs(op: Operation, s: Expr) -> Expr:
     if is_plain(op):
         return s * (s + 1) / 2 if home and op.flag("causal") else computed_pairs(op, s * s)
     n = axis_size(op.names("over"))
-    near = s / 2 if zigzag else s
-    alone = near * (near + 1) / 2 if "prefix" in op.attrs else pairs(op, near, near)
+    part = s / 2 if zigzag else s
+    alone = part * (part + 1) / 2 if "prefix" in op.attrs else pairs(op, part, part)
     own = alone * (2 if zigzag else 1)
     if zigzag:
         rest = call("ceildiv", [expand(pairs(op, s * n, s * n) - own * n), n * n])

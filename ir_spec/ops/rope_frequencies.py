@@ -79,17 +79,17 @@ def magnitude(op: Operation, ctx: NumericContext) -> float:
 
 def wrong_lists(op: Operation) -> Iterator[str]:
     """What is wrong with the numbers of longrope, of which each pair has one."""
-    listed = [name for name in ("short", "long") if name in op.attrs]
+    given_factors = [name for name in ("short", "long") if name in op.attrs]
     if op.text("scaling") != "longrope":
-        if listed:
-            yield f"has {' and '.join(listed)}, expected 'scaling = longrope' too"
+        if given_factors:
+            yield f"has {' and '.join(given_factors)}, expected 'scaling = longrope' too"
         return
-    if len(listed) < 2:
+    if len(given_factors) < 2:
         yield "expects 'short' and 'long', a number for each pair"
         return
     rotated = op.attrs.get("first", op.attrs.get("last", op.operands[0].tensor.shape[-1]))
     pairs = (rotated / const(2)).value if isinstance(rotated, Expr) else None
-    for name in listed:
+    for name in given_factors:
         numbers = op.exprs(name)
         if pairs is not None and len(numbers) != pairs:
             yield f"expects {pairs} numbers in '{name}', found {len(numbers)}"

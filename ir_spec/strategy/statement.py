@@ -101,8 +101,8 @@ class Flag:
                 values = map(",".join, _subsets(self.choices))
             case "int":
                 least, most = self.least or 0, self.most
-                near = (self.default, now // 2, now * 2 or 1)
-                values = (n for n in near if n >= least and (most is None or n <= most))
+                candidates = (self.default, now // 2, now * 2 or 1)
+                values = (n for n in candidates if n >= least and (most is None or n <= most))
             case _:
                 values = ()
         return tuple(v for v in dict.fromkeys(values) if v != now)

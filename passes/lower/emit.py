@@ -23,9 +23,9 @@ class Emit(Pass):
     def run(self, module: Module) -> None:
         # they load protobuf, and every command loads every pass
         from stagec.formats.registry import find_format, formats_of
-        from stagec.traces.emit import emit_module
-        from stagec.traces.writer import Emission
+        from stagec.traces.emit import make_job
+        from stagec.traces.writer import Emission, write_source
 
         format_ = find_format(self.format, formats_of(module.registry))
-        how = Emission(force=self.force)
-        emit_module(module, module.name, Path(self.out), {}, how=how, format_=format_)
+        job = make_job(module, module.name, format_=format_)
+        write_source(job, Path(self.out), {}, Emission(force=self.force))

@@ -183,8 +183,8 @@ def _pieces(tables: _Tables, each: ClassTimes, program: Program) -> _Drawn:
             numbers: list[int] = times.kind[inside].tolist()
             kinds = [times.kinds[i] for i in numbers]
             rows = zip(kinds, ran[1].tolist(), ran[2].tolist(), strict=True)
-            told = _segments(tables, rows) if coarse else ((tables.node(p), *t) for p, *t in rows)
-            known[key] = tables.entry([*told, *idle])
+            spans = _segments(tables, rows) if coarse else ((tables.node(p), *t) for p, *t in rows)
+            known[key] = tables.entry([*spans, *idle])
         of = _microbatches(slots[inside], times.microbatch[inside])
         microbatches = tables.microbatches.setdefault(of, len(tables.microbatches))
         pieces += (base - before, known[key], microbatches)

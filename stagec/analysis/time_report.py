@@ -118,19 +118,19 @@ class TimeReport:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        told: dict[str, Any] = {"schema": SCHEMA}
+        data: dict[str, Any] = {"schema": SCHEMA}
         hidden = ("step", "ranks_of_classes", "planned", "attention")
-        told |= {f.name: getattr(self, f.name) for f in fields(TimeReport) if f.name not in hidden}
-        told["cautions"] = [*self.cautions]
-        told |= {"attention": self.attention} if self.attention else {}
-        told["fit"] = None if self.fit is None else self.fit.as_json()
-        told["classes"] = [asdict(each) for each in self.classes]
-        told["levers"] = [asdict(each) for each in self.levers]
-        told["critical_path"] = [
+        data |= {f.name: getattr(self, f.name) for f in fields(TimeReport) if f.name not in hidden}
+        data["cautions"] = [*self.cautions]
+        data |= {"attention": self.attention} if self.attention else {}
+        data["fit"] = None if self.fit is None else self.fit.as_json()
+        data["classes"] = [asdict(each) for each in self.classes]
+        data["levers"] = [asdict(each) for each in self.levers]
+        data["critical_path"] = [
             {"class" if n == "cls" else n: v for n, v in asdict(part).items()}
             for part in self.critical_path
         ]
-        return told
+        return data
 
 
 def time_report(

@@ -141,13 +141,13 @@ def _served(
 ) -> ServeAnswer:
     """The answer over batches: those that are given, or as they double, while they fit; the best
     is within the limits. Raises `DiagnosticError`."""
-    steps, apart = _options(asked), asked.serve == DISAGGREGATED
+    steps, two_pods = _options(asked), asked.serve == DISAGGREGATED
     output_tokens = given["output_tokens"]
     with session.once() as aside:
-        target = at_least(steps[DECODE], partial(one_group, session=aside)) if apart else None
+        target = at_least(steps[DECODE], partial(one_group, session=aside)) if two_pods else None
         prefill, transfer = _prefill(steps[PREFILL], machine, aside, target)
         asking = output_tokens, given["batches"], accepted.tokens
-        rows = list(_rows(steps, machine, aside, prefill, *asking, apart=apart))
+        rows = list(_rows(steps, machine, aside, prefill, *asking, two_pods=two_pods))
     if not rows:
         raise error(
             "no batch fits the machine",
@@ -157,7 +157,7 @@ def _served(
         model=steps[PREFILL].model,
         machine=machine.name,
         ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
-        apart=apart,
+        two_pods=two_pods,
         prompt=steps[PREFILL].prompt or 0,
         output=output_tokens,
         handover=transfer,
@@ -286,8 +286,8 @@ def at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:
     for batch in _sequences(options):
         try:
             return look(options.changed(batch=batch))
-        except DiagnosticError as told:
-            problem = problem or told
+        except DiagnosticError as raised:
+            problem = problem or raised
     raise problem or error("the strategy has no ranks")
 
 
@@ -341,21 +341,21 @@ def _rows(
     wanted: Sequence[int] | None,
     accepted: float,
     *,
-    apart: bool,
+    two_pods: bool,
 ) -> Iterator[ServedBatch]:
     """A row for each batch: those that are wanted, or as they double, while they fit. Of each
     sequence a step gives the tokens that are `accepted`."""
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
     decode = options[DECODE].changed(context=held)
-    mixes = None if apart else _Mixing.of(options[DECODE], options[PREFILL], output)
+    mixes = None if two_pods else _Mixing.of(options[DECODE], options[PREFILL], output)
     problem: DiagnosticError | None = None
     found = False
     for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
         job = decode.changed(batch=batch)
         try:
             report = _step(job, machine, session)
-        except DiagnosticError as told:
-            problem = problem or told
+        except DiagnosticError as raised:
+            problem = problem or raised
             if wanted:
                 raise
             continue
@@ -364,12 +364,12 @@ def _rows(
             raise error("a server needs the memory of a step", remedy="leave --pipeline out")
         if not fit.fits and not wanted:
             return
-        ranks = report.ranks if apart else max(report.ranks, prefill.ranks)
+        ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, report.step_seconds / accepted, ranks)
         if mixes is not None:
             rates = mixes.rates(engine, machine, session)
         else:
-            rates = (disaggregated if apart else colocated)(prefill, engine, output)
+            rates = (disaggregated if two_pods else colocated)(prefill, engine, output)
         command, steps = step_command(job, machine), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, report.cautions, command)
     if not found and problem is not None:

@@ -61,7 +61,7 @@ class ServeAnswer(Report):
     model: str
     machine: str
     ranks: Mapping[str, int]
-    apart: bool
+    two_pods: bool
     prompt: int
     output: int
     handover: TransferTime | None
@@ -96,7 +96,7 @@ class ServeAnswer(Report):
             "model": self.model,
             "machine": self.machine,
             "ranks": dict(self.ranks),
-            "apart": self.apart,
+            "apart": self.two_pods,
             "prompt": self.prompt,
             "output": self.output,
             **({"handover": asdict(self.handover)} if self.handover is not None else {}),
@@ -115,9 +115,9 @@ class ServeAnswer(Report):
 
 
 def _print(found: ServeAnswer, stream: TextIO) -> None:
-    out, ranks, best, apart = console(stream), found.ranks, found.best, found.apart
+    out, ranks, best, two_pods = console(stream), found.ranks, found.best, found.two_pods
     pods = f", {counted(ranks[DECODE], 'rank')}"
-    if apart:
+    if two_pods:
         pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
     out.print(
         f"{found.model} on {found.machine}{pods}: prompts of {found.prompt:,} tokens, "
@@ -133,13 +133,13 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
             markup=False,
         )
     titles = ["batch", "TTFT", "TPOT", "latency", "tokens/s", "per rank", "per user", "memory"]
-    made = table("Serving", *titles, *(["prefill pods"] if apart else []), text_columns=0)
+    made = table("Serving", *titles, *(["prefill pods"] if two_pods else []), text_columns=0)
     for row in found.points:
         r = row.rates
         cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
         cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
         cells.append(bytes_text(row.peak) + ("" if row.fits else " (too much)"))
-        made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if apart else []))
+        made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if two_pods else []))
     out.print(made)
     if best is None:
         out.print("no batch is within the limits")

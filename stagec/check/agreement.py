@@ -40,10 +40,10 @@ class CheckedJob:
     @cached_property
     def members(self) -> GroupMembers:
         """The members of each group by group id."""
-        listed = GroupMembers.of({}) if self.groups is None else self.groups.members
+        members = GroupMembers.of({}) if self.groups is None else self.groups.members
         if len(self.uses.number) and self.uses.number[0] == ALL_RANKS_ID:
-            return listed.with_group(ALL_RANKS_ID, self.files)
-        return listed
+            return members.with_group(ALL_RANKS_ID, self.files)
+        return members
 
     @cached_property
     def files(self) -> Ints:
@@ -203,13 +203,13 @@ def _check_rank_groups(job: CheckedJob, trace: RankTrace, report: CheckReport) -
         elif job.groups is not None and trace.rank not in job.members[number]:
             message = (
                 f"rank {trace.rank} issues a collective over group {number}, whose members are "
-                f"{_listed(job.members[number])}"
+                f"{_members_text(job.members[number])}"
             )
             remedy = "name a group that the rank is a member of"
             report.error(trace.path, "not-a-member", message, remedy, node=where)
 
 
-def _listed(ranks: tuple[int, ...]) -> str:
+def _members_text(ranks: tuple[int, ...]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} ranks)"
 

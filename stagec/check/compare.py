@@ -265,17 +265,17 @@ class _Match:
             ("only in B", self._only[1]),
         )
         for kind, found in only:
-            yield from self._told(kind, ranks, [(node, _node_text(node)) for node in found])
+            yield from self._differences(kind, ranks, [(node, _node_text(node)) for node in found])
         both = [(self.one.nodes[i], self.two.nodes[j]) for i, j in self.pairs]
         different = [(a, text) for a, b in both if (text := _attributes(a, b))]
-        yield from self._told("different", ranks, different)
+        yield from self._differences("different", ranks, different)
         moved = [self.pairs[at] for at in _out_of_order([j for _, j in self.pairs])]
         moves = [(self.one.nodes[i], self._move(i, j)) for i, j in moved]
-        yield from self._told("moved", ranks, moves)
+        yield from self._differences("moved", ranks, moves)
         waits = [(a, text) for a, b in both if (text := self._dependencies(a, b))]
-        yield from self._told("other dependencies", ranks, waits)
+        yield from self._differences("other dependencies", ranks, waits)
 
-    def _told(
+    def _differences(
         self, kind: Kind, ranks: Sequence[int], found: Sequence[tuple[TraceNode, str]]
     ) -> Iterator[Difference]:
         if found:

@@ -81,7 +81,7 @@ def _cycle(job: CheckedJob, expanded_nodes: int, *, rendezvous: bool) -> list[Ed
     units = table.class_of
     suspects = _suspects(job, units, rendezvous)
     if suspects:
-        units = _told_apart(job, units, expanded_nodes)
+        units = _refined(job, units, expanded_nodes)
         suspects = _suspects(job, units, rendezvous)
     if not suspects:
         return None
@@ -99,7 +99,7 @@ def _analysis(job: CheckedJob, place: int) -> Analysis:
     return job.traces.classes[int(job.traces.class_of[place])].analysis
 
 
-def _told_apart(job: CheckedJob, units: Ints, most_nodes: int) -> Ints:
+def _refined(job: CheckedJob, units: Ints, most_nodes: int) -> Ints:
     """Finer classes: ranks of one have peers of the same classes, slot by slot. As fine as that, or
     as `most_nodes` of them allow."""
     links, count = job.links, len(np.unique(units))

@@ -34,8 +34,8 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        told = self.node is None or f"node {self.node} " in self.message
-        where = str(self.path) if told else f"{self.path}: node {self.node}"
+        named = self.node is None or f"node {self.node} " in self.message
+        where = str(self.path) if named else f"{self.path}: node {self.node}"
         return f"{where}: {self.message} [{self.code}]; {self.remedy}"
 
 

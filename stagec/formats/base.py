@@ -53,16 +53,16 @@ class RankBytes(Protocol):
 class Layout:
     """Who talks to whom in a job: what the bytes of a rank need beside those of its class.
 
-    Of a job of several pods it is the layout of one, `pod`, whose ranks begin with `start`; `far`
-    are the ranks of another pod that each of its ranks exchanges values with, by the name of that
-    pod and the number of the message. `sizes` are the numbers of the symbols of the model, none of
-    an archive.
+    Of a job of several pods it is the layout of one, `pod`, whose ranks begin with `start`;
+    `other_pods` are the ranks of another pod that each of its ranks exchanges values with, by the
+    name of that pod and the number of the message. `sizes` are the numbers of the symbols of the
+    model, none of an archive.
     """
 
     mesh: Mapping[str, int]
     groups: Groups
     start: int = 0
-    far: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
+    other_pods: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     pod: str = ""
 
@@ -74,8 +74,8 @@ class Layout:
     def peers(self, ranks: Ints, over: str, by: int) -> Ints:
         """The same of several ranks."""
         places = ranks - self.start
-        if over in self.far:
-            return self.far[over][abs(by)][places]
+        if over in self.other_pods:
+            return self.other_pods[over][abs(by)][places]
         return self.start + neighbours(self.mesh, over, by, places)
 
 

@@ -226,7 +226,7 @@ class _Class:
             for n in (into, out)
         ]
         values = [request, [group.name, group.text], group.place, kind, split, split]
-        inputs = _joined(tensors[0], _listed([*values, group.start, group.stride, group.size]))
+        inputs = _joined(tensors[0], _constants([*values, group.start, group.stride, group.size]))
         attributes = _attributes(
             collective_name=kind,
             dtype=dtype,
@@ -271,7 +271,7 @@ def _wait(group: _Group, request: list[Any]) -> dict[str, Any]:
         pg_desc=group.text,
         pg_size=group.size,
     )
-    return {"inputs": _listed([*values, 1]), "outputs": _NONE, "attrs": attributes}
+    return {"inputs": _constants([*values, 1]), "outputs": _NONE, "attrs": attributes}
 
 
 def _stride(ranks: Sequence[int]) -> int:
@@ -280,7 +280,7 @@ def _stride(ranks: Sequence[int]) -> int:
     return steps.pop() if len(steps) == 1 else 0
 
 
-def _listed(values: Sequence[Any]) -> dict[str, list[Any]]:
+def _constants(values: Sequence[Any]) -> dict[str, list[Any]]:
     """Arguments that are no tensors, with their types as PyTorch says them."""
     kinds = ["Tuple[Int,Bool]", "Tuple[String,String]", "Int", "String"]
     kinds += ["GenericList[]", "GenericList[]", "Int", "Int", "Int"]

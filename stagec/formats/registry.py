@@ -39,9 +39,9 @@ def brought_formats(formats: Iterable[Format]) -> dict[str, Format]:
     return by_name("formats", formats, taken=BUILTIN)
 
 
-def find_format(name: str, extra: Iterable[Format] = ()) -> Format:
+def find_format(name: str, plugin_formats: Iterable[Format] = ()) -> Format:
     """The format of a name. Raises `DiagnosticError` with the nearest name if there is none."""
-    brought = brought_formats(extra)
+    brought = brought_formats(plugin_formats)
     more = ", or load the plug-in that brings it: --plugin"
     known: Mapping[str, str | Format] = {**BUILTIN, **brought}
     found = find("format", name, known, more)
@@ -57,10 +57,10 @@ def _loaded(place: str) -> Format:
     return format_
 
 
-def asked_formats(text: str, extra: Iterable[Format] = ()) -> list[Format]:
+def asked_formats(text: str, plugin_formats: Iterable[Format] = ()) -> list[Format]:
     """The formats of `chakra,goal{collectives=tree}`, with their options. Raises
     `DiagnosticError`."""
-    extra, found, at = list(extra), dict[str, Format](), 0
+    plugin_formats, found, at = list(plugin_formats), dict[str, Format](), 0
     while at < len(text) or not found or text.endswith(","):
         match = _ONE.match(text, at)
         if match is None:
@@ -77,7 +77,7 @@ def asked_formats(text: str, extra: Iterable[Format] = ()) -> list[Format]:
             if key in given:
                 raise error(f"option '{key}' of '{name}' is given twice", remedy="drop one")
             given[key] = value
-        found[name] = find_format(name, extra).with_options(given)
+        found[name] = find_format(name, plugin_formats).with_options(given)
         at = match.end()
         if at == len(text) and not text.endswith(","):
             break

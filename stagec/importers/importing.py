@@ -77,11 +77,11 @@ def _family_of(
     name = config.text(key)
     if name not in known:
         names = sorted(known)
-        near = did_you_mean(name, names)
+        suggestion = did_you_mean(name, names)
         raise error(
             f"models of the type {name!r:.60} are not known",
             config.place(key),
-            remedy=f"{near + '; ' if near else ''}known are {', '.join(names)}; a plug-in may "
-            "bring others (docs/models.md)",
+            remedy=f"{suggestion + '; ' if suggestion else ''}known are {', '.join(names)}; a "
+            "plug-in may bring others (docs/models.md)",
         )
     return known[name]

@@ -38,7 +38,7 @@ from stagec.jobs.request.experts import check_experts, mesh_axes
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.jobs.request.options import IDEAL, JobOptions, request
 from stagec.jobs.request.preset import find_preset, with_step
-from stagec.jobs.request.serving import Serving, beyond, read_serving, refuse_training
+from stagec.jobs.request.serving import Serving, over_limit, read_serving, refuse_training
 from stagec.jobs.request.units import remark_of, settled
 from stagec.jobs.session import Session
 from stagec.jobs.stack import apply_stack, read_stack
@@ -77,8 +77,8 @@ class JobBuilder:
         self._preset = find_preset(options) if options.preset else None
         if self._preset is not None:
             options = with_step(options).changed(model=options.model or self._preset.model)
-        if (told := remark_of(options)) is not None:
-            self.session.report(told)
+        if (remark := remark_of(options)) is not None:
+            self.session.report(remark)
         self.options, self._symbolic = complete(settled(options)), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
@@ -131,7 +131,7 @@ class JobBuilder:
         """The step of serving that options ask for, whose sizes the module gets."""
         found = read_serving(self.options, module, positions, symbolic=self._symbolic)
         if found is not None:
-            warning = beyond(found)
+            warning = over_limit(found)
             if warning is not None:
                 self.session.report(warning)
             found.declare(module)

@@ -118,8 +118,8 @@ class LoweredJob:
         steps: dict[str, TimedStep] = {}
         for group in self.groups:
             pod, each = group[0], {name: self.issued[name] for name in group}
-            far = self.pods.peers_in_other_pod
-            together = IssuedPods(each, far) if len(each) > 1 else self.issued[pod]
+            peers = self.pods.peers_in_other_pod
+            together = IssuedPods(each, peers) if len(each) > 1 else self.issued[pod]
             # parts have one model
             counted = [pod] if self.pods.first.options.draft is None else group
             flops, module = self.pods.flops(counted, self.looks), self.pods.modules[pod]

@@ -213,15 +213,18 @@ def _peers_in_other_pod(modules: Mapping[str, Module]) -> dict[str, dict[str, Se
     from stagec.program.crossings import crossings
     from stagec.program.parts import part_crossings
 
-    far: dict[str, dict[str, Sequence[Ints]]] = {pod: {} for pod in modules}
+    peers_in_other_pod: dict[str, dict[str, Sequence[Ints]]] = {pod: {} for pod in modules}
     for one, other in combinations(modules, 2):
         if other != DECODE:
             met = part_crossings(modules[one], modules[other])
-            far[one][other], far[other][one] = met.peers[one], met.peers[other]
+            peers_in_other_pod[one][other], peers_in_other_pod[other][one] = (
+                met.peers[one],
+                met.peers[other],
+            )
         elif one == PREFILL:
             handed = crossings(modules[one], modules[other])
-            far[one][other], far[other][one] = handed.to, handed.of
-    return far
+            peers_in_other_pod[one][other], peers_in_other_pod[other][one] = handed.to, handed.of
+    return peers_in_other_pod
 
 
 def one_group(options: JobOptions, session: Session) -> Module:

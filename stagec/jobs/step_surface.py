@@ -247,9 +247,9 @@ def _step(count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int
     largest = sorted(chunks, reverse=True)[::groups]
     each = -(-len(largest) // _CLASSES) if len({n for n, _ in largest}) > _CLASSES else 1
     for first in range(0, len(largest), each):
-        near = largest[first : first + each]
-        new, past = (-(-sum(piece[i] for piece in near) // len(near)) for i in (0, 1))
-        classes.append(SequenceClass(new, past, 1, len(near)))
+        group = largest[first : first + each]
+        new, past = (-(-sum(piece[i] for piece in group) // len(group)) for i in (0, 1))
+        classes.append(SequenceClass(new, past, 1, len(group)))
     return step_of(classes).together()
 
 

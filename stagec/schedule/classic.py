@@ -93,11 +93,11 @@ class Interleaved(Looped):
         self.check_sizes(stages, microbatches, chunks)
         if microbatches % stages:
             below = microbatches - microbatches % stages
-            near = f"{below} or {below + stages}" if below else str(stages)
+            valid = f"{below} or {below + stages}" if below else str(stages)
             raise self.refuse(
                 f"a multiple of {stages} microbatches for {stages} stages",
                 f"{microbatches} given",
-                f"give {near} microbatches",
+                f"give {valid} microbatches",
             )
 
     def rank_actions(

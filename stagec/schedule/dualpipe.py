@@ -41,8 +41,8 @@ class DualPipe(Schedule):
         """Even sizes, and two microbatches for each stage."""
         self.check_sizes(stages, microbatches, chunks)
         if stages % 2:
-            near = f"{stages - 1} or {stages + 1}" if stages > 1 else "2"
-            raise self.refuse("an even number of stages", f"{stages} given", f"give {near} stages")
+            valid = f"{stages - 1} or {stages + 1}" if stages > 1 else "2"
+            raise self.refuse("an even number of stages", f"{stages} given", f"give {valid} stages")
         least = max(2 * stages, microbatches + microbatches % 2)
         if microbatches != least:
             raise self.refuse(
@@ -125,7 +125,7 @@ def _closed_form(half: int, stages: int, costs: Costs, share: Fraction) -> Close
 
 
 class _Rank:
-    """Writes the list of one rank: `near` enters at the end of the pipeline that is `depth` away.
+    """Writes the list of one rank: `valid` enters at the end of the pipeline that is `depth` away.
 
     `half` ranks lie between an end and the middle. `chunks` are the near and the far one, `first`
     the number of their first microbatch, `count` microbatches go through each.

@@ -98,13 +98,13 @@ def receives_before(
 
 def senders(rank: int, placement: Placement) -> tuple[int, ...]:
     """The ranks that send to a rank."""
-    near_ranks = (
-        near
+    neighbours = (
+        neighbour
         for stage, home in enumerate(placement.homes)
         if home.rank == rank
-        for near in (placement.previous(stage), placement.following(stage))
+        for neighbour in (placement.previous(stage), placement.following(stage))
     )
-    ranks = {placement[near].rank for near in near_ranks if near is not None}
+    ranks = {placement[neighbour].rank for neighbour in neighbours if neighbour is not None}
     return tuple(sorted(ranks - {rank}))
 
 

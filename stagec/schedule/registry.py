@@ -24,11 +24,11 @@ _BUILT_IN = (
 SCHEDULES: dict[str, Schedule] = by_name("schedules", _BUILT_IN)
 
 
-def known_schedules(extra: Iterable[Schedule] = ()) -> dict[str, Schedule]:
+def known_schedules(plugin_schedules: Iterable[Schedule] = ()) -> dict[str, Schedule]:
     """The built-in schedules and others. Raises `DiagnosticError` for a name used twice."""
-    return by_name("schedules", _BUILT_IN, extra)
+    return by_name("schedules", _BUILT_IN, plugin_schedules)
 
 
-def find_schedule(name: str, extra: Iterable[Schedule] = ()) -> Schedule:
+def find_schedule(name: str, plugin_schedules: Iterable[Schedule] = ()) -> Schedule:
     """The schedule of a name. Raises `DiagnosticError` with the nearest name if there is none."""
-    return find("schedule", name, known_schedules(extra))
+    return find("schedule", name, known_schedules(plugin_schedules))

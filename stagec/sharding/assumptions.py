@@ -108,14 +108,14 @@ def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:
 
 def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
     """The divisors of all sizes concerned that are nearest to what was tried."""
-    near = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
+    candidates = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
     if len(divisor.symbols) == 1:  # 2*cp: choices of cp
         alone = symbol(*divisor.symbols)
         each = divisor / alone
-        if not each.symbols and (fitting := [n for n in near if n % evaluate(each, {}) == 0]):
+        if not each.symbols and (fitting := [n for n in candidates if n % evaluate(each, {}) == 0]):
             divisor, tried = alone, tried // evaluate(each, {})
-            near = [n // evaluate(each, {}) for n in fitting]
-    best = sorted(near, key=lambda n: abs(n - tried))[:3]
+            candidates = [n // evaluate(each, {}) for n in fitting]
+    best = sorted(candidates, key=lambda n: abs(n - tried))[:3]
     if divisor.symbol_name is None and (common >= tried or len(divisor.symbols) < 2):
         return f"choose {size} as a multiple of {tried}"
     return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"

@@ -139,12 +139,12 @@ def _write(job: EmittedJob | PodsJob, file: BinaryIO, about: Mapping[str, object
 def _pod(name: str, layout: Layout) -> dict[str, object]:
     """What the index says of a pod: its mesh, and for each other pod the ranks there that message
     after message of its own ranks meets, each list once."""
-    far: dict[str, object] = {}
-    for other, numbered in layout.far.items():
+    other_pods: dict[str, object] = {}
+    for other, numbered in layout.other_pods.items():
         lists: dict[bytes, tuple[int, Ints]] = {}
         numbers = [lists.setdefault(r.tobytes(), (len(lists), r))[0] for r in numbered]
-        far[other] = {"ranks": [r.tolist() for _, r in lists.values()], "messages": numbers}
-    return {"name": name, "mesh": dict(layout.mesh), "far": far}
+        other_pods[other] = {"ranks": [r.tolist() for _, r in lists.values()], "messages": numbers}
+    return {"name": name, "mesh": dict(layout.mesh), "far": other_pods}
 
 
 def _widths(groups: Groups, axes: Sequence[GroupAxes], members: Ints) -> list[tuple[int, ...]]:
@@ -204,14 +204,14 @@ class Archive:
     original: Format | None = None
 
     @classmethod
-    def open(cls, path: Path, extra: Iterable[Format] = ()) -> Archive:
+    def open(cls, path: Path, formats: Iterable[Format] = ()) -> Archive:
         """Open an archive of a built-in format, or of one of these. Raises `DiagnosticError` for
         a file that is not an archive."""
         try:
             with path.open("rb") as file:
                 parsed, digest = _read_index(file)
                 index = parse_index(parsed, path.stat().st_size)
-                return cls(path, index, digest, find_format(index.format, extra))
+                return cls(path, index, digest, find_format(index.format, formats))
         except ValueError as problem:
             raise error(f"'{path}' is not a readable archive: {problem}", remedy=_REMEDY) from None
 
@@ -226,7 +226,7 @@ class Archive:
                 "is made into others",
                 remedy="write the archive with --format chakra",
             )
-        if self.index.apart and not format_.pods:
+        if self.index.several_pods and not format_.pods:
             raise of_one_mesh(format_)
         return replace(self, format=format_, machine=machine, original=self.format)
 
@@ -257,7 +257,7 @@ class Archive:
 
     @cached_property
     def _groups(self) -> Groups:
-        if self.index.apart:
+        if self.index.several_pods:
             return groups_of(self._layouts)
         return self.layout_of(0).groups
 
@@ -268,13 +268,15 @@ class Archive:
         for name, pod in self.index.pods.items():
             classes = zip(self.index.classes, self.members, strict=True)
             used = [(c.uses, ranks - pod.start) for c, ranks in classes if c.pod == name]
-            found.append(Layout(pod.mesh, number_groups(pod.mesh, used), far=pod.far, pod=name))
+            found.append(
+                Layout(pod.mesh, number_groups(pod.mesh, used), other_pods=pod.other_pods, pod=name)
+            )
         return dict(zip(self.index.pods, one_behind_the_other(found), strict=True))
 
     @property
     def layout(self) -> Layout:
         """The mesh and all groups; of several pods, who talks to whom is in `layout_of`."""
-        return Layout(self.mesh, self.groups) if self.index.apart else self.layout_of(0)
+        return Layout(self.mesh, self.groups) if self.index.several_pods else self.layout_of(0)
 
     def layout_of(self, number: int) -> Layout:
         """Who talks to whom, of the ranks of a class."""

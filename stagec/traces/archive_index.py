@@ -54,7 +54,7 @@ class StoredPod:
 
     mesh: Mapping[str, int]
     start: int = 0
-    far: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
+    other_pods: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
 
     @property
     def ranks(self) -> int:
@@ -64,7 +64,7 @@ class StoredPod:
     @property
     def ways(self) -> frozenset[str]:
         """What messages go along: axes, and other pods."""
-        return frozenset((*self.mesh, *self.far))
+        return frozenset((*self.mesh, *self.other_pods))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Index:
     members: Sequence[Ints]
 
     @property
-    def apart(self) -> bool:
+    def several_pods(self) -> bool:
         """Whether it is a job of several pods."""
         return "" not in self.pods
 
@@ -122,15 +122,17 @@ def _pods(parsed: Sequence[object]) -> dict[str, StoredPod]:
     start = 0
     for name, mesh, each in zip(names, meshes, given, strict=True):
         own = prod(mesh.values())
-        far = {n: _far(item, own, total) for n, item in _object(each.get("far")).items()}
-        if not set(far) <= set(names) - {name} or set(far) & set(mesh):
+        other_pods = {
+            n: _peers_of(item, own, total) for n, item in _object(each.get("far")).items()
+        }
+        if not set(other_pods) <= set(names) - {name} or set(other_pods) & set(mesh):
             raise ValueError("a pod sends to none of its pods")
-        found[name] = StoredPod(mesh, start, far)
+        found[name] = StoredPod(mesh, start, other_pods)
         start += own
     return found
 
 
-def _far(parsed: object, own: int, total: int) -> list[Ints]:
+def _peers_of(parsed: object, own: int, total: int) -> list[Ints]:
     """The other ends of messages, for each rank of a pod of so many of its `own`."""
     given = _object(parsed)
     lists = [
@@ -195,7 +197,7 @@ def _variant(
     for item in _list(given.get("peers")):
         axis, by, count = _items(item, 3)
         way, number = _axis(_text(axis), pod.ways), _number(by, -_MOST)
-        if abs(number) >= len(pod.far.get(way, ())) and way in pod.far:
+        if abs(number) >= len(pod.other_pods.get(way, ())) and way in pod.other_pods:
             raise ValueError("a message has no other end")
         peers[way, number] = _number(count, 0)
     tables = 4 * (sum(groups.values()) + sum(peers.values()))

@@ -52,7 +52,7 @@ def _taken(path: Path, folder: Path) -> int:
             is_locked = lock_now(handle)
             if not is_locked and time.monotonic() > deadline:
                 os.lseek(handle, 0, os.SEEK_SET)
-                raise _held(os.read(handle, _MOST), folder)
+                raise _locked_by(os.read(handle, _MOST), folder)
         except BaseException:
             os.close(handle)
             raise
@@ -82,9 +82,9 @@ def _holder() -> dict[str, object]:
     }
 
 
-def _held(told: bytes, folder: Path) -> DiagnosticError:
+def _locked_by(contents: bytes, folder: Path) -> DiagnosticError:
     try:
-        who: Any = json.loads(told)
+        who: Any = json.loads(contents)
         pid, host = int(who["pid"]), str(who["host"])
         by = f"process {pid} on {host} since {who['since']}: {who['command']}"
         end = f"kill {pid}" + ("" if host == socket.gethostname() else f" on {host}")

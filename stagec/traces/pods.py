@@ -25,7 +25,7 @@ class Pod:
 
     name: str
     job: EmittedJob
-    far: Mapping[str, Sequence[Ints]]
+    other_pods: Mapping[str, Sequence[Ints]]
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,10 @@ class PodsJob:
         """The layout of each pod."""
         found: list[Layout] = []
         for pod in self.pods:
-            far = {n: [r + self.starts[n] for r in ranks] for n, ranks in pod.far.items()}
-            found.append(replace(pod.job.layout, far=far, pod=pod.name))
+            other_pods = {
+                n: [r + self.starts[n] for r in ranks] for n, ranks in pod.other_pods.items()
+            }
+            found.append(replace(pod.job.layout, other_pods=other_pods, pod=pod.name))
         return dict(zip(self.starts, one_behind_the_other(found), strict=True))
 
     @property
@@ -155,7 +157,7 @@ class PodsJob:
 
 def one_behind_the_other(pods: Sequence[Layout]) -> list[Layout]:
     """The layouts of pods whose ranks and groups follow each other, from those with ranks and
-    groups of their own; what is `far` has ranks of the job."""
+    groups of their own; what is `other_pods` has ranks of the job."""
     total = sum(each.groups.ranks for each in pods)
     found: list[Layout] = []
     start = first = 0

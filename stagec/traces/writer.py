@@ -111,8 +111,11 @@ class Emission:
     elsewhere: Elsewhere | None = None
 
 
+_ALL_HERE = Emission()
+
+
 def write_source(
-    source: TraceSource, directory: Path, about: Mapping[str, object], how: Emission
+    source: TraceSource, directory: Path, about: Mapping[str, object], how: Emission = _ALL_HERE
 ) -> Written:
     """Write the traces of a job into `directory`.
 

@@ -114,8 +114,8 @@ class FigureJob:
             text += f" ({round(100 * float(ours / high - 1), 2) + 0.0:+.2f}%)"
         if missing:
             text += f", with {row.balance} = {_shown(missing, row.format)}"
-        near = low * (1 - within) <= _rounded(ours, row.digits) <= high * (1 + within)
-        ok = near and not missing
+        within_bounds = low * (1 - within) <= _rounded(ours, row.digits) <= high * (1 + within)
+        ok = within_bounds and not missing
         names = {**self._sizes, **row.flags, "model": row.model, "kind": row.kind, **row.notes}
         return PublishedRow(row.source, filled(row.row, names), published, text, ok)
 

@@ -166,7 +166,7 @@ def validation_sources(name: str | None = None, *, kind: str) -> list[Validation
             "published figures are a distribution of their own, which is not installed",
             remedy="pip install 'stagec[validation]', or run stagec from a checkout",
         )
-    named = [folder / name for folder in folders for name in _listed(folder / LIST)]
+    named = [folder / name for folder in folders for name in _source_names(folder / LIST)]
     sources = [ValidationSource(path, _table(path / ABOUT).read(SourceText)) for path in named]
     for each, count in Counter(source.name for source in sources).items():
         if count > 1:
@@ -204,7 +204,7 @@ def _folder(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _listed(path: Path) -> list[str]:
+def _source_names(path: Path) -> list[str]:
     names = _table(path).given.get("sources")
     if not isinstance(names, list):
         raise error(f"{path} lists no sources", remedy='write sources = ["NAME", ...]')

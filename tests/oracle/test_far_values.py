@@ -15,7 +15,8 @@ from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
-from stagec.traces.emit import make_job, write_job
+from stagec.traces.emit import make_job
+from stagec.traces.writer import write_source
 from tests.support import STEP, crossed, inputs_of, run_passes
 
 #: Each layer of the decoder attends to the output of the encoder, and the output of the embedding
@@ -184,6 +185,6 @@ def test_each_value_is_sent_to_the_stages_that_need_it(tmp_path: Path) -> None:
 def test_a_job_is_free_of_deadlock(schedule: str, tmp_path: Path) -> None:
     (tmp_path / "encdec.stg").write_text(TEXT)
     options = JobOptions(str(tmp_path / "encdec.stg"), **with_pipeline(schedule))
-    write_job(make_job(JobBuilder(options).lower(), "tiny"), tmp_path / "out", {})
+    write_source(make_job(JobBuilder(options).lower(), "tiny"), tmp_path / "out", {})
     report = check_directory(tmp_path / "out")
     assert (report.errors, report.warnings, report.eager_only) == ([], [], None)

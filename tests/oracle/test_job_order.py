@@ -14,7 +14,8 @@ import pytest
 from stagec.check.traces import check_directory
 from stagec.jobs.builder import JobBuilder
 from stagec.program.nodes import Node, Program
-from stagec.traces.emit import EmittedJob, make_job, write_job
+from stagec.traces.emit import EmittedJob, make_job
+from stagec.traces.writer import write_source
 from tests.support import GPT, LLAMA, MIXTRAL, each_value, pairwise, tiny_options
 
 
@@ -55,7 +56,7 @@ def test_a_job_is_well_formed_and_free_of_deadlock(row: dict[str, Any], tmp_path
     options = dict(row)
     dp, tp = options.pop("mesh")
     made = job(options.pop("model"), dp=dp, tp=tp, **options)
-    write_job(made, tmp_path / "out", {})
+    write_source(made, tmp_path / "out", {})
     report = check_directory(tmp_path / "out")
     assert report.errors == []
     assert report.warnings == []

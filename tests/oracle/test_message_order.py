@@ -19,7 +19,8 @@ from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.jobs.builder import JobBuilder
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
-from stagec.traces.emit import make_job, write_job
+from stagec.traces.emit import make_job
+from stagec.traces.writer import write_source
 from tests.support import LLAMA, crossed, each_value, one_of_each_kind, tiny_options, tries
 
 
@@ -138,7 +139,7 @@ def is_call(node: TraceNode) -> bool:
 def written(directory: Path, **options: Any) -> int:
     """The ranks of a job in a folder, which is checked."""
     made = make_job(JobBuilder(tiny_options(LLAMA, **options)).lower(), "tiny")
-    write_job(made, directory, {})
+    write_source(made, directory, {})
     report = check_directory(directory)
     assert (report.errors, report.warnings) == ([], [])
     assert report.eager_only is None, str(report.eager_only)

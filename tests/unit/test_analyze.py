@@ -23,7 +23,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.models import library
 from stagec.text.printer import print_module
 from stagec.traces.emit import make_job
-from stagec.traces.writer import Emission, write_source
+from stagec.traces.writer import write_source
 from tests.support import (
     EXHAUSTIVE,
     GPT,
@@ -350,7 +350,7 @@ def test_the_traces_hold_what_the_analysis_says(model: str, strategy: str, tmp_p
     options: dict[str, Any] = {"sizes": {"L": 2, "B": BATCH}, **TRACED[strategy]}
     module = JobBuilder(JobOptions(model, **options)).lower()
     entry = analysis(module, model)["classes"][0]
-    written = write_source(make_job(module, "job"), tmp_path / "out", {}, Emission())
+    written = write_source(make_job(module, "job"), tmp_path / "out", {})
     groups = json.loads((written.directory / "job.json").read_text())
     mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
     program = only_program(module)

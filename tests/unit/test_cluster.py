@@ -132,7 +132,7 @@ def write_on(address: str, directory: Path, progress: Callable[[int, int], None]
 
 @LONG
 def test_the_loss_of_workers_in_mid_run_changes_nothing(tmp_path: Path) -> None:
-    write_source(job(), tmp_path / "expected", {}, Emission())
+    write_source(job(), tmp_path / "expected", {})
     lost: list[int] = []
     with local_cluster(2) as made, distributed.Client(made, set_as_default=False) as client:
 

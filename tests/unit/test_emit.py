@@ -567,7 +567,7 @@ def test_ranks_are_patched_not_serialised(tmp_path: Path, monkeypatch: pytest.Mo
     for dp in (2, 256):
         calls.append(0)
         module = JobBuilder(tiny_options(LLAMA, dp=dp, sizes={"B": dp, "L": 8}, zero=0)).lower()
-        written = write_source(make_job(module, "many"), tmp_path / str(dp), {}, Emission())
+        written = write_source(make_job(module, "many"), tmp_path / str(dp), {})
         assert len(written.files) == dp + 2
         assert MANIFEST in written.files
     assert calls[0] == calls[1] > 0

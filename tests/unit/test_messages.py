@@ -11,7 +11,8 @@ from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.ir.module import Module
 from stagec.program.classes import rank_classes
-from stagec.traces.emit import emit_module
+from stagec.traces.emit import make_job
+from stagec.traces.writer import write_source
 from tests.support import parse
 
 COMP = "et.comp[add, flops = 8, bytes = 4, out = 4]"
@@ -71,7 +72,7 @@ PIPELINE = (
 
 def emitted(module: Module, tmp_path: Path) -> dict[int, list[TraceNode]]:
     """The nodes of all ranks; the job must pass the checker."""
-    emit_module(module, "job", tmp_path / "out", {})
+    write_source(make_job(module, "job"), tmp_path / "out", {})
     report = check_directory(tmp_path / "out")
     assert not (report.errors)
     assert not (report.warnings)

@@ -17,9 +17,9 @@ import pytest
 
 from stagec.jobs.builder import JobBuilder
 from stagec.traces import writer
-from stagec.traces.emit import EmittedJob, make_job, write_job
+from stagec.traces.emit import EmittedJob, make_job
 from stagec.traces.folder import MANIFEST
-from stagec.traces.writer import Emission, parse_ranges, ranges_text
+from stagec.traces.writer import Emission, parse_ranges, ranges_text, write_source
 from tests.support import LLAMA, stagec, tiny_options, tries
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def job(**options: Any) -> EmittedJob:
 
 
 def write(made: EmittedJob, directory: Path, **how: Any) -> None:
-    write_job(made, directory, {"by": "test"}, Emission(**how))
+    write_source(made, directory, {"by": "test"}, Emission(**how))
 
 
 def content(directory: Path) -> dict[str, bytes]:

@@ -96,14 +96,14 @@ def made_server(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> MadeServer:
     """The server of options and the requests to it. Raises `DiagnosticError`, `OSError`."""
-    apart = options.serve == DISAGGREGATED
-    _refuse(options, given, apart=apart)
+    two_pods = options.serve == DISAGGREGATED
+    _refuse(options, given, two_pods=two_pods)
     requests = asked_requests(options, given)
     every = list(turns(requests))
-    pools = _pools(options, machine, given, every, session, apart=apart)
+    pools = _pools(options, machine, given, every, session, two_pods=two_pods)
     decode = pools[DECODE]
-    prefills = pools[PREFILL].replicas if apart else []
-    sent = _femtoseconds(handover(_prompted(options, every))) if apart else None
+    prefills = pools[PREFILL].replicas if two_pods else []
+    sent = _femtoseconds(handover(_prompted(options, every))) if two_pods else None
     done = ceil(given["until"] * len(every)) if given["until"] is not None else None
     _check(every, list(pools.values()), session)
     run = Simulation(
@@ -115,16 +115,16 @@ def made_server(
         given["concurrency"],
         failures(given, len(prefills), len(decode.replicas)),
         decode.plan,
-        pools[PREFILL].plan if apart else FleetPlan(),
+        pools[PREFILL].plan if two_pods else FleetPlan(),
         done,
         progress,
     )
     return MadeServer(every, pools, run)
 
 
-def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> None:
+def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) -> None:
     """Raise `DiagnosticError` for options that this server does not take."""
-    if options.serve is not None and not apart:
+    if options.serve is not None and not two_pods:
         raise error(
             f"--serve {options.serve} is one step, and requests over time take many",
             remedy="leave it out, or give --serve disaggregated",
@@ -147,12 +147,12 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, apart: bool) -> No
         )
     if options.preset:
         raise error("requests over time take no --preset", remedy="leave it out")
-    if given["prefill_replicas"] is not None and not apart:
+    if given["prefill_replicas"] is not None and not two_pods:
         raise error(
             "--prefill-replicas is about pods that prefill",
             remedy="add --serve disaggregated --prefill 'tp=4' --decode 'tp=4'",
         )
-    if scaling_of(given, prefills=True) is not None and not apart:
+    if scaling_of(given, prefills=True) is not None and not two_pods:
         raise error(
             "--autoscale prefill:... is about pods that prefill",
             remedy="leave prefill: out, or add --serve disaggregated",
@@ -174,14 +174,14 @@ def _pools(
     requests: Sequence[Request],
     session: Session,
     *,
-    apart: bool,
+    two_pods: bool,
 ) -> dict[str, Pool]:
     """The replicas that decode, and of two pods those that prefill. A step that verifies drafts
     gives each sequence the tokens that are accepted on average, one by one: each takes its share
     of the step. Raises `DiagnosticError`."""
     accepted = take_acceptance(options, given).tokens
     each = {DECODE: options}
-    if apart:
+    if two_pods:
         asked = _prompted(options, requests)
         each = {pod: options_of_pod(pod, asked) for pod in (PREFILL, DECODE)}
     first = 0
@@ -192,7 +192,7 @@ def _pools(
         pool = _pool(own, machine, given, requests, session, accepted, prefills=prefills)
         alone = pool.models.replicas
         swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
-        kept = prefix_block(own, given, requests) if prefills or not apart else 0
+        kept = prefix_block(own, given, requests) if prefills or not two_pods else 0
         pool.replicas += (
             Replica(
                 first + number,

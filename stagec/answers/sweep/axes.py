@@ -130,15 +130,15 @@ class SweepType(Kind[Axis]):
 def axis_of(name: str, values: object) -> Axis:
     """An axis of a list of values, or of their text. Raises `DiagnosticError`."""
     try:
-        text = values if isinstance(values, str) else ",".join(map(text_of, _listed(values)))
+        text = values if isinstance(values, str) else ",".join(map(text_of, _as_sequence(values)))
         return SweepType(timed=True).read(f"{name}={text}")
     except ValueError as problem:
         raise error(str(problem), remedy='as in {"tp": [1, 2, 4], "S": "4096..16384"}') from None
 
 
-def _listed(values: object) -> Sequence[object]:
-    listed = isinstance(values, list | tuple | range)
-    return cast("Sequence[object]", values) if listed else [values]
+def _as_sequence(values: object) -> Sequence[object]:
+    several = isinstance(values, list | tuple | range)
+    return cast("Sequence[object]", values) if several else [values]
 
 
 def _axis(name: str, texts: Sequence[str], *, timed: bool) -> Axis:

@@ -231,11 +231,11 @@ def _series(row: SweepRow, x: str, joined: bool) -> str:
 
 
 def _about(columns: Sequence[SweepColumn]) -> Callable[[SweepRow], str]:
-    def told(row: SweepRow) -> str:
+    def described(row: SweepRow) -> str:
         chosen = ", ".join(f"{n} {chosen_text(v)}" for n, v in row["configuration"].items())
         return "\n".join([chosen, *(f"{c.full}: {c.text(c.value(row))}" for c in columns)])
 
-    return told
+    return described
 
 
 def _axis(name: str, columns: Sequence[SweepColumn]) -> PlotAxis:

@@ -294,13 +294,13 @@ def rows_of(
         results[numbers[i]] = {pod: _judged(row, of, limit) for pod, row in found.items()}
         progress(done, len(numbers))
     steps = max((each.keys() for each in results.values()), key=len)
-    listed: list[SweepRow] = []
+    every_row: list[SweepRow] = []
     for number, choice in enumerate(choices):
         chosen = {axis.name: c.shown for axis, c in zip(axes, choice, strict=True)}
         for pod, found in results[number].items():
             of_step = {"pod": pod} if len(steps) > 1 else {}
-            listed.append({"configuration": chosen | of_step, **found})
-    return listed
+            every_row.append({"configuration": chosen | of_step, **found})
+    return every_row
 
 
 def commands_of(case: Case, axes: Sequence[Axis], rows: Sequence[SweepRow]) -> list[str]:

@@ -189,12 +189,12 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
 def _refused(rows: Sequence[SweepRow]) -> str:
     """`2 of 6 configurations cannot be: H = 32 does not divide over tp = 3 (2)`."""
     reasons = Counter(row["error"] for row in rows if "error" in row)
-    listed = [f"{reason} ({count})" for reason, count in reasons.most_common(_MOST_REASONS)]
+    texts = [f"{reason} ({count})" for reason, count in reasons.most_common(_MOST_REASONS)]
     others = sum(reasons.values()) - sum(n for _, n in reasons.most_common(_MOST_REASONS))
-    listed += [f"and for other reasons, which --json has ({others})"] if others else []
+    texts += [f"and for other reasons, which --json has ({others})"] if others else []
     chosen = ({n: v for n, v in row["configuration"].items() if n != "pod"} for row in rows)
     count = len({str(each) for each in chosen})
-    return f"{reasons.total()} of {count} configurations cannot be: {'; '.join(listed)}"
+    return f"{reasons.total()} of {count} configurations cannot be: {'; '.join(texts)}"
 
 
 def csv_text(rows: Sequence[SweepRow]) -> str:

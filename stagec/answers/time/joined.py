@@ -73,9 +73,12 @@ def _layouts(timed: Timed) -> Mapping[str, Layout]:
 
     ranks = (each.groups.ranks for each in timed.each.values())
     starts = dict(zip(timed.each, accumulate(ranks, initial=0), strict=False))
-    far = {
+    other_pods = {
         pod: {other: [to + starts[other] for to in met] for other, met in others.items()}
         for pod, others in timed.pods.peers_in_other_pod.items()
     }
-    own = [Layout(each.mesh, each.groups, far=far[pod]) for pod, each in timed.each.items()]
+    own = [
+        Layout(each.mesh, each.groups, other_pods=other_pods[pod])
+        for pod, each in timed.each.items()
+    ]
     return dict(zip(timed.each, one_behind_the_other(own), strict=True))

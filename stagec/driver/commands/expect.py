@@ -39,7 +39,7 @@ class Expectations:
 
     def __init__(self, source: Source) -> None:
         self._open = list(_expected(source))
-        self._extra: list[Diagnostic] = []
+        self._unexpected: list[Diagnostic] = []
 
     def take(self, diagnostics: Iterable[Diagnostic]) -> None:
         """Match each diagnostic with one expectation."""
@@ -48,14 +48,14 @@ class Expectations:
             if met is not None:
                 self._open.remove(met)
             elif diagnostic.severity == "error":
-                self._extra.append(diagnostic)
+                self._unexpected.append(diagnostic)
 
     def problems(self) -> Iterator[Diagnostic]:
         """Errors that were not expected, and expectations that were not met."""
-        for extra in self._extra:
-            notes = (*extra.notes, note(f"expect it with '// error: {extra.message}'"))
-            message = f"unexpected error: {extra.message}"
-            yield Diagnostic(message, extra.loc, "error", extra.remedy, notes)
+        for unexpected in self._unexpected:
+            notes = (*unexpected.notes, note(f"expect it with '// error: {unexpected.message}'"))
+            message = f"unexpected error: {unexpected.message}"
+            yield Diagnostic(message, unexpected.loc, "error", unexpected.remedy, notes)
         for missing in self._open:
             yield Diagnostic(
                 f"expected {missing.severity} was not reported: {missing.text}", missing.loc

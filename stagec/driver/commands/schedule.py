@@ -99,12 +99,12 @@ def command(
     plugin: tuple[Path, ...],
 ) -> None:
     """Draw a pipeline schedule; without a name, list them with their closed forms."""
-    extra = _from_plugins(plugin) if plugin else []
+    plugin_schedules = _from_plugins(plugin) if plugin else []
     if name is None:
         list_schedules = _list_json if json_wanted else _list
-        list_schedules(known_schedules(extra).values())
+        list_schedules(known_schedules(plugin_schedules).values())
         return
-    schedule = find_schedule(name, extra)
+    schedule = find_schedule(name, plugin_schedules)
     if stages is None or microbatches is None:
         raise click.UsageError(
             "give --stages and --microbatches, such as --stages 4 --microbatches 8"

@@ -107,19 +107,19 @@ def _servers(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _nothing(near: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
+def _nothing(nearest: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
     """What is reported where no point is left."""
     from stagec.output.tables import bytes_text
 
-    if near is None:
+    if nearest is None:
         return error(
             "no strategy of this space is left",
             remedy="see the counts of what was left out above; --print-space prints the space",
         )
-    held, room = bytes_text(near["memory_at_least"]), bytes_text(near["room"])
+    needed, room = bytes_text(nearest["memory_at_least"]), bytes_text(nearest["room"])
     return error(
-        f"no strategy of this space fits: '{near['strategy']}' holds at least {held} per rank, and "
-        f"{room} of {near['machine']} are left for it",
+        f"no strategy of this space fits: '{nearest['strategy']}' holds at least {needed} per "
+        f"rank, and {room} of {nearest['machine']} are left for it",
         remedy="give more --ranks, another --machine, or use less memory: "
         + ("a smaller --batch" if serves else "--zero 3, --recompute full, --offload activations"),
     )

@@ -152,8 +152,8 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
         ends = rank_ends(text)
         slowest = max(ends.values(), key=lambda each: (each.end, -each.rank))
         parts = None if totals else _parts(folder, where, about, slowest)
-        told = peaks(text)
-        peak = _peak_bytes(where, max(told, key=lambda r: _bytes(told[r]))) if told else None
+        used = peaks(text)
+        peak = _peak_bytes(where, max(used, key=lambda r: _bytes(used[r]))) if used else None
     return Simulated(name, ends, parts, _mfu(about, slowest.end / 1e9), peak)
 
 
@@ -295,9 +295,10 @@ def _run(words: list[str], where: Path, ranks: int) -> str:
 def _stuck(text: str, ranks: int, ended: int, code: int) -> DiagnosticError:
     lines = [line for line in text.splitlines() if line.strip()]
     wrong = next((w for w in reversed(lines) if "critical" in w or "rror" in w), None)
-    told = f": {(wrong or lines[-1])[:200]}" if lines else ""
+    reason = f": {(wrong or lines[-1])[:200]}" if lines else ""
     return error(
-        f"{ranks - ended} of {ranks} ranks do not end in ASTRA-sim, which exits with {code}{told}",
+        f"{ranks - ended} of {ranks} ranks do not end in ASTRA-sim, which exits with {code}"
+        f"{reason}",
         remedy="'stagec check DIR' proves the traces free of deadlock; with one stream for all "
         "communication some pipelines stand still, see docs/simulators.md",
     )

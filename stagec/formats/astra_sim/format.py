@@ -76,11 +76,11 @@ class AstraSimFormat(ChakraFormat):
                 f"many (the smallest has {small})"
             )
         inner = [axis for axis, size in layout.mesh.items() if size > 1]
-        apart = layout.start > 0 or layout.groups.ranks > prod(layout.mesh.values())
+        of_one_pod = layout.start > 0 or layout.groups.ranks > prod(layout.mesh.values())
         joined = [
             group
             for group in program.groups
-            if len(group.axes) > 1 and (apart or set(group.axes) < set(inner))
+            if len(group.axes) > 1 and (of_one_pod or set(group.axes) < set(inner))
         ]
         if joined:
             names = ", ".join("+".join(g.axes) for g in joined)
@@ -88,7 +88,7 @@ class AstraSimFormat(ChakraFormat):
                 f"a group over several axes ({names}) is one ring, and a step of it along several "
                 "axes takes the link of the innermost"
             )
-        if any(layout.far.values()):
+        if any(layout.other_pods.values()):
             found.append(
                 "the level between pods: a message to another one takes the link of the innermost "
                 "dimension along which the ranks differ"

@@ -175,11 +175,11 @@ def _text(path: Path, file: BinaryIO, reader: _Reader) -> Iterator[Record]:
                 raise stream.error(f"expected a record of at most {MAX_RECORD_BYTES} bytes")
             yield 0, record
     except DiagnosticError as problem:
-        told = problem.diagnostics[0]
+        first = problem.diagnostics[0]
         place = ""
-        if isinstance(told.loc, FileLoc):
-            place = f"line {told.loc.line}, column {told.loc.col}"
-        raise TraceError(path, 0, told.message, place) from None
+        if isinstance(first.loc, FileLoc):
+            place = f"line {first.loc.line}, column {first.loc.col}"
+        raise TraceError(path, 0, first.message, place) from None
 
 
 #: What JSON of other tools holds, by a name in it.

@@ -37,12 +37,12 @@ def exceeded_limits(group_ids: Iterable[int], ranks: int, nodes_per_rank: int) -
 
 
 def _overflowing_ids(ids: list[int]) -> str:
-    beyond = [number for number in ids if number > LARGEST_GROUP_ID]
-    if not beyond:
+    over_limit = [number for number in ids if number > LARGEST_GROUP_ID]
+    if not over_limit:
         return ""
     return (
-        f"{len(beyond)} communicator group ids exceed {LARGEST_GROUP_ID} (the largest is "
-        f"{beyond[-1]}): ASTRA-sim's 32-bit message tags overflow"
+        f"{len(over_limit)} communicator group ids exceed {LARGEST_GROUP_ID} (the largest is "
+        f"{over_limit[-1]}): ASTRA-sim's 32-bit message tags overflow"
     )
 
 

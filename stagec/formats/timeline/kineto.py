@@ -138,11 +138,11 @@ def _differing(timeline: Timeline, node: Node, rank: int) -> str:
     else:
         name, found = timeline.group(node, rank)
         ranks = [*found]
-    listed = ", ".join(map(str, ranks[:_MOST_RANKS])) + (
+    members = ", ".join(map(str, ranks[:_MOST_RANKS])) + (
         ", ..." if len(ranks) > _MOST_RANKS else ""
     )
     return (
-        f'"Process Group Name": {json.dumps(name)}, "Process Group Ranks": "[{listed}]", '
+        f'"Process Group Name": {json.dumps(name)}, "Process Group Ranks": "[{members}]", '
         f'"Group size": {len(ranks)}'
     )
 

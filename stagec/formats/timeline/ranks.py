@@ -224,13 +224,15 @@ def replayed(
     others. `how` is what `step_time` takes. Raises `DiagnosticError`."""
     first, levels = _first(issued), dict[str, Level]()
     ahead = {pod: each for pod, each in issued.items() if pod != DECODE}
-    far = {
-        pod: {n: [ranks - layouts[n].start for ranks in met] for n, met in layout.far.items()}
+    other_pods = {
+        pod: {
+            n: [ranks - layouts[n].start for ranks in met] for n, met in layout.other_pods.items()
+        }
         for pod, layout in layouts.items()
     }
     if DECODE in issued:
         levels[DECODE] = level_between_pods(machine, [each.mesh for each in issued.values()])
-    together = IssuedPods(ahead, far) if len(ahead) > 1 else next(iter(ahead.values()))
+    together = IssuedPods(ahead, other_pods) if len(ahead) > 1 else next(iter(ahead.values()))
     step = step_time(together, machine, pods=levels, **how)
     found: list[Replay] = []
     for pod, each in issued.items():

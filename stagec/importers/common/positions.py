@@ -225,7 +225,7 @@ def _longrope(scaling: Config, config: Config, text: ModelText) -> list[str]:
     factor = max(scaling.ratio("factor", default=grown), Fraction(1))
     words = [f"factor = {factor}"] if factor != 1 else []
     words.append(f"original = {original}")
-    words += [f"{k} = ({', '.join(map(str, map(_near, v)))})" for k, v in lists.items()]
+    words += [f"{k} = ({', '.join(map(str, map(_short_fraction, v)))})" for k, v in lists.items()]
     scales = {scaling.ratio(key) for key in ("short_mscale", "long_mscale") if scaling.has(key)}
     if len(scales) > 1:
         raise scaling.refuse("long_mscale", "differs from 'short_mscale'")
@@ -234,11 +234,11 @@ def _longrope(scaling: Config, config: Config, text: ModelText) -> list[str]:
         if factor == 1 and wanted != 1:
             raise scaling.refuse("attention_factor", f"is {wanted} in a context that is not longer")
         more = (float(wanted) - 1) / log(factor) * 10 if factor != 1 else 0
-        words.append(f"mscale = {_near(more)}")
+        words.append(f"mscale = {_short_fraction(more)}")
     return words
 
 
-def _near(number: Fraction | float) -> Fraction:
+def _short_fraction(number: Fraction | float) -> Fraction:
     return Fraction(number).limit_denominator(_PRECISION)
 
 
@@ -272,7 +272,7 @@ def _mscale(scaling: Config, factor: Fraction) -> Fraction:
         wanted = (1 + float(above) * grown) / (1 + float(below) * grown)
     else:
         return Fraction(1)
-    return _near((wanted - 1) / grown)
+    return _short_fraction((wanted - 1) / grown)
 
 
 def score_share(config: Config) -> Fraction:
@@ -283,7 +283,7 @@ def score_share(config: Config) -> Fraction:
         kind = section.word("rope_type", "type", among=_KINDS, default="") if section else ""
         if section is not None and kind == "yarn":
             grown = float(section.ratio("mscale_all_dim", default=0)) * log(_factor(section)) / 10
-            return _near((1 + grown) ** -4)
+            return _short_fraction((1 + grown) ** -4)
     return Fraction(1)
 
 

@@ -31,7 +31,7 @@ class Sides:
     scaled: bool = False
 
 
-def _read_kin(config: Config, kind: Sides) -> ModelText:
+def _read_bart(config: Config, kind: Sides) -> ModelText:
     expect_head(config, "ConditionalGeneration", "MTModel")
     text, longest = begin(config, kind.title, 1024)
     text.symbol("T", min(longest, 4096), "tokens of a target")
@@ -75,44 +75,44 @@ def _read_kin(config: Config, kind: Sides) -> ModelText:
 @reads("BART", "bart", features="encoder and decoder, norm behind each sum")
 def read_bart(config: Config) -> ModelText:
     """BART (arXiv 1910.13461): a norm behind each sum, learned positions, tied everything."""
-    return _read_kin(config, Sides("BART"))
+    return _read_bart(config, Sides("BART"))
 
 
 @reads("mBART", "mbart", features="BART with norms before the parts")
 def read_mbart(config: Config) -> ModelText:
     """mBART (arXiv 2001.08210): norms before the parts."""
-    return _read_kin(config, Sides("mBART", pre=True))
+    return _read_bart(config, Sides("mBART", pre=True))
 
 
 @reads("PLBART", "plbart", "mvp", features="BART, scaled embeddings")
 def read_plbart(config: Config) -> ModelText:
     """PLBART (arXiv 2103.06333): BART with scaled embeddings."""
-    return _read_kin(config, Sides("PLBART", scaled=True))
+    return _read_bart(config, Sides("PLBART", scaled=True))
 
 
 @reads("Blenderbot", "blenderbot", features="norms before the parts")
 def read_blenderbot(config: Config) -> ModelText:
     """Blenderbot (arXiv 2004.13637): norms before the parts, none of the embeddings."""
-    return _read_kin(config, Sides("Blenderbot", pre=True, embed_norm=False, before=0))
+    return _read_bart(config, Sides("Blenderbot", pre=True, embed_norm=False, before=0))
 
 
 @reads("Pegasus", "pegasus", features="fixed positions")
 def read_pegasus(config: Config) -> ModelText:
     """Pegasus (arXiv 1912.08777): norms before the parts, positions that are not trained."""
-    return _read_kin(config, Sides("Pegasus", True, False, "fixed", 0))
+    return _read_bart(config, Sides("Pegasus", True, False, "fixed", 0))
 
 
 @reads("Marian", "marian", features="fixed positions")
 def read_marian(config: Config) -> ModelText:
     """Marian (arXiv 1804.00344): norms behind the sums, positions that are not trained."""
-    return _read_kin(config, Sides("Marian", False, False, "fixed", 0))
+    return _read_bart(config, Sides("Marian", False, False, "fixed", 0))
 
 
 @reads("M2M-100", "m2m_100", features="fixed positions")
 def read_m2m_100(config: Config) -> ModelText:
     """M2M-100 (arXiv 2010.11125) and NLLB (arXiv 2207.04672): norms before the parts, a sinusoid
     for positions."""
-    return _read_kin(config, Sides("M2M-100", True, False, "constant", 2, "relu", scaled=True))
+    return _read_bart(config, Sides("M2M-100", True, False, "constant", 2, "relu", scaled=True))
 
 
 def _side(body: Body, kind: Sides, table: str, names: tuple[str, str, str], scaled: bool) -> str:

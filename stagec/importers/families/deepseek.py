@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, PerLayer, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, PerLayer, Sizes
 from stagec.importers.common.positions import growing_temperature, score_share
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
@@ -48,55 +48,55 @@ class Latent:
 @reads("DeepSeekMoE", "deepseek", features="dense first, shared experts")
 def read_deepseek(config: Config) -> ModelText:
     """DeepSeekMoE (arXiv 2401.06066): shared experts beside many small ones, dense layers first."""
-    kin = Kin(config, "DeepSeekMoE", Sizes(4096, 11008, 30, 32, 102400, 2048))
-    mixer = kin.biased(Attention(rope=kin.rope()))
-    return kin.stack(mixer, _softmax_experts(kin))
+    model = DecoderModel(config, "DeepSeekMoE", Sizes(4096, 11008, 30, 32, 102400, 2048))
+    mixer = model.biased(Attention(rope=model.rope()))
+    return model.stack(mixer, _softmax_experts(model))
 
 
-def _softmax_experts(kin: Kin) -> PerLayer:
+def _softmax_experts(model: DecoderModel) -> PerLayer:
     """Dense layers, then experts by a softmax; without any if the configuration names none."""
-    config = kin.config
+    config = model.config
     config.only("scoring_func", "softmax")
     config.only("ep_size", 1)
-    plain = FeedForward(kin.activation())
+    plain = FeedForward(model.activation())
     dense = config.count("first_k_dense_replace", default=0)
     every = config.size("moe_layer_freq", default=1)
-    normalize = kin.flag("norm_topk_prob")
+    normalize = model.flag("norm_topk_prob")
     if not config.has("n_routed_experts"):
         return plain
-    mixture = kin.experts(count=1, top=1, inner=1407, normalize=normalize)
+    mixture = model.experts(count=1, top=1, inner=1407, normalize=normalize)
     method = config.word(
         "topk_method", among=("greedy", "gready", "group_limited_greedy"), default="greedy"
     )
-    groups = kin.groups()
-    route = [*mixture.route, *([] if normalize else kin.weights())]
+    groups = model.groups()
+    route = [*mixture.route, *([] if normalize else model.weights())]
     route += groups if method == "group_limited_greedy" else []
     config.skip("routed_scaling_factor")
     number = config.count("n_shared_experts", default=0)
-    shared = kin.shared(number, "n_shared_experts") if number else None
+    shared = model.shared(number, "n_shared_experts") if number else None
     mixture = replace(mixture, route=tuple(route), shared=shared)
     return [
         ("sparse", mixture) if i >= dense and i % every == 0 else ("dense", plain)
-        for i in range(kin.count)
+        for i in range(model.count)
     ]
 
 
 @reads("DeepSeek-V2", "deepseek_v2", features="latent attention, groups")
 def read_deepseek_v2(config: Config) -> ModelText:
     """DeepSeek-V2 (arXiv 2405.04434): latent attention."""
-    kin, mixer = latent_of(config, "DeepSeek-V2", Sizes(4096, 11008, 32, 32, 102400, 2048))
-    return kin.stack(mixer, _softmax_experts(kin))
+    model, mixer = latent_of(config, "DeepSeek-V2", Sizes(4096, 11008, 32, 32, 102400, 2048))
+    return model.stack(mixer, _softmax_experts(model))
 
 
 @reads("DeepSeek-V3", "deepseek_v3", "kimi_k2", features="latent attention, sigmoids")
 def read_deepseek_v3(config: Config) -> ModelText:
     """DeepSeek-V3 (arXiv 2412.19437) and Kimi K2: latent attention, sigmoid routing with a bias."""
-    kin, mixer = latent_of(config, "DeepSeek-V3", Sizes(7168, 18432, 61, 128, 129280, 4096))
-    return sigmoid_stack(kin, mixer)
+    model, mixer = latent_of(config, "DeepSeek-V3", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    return sigmoid_stack(model, mixer)
 
 
 def sigmoid_stack(
-    kin: Kin,
+    model: DecoderModel,
     mixer: Block,
     *,
     count: int = 256,
@@ -107,51 +107,51 @@ def sigmoid_stack(
 ) -> ModelText:
     """Dense layers first, then experts chosen by sigmoids; the numbers are those of keys left
     out."""
-    config = kin.config
-    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
-    plain = FeedForward(kin.activation())
+    config = model.config
+    mixture = model.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
+    plain = FeedForward(model.activation())
     dense = config.count("first_k_dense_replace", default=dense)
     config.only("moe_layer_freq", 1)
-    blocks = kin.dense_first(dense, mixture, plain)
-    return kin.stack(mixer, blocks)
+    blocks = model.dense_first(dense, mixture, plain)
+    return model.stack(mixer, blocks)
 
 
 @reads("Mistral 4", "mistral4", features="latent attention, queries grow, a shared expert")
 def read_mistral4(config: Config) -> ModelText:
     """Mistral Small 4: latent attention whose queries grow with the position, experts by a softmax
     beside a shared one."""
-    kin, mixer = latent_of(
+    model, mixer = latent_of(
         config,
         "Mistral 4",
         Sizes(4096, 12288, 36, 32, 131072, 1 << 20),
         LatentSizes(kept=64, keys=256, queries=1024),
     )
     mixer = replace(mixer, temperature=growing_temperature(config))
-    normalize = kin.flag("norm_topk_prob", True)
-    mixture = kin.experts(count=128, top=4, inner=2048, normalize=normalize)
+    normalize = model.flag("norm_topk_prob", True)
+    mixture = model.experts(count=128, top=4, inner=2048, normalize=normalize)
     config.only("n_group", 1)
     config.only("topk_group", 1)
     number = config.count("n_shared_experts", default=1)
-    shared = kin.shared(number, "n_shared_experts") if number else None
-    mixture = replace(mixture, route=(*mixture.route, *kin.weights()), shared=shared)
+    shared = model.shared(number, "n_shared_experts") if number else None
+    mixture = replace(mixture, route=(*mixture.route, *model.weights()), shared=shared)
     dense = config.count("first_k_dense_replace", default=0)
-    blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
-    return kin.stack(mixer, blocks)
+    blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
+    return model.stack(mixer, blocks)
 
 
 @reads("DeepSeek-V3.2", "deepseek_v32", features="an indexer selects 2048 keys")
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
-    kin, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
-    if "Q" not in kin.text.symbols:
+    model, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    if "Q" not in model.text.symbols:
         raise config.refuse("q_lora_rank", "is null, but the indexer needs the queries' latent")
-    read_size(config, kin.text, "H_i", "index_n_heads", default=64)
-    read_size(config, kin.text, "J", "index_head_dim", default=128)
-    read_size(config, kin.text, "N_keys", "index_topk", default=2048)
+    read_size(config, model.text, "H_i", "index_n_heads", default=64)
+    read_size(config, model.text, "J", "index_head_dim", default=128)
+    read_size(config, model.text, "N_keys", "index_topk", default=2048)
     config.skip("indexer_rope_interleave")
-    config.words("layer_types", among=("indexed_attention",), length=kin.count)
-    config.words("indexer_types", among=("full",), length=kin.count)
-    return sigmoid_stack(kin, replace(latent, indexed=True))
+    config.words("layer_types", among=("indexed_attention",), length=model.count)
+    config.words("indexer_types", among=("full",), length=model.count)
+    return sigmoid_stack(model, replace(latent, indexed=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +169,25 @@ class LatentSizes:
 
 def latent_of(
     config: Config, title: str, sizes: Sizes, own: LatentSizes | None = None
-) -> tuple[Kin, Latent]:
+) -> tuple[DecoderModel, Latent]:
     """The model with the sizes of latent attention."""
     own = own or LatentSizes()
     config.skip("num_key_value_heads", "head_dim", "qk_head_dim", "rope_interleave")
     config.only("attention_bias", False)
-    kin = Kin(
+    model = DecoderModel(
         config,
         title,
         replace(sizes, dim=own.kept),
         read_groups=False,
         dim_keys=["qk_nope_head_dim"],
     )
-    if read_size(config, kin.text, "R", "qk_rope_head_dim", default=own.turned) % 2:
+    if read_size(config, model.text, "R", "qk_rope_head_dim", default=own.turned) % 2:
         raise config.wrong("qk_rope_head_dim", "an even number")
-    read_size(config, kin.text, "W", "v_head_dim", default=own.values or kin.width // kin.heads)
-    read_size(config, kin.text, "C", "kv_lora_rank", default=own.keys)
+    read_size(
+        config, model.text, "W", "v_head_dim", default=own.values or model.width // model.heads
+    )
+    read_size(config, model.text, "C", "kv_lora_rank", default=own.keys)
     low_rank = config.has("q_lora_rank") or not config.names("q_lora_rank")
     if low_rank:
-        read_size(config, kin.text, "Q", "q_lora_rank", default=own.queries)
-    return kin, Latent(low_rank, kin.rope(), score_share(config))
+        read_size(config, model.text, "Q", "q_lora_rank", default=own.queries)
+    return model, Latent(low_rank, model.rope(), score_share(config))

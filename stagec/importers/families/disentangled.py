@@ -35,9 +35,9 @@ def read_deberta(config: Config) -> ModelText:
     text, body, terms = _begin(config, "DeBERTa", (768, 12, 3072, 50265))
     config.only("talking_head", False)
     table = body.param("distances", "2*R, D")
-    near = body.let("near", f"stg.slice[dim = 0, start = R - S, size = 2*S]({table})")
+    distances = body.let("near", f"stg.slice[dim = 0, start = R - S, size = 2*S]({table})")
     text.assume("R >= S")
-    return _finish(config, text, body, near, [*terms, "key_bias = no"])
+    return _finish(config, text, body, distances, [*terms, "key_bias = no"])
 
 
 @reads("DeBERTa-v2", "deberta-v2", features="DeBERTa with logarithmic distances (v3)")
@@ -51,10 +51,10 @@ def read_deberta_v2(config: Config) -> ModelText:
         text.symbol("N", config.size("position_buckets"), "position_buckets")
         most = True
         options.append("most = (most = R)")
-    near = body.param("distances", "2*N, D" if most else "2*R, D")
+    distances = body.param("distances", "2*N, D" if most else "2*R, D")
     if config.word("norm_rel_ebd", among=("none", "layer_norm"), default="none") == "layer_norm":
-        near = LAYER.write(body, "near", near, "distance_norm")
-    return _finish(config, text, body, near, options)
+        distances = LAYER.write(body, "near", distances, "distance_norm")
+    return _finish(config, text, body, distances, options)
 
 
 def _begin(
@@ -103,7 +103,7 @@ def _terms(config: Config) -> Sequence[str]:
 
 
 def _finish(
-    config: Config, text: ModelText, body: Body, near: str, options: Sequence[str]
+    config: Config, text: ModelText, body: Body, distances: str, options: Sequence[str]
 ) -> ModelText:
     """Append the layers on `%x`, whose attention has these options, and the head."""
     act = read_activation(config, "hidden_act")
@@ -112,7 +112,7 @@ def _finish(
     attention = text.use("disentangled", "D H K", *given)
     tower = Tower()
     steps = [
-        TowerPart("attn", tower.call(attention, "D H K", "{}", near)),
+        TowerPart("attn", tower.call(attention, "D H K", "{}", distances)),
         TowerPart(
             "mlp", tower.call(FeedForward(act, gated=False, bias=True).write(text), "D F", "{}")
         ),

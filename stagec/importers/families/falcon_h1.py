@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.state_space import PREFIXED, read_mamba2
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -53,10 +53,10 @@ def read_falcon_h1(config: Config) -> ModelText:
     """Falcon-H1 (arXiv 2507.22448): Mamba-2 and attention side by side in each layer, multipliers
     everywhere."""
     sizes = Sizes(4096, 14336, 32, 32, 128000, 8192, groups=8)
-    kin = Kin(config, "Falcon-H1", sizes)
-    text = kin.text
+    model = DecoderModel(config, "Falcon-H1", sizes)
+    text = model.text
     inner = config.size("mamba_d_ssm", default=1024)
-    normed = kin.flag("mamba_rms_norm", False)
+    normed = model.flag("mamba_rms_norm", False)
     mamba = read_mamba2(
         config,
         text,
@@ -77,9 +77,9 @@ def read_falcon_h1(config: Config) -> ModelText:
     mamba = replace(mamba, scales=_multipliers(config, "ssm_multipliers", 5))
     by = config.ratio("key_multiplier", default=1)
     scale = times(by) if by != 1 else ""
-    attention = kin.biased(Attention(rope=kin.rope(), key_scale=scale))
+    attention = model.biased(Attention(rope=model.rope(), key_scale=scale))
     gate, down = _multipliers(config, "mlp_multipliers", 2)
-    mlp = _ScaledMlp(gate, down, kin.flag("mlp_bias"))
+    mlp = _ScaledMlp(gate, down, model.flag("mlp_bias"))
     config.only("hidden_act", "silu")
     config.only("projectors_bias", config.flag("mamba_proj_bias", default=False))
     branches = (
@@ -88,11 +88,11 @@ def read_falcon_h1(config: Config) -> ModelText:
     )
     layer = _Branches([Part(mlp.write(text), "ffn")], branches=branches)
     decoder = Decoder(
-        tied=kin.tied(),
+        tied=model.tied(),
         embed_scale=config.ratio("embedding_multiplier", default=1),
         logit_scale=config.ratio("lm_head_multiplier", default=1),
     )
-    return decoder.write(text, {"layers": layer}, ["layers"] * kin.count)
+    return decoder.write(text, {"layers": layer}, ["layers"] * model.count)
 
 
 def _around(config: Config, name: str) -> tuple[Fraction, Fraction]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.families.deepseek import read_deepseek_v32
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -19,18 +19,18 @@ HALF = Fraction(1, 2)
 @reads("MiniCPM", "minicpm", features="scaled embeddings, residuals, logits")
 def read_minicpm(config: Config) -> ModelText:
     """MiniCPM (arXiv 2404.06395): Llama with scaled embeddings, residuals and logits."""
-    kin = Kin(config, "MiniCPM", Sizes(4096, 11008, 32, 32, 32000, 2048))
-    mixer = kin.biased(Attention(rope=kin.rope()))
+    model = DecoderModel(config, "MiniCPM", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    mixer = model.biased(Attention(rope=model.rope()))
     base = config.size("dim_model_base", default=1)
     decoder = Decoder(
-        tied=kin.tied(True),
+        tied=model.tied(True),
         embed_scale=config.ratio("scale_emb", default=1),
-        logit_scale=Fraction(base, kin.width) if config.has("dim_model_base") else Fraction(1),
+        logit_scale=Fraction(base, model.width) if config.has("dim_model_base") else Fraction(1),
     )
     depth = config.ratio("scale_depth", default=1)
     config.only("num_experts", 0)
-    block = FeedForward(kin.activation())
-    return kin.stack(mixer, block, decoder, scale=depth / root(kin.count))
+    block = FeedForward(model.activation())
+    return model.stack(mixer, block, decoder, scale=depth / root(model.count))
 
 
 @reads("ChatGLM", "chatglm", features="partial rotation, biases by keys")
@@ -40,7 +40,7 @@ def read_chatglm(config: Config) -> ModelText:
     if not grouped:
         config.skip("multi_query_group_num")
     sizes = Sizes(4096, 13696, 28, 32, 65024, 2048, dim=128)
-    kin = Kin(config, "ChatGLM", sizes, read_groups=grouped)
+    model = DecoderModel(config, "ChatGLM", sizes, read_groups=grouped)
     for key, value in {
         "rmsnorm": True,
         "post_layer_norm": True,
@@ -54,64 +54,64 @@ def read_chatglm(config: Config) -> ModelText:
     base = 10000 * config.ratio("rope_ratio", default=1)
     if base.denominator != 1 or not 0 < base < 1 << 60:
         raise config.wrong("rope_ratio", "a number that makes a whole base of 10000 times it")
-    kin.text.symbol("theta", int(base), "10000 * rope_ratio")
-    biased = kin.flag("add_bias_linear")
-    rope = kin.partly(Rope(interleaved=True), kin.dim // 2, "head_dim")
-    mixer = Attention(qkv_bias=kin.flag("add_qkv_bias") or biased, out_bias=biased, rope=rope)
-    block = FeedForward(kin.activation(), bias=biased)
-    return kin.stack(mixer, block)
+    model.text.symbol("theta", int(base), "10000 * rope_ratio")
+    biased = model.flag("add_bias_linear")
+    rope = model.partly(Rope(interleaved=True), model.dim // 2, "head_dim")
+    mixer = Attention(qkv_bias=model.flag("add_qkv_bias") or biased, out_bias=biased, rope=rope)
+    block = FeedForward(model.activation(), bias=biased)
+    return model.stack(mixer, block)
 
 
 @reads("Orion", "orion", features="LayerNorm")
 def read_orion(config: Config) -> ModelText:
     """Orion (arXiv 2401.12246): Llama with LayerNorm."""
-    kin = Kin(config, "Orion", Sizes(4096, 15360, 40, 40, 84608, 4096))
-    mixer = kin.biased(Attention(rope=kin.rope()))
-    block = FeedForward(kin.activation())
-    return kin.stack(mixer, block, norm=LAYER)
+    model = DecoderModel(config, "Orion", Sizes(4096, 15360, 40, 40, 84608, 4096))
+    mixer = model.biased(Attention(rope=model.rope()))
+    block = FeedForward(model.activation())
+    return model.stack(mixer, block, norm=LAYER)
 
 
 @reads("Ling", "bailing_moe", features="shared experts, dense first")
 def read_bailing(config: Config) -> ModelText:
     """Ling (arXiv 2503.05139): experts by a softmax, shared ones beside them."""
-    kin = Kin(config, "Ling", Sizes(2048, 5632, 28, 16, 126464, 16384, groups=4))
+    model = DecoderModel(config, "Ling", Sizes(2048, 5632, 28, 16, 126464, 16384, groups=4))
     _refuse_of_ling(config)
-    normalize = kin.flag("norm_topk_prob", True)
-    mixture = kin.experts(count=64, top=6, inner=1408, normalize=normalize)
+    normalize = model.flag("norm_topk_prob", True)
+    mixture = model.experts(count=64, top=6, inner=1408, normalize=normalize)
     number = config.count("num_shared_experts", default=0)
-    shared = kin.shared(number, "num_shared_experts") if number else None
+    shared = model.shared(number, "num_shared_experts") if number else None
     mixer = Attention(
-        qkv_bias=kin.flag("use_qkv_bias"), out_bias=kin.flag("use_bias"), rope=kin.rope()
+        qkv_bias=model.flag("use_qkv_bias"), out_bias=model.flag("use_bias"), rope=model.rope()
     )
     dense = config.count("first_k_dense_replace", default=0)
-    blocks = kin.dense_first(
+    blocks = model.dense_first(
         dense, replace(mixture, shared=shared), FeedForward(mixture.activation)
     )
-    return kin.stack(mixer, blocks)
+    return model.stack(mixer, blocks)
 
 
 @reads("Ling 2.0", "bailing_moe_v2", features="sigmoid routing, q and k normed")
 def read_bailing_v2(config: Config) -> ModelText:
     """Ling 2.0: as DeepSeek-V3's experts, over attention with normed heads, half rotated."""
     sizes = Sizes(2048, 5120, 20, 16, 157184, 32768, groups=4, base=600000)
-    kin = Kin(config, "Ling 2.0", sizes)
+    model = DecoderModel(config, "Ling 2.0", sizes)
     _refuse_of_ling(config)
     config.only("score_function", "sigmoid")
     config.only("moe_router_enable_expert_bias", True)
     config.skip("router_dtype", "moe_router_topk_scaling_factor")
-    mixture = kin.sigmoid_experts(count=256, top=8, inner=512, shared=1)
+    mixture = model.sigmoid_experts(count=256, top=8, inner=512, shared=1)
     if config.has("moe_shared_expert_intermediate_size"):
-        inner = kin.text.symbols["M"].value
+        inner = model.text.symbols["M"].value
         config.only("moe_shared_expert_intermediate_size", inner)
     mixer = Attention(
-        qkv_bias=kin.flag("use_qkv_bias"),
-        out_bias=kin.flag("use_bias"),
-        qk_norm=RMS if kin.flag("use_qk_norm", True) else None,
-        rope=kin.rope(partial=HALF),
+        qkv_bias=model.flag("use_qkv_bias"),
+        out_bias=model.flag("use_bias"),
+        qk_norm=RMS if model.flag("use_qk_norm", True) else None,
+        rope=model.rope(partial=HALF),
     )
     dense = config.count("first_k_dense_replace", default=0)
-    blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
-    return kin.stack(mixer, blocks)
+    blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
+    return model.stack(mixer, blocks)
 
 
 def _refuse_of_ling(config: Config) -> None:
@@ -125,7 +125,7 @@ def read_grok2(config: Config) -> ModelText:
     """Grok-2: a dense block beside the experts, norms before and behind, bounded scores. Both are
     divided by the root of 2 before a norm, which takes that out again."""
     sizes = Sizes(8192, 32768, 64, 64, 131072, 131072, groups=8, dim=128)
-    kin = Kin(config, "Grok-2", sizes)
+    model = DecoderModel(config, "Grok-2", sizes)
     cap = config.ratio("attn_logit_softcapping", default=30)
     config.only("sliding_window_size", -1)
     config.only("global_attn_every_n", 1)
@@ -133,18 +133,18 @@ def read_grok2(config: Config) -> ModelText:
     config.skip("router_logit_softcapping", "attn_temperature_len", "rope_type", "scaling_factor")
     config.skip("original_max_position_embeddings", "extrapolation_factor", "attn_factor")
     config.skip("beta_fast", "beta_slow")
-    gelu = kin.activation("gelu_pytorch_tanh")
-    mixture = kin.experts(count=8, top=2, inner=16384, normalize=False, activation=gelu)
-    kin.text.symbol("F_shared", kin.inner, "intermediate_size")
+    gelu = model.activation("gelu_pytorch_tanh")
+    mixture = model.experts(count=8, top=2, inner=16384, normalize=False, activation=gelu)
+    model.text.symbol("F_shared", model.inner, "intermediate_size")
     mixture = replace(mixture, shared=FeedForward(gelu))
     decoder = Decoder(
-        tied=kin.tied(),
+        tied=model.tied(),
         embed_scale=config.ratio("embedding_multiplier_scale", default=1),
         logit_scale=config.ratio("output_multiplier_scale", default=1),
         logit_cap=config.ratio("final_logit_softcapping", default=50),
     )
-    mixer = Attention(rope=kin.rope(), mask=f"causal, softcap = {cap}")
-    return kin.stack(mixer, mixture, decoder, post=RMS)
+    mixer = Attention(rope=model.rope(), mask=f"causal, softcap = {cap}")
+    return model.stack(mixer, mixture, decoder, post=RMS)
 
 
 @reads("GLM-5", "glm_moe_dsa", features="latent attention with an indexer")

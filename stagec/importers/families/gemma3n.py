@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from statistics import NormalDist
 
-from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.positions import read_bases
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.gemma4 import SharingHeads, SharingLayer, write_layers
@@ -24,8 +24,8 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 def read_gemma3n(config: Config) -> ModelText:
     """Gemma 3n, the text model."""
     sizes = Sizes(2048, 16384, 35, 8, 262400, 32768, groups=2, dim=256)
-    kin = Kin(config, "Gemma 3n", sizes)
-    text = kin.text
+    model = DecoderModel(config, "Gemma 3n", sizes)
+    text = model.text
     config.only("attention_bias", False)
     config.only("altup_active_idx", 0)
     config.only("altup_correct_scale", True)
@@ -36,15 +36,15 @@ def read_gemma3n(config: Config) -> ModelText:
     read_size(config, text, "J", "hidden_size_per_layer_input", default=256)
     read_size(config, text, "V_own", "vocab_size_per_layer_input", default=262144)
     read_size(config, text, "W", "sliding_window", default=512)
-    kinds = config.words("layer_types", among=(_LOCAL, _GLOBAL), length=kin.count)
-    kinds = kinds or tuple(_LOCAL if (i + 1) % 5 else _GLOBAL for i in range(kin.count))
+    kinds = config.words("layer_types", among=(_LOCAL, _GLOBAL), length=model.count)
+    kinds = kinds or tuple(_LOCAL if (i + 1) % 5 else _GLOBAL for i in range(model.count))
     ropes = read_bases(
         config, text, {_GLOBAL: ("theta", 1000000), _LOCAL: ("theta_local", 10000)}, nested=_LOCAL
     )
-    gate = [*activation_options(kin.activation("gelu_pytorch_tanh"), gated=True)]
-    shares = config.ratios("activation_sparsity_pattern", length=kin.count)
-    few = 10 if kin.count > 10 else 0
-    shares = shares or (Fraction(19, 20),) * few + (Fraction(0),) * (kin.count - few)
+    gate = [*activation_options(model.activation("gelu_pytorch_tanh"), gated=True)]
+    shares = config.ratios("activation_sparsity_pattern", length=model.count)
+    few = 10 if model.count > 10 else 0
+    shares = shares or (Fraction(19, 20),) * few + (Fraction(0),) * (model.count - few)
     found = {share for share in shares if share}
     if len(found) > 1 or not all(0 < share < 1 for share in found):
         raise config.refuse("activation_sparsity_pattern", "has other shares than one and 0")
@@ -63,11 +63,11 @@ def read_gemma3n(config: Config) -> ModelText:
         block = text.use("gemma3n", used, *options, function="gemma3n_layer")
         order.append(f"{heads.kind}_sparse" if share else heads.kind)
         layers[order[-1]] = SharingLayer(heads, block, ("%tokens", "%x0", "%words_norm"))
-    shared = config.count("num_kv_shared_layers", default=15, most=kin.count - 1)
+    shared = config.count("num_kv_shared_layers", default=15, most=model.count - 1)
     if shared and set(kinds[-shared - 2 : -shared]) != set(kinds):
         raise config.refuse("num_kv_shared_layers", "does not follow a layer of each kind")
     cap = config.ratio("final_logit_softcapping", default=30)
-    decoder = Decoder(tied=kin.tied(True), embed_scale=root(kin.width), logit_cap=cap or None)
+    decoder = Decoder(tied=model.tied(True), embed_scale=root(model.width), logit_cap=cap or None)
     body = Body()
     x, table = decoder.embed(body, "x0")
     body.param("words_norm", "J")

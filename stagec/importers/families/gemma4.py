@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.idle import gemma4_towers
-from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.positions import read_bases
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
@@ -82,24 +82,24 @@ class SharingLayer:
 def read_gemma4(config: Config) -> ModelText:
     """Gemma 4, the text model."""
     sizes = Sizes(2304, 9216, 30, 8, 262144, 131072, groups=4, dim=256)
-    kin = Kin(config, "Gemma 4", sizes)
-    text = kin.text
+    model = DecoderModel(config, "Gemma 4", sizes)
+    text = model.text
     config.only("use_bidirectional_attention", "vision")
     config.only("attention_bias", False)
-    local, whole = _read_heads(kin)
+    local, whole = _read_heads(model)
     every: tuple[str, ...] = tuple(
-        _GLOBAL if (i + 1) % 6 == 0 else _LOCAL for i in range(kin.count)
+        _GLOBAL if (i + 1) % 6 == 0 else _LOCAL for i in range(model.count)
     )
-    kinds = config.words("layer_types", among=(_LOCAL, _GLOBAL), length=kin.count) or every
+    kinds = config.words("layer_types", among=(_LOCAL, _GLOBAL), length=model.count) or every
     kinds = (*kinds[:-1], _GLOBAL)  # as the reference has it
-    options = [*activation_options(kin.activation("gelu_pytorch_tanh"), gated=True)]
+    options = [*activation_options(model.activation("gelu_pytorch_tanh"), gated=True)]
     tables = bool(config.count("hidden_size_per_layer_input", default=256))
     if tables:
         read_size(config, text, "J", "hidden_size_per_layer_input", default=256)
         read_size(config, text, "V_own", "vocab_size_per_layer_input", default=262144)
         options.append("words")
-    if kin.flag("enable_moe_block"):
-        _read_experts(kin)
+    if model.flag("enable_moe_block"):
+        _read_experts(model)
         options.append("experts")
     config.skip(
         "num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input"
@@ -107,7 +107,7 @@ def read_gemma4(config: Config) -> ModelText:
     network = text.use("gemma4", "D F M E T J V_own", *options, function="gemma4_network")
     beside = ("%tokens", "%x0", "%words_norm") if tables else ()
     cap = config.ratio("final_logit_softcapping", default=0)
-    decoder = Decoder(tied=kin.tied(True), embed_scale=root(kin.width), logit_cap=cap or None)
+    decoder = Decoder(tied=model.tied(True), embed_scale=root(model.width), logit_cap=cap or None)
     body = Body()
     x, table = decoder.embed(body, "x0")
     if tables:
@@ -117,8 +117,8 @@ def read_gemma4(config: Config) -> ModelText:
     for heads in (local, whole):
         mixer = text.use("gemma4", heads.symbols, *heads.options(), function="gemma4_mixer")
         layers[heads.kind] = SharingLayer(heads, mixer, network=network, beside=beside)
-    shared = config.count("num_kv_shared_layers", default=0, most=kin.count - 1)
-    wide = kin.flag("use_double_wide_mlp")
+    shared = config.count("num_kv_shared_layers", default=0, most=model.count - 1)
+    wide = model.flag("use_double_wide_mlp")
     if shared and not set(named[-shared - 2 : -shared]) == set(named):
         raise config.refuse("num_kv_shared_layers", "does not follow a layer of each kind")
     x = write_layers(text, body, x, layers, named, shared, wide=wide)
@@ -163,24 +163,24 @@ def write_layers(
     return write_stack(text, body, x, takers, [f"shared_{k}" for k in rest], name="shared")
 
 
-def _read_heads(kin: Kin) -> tuple[SharingHeads, SharingHeads]:
+def _read_heads(model: DecoderModel) -> tuple[SharingHeads, SharingHeads]:
     """Attention of local and of global layers."""
-    config, text = kin.config, kin.text
+    config, text = model.config, model.text
     kinds = {_LOCAL: ("theta_local", 10000), _GLOBAL: ("theta", 1000000)}
     ropes = read_bases(config, text, kinds, nested="", share=Fraction(1, 4))
     size = config.size("sliding_window", default=512, most=1 << 30)
     text.symbol("W", size, "sliding_window")
-    equal = kin.flag("attention_k_eq_v")
+    equal = model.flag("attention_k_eq_v")
     wide, groups = config.size("global_head_dim", default=512), 0
-    number = config.size("num_global_key_value_heads", default=kin.groups_of_heads)
-    groups = number if equal else kin.groups_of_heads
+    number = config.size("num_global_key_value_heads", default=model.groups_of_heads)
+    groups = number if equal else model.groups_of_heads
     each = config.section("per_layer_config")
     if each is not None:
         found = [each.section(name) for name in each.members]
         pairs = {
             (
                 inner.size("head_dim", default=wide),
-                inner.size("num_key_value_heads", default=kin.groups_of_heads),
+                inner.size("num_key_value_heads", default=model.groups_of_heads),
             )
             for inner in found
             if inner is not None
@@ -189,8 +189,8 @@ def _read_heads(kin: Kin) -> tuple[SharingHeads, SharingHeads]:
             raise config.refuse("per_layer_config", "differs between layers of one kind")
         for pair in pairs:
             wide, groups = pair
-    if kin.heads % groups:
-        raise config.refuse("num_global_key_value_heads", f"is {groups}: {kin.heads} heads")
+    if model.heads % groups:
+        raise config.refuse("num_global_key_value_heads", f"is {groups}: {model.heads} heads")
     text.symbol("K_global", wide, "global_head_dim")
     text.symbol("G_global", groups, "heads of keys and values of global layers")
     return (
@@ -199,13 +199,13 @@ def _read_heads(kin: Kin) -> tuple[SharingHeads, SharingHeads]:
     )
 
 
-def _read_experts(kin: Kin) -> None:
+def _read_experts(model: DecoderModel) -> None:
     """Declare the sizes of experts."""
-    read_size(kin.config, kin.text, "E", "num_experts")
-    top = read_size(kin.config, kin.text, "T", "top_k_experts")
-    if top > kin.text.value("E"):
-        raise kin.config.refuse("top_k_experts", f"is {top}, more than there are experts")
-    read_size(kin.config, kin.text, "M", "moe_intermediate_size")
+    read_size(model.config, model.text, "E", "num_experts")
+    top = read_size(model.config, model.text, "T", "top_k_experts")
+    if top > model.text.value("E"):
+        raise model.config.refuse("top_k_experts", f"is {top}, more than there are experts")
+    read_size(model.config, model.text, "M", "moe_intermediate_size")
 
 
 @reads("Gemma 4 with images", "gemma4", features="towers of images and of sounds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
@@ -27,18 +27,22 @@ _FOURFOLD = -4
 @reads("GPT-2", "gpt2", features="learned positions, biases, tied head")
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
-    kin = Kin(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024), read_groups=False)
+    model = DecoderModel(
+        config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024), read_groups=False
+    )
     config.only("scale_attn_weights", True)
     config.only("scale_attn_by_inverse_layer_idx", False)
     config.skip("n_ctx")
     _skip_summary(config)
-    return _biased(kin, "gelu_new", "H")
+    return _biased(model, "gelu_new", "H")
 
 
 @reads("GPT", "openai-gpt", features="norms behind the sums")
 def read_gpt(config: Config) -> ModelText:
     """GPT (Radford et al. 2018): GPT-2 whose norms stand behind the sums."""
-    kin = Kin(config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512), read_groups=False)
+    model = DecoderModel(
+        config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512), read_groups=False
+    )
     act = config.word("afn", among=ACTIVATIONS, default="gelu_new")
     act = "gelu_new" if act == "gelu" else act  # what the class makes of it
     config.only("n_special", 0)
@@ -46,8 +50,8 @@ def read_gpt(config: Config) -> ModelText:
     _skip_summary(config)
     mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None)
     block = FeedForward(act, gated=False, bias=True)
-    decoder = Decoder(None, tied=kin.tied(True), positions=kin.positions())
-    return normed_sums(kin, mixer, block, decoder)
+    decoder = Decoder(None, tied=model.tied(True), positions=model.positions())
+    return normed_sums(model, mixer, block, decoder)
 
 
 @reads("StarCoder", "gpt_bigcode", features="GPT-2 with multi-query")
@@ -55,7 +59,7 @@ def read_gpt_bigcode(config: Config) -> ModelText:
     """StarCoder (arXiv 2305.06161): GPT-2 with one head of keys and values."""
     one = config.flag("multi_query", default=True)
     sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None)
-    kin = Kin(config, "StarCoder", sizes, read_groups=False)
+    model = DecoderModel(config, "StarCoder", sizes, read_groups=False)
     config.only("scale_attn_weights", True)
     config.skip(
         "n_ctx",
@@ -66,8 +70,8 @@ def read_gpt_bigcode(config: Config) -> ModelText:
         "validate_runner_input",
     )
     _skip_summary(config)
-    config.only("num_key_value_heads", 1 if one else kin.heads)
-    return _biased(kin, "gelu_pytorch_tanh", "G" if one else "H")
+    config.only("num_key_value_heads", 1 if one else model.heads)
+    return _biased(model, "gelu_pytorch_tanh", "G" if one else "H")
 
 
 def _skip_summary(config: Config) -> None:
@@ -76,158 +80,168 @@ def _skip_summary(config: Config) -> None:
     config.skip(*(f"summary_{name}" for name in names))
 
 
-def _biased(kin: Kin, activation: str, groups: str) -> ModelText:
+def _biased(model: DecoderModel, activation: str, groups: str) -> ModelText:
     mixer = Attention(groups, qkv_bias=True, out_bias=True, rope=None)
-    block = FeedForward(kin.activation(activation), gated=False, bias=True)
-    decoder = Decoder(LAYER, tied=kin.tied(True), positions=kin.positions())
-    return kin.stack(mixer, block, decoder, norm=LAYER)
+    block = FeedForward(model.activation(activation), gated=False, bias=True)
+    decoder = Decoder(LAYER, tied=model.tied(True), positions=model.positions())
+    return model.stack(mixer, block, decoder, norm=LAYER)
 
 
 @reads("GPT-Neo", "gpt_neo", features="windows in every other layer")
 def read_gpt_neo(config: Config) -> ModelText:
     """GPT-Neo: every other layer sees a window; scores are not scaled."""
-    kin = Kin(config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048), read_groups=False)
+    model = DecoderModel(
+        config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048), read_groups=False
+    )
     config.skip("attention_types")
-    kin.text.symbol("W", config.size("window_size", default=256), "window_size")
-    types = config.words("attention_layers", among=("global", "local"), length=kin.count)
-    types = types or tuple(("global", "local")[i % 2] for i in range(kin.count))
+    model.text.symbol("W", config.size("window_size", default=256), "window_size")
+    types = config.words("attention_layers", among=("global", "local"), length=model.count)
+    types = types or tuple(("global", "local")[i % 2] for i in range(model.count))
     full = Attention("H", out_bias=True, rope=None, mask="causal, rsqrt = 1")
     local = replace(full, mask="causal, window = W, rsqrt = 1")
     mixers = [(t, local if t == "local" else full) for t in types]
-    block = FeedForward(kin.activation("gelu_new"), gated=False, bias=True)
+    block = FeedForward(model.activation("gelu_new"), gated=False, bias=True)
     _skip_summary(config)
-    decoder = Decoder(LAYER, tied=kin.tied(True), positions=kin.positions())
-    return kin.stack(mixers, block, decoder, norm=LAYER)
+    decoder = Decoder(LAYER, tied=model.tied(True), positions=model.positions())
+    return model.stack(mixers, block, decoder, norm=LAYER)
 
 
 @reads("OPT", "opt", features="learned positions, ReLU, biases")
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
-    kin = Kin(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048), read_groups=False)
+    model = DecoderModel(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048), read_groups=False)
     config.only("layer_norm_elementwise_affine", True)
     config.only("_remove_final_layer_norm", False)
-    narrow = config.size("word_embed_proj_dim", default=kin.width) != kin.width
+    narrow = config.size("word_embed_proj_dim", default=model.width) != model.width
     if narrow:
-        kin.size("D_embed", "word_embed_proj_dim")
-    biased = kin.flag("enable_bias", True)
+        model.size("D_embed", "word_embed_proj_dim")
+    biased = model.flag("enable_bias", True)
     mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=None)
-    block = FeedForward(kin.activation("relu"), gated=False, bias=biased)
-    decoder = Decoder(LAYER, tied=kin.tied(True), positions=kin.positions(before=2))
+    block = FeedForward(model.activation("relu"), gated=False, bias=biased)
+    decoder = Decoder(LAYER, tied=model.tied(True), positions=model.positions(before=2))
     decoder = replace(decoder, narrow="D_embed" if narrow else "")
-    if kin.flag("do_layer_norm_before", True):
-        return kin.stack(mixer, block, decoder, norm=LAYER)
-    return normed_sums(kin, mixer, block, replace(decoder, norm=None))
+    if model.flag("do_layer_norm_before", True):
+        return model.stack(mixer, block, decoder, norm=LAYER)
+    return normed_sums(model, mixer, block, replace(decoder, norm=None))
 
 
-def normed_sums(kin: Kin, mixer: Attention, block: FeedForward, decoder: Decoder) -> ModelText:
+def normed_sums(
+    model: DecoderModel, mixer: Attention, block: FeedForward, decoder: Decoder
+) -> ModelText:
     """The text of layers whose norms stand behind the sums."""
     parts = [
-        Part(each.write(kin.text), name, None) for each, name in ((mixer, "attn"), (block, "ffn"))
+        Part(each.write(model.text), name, None) for each, name in ((mixer, "attn"), (block, "ffn"))
     ]
-    return decoder.write(kin.text, {"layers": NormedSums(parts)}, ["layers"] * kin.count)
+    return decoder.write(model.text, {"layers": NormedSums(parts)}, ["layers"] * model.count)
 
 
 @reads("BLOOM", "bloom", features="ALiBi, normed embeddings, biases")
 def read_bloom(config: Config) -> ModelText:
     """BLOOM (arXiv 2211.05100): a bias by distance, a norm of the embeddings."""
-    kin = Kin(config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048), read_groups=False)
+    model = DecoderModel(
+        config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048), read_groups=False
+    )
     config.only("apply_residual_connection_post_layernorm", False)
     config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
     config.skip("bias_dropout_fusion")
     mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None, mask="causal, alibi")
     block = FeedForward("gelu_new", gated=False, bias=True)
-    decoder = Decoder(LAYER, tied=kin.tied(True), embed_norm=LAYER)
-    return kin.stack(mixer, block, decoder, norm=LAYER)
+    decoder = Decoder(LAYER, tied=model.tied(True), embed_norm=LAYER)
+    return model.stack(mixer, block, decoder, norm=LAYER)
 
 
 @reads("MPT", "mpt", features="ALiBi, LayerNorm without bias")
 def read_mpt(config: Config) -> ModelText:
     """MPT: a bias by distance, or learned positions."""
     ratio = config.size("expansion_ratio", default=4)
-    kin = Kin(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048), read_groups=False)
-    norm = LAYER_SCALE if kin.flag("no_bias", True) else LAYER
+    model = DecoderModel(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048), read_groups=False)
+    norm = LAYER_SCALE if model.flag("no_bias", True) else LAYER
     biased = norm == LAYER
     config.merge("attn_config")
-    alibi = kin.flag("alibi")
+    alibi = model.flag("alibi")
     config.only("attn_type", "multihead_attention")
     for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
         config.only(key, False)
     config.only("softmax_scale")
     config.only("alibi_bias_max", 8)
     config.skip("attn_impl")
-    kin.clip()
+    model.clip()
     mask = "causal, alibi" if alibi else "causal"
     config.skip("init_config", "init_device", "verbose", "ffn_config", "embedding_fraction")
     config.skip("norm_type")
     config.only("logit_scale")
     config.only("use_pad_tok_in_ffn", True)
-    learned = kin.flag("learned_pos_emb", True) and not alibi
+    learned = model.flag("learned_pos_emb", True) and not alibi
     mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=None, mask=mask)
     block = FeedForward("gelu", gated=False, bias=biased)
-    decoder = Decoder(norm, tied=kin.tied(True), positions=kin.positions() if learned else None)
-    return kin.stack(mixer, block, decoder, norm=norm)
+    decoder = Decoder(norm, tied=model.tied(True), positions=model.positions() if learned else None)
+    return model.stack(mixer, block, decoder, norm=norm)
 
 
 @reads("GPT-NeoX", "gpt_neox", features="parallel blocks, partial rotation")
 def read_gpt_neox(config: Config) -> ModelText:
     """GPT-NeoX (arXiv 2204.06745): both blocks of a layer read its input, each by its own norm."""
-    kin = Kin(config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048), read_groups=False)
-    rope = kin.rope(partial=Fraction(1, 4))
-    mixer = kin.biased(Attention("H", rope=rope), True)
-    block = FeedForward(kin.activation("gelu"), gated=False, bias=True)
-    parallel = kin.flag("use_parallel_residual", True)
-    decoder = Decoder(LAYER, tied=kin.tied())
-    return kin.stack(mixer, block, decoder, norm=LAYER, parallel=parallel)
+    model = DecoderModel(
+        config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048), read_groups=False
+    )
+    rope = model.rope(partial=Fraction(1, 4))
+    mixer = model.biased(Attention("H", rope=rope), True)
+    block = FeedForward(model.activation("gelu"), gated=False, bias=True)
+    parallel = model.flag("use_parallel_residual", True)
+    decoder = Decoder(LAYER, tied=model.tied())
+    return model.stack(mixer, block, decoder, norm=LAYER, parallel=parallel)
 
 
 @reads("GPT-J", "gptj", "codegen", features="parallel blocks under one norm")
 def read_gptj(config: Config) -> ModelText:
     """GPT-J and CodeGen (arXiv 2203.13474): both blocks read one norm; the head has a bias."""
-    kin = Kin(config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048), read_groups=False)
+    model = DecoderModel(
+        config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048), read_groups=False
+    )
     config.skip("n_ctx", "scale_attn_weights", "rotary")
     _skip_summary(config)
     rotated = config.size("rotary_dim", default=64)
-    kin.text.symbol("theta", 10000, "the base of the frequencies")
-    mixer = Attention("H", rope=kin.partly(Rope(interleaved=True), rotated, "rotary_dim"))
-    block = FeedForward(kin.activation("gelu_new"), gated=False, bias=True)
-    decoder = Decoder(LAYER, tied=kin.tied(), head_bias=True)
-    return _parallel(kin, mixer, block, decoder)
+    model.text.symbol("theta", 10000, "the base of the frequencies")
+    mixer = Attention("H", rope=model.partly(Rope(interleaved=True), rotated, "rotary_dim"))
+    block = FeedForward(model.activation("gelu_new"), gated=False, bias=True)
+    decoder = Decoder(LAYER, tied=model.tied(), head_bias=True)
+    return _parallel(model, mixer, block, decoder)
 
 
 @reads("Phi", "phi", features="parallel blocks under one norm, biases")
 def read_phi(config: Config) -> ModelText:
     """Phi-1 and Phi-2 (arXiv 2309.05463): both blocks read one norm; biases everywhere."""
     config.only("qk_layernorm", False)
-    kin = Kin(config, "Phi", Sizes(2048, 8192, 24, 32, 51200, 2048))
-    return _phi(kin, kin.rope(partial=Fraction(1, 2)))
+    model = DecoderModel(config, "Phi", Sizes(2048, 8192, 24, 32, 51200, 2048))
+    return _phi(model, model.rope(partial=Fraction(1, 2)))
 
 
 @reads("Phi of releases", "phi-msft", features="Phi by keys of GPT-2")
 def read_phi_msft(config: Config) -> ModelText:
     """The same, by the keys that the releases of Phi-1.5 and Phi-2 had at first; rows of the table
     of words are added up to a multiple."""
-    kin = Kin(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
+    model = DecoderModel(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
     words, times = (
-        kin.text.value("V"),
+        model.text.value("V"),
         config.size("pad_vocab_size_multiple", default=64),
     )
-    kin.text.replace("V", -(-words // times) * times, "vocab_size")
-    rotated = min(config.size("rotary_dim", default=32), kin.dim)
-    return _phi(kin, kin.partly(kin.rope(), rotated, "rotary_dim"))
+    model.text.replace("V", -(-words // times) * times, "vocab_size")
+    rotated = min(config.size("rotary_dim", default=32), model.dim)
+    return _phi(model, model.partly(model.rope(), rotated, "rotary_dim"))
 
 
-def _phi(kin: Kin, rope: Rope) -> ModelText:
+def _phi(model: DecoderModel, rope: Rope) -> ModelText:
     mixer = Attention(qkv_bias=True, out_bias=True, rope=rope)
-    block = FeedForward(kin.activation("gelu_new"), gated=False, bias=True)
-    return _parallel(kin, mixer, block, Decoder(LAYER, tied=kin.tied(), head_bias=True))
+    block = FeedForward(model.activation("gelu_new"), gated=False, bias=True)
+    return _parallel(model, mixer, block, Decoder(LAYER, tied=model.tied(), head_bias=True))
 
 
 def _parallel(
-    kin: Kin, mixer: Attention, block: FeedForward, decoder: Decoder, norm: Norm = LAYER
+    model: DecoderModel, mixer: Attention, block: FeedForward, decoder: Decoder, norm: Norm = LAYER
 ) -> ModelText:
     """A model whose blocks read one norm and add to the stream together."""
-    return kin.stack(mixer, block, decoder, norm=None, parallel=True, common_norm=norm)
+    return model.stack(mixer, block, decoder, norm=None, parallel=True, common_norm=norm)
 
 
 @reads("Falcon", "falcon", "RefinedWeb", "RefinedWebModel", features="multi-query, parallel blocks")
@@ -238,102 +252,102 @@ def read_falcon(config: Config) -> ModelText:
     if not newer:
         config.skip("num_kv_heads", "n_head_kv")
     sizes = Sizes(4544, _FOURFOLD, 32, 71, 65024, 2048, groups=1 if one else None)
-    kin = Kin(config, "Falcon", sizes, read_groups=newer)
+    model = DecoderModel(config, "Falcon", sizes, read_groups=newer)
     config.skip("ff_factor")
-    biased = kin.flag("bias")
-    alibi = kin.flag("alibi")
+    biased = model.flag("bias")
+    alibi = model.flag("alibi")
     if alibi:  # rotary positions are said, and not used
         config.skip("rope_theta", "rope_scaling", "rope_parameters")
-    mask, rope = ("causal, alibi", None) if alibi else ("causal", kin.rope())
+    mask, rope = ("causal, alibi", None) if alibi else ("causal", model.rope())
     groups = "G" if one or newer else "H"
     mixer = Attention(groups, qkv_bias=biased, out_bias=biased, rope=rope, mask=mask)
-    activation = config.word("activation", among=ACTIVATIONS, default=kin.activation("gelu"))
+    activation = config.word("activation", among=ACTIVATIONS, default=model.activation("gelu"))
     block = FeedForward(activation, gated=False, bias=biased)
-    decoder = Decoder(LAYER, tied=kin.tied(True))
+    decoder = Decoder(LAYER, tied=model.tied(True))
     norms = config.size("num_ln_in_parallel_attn", default=2 if newer else 1, most=2)
-    parallel = kin.flag("parallel_attn", True) or newer
+    parallel = model.flag("parallel_attn", True) or newer
     if parallel and norms == 1:
-        return _parallel(kin, mixer, block, decoder)
-    return kin.stack(mixer, block, decoder, norm=LAYER, parallel=parallel)
+        return _parallel(model, mixer, block, decoder)
+    return model.stack(mixer, block, decoder, norm=LAYER, parallel=parallel)
 
 
 @reads("StarCoder2", "starcoder2", features="biases by a key, windows")
 def read_starcoder2(config: Config) -> ModelText:
     """StarCoder2 (arXiv 2402.19173): grouped queries, biases by a key, a window."""
-    kin = Kin(config, "StarCoder2", Sizes(3072, 12288, 30, 24, 49152, 4096, groups=2))
-    biased = kin.flag("use_bias", True)
+    model = DecoderModel(config, "StarCoder2", Sizes(3072, 12288, 30, 24, 49152, 4096, groups=2))
+    biased = model.flag("use_bias", True)
     config.only("mlp_type", "default")
     config.only("norm_type", "layer_norm")
     config.skip("activation_function")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
-    mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
-    block = FeedForward(kin.activation("gelu_pytorch_tanh"), gated=False, bias=biased)
-    return kin.stack(mixers, block, Decoder(LAYER, tied=kin.tied(True)), norm=LAYER)
+    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=model.rope())
+    mixers = model.windowed(mixer)
+    block = FeedForward(model.activation("gelu_pytorch_tanh"), gated=False, bias=biased)
+    return model.stack(mixers, block, Decoder(LAYER, tied=model.tied(True)), norm=LAYER)
 
 
 @reads("StableLM", "stablelm", features="LayerNorm, partial rotation")
 def read_stablelm(config: Config) -> ModelText:
     """StableLM 2 (arXiv 2402.17834): a quarter of each head is rotated."""
-    kin = Kin(config, "StableLM", Sizes(2560, 6912, 32, 32, 50304, 4096))
-    normed = LAYER_SCALE if kin.flag("qk_layernorm") else None
+    model = DecoderModel(config, "StableLM", Sizes(2560, 6912, 32, 32, 50304, 4096))
+    normed = LAYER_SCALE if model.flag("qk_layernorm") else None
     mixer = Attention(
-        qkv_bias=kin.flag("use_qkv_bias"),
+        qkv_bias=model.flag("use_qkv_bias"),
         qk_norm=normed,
         norm_dims="heads",
-        rope=kin.rope(partial=Fraction(1, 4)),
+        rope=model.rope(partial=Fraction(1, 4)),
     )
-    block = FeedForward(kin.activation())
-    decoder = Decoder(LAYER, tied=kin.tied())
-    if kin.flag("use_parallel_residual"):
-        return _parallel(kin, mixer, block, decoder)
-    return kin.stack(mixer, block, decoder, norm=LAYER)
+    block = FeedForward(model.activation())
+    decoder = Decoder(LAYER, tied=model.tied())
+    if model.flag("use_parallel_residual"):
+        return _parallel(model, mixer, block, decoder)
+    return model.stack(mixer, block, decoder, norm=LAYER)
 
 
 @reads("Command R", "cohere", features="parallel blocks, scaled logits")
 def read_cohere(config: Config) -> ModelText:
     """Command R: both blocks read one LayerNorm without a bias; logits are scaled."""
-    kin = Kin(config, "Command R", Sizes(8192, 22528, 40, 64, 256000, 8192))
-    normed = LAYER_SCALE if kin.flag("use_qk_norm") else None
-    mixer = kin.biased(
-        Attention(qk_norm=normed, norm_dims="heads", rope=kin.rope(interleaved=True))
+    model = DecoderModel(config, "Command R", Sizes(8192, 22528, 40, 64, 256000, 8192))
+    normed = LAYER_SCALE if model.flag("use_qk_norm") else None
+    mixer = model.biased(
+        Attention(qk_norm=normed, norm_dims="heads", rope=model.rope(interleaved=True))
     )
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
-    decoder = Decoder(LAYER_SCALE, tied=kin.tied(True), logit_scale=scale)
-    return _parallel(kin, mixer, FeedForward(kin.activation()), decoder, LAYER_SCALE)
+    decoder = Decoder(LAYER_SCALE, tied=model.tied(True), logit_scale=scale)
+    return _parallel(model, mixer, FeedForward(model.activation()), decoder, LAYER_SCALE)
 
 
 @reads("OLMo", "olmo", features="LayerNorm without parameters")
 def read_olmo(config: Config) -> ModelText:
     """OLMo (arXiv 2402.00838): LayerNorm without parameters."""
-    kin = Kin(config, "OLMo", Sizes(4096, 11008, 32, 32, 50304, 2048))
-    kin.clip()
-    mixer = kin.biased(Attention(rope=kin.rope()))
+    model = DecoderModel(config, "OLMo", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    model.clip()
+    mixer = model.biased(Attention(rope=model.rope()))
     plain = Norm("layer", "none")
-    block = FeedForward(kin.activation())
-    return kin.stack(mixer, block, norm=plain)
+    block = FeedForward(model.activation())
+    return model.stack(mixer, block, norm=plain)
 
 
 @reads("Nemotron", "nemotron", features="squared ReLU, LayerNorm of 1 + w")
 def read_nemotron(config: Config) -> ModelText:
     """Nemotron-4 (arXiv 2402.16819): a squared ReLU, norms whose weight is stored less 1."""
-    kin = Kin(config, "Nemotron", Sizes(6144, 24576, 32, 48, 256000, 4096))
+    model = DecoderModel(config, "Nemotron", Sizes(6144, 24576, 32, 48, 256000, 4096))
     norm = Norm("layer", zero_centered=True)
-    mixer = kin.biased(Attention(rope=kin.rope(partial=Fraction(1, 2))))
-    block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias"))
-    return kin.stack(mixer, block, norm=norm)
+    mixer = model.biased(Attention(rope=model.rope(partial=Fraction(1, 2))))
+    block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias"))
+    return model.stack(mixer, block, norm=norm)
 
 
 @reads("Persimmon", "persimmon", features="squared ReLU, q and k normed")
 def read_persimmon(config: Config) -> ModelText:
     """Persimmon: a squared ReLU, queries and keys normed per head, half of each head rotated."""
-    kin = Kin(
+    model = DecoderModel(
         config,
         "Persimmon",
         Sizes(4096, 16384, 36, 64, 262144, 16384, base=25000),
         read_groups=False,
     )
-    normed = LAYER if kin.flag("qk_layernorm", True) else None
-    rope = kin.rope(partial=Fraction(1, 2))
+    normed = LAYER if model.flag("qk_layernorm", True) else None
+    rope = model.rope(partial=Fraction(1, 2))
     mixer = Attention("H", qkv_bias=True, out_bias=True, qk_norm=normed, rope=rope)
-    block = FeedForward(kin.activation("relu2"), gated=False, bias=True)
-    return kin.stack(mixer, block, norm=LAYER)
+    block = FeedForward(model.activation("relu2"), gated=False, bias=True)
+    return model.stack(mixer, block, norm=LAYER)

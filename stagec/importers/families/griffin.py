@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.families.windows import GEMMA_NORM
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -32,31 +32,33 @@ def read_recurrent_gemma(config: Config) -> ModelText:
     """RecurrentGemma (arXiv 2404.07839): two recurrent layers, one of attention to a window; norms
     of 1 + w."""
     sizes = Sizes(2560, 3 * 2560, 26, 10, 256000, 8192)
-    kin = Kin(config, "RecurrentGemma", sizes)
-    text = kin.text
-    if kin.inner % 2:
-        raise config.refuse("intermediate_size", f"is {kin.inner}: it is gate and up, an even one")
-    text.replace("F", kin.inner // 2, "intermediate_size / 2")
-    width = config.size("lru_width", default=kin.width)
-    if width % kin.heads:
-        raise config.refuse("lru_width", f"is {width}, which {kin.heads} heads do not divide")
-    text.symbol("P", width // kin.heads, "lru_width / num_attention_heads")
-    kin.size("W_m", "conv1d_width", default=4)
-    kin.size("W", "attention_window_size", "sliding_window", default=2048)
+    model = DecoderModel(config, "RecurrentGemma", sizes)
+    text = model.text
+    if model.inner % 2:
+        raise config.refuse(
+            "intermediate_size", f"is {model.inner}: it is gate and up, an even one"
+        )
+    text.replace("F", model.inner // 2, "intermediate_size / 2")
+    width = config.size("lru_width", default=model.width)
+    if width % model.heads:
+        raise config.refuse("lru_width", f"is {width}, which {model.heads} heads do not divide")
+    text.symbol("P", width // model.heads, "lru_width / num_attention_heads")
+    model.size("W_m", "conv1d_width", default=4)
+    model.size("W", "attention_window_size", "sliding_window", default=2048)
     config.skip("w_init_variance_scale", "final_w_init_variance_scale")
-    act = kin.activation("gelu_pytorch_tanh")
-    biased = kin.flag("attention_bias")
-    rope = kin.rope(partial=Fraction(1, 2))
+    act = model.activation("gelu_pytorch_tanh")
+    biased = model.flag("attention_bias")
+    rope = model.rope(partial=Fraction(1, 2))
     mask = "causal, window = W"
     attention = Attention(qkv_bias=biased, out_bias=True, rope=rope, mask=mask)
     block = FeedForward(act, bias=True)
     names = {"recurrent": "recurrent", "linear_attention": "recurrent"}
     names |= {"attention": "attention", "sliding_attention": "attention"}
     found = config.kinds("block_types", names=names) or ("recurrent", "recurrent", "attention")
-    types = config.kinds("layers_block_type", "layer_types", names=names, length=kin.count)
+    types = config.kinds("layers_block_type", "layer_types", names=names, length=model.count)
     layers: list[list[Place]] = []
-    for i in range(kin.count):
-        attends = (types or found * kin.count)[i] == "attention"
+    for i in range(model.count):
+        attends = (types or found * model.count)[i] == "attention"
         mixer = (
             ("attention", "attn", attention) if attends else ("recurrent", "rec", Recurrent(act))
         )
@@ -65,8 +67,8 @@ def read_recurrent_gemma(config: Config) -> ModelText:
     cap = config.ratio("logits_soft_cap", default=30)
     decoder = Decoder(
         GEMMA_NORM,
-        tied=kin.tied(True),
-        embed_scale=root(kin.width) if scaled else ONE,
+        tied=model.tied(True),
+        embed_scale=root(model.width) if scaled else ONE,
         logit_cap=cap or None,
     )
     text.notes.append("The first token's input is scaled as all others are (the reference: by 1).")

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.idle import tower_of
-from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
@@ -34,23 +34,23 @@ def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
     merged patches. The tower of the later one has `windows`."""
     config.merge("text_config")
     vision = tower_of(config)
-    kin = Kin(config, title, Sizes(4096, 22016, 32, 32, 151936, 32768))
-    text = kin.text
+    model = DecoderModel(config, title, Sizes(4096, 22016, 32, 32, 151936, 32768))
+    text = model.text
     config.only("use_sliding_window", False)
     config.skip("sliding_window", "max_window_layers", "layer_types")
-    rope = _by_axes(kin)
-    biased = kin.flag("attention_bias", True)
+    rope = _by_axes(model)
+    biased = model.flag("attention_bias", True)
     mixer = Attention(qkv_bias=biased, rope=rope)
     attention = Part(mixer.write(text), "attn", operands=["%places"])
-    layer = Layer([attention, Part(FeedForward(kin.activation()).write(text), "ffn")])
+    layer = Layer([attention, Part(FeedForward(model.activation()).write(text), "ffn")])
     merged = _read_tower(vision, text, windows)
     body = Body()
     table = body.param("embed", "V, D")
     image = _image_tokens(vision, text, body, merged, windows)
     words = body.let("words", f"stg.embedding({table}, %tokens)")
     x = body.let("x", f"stg.merge_rows({words}, {image}, %merged)")
-    y = write_stack(text, body, x, {"layers": layer}, ["layers"] * kin.count)
-    Decoder(tied=kin.tied()).write_head(text, body, y, table)
+    y = write_stack(text, body, x, {"layers": layer}, ["layers"] * model.count)
+    Decoder(tied=model.tied()).write_head(text, body, y, table)
     vision.finish()
     order = ", in the order of windows" if windows else ""
     text.notes += [
@@ -67,17 +67,17 @@ def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
     )
 
 
-def _by_axes(kin: Kin) -> Rope:
+def _by_axes(model: DecoderModel) -> Rope:
     """M-RoPE: the pairs of a head turn by time, height and width."""
     sections: tuple[int, ...] = ()
     for key in ("rope_scaling", "rope_parameters"):
-        inner = kin.config.section(key)
+        inner = model.config.section(key)
         sections = sections or (inner.sizes("mrope_section", length=3) if inner else ())
     sections = sections or (16, 24, 24)
-    if 2 * sum(sections) != kin.dim:
-        raise kin.config.refuse("rope_scaling", f"has sections that do not make up {kin.dim}")
-    rope = kin.rope()
-    kin.text.notes = [n for n in kin.text.notes if "on all axes" not in n]
+    if 2 * sum(sections) != model.dim:
+        raise model.config.refuse("rope_scaling", f"has sections that do not make up {model.dim}")
+    rope = model.rope()
+    model.text.notes = [n for n in model.text.notes if "on all axes" not in n]
     return replace(rope, sections=f"sections = ({', '.join(map(str, sections))})")
 
 

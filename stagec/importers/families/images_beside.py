@@ -103,8 +103,8 @@ class Eye:
         if self.token:
             x = with_class_token(body, "pc", x, "D_v", ["class_token"], batch="B*I_v")
         if self.positions:
-            extra = " + 1" if self.token else ""
-            x = with_positions(body, "pp", x, f"X_v*X_v{extra}, D_v")
+            class_token = " + 1" if self.token else ""
+            x = with_positions(body, "pp", x, f"X_v*X_v{class_token}, D_v")
         return self.pre.write(body, "pn", x, "pre_norm", "D_v") if self.pre else x
 
 

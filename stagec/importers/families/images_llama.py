@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.idle import tower_of
-from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
@@ -46,19 +46,23 @@ def read_mllama_images(config: Config) -> ModelText:
     config.merge("text_config")
     config.only("tie_word_embeddings", False)
     crossed = config.sizes("cross_attention_layers")
-    kin = Kin(config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8))
-    text = kin.text
-    if any(layer >= kin.count for layer in crossed) or len(set(crossed)) < len(crossed):
-        raise config.refuse("cross_attention_layers", f"are not layers of {kin.count}")
-    block = FeedForward(kin.activation()).write(text)
+    model = DecoderModel(
+        config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8)
+    )
+    text = model.text
+    if any(layer >= model.count for layer in crossed) or len(set(crossed)) < len(crossed):
+        raise config.refuse("cross_attention_layers", f"are not layers of {model.count}")
+    block = FeedForward(model.activation()).write(text)
     kinds = {
-        "layers": Layer([Part(Attention(rope=kin.rope()).write(text), "attn"), Part(block, "ffn")])
+        "layers": Layer(
+            [Part(Attention(rope=model.rope()).write(text), "attn"), Part(block, "ffn")]
+        )
     }
     if crossed:
         seen = Attention(qk_norm=RMS, rope=None, mask="", crossed=True)
         cross = Part(seen.write(text), "attn", operands=["%images"])
         kinds["cross"] = _Gated([cross, Part(block, "ffn")], gate=_tiles(text, "tanh_gate"))
-    order = ["cross" if i in crossed else "layers" for i in range(kin.count)]
+    order = ["cross" if i in crossed else "layers" for i in range(model.count)]
     parts = _read_tower(vision, text)
     body = Body()
     _write_tower(vision, text, body, parts)

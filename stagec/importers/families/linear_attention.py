@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
 from stagec.importers.common.state_space import GatedDelta, Lightning
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -21,32 +21,34 @@ def read_qwen3_next(config: Config) -> ModelText:
     """Qwen3-Next: gated delta nets, and every fourth layer gated attention; experts with a shared
     block that has a gate."""
     sizes = Sizes(2048, 5632, 48, 16, 151936, 32768, groups=2, dim=256)
-    kin = Kin(config, "Qwen3-Next", sizes)
-    mixture = _shared_mixture(kin, count=512, top=10, normalize=kin.flag("norm_topk_prob", True))
+    model = DecoderModel(config, "Qwen3-Next", sizes)
+    mixture = _shared_mixture(
+        model, count=512, top=10, normalize=model.flag("norm_topk_prob", True)
+    )
     plain = FeedForward(mixture.activation)
     step = config.size("decoder_sparse_step", default=1)
-    dense = config.sizes("mlp_only_layers", most=kin.count - 1)
-    sparse = [(i + 1) % step == 0 and i not in dense for i in range(kin.count)]
+    dense = config.sizes("mlp_only_layers", most=model.count - 1)
+    sparse = [(i + 1) % step == 0 and i not in dense for i in range(model.count)]
     named: list[Named] = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
-    return _with_delta_nets(kin, named)
+    return _with_delta_nets(model, named)
 
 
 @reads("Qwen3.5", "qwen3_5_text", features="delta nets, gated attention")
 def read_qwen3_5(config: Config) -> ModelText:
     """Qwen3.5, the text model: Qwen3-Next with a dense block."""
     sizes = Sizes(4096, 12288, 32, 16, 248320, 32768, groups=4, dim=256)
-    kin = Kin(config, "Qwen3.5", sizes)
+    model = DecoderModel(config, "Qwen3.5", sizes)
     _skip_predictions(config)
-    return _with_delta_nets(kin, FeedForward(kin.activation()))
+    return _with_delta_nets(model, FeedForward(model.activation()))
 
 
 @reads("Qwen3.5-MoE", "qwen3_5_moe_text", features="delta nets, experts, shared")
 def read_qwen3_5_moe(config: Config) -> ModelText:
     """Qwen3.5 with experts, the text model."""
     sizes = Sizes(2048, 5632, 40, 16, 248320, 32768, groups=2, dim=256)
-    kin = Kin(config, "Qwen3.5-MoE", sizes)
+    model = DecoderModel(config, "Qwen3.5-MoE", sizes)
     _skip_predictions(config)
-    return _with_delta_nets(kin, _shared_mixture(kin, count=256, top=8, normalize=True))
+    return _with_delta_nets(model, _shared_mixture(model, count=256, top=8, normalize=True))
 
 
 def _skip_predictions(config: Config) -> None:
@@ -54,40 +56,40 @@ def _skip_predictions(config: Config) -> None:
     config.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
 
 
-def _shared_mixture(kin: Kin, *, count: int, top: int, normalize: bool) -> Experts:
+def _shared_mixture(model: DecoderModel, *, count: int, top: int, normalize: bool) -> Experts:
     """Experts with a shared block that has a gate."""
-    mixture = kin.experts(count=count, top=top, inner=512, normalize=normalize)
-    return kin.beside(mixture, "shared_expert_intermediate_size", default=512)
+    mixture = model.experts(count=count, top=top, inner=512, normalize=normalize)
+    return model.beside(mixture, "shared_expert_intermediate_size", default=512)
 
 
-def _with_delta_nets(kin: Kin, block: PerLayer) -> ModelText:
+def _with_delta_nets(model: DecoderModel, block: PerLayer) -> ModelText:
     """The text, with delta nets in three layers of four and gated attention in the fourth."""
-    config, text = kin.config, kin.text
+    config, text = model.config, model.text
     config.only("output_gate_type", "swish", "silu")
-    values = kin.size("H_m", "linear_num_value_heads", default=32)
-    keys = kin.size("G_m", "linear_num_key_heads", default=16)
+    values = model.size("H_m", "linear_num_value_heads", default=32)
+    keys = model.size("G_m", "linear_num_key_heads", default=16)
     if values % keys:
         raise config.refuse("linear_num_key_heads", f"is {keys}, which does not divide {values}")
-    kin.size("K_m", "linear_key_head_dim", default=128)
-    kin.size("P", "linear_value_head_dim", default=128)
-    kin.size("W", "linear_conv_kernel_dim", default=4)
+    model.size("K_m", "linear_key_head_dim", default=128)
+    model.size("P", "linear_value_head_dim", default=128)
+    model.size("W", "linear_conv_kernel_dim", default=4)
     text.symbol("Q", 64, "tokens of a chunk, by the kernels")
     centered = replace(RMS, zero_centered=True)
     config.only("attention_bias", False)
-    rope = kin.rope(partial=Fraction(1, 4))
+    rope = model.rope(partial=Fraction(1, 4))
     attention = Attention(qk_norm=centered, rope=rope, gated=True)
     every = config.size("full_attention_interval", default=4)
     types = config.words(
-        "layer_types", among=("linear_attention", "full_attention"), length=kin.count
-    ) or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(kin.count)]
-    blocks = kin.in_layers(block)
+        "layer_types", among=("linear_attention", "full_attention"), length=model.count
+    ) or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(model.count)]
+    blocks = model.in_layers(block)
     mixed = len(set(blocks)) > 1
     layers: list[list[Place]] = []
     for kind, (name, block) in zip(types, blocks, strict=True):
         full = kind == "full_attention"
         mixer = ("attention", "attn", attention) if full else ("delta", "attn", GatedDelta())
         layers.append([mixer, (name if mixed else "", "ffn", block)])
-    decoder = Decoder(norm=centered, tied=kin.tied())
+    decoder = Decoder(norm=centered, tied=model.tied())
     return stacked(text, layers, decoder, norm=centered)
 
 
@@ -111,38 +113,38 @@ class _DoubleDelta:
 @reads("OLMo Hybrid", "olmo_hybrid", features="delta nets, attention with post-norms")
 def read_olmo_hybrid(config: Config) -> ModelText:
     """OLMo Hybrid: three delta nets behind norms, then attention with norms behind the blocks."""
-    kin = Kin(config, "OLMo Hybrid", Sizes(3840, 11008, 32, 30, 100352, 65536))
-    text, heads = kin.text, kin.text.value("H")
+    model = DecoderModel(config, "OLMo Hybrid", Sizes(3840, 11008, 32, 30, 100352, 65536))
+    text, heads = model.text, model.text.value("H")
     config.skip(*(f"linear_{n}" for n in ("a_log_min", "a_log_max", "dt_min", "dt_max")))
     config.skip("linear_dt_init_floor")
     width = text.value("D")
-    keys = kin.size("G_m", "linear_num_key_heads", default=heads)
-    values = kin.size("H_m", "linear_num_value_heads", default=heads)
+    keys = model.size("G_m", "linear_num_key_heads", default=heads)
+    values = model.size("H_m", "linear_num_value_heads", default=heads)
     if values % keys:
         raise config.refuse("linear_num_key_heads", f"is {keys}, which does not divide {values}")
-    dim = kin.size("K_m", "linear_key_head_dim", default=max(1, width * 3 // (4 * keys)))
-    kin.size("P", "linear_value_head_dim", default=2 * dim)
-    kin.size("W", "linear_conv_kernel_dim", default=4)
+    dim = model.size("K_m", "linear_key_head_dim", default=max(1, width * 3 // (4 * keys)))
+    model.size("P", "linear_value_head_dim", default=2 * dim)
+    model.size("W", "linear_conv_kernel_dim", default=4)
     text.symbol("Q", 64, "tokens of a chunk, by the kernels")
     among = ("linear_attention", "full_attention")
-    types = config.words("layer_types", among=among, length=kin.count) or [
-        among[(i + 1) % 4 == 0] for i in range(kin.count)
+    types = config.words("layer_types", among=among, length=model.count) or [
+        among[(i + 1) % 4 == 0] for i in range(model.count)
     ]
     parameters = config.section("rope_parameters")
     turned = config.has("rope_theta") or (parameters is not None and parameters.has("rope_theta"))
-    rope = kin.rope() if turned else None
+    rope = model.rope() if turned else None
     config.skip("rope_parameters", "rope_theta")
-    mixer = kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=rope))
-    block = FeedForward(kin.activation()).write(text)
+    mixer = model.biased(Attention(qk_norm=RMS, norm_dims="together", rope=rope))
+    block = FeedForward(model.activation()).write(text)
     kinds: dict[str, Layer] = {}
     if "linear_attention" in types:
-        double = kin.flag("linear_allow_neg_eigval", True)
+        double = model.flag("linear_allow_neg_eigval", True)
         delta = Part(_DoubleDelta(double).write(text), "attn")
         kinds["linear_attention"] = Layer([delta, Part(block, "ffn")])
     if "full_attention" in types:
         full = Part(mixer.write(text), "attn", None, RMS)
         kinds["full_attention"] = Layer([full, Part(block, "ffn", None, RMS)])
-    return Decoder(tied=kin.tied()).write(text, kinds, types)
+    return Decoder(tied=model.tied()).write(text, kinds, types)
 
 
 # -- MiniMax ---------------------------------------------------------------------------------------
@@ -174,34 +176,34 @@ def read_minimax(config: Config) -> ModelText:
     """MiniMax-01 and -M1 (arXiv 2501.08313, 2506.13585): lightning attention, and softmax attention
     in every eighth layer; experts; the residual is the normed stream times a number."""
     sizes = Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000)
-    kin = Kin(config, "MiniMax", sizes)
-    rope = kin.rope()
+    model = DecoderModel(config, "MiniMax", sizes)
+    rope = model.rope()
     if config.has("rotary_dim"):
-        rope = kin.partly(rope, config.size("rotary_dim"), "rotary_dim")
+        rope = model.partly(rope, config.size("rotary_dim"), "rotary_dim")
     attention = Attention(rope=rope)
-    kin.text.symbol("Q", config.size("block_size", default=256), "block_size")
-    kin.text.notes.append("The decays of lightning attention are constants, no parameters.")
-    mixture = kin.experts(count=8, top=2, inner="F")
+    model.text.symbol("Q", config.size("block_size", default=256), "block_size")
+    model.text.notes.append("The decays of lightning attention are constants, no parameters.")
+    mixture = model.experts(count=8, top=2, inner="F")
     config.only("shared_intermediate_size", 0)
     config.only("shared_moe_mode", "sigmoid", "softmax")
     full = _alpha_beta(config, "full_attention", "full_attn")
     linear = _alpha_beta(config, "linear_attention", "linear_attn")
     mlp = _alpha_beta(config, "mlp", "mlp")
-    post_norm = kin.flag("postnorm", True)
-    block = mixture.write(kin.text)
+    post_norm = model.flag("postnorm", True)
+    block = mixture.write(model.text)
     kinds = {
         "lightning": _FromNormed(
-            [Part(Lightning().write(kin.text), "attn"), Part(block, "ffn")],
+            [Part(Lightning().write(model.text), "attn"), Part(block, "ffn")],
             weights=(linear, mlp),
             post_norm=post_norm,
         ),
         "attention": _FromNormed(
-            [Part(attention.write(kin.text), "attn"), Part(block, "ffn")],
+            [Part(attention.write(model.text), "attn"), Part(block, "ffn")],
             weights=(full, mlp),
             post_norm=post_norm,
         ),
     }
-    return Decoder(tied=kin.tied()).write(kin.text, kinds, _minimax_order(config, kin.count))
+    return Decoder(tied=model.tied()).write(model.text, kinds, _minimax_order(config, model.count))
 
 
 def _minimax_order(config: Config, count: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, PerLayer, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, PerLayer, Sizes
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, FeedForward
@@ -18,126 +18,129 @@ HALF = Fraction(1, 2)
 @reads("Llama", "llama", "Yi", "aquila", "xverse", features="biases by keys")
 def read_llama(config: Config) -> ModelText:
     """Llama 1 to 3 (arXiv 2302.13971, 2307.09288, 2407.21783)."""
-    kin = Kin(config, "Llama", Sizes(4096, 11008, 32, 32, 32000, 2048))
-    mixer = kin.biased(Attention(rope=kin.rope()))
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixer, block)
+    model = DecoderModel(config, "Llama", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    mixer = model.biased(Attention(rope=model.rope()))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixer, block)
 
 
 @reads("Mistral", "mistral", "ministral", features="windows")
 def read_mistral(config: Config) -> ModelText:
     """Mistral (arXiv 2310.06825): a window in every layer, or where `layer_types` says so."""
-    kin = Kin(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
-    window = kin.window(4096)
-    mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), window)
-    return kin.stack(mixers)
+    model = DecoderModel(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
+    return model.stack(model.windowed(Attention(rope=model.rope()), 4096))
 
 
 @reads("Qwen", "qwen", features="biases of q, k, v")
 def read_qwen(config: Config) -> ModelText:
     """Qwen (arXiv 2309.16609): biases of queries, keys and values; `intermediate_size` is that of
     gate and up together."""
-    kin = Kin(config, "Qwen", Sizes(4096, 22016, 32, 32, 151936, 8192), read_groups=False)
-    if kin.inner % 2:
+    model = DecoderModel(
+        config, "Qwen", Sizes(4096, 22016, 32, 32, 151936, 8192), read_groups=False
+    )
+    if model.inner % 2:
         raise config.wrong("intermediate_size", "an even number")
-    kin.text.replace("F", kin.inner // 2, "half of intermediate_size")
+    model.text.replace("F", model.inner // 2, "half of intermediate_size")
     config.only("no_bias", True)
     config.skip("fp16", "bf16", "fp32", "onnx_safe", "use_cache_quantization", "use_cache_kernel")
     config.skip("use_dynamic_ntk", "use_logn_attn", "softmax_in_fp32", "seq_length")
-    mixer = Attention("H", qkv_bias=True, rope=kin.rope())
-    return kin.stack(mixer)
+    mixer = Attention("H", qkv_bias=True, rope=model.rope())
+    return model.stack(mixer)
 
 
 @reads("Qwen2", "qwen2", "mimo", features="biases of q, k, v; windows")
 def read_qwen2(config: Config) -> ModelText:
     """Qwen2 (arXiv 2407.10671): biases of queries, keys and values."""
-    kin = Kin(config, "Qwen2", Sizes(4096, 22016, 32, 32, 151936, 32768))
-    return _qwen(kin, Attention(qkv_bias=kin.flag("attention_bias", True), rope=kin.rope()))
+    model = DecoderModel(config, "Qwen2", Sizes(4096, 22016, 32, 32, 151936, 32768))
+    return _qwen(model, Attention(qkv_bias=model.flag("attention_bias", True), rope=model.rope()))
 
 
 @reads("Qwen3", "qwen3", features="q and k normed per head; windows")
 def read_qwen3(config: Config) -> ModelText:
     """Qwen3 (arXiv 2505.09388): queries and keys are normed per head."""
-    kin = Kin(config, "Qwen3", Sizes(4096, 22016, 32, 32, 151936, 32768, dim=128))
-    return _qwen(kin, kin.biased(Attention(qk_norm=RMS, rope=kin.rope())))
+    model = DecoderModel(config, "Qwen3", Sizes(4096, 22016, 32, 32, 151936, 32768, dim=128))
+    return _qwen(model, model.biased(Attention(qk_norm=RMS, rope=model.rope())))
 
 
-def _qwen(kin: Kin, mixer: Attention) -> ModelText:
-    return kin.stack(kin.late_windows(mixer))
+def _qwen(model: DecoderModel, mixer: Attention) -> ModelText:
+    return model.stack(model.late_windows(mixer))
 
 
 @reads("Phi-3", "phi3", features="windows, partial rotation")
 def read_phi3(config: Config) -> ModelText:
     """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama's computation in fused products."""
-    kin = Kin(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
+    model = DecoderModel(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
     config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
-    mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), kin.window())
-    return kin.stack(mixers)
+    return model.stack(model.windowed(Attention(rope=model.rope())))
 
 
 @reads("Seed-OSS", "seed_oss", features="biases of q, k, v")
 def read_seed_oss(config: Config) -> ModelText:
     """Seed-OSS: biases of queries, keys and values."""
-    kin = Kin(config, "Seed-OSS", Sizes(4096, 27648, 64, 80, 155136, 524288, groups=8, dim=128))
-    mixer = Attention(
-        qkv_bias=kin.flag("attention_bias", True),
-        out_bias=kin.flag("attention_out_bias"),
-        rope=kin.rope(),
+    model = DecoderModel(
+        config, "Seed-OSS", Sizes(4096, 27648, 64, 80, 155136, 524288, groups=8, dim=128)
     )
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixer, block)
+    mixer = Attention(
+        qkv_bias=model.flag("attention_bias", True),
+        out_bias=model.flag("attention_out_bias"),
+        rope=model.rope(),
+    )
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixer, block)
 
 
 @reads("ERNIE 4.5", "ernie4_5", features="biases by a key, tied head")
 def read_ernie(config: Config) -> ModelText:
     """ERNIE 4.5: one key for all biases, a tied head."""
-    kin = Kin(
+    model = DecoderModel(
         config,
         "ERNIE 4.5",
         Sizes(1024, 3072, 18, 16, 103424, 131072, groups=2, dim=128, base=500000),
     )
-    biased = kin.flag("use_bias")
-    mixer = Attention(rope=kin.rope(interleaved=True), qkv_bias=biased, out_bias=biased)
-    block = FeedForward(kin.activation(), bias=biased)
-    return kin.stack(mixer, block, Decoder(tied=kin.tied(True)))
+    biased = model.flag("use_bias")
+    mixer = Attention(rope=model.rope(interleaved=True), qkv_bias=biased, out_bias=biased)
+    block = FeedForward(model.activation(), bias=biased)
+    return model.stack(mixer, block, Decoder(tied=model.tied(True)))
 
 
 @reads("SmolLM3", "smollm3", features="layers without positions")
 def read_smollm3(config: Config) -> ModelText:
     """SmolLM3: every fourth layer has no positions."""
-    kin = Kin(config, "SmolLM3", Sizes(2048, 11008, 36, 16, 128256, 32768, groups=4, base=2000000))
-    rotary = kin.biased(Attention(rope=kin.rope()))
+    model = DecoderModel(
+        config, "SmolLM3", Sizes(2048, 11008, 36, 16, 128256, 32768, groups=4, base=2000000)
+    )
+    rotary = model.biased(Attention(rope=model.rope()))
     config.only("use_sliding_window", False)
     config.only("sliding_window")
     config.skip("max_window_layers")
-    config.words("layer_types", among=("full_attention",), length=kin.count)
+    config.words("layer_types", among=("full_attention",), length=model.count)
     interval = config.size("no_rope_layer_interval", default=4)
-    rotated = config.sizes("no_rope_layers", length=kin.count, most=1)
-    rotated = rotated or tuple(int((i + 1) % interval != 0) for i in range(kin.count))
+    rotated = config.sizes("no_rope_layers", length=model.count, most=1)
+    rotated = rotated or tuple(int((i + 1) % interval != 0) for i in range(model.count))
     still = replace(rotary, rope=None)
     mixers = [("rotary", rotary) if each else ("still", still) for each in rotated]
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixers, block, Decoder(tied=kin.tied(True)))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixers, block, Decoder(tied=model.tied(True)))
 
 
 @reads("InternLM2", "internlm2", features="biases by a key")
 def read_internlm2(config: Config) -> ModelText:
     """InternLM2 (arXiv 2403.17297)."""
-    kin = Kin(config, "InternLM2", Sizes(4096, 11008, 32, 32, 103168, 2048))
-    biased = kin.flag("bias", True)
-    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
-    return kin.stack(mixer)
+    model = DecoderModel(config, "InternLM2", Sizes(4096, 11008, 32, 32, 103168, 2048))
+    biased = model.flag("bias", True)
+    mixer = Attention(rope=model.rope(), qkv_bias=biased, out_bias=biased)
+    return model.stack(mixer)
 
 
 @reads("InternLM3", "internlm3", features="biases by keys")
 def read_internlm3(config: Config) -> ModelText:
     """InternLM3: biases of queries, keys and values by a key of their own."""
-    kin = Kin(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
-    biased = kin.flag("bias")
-    mixer = Attention(rope=kin.rope(), qkv_bias=kin.flag("qkv_bias"), out_bias=biased)
-    block = FeedForward(kin.activation(), bias=biased)
-    return kin.stack(mixer, block)
+    model = DecoderModel(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
+    biased = model.flag("bias")
+    mixer = Attention(rope=model.rope(), qkv_bias=model.flag("qkv_bias"), out_bias=biased)
+    block = FeedForward(model.activation(), bias=biased)
+    return model.stack(mixer, block)
 
 
 @reads("Baichuan", "baichuan", features="ALiBi in 13B")
@@ -145,40 +148,42 @@ def read_baichuan(config: Config) -> ModelText:
     """Baichuan (arXiv 2309.10305): rotary positions in 7B; in 13B, whose configuration states
     `model_max_length` alone, a bias by distance."""
     alibi = not config.has("max_position_embeddings") and config.has("model_max_length")
-    kin = Kin(config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096), read_groups=False)
+    model = DecoderModel(
+        config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096), read_groups=False
+    )
     config.skip("model_max_length", "z_loss_weight")
-    rope, mask = (None, "causal, alibi") if alibi else (kin.rope(), "causal")
+    rope, mask = (None, "causal, alibi") if alibi else (model.rope(), "causal")
     mixer = Attention("H", rope=rope, mask=mask)
-    return kin.stack(mixer)
+    return model.stack(mixer)
 
 
 @reads("EXAONE", "exaone", features="grouped queries")
 def read_exaone(config: Config) -> ModelText:
     """EXAONE 3 (arXiv 2408.03541)."""
-    kin = Kin(config, "EXAONE", Sizes(4096, 14336, 32, 32, 102400, 2048))
-    return kin.stack(Attention(rope=kin.rope()))
+    model = DecoderModel(config, "EXAONE", Sizes(4096, 14336, 32, 32, 102400, 2048))
+    return model.stack(Attention(rope=model.rope()))
 
 
 @reads("EXAONE 4", "exaone4", features="post-norms, windows, no positions")
 def read_exaone4(config: Config) -> ModelText:
     """EXAONE 4 (arXiv 2507.11407): norms behind the blocks, queries and keys normed per head; where
     some layers see a window, the others have no positions."""
-    kin = Kin(config, "EXAONE 4", Sizes(4096, 16384, 32, 32, 102400, 2048))
-    rotary = Attention(qk_norm=RMS, rope=kin.rope())
+    model = DecoderModel(config, "EXAONE 4", Sizes(4096, 16384, 32, 32, 102400, 2048))
+    rotary = Attention(qk_norm=RMS, rope=model.rope())
     hybrid = config.has("sliding_window") or not config.names("sliding_window")
-    window = kin.window(4096)
-    local = kin.windows([])
+    window = model.window(4096)
+    local = model.windows([])
     if local:
         config.skip("sliding_window_pattern")
     else:
         pattern = config.every("sliding_window_pattern", default=4)
-        local = [(i + 1) % pattern != 0 for i in range(kin.count)]
+        local = [(i + 1) % pattern != 0 for i in range(model.count)]
     mixers: PerLayer = rotary
     if hybrid:
-        near = kin.masked(rotary, [True] * kin.count, window)[0][1]
+        windowed = model.in_window(rotary, window)
         still = replace(rotary, rope=None)
-        mixers = [("local", near) if each else ("global", still) for each in local]
-    return kin.stack(mixers, norm=None, post=RMS)
+        mixers = [("local", windowed) if each else ("global", still) for each in local]
+    return model.stack(mixers, norm=None, post=RMS)
 
 
 @reads("GLM", "glm", features="partial rotation, biases of q, k, v")
@@ -200,24 +205,24 @@ def read_glm4v_text(config: Config) -> ModelText:
 
 def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> ModelText:
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=dim)
-    kin = Kin(config, title, sizes)
+    model = DecoderModel(config, title, sizes)
     mixer = Attention(
-        qkv_bias=kin.flag("attention_bias", True),
-        rope=kin.rope(partial=HALF, interleaved=True),
+        qkv_bias=model.flag("attention_bias", True),
+        rope=model.rope(partial=HALF, interleaved=True),
     )
     post = RMS if sandwich else None
-    return kin.stack(mixer, post=post)
+    return model.stack(mixer, post=post)
 
 
 @reads("Hunyuan", "hunyuan_v1_dense", features="q and k normed after rotation")
 def read_hunyuan(config: Config) -> ModelText:
     """Hunyuan dense: queries and keys are normed behind the rotation."""
-    kin = Kin(config, "Hunyuan", Sizes(4096, 11008, 32, 32, 290943, 2048))
-    normed = RMS if kin.flag("use_qk_norm", True) else None
-    mixer = kin.biased(Attention(qk_norm=normed, after_rope=True, rope=kin.rope()))
+    model = DecoderModel(config, "Hunyuan", Sizes(4096, 11008, 32, 32, 290943, 2048))
+    normed = RMS if model.flag("use_qk_norm", True) else None
+    mixer = model.biased(Attention(qk_norm=normed, after_rope=True, rope=model.rope()))
     skip_hunyuan(config)
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixer, block)
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixer, block)
 
 
 def skip_hunyuan(config: Config) -> None:
@@ -232,17 +237,19 @@ def skip_hunyuan(config: Config) -> None:
 @reads("Helium", "helium", features="biases by keys")
 def read_helium(config: Config) -> ModelText:
     """Helium-1."""
-    kin = Kin(config, "Helium", Sizes(2560, 7040, 24, 20, 48000, 4096, groups=20, dim=128))
-    rope = kin.rope(interleaved=True)
-    mixer = Attention(qkv_bias=kin.flag("attention_bias"), rope=rope)
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixer, block)
+    model = DecoderModel(
+        config, "Helium", Sizes(2560, 7040, 24, 20, 48000, 4096, groups=20, dim=128)
+    )
+    rope = model.rope(interleaved=True)
+    mixer = Attention(qkv_bias=model.flag("attention_bias"), rope=rope)
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixer, block)
 
 
 @reads("Arcee", "arcee", features="squared ReLU")
 def read_arcee(config: Config) -> ModelText:
     """Arcee AFM: Llama with a squared ReLU and no gate."""
-    kin = Kin(config, "Arcee", Sizes(2560, 18432, 32, 32, 32000, 4096))
-    mixer = kin.biased(Attention(rope=kin.rope()))
-    block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias"))
-    return kin.stack(mixer, block)
+    model = DecoderModel(config, "Arcee", Sizes(2560, 18432, 32, 32, 32000, 4096))
+    mixer = model.biased(Attention(rope=model.rope()))
+    block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias"))
+    return model.stack(mixer, block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.state_space import (
     PLAIN,
     PREFIXED,
@@ -63,17 +63,17 @@ def read_mamba_2(config: Config) -> ModelText:
 def read_jamba(config: Config) -> ModelText:
     """Jamba (arXiv 2403.19887): Mamba-1 with norms, attention without positions in one layer of a
     period, experts in every other layer."""
-    kin = Kin(config, "Jamba", Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
-    mamba = replace(read_mamba1(config, kin.text, "mamba_"), norms="scale")
+    model = DecoderModel(config, "Jamba", Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
+    mamba = replace(read_mamba1(config, model.text, "mamba_"), norms="scale")
     config.skip("mamba_inner_layernorms")
     attention = Attention(rope=None)
     at, period = _period(config, "attn", 8, 4)
     is_sparse, every = _period(config, "expert", 2, 1)
-    mixture = kin.experts(count=16, top=2, inner="F", normalize=False)
-    plain = FeedForward(kin.activation())
-    single = kin.text.value("E") == 1
+    mixture = model.experts(count=16, top=2, inner="F", normalize=False)
+    plain = FeedForward(model.activation())
+    single = model.text.value("E") == 1
     layers: list[list[Place]] = []
-    for i in range(kin.count):
+    for i in range(model.count):
         attends = i % at == period
         sparse = i % is_sparse == every and not single
         layers.append(
@@ -82,7 +82,7 @@ def read_jamba(config: Config) -> ModelText:
                 ("sparse", "ffn", mixture) if sparse else ("dense", "ffn", plain),
             ]
         )
-    return stacked(kin.text, layers, Decoder(tied=kin.tied()))
+    return stacked(model.text, layers, Decoder(tied=model.tied()))
 
 
 def _period(config: Config, name: str, period: int, offset: int) -> tuple[int, int]:
@@ -97,67 +97,67 @@ def _period(config: Config, name: str, period: int, offset: int) -> tuple[int, i
 @reads("Bamba", "bamba", features="Mamba-2, attention by a list")
 def read_bamba(config: Config) -> ModelText:
     """Bamba: Mamba-2, attention in a few layers, half of each head rotated."""
-    kin = Kin(config, "Bamba", Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
-    mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
+    model = DecoderModel(config, "Bamba", Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
+    mamba = read_mamba2(config, model.text, PREFIXED, heads=128, state=256)
     if config.has("attn_rotary_emb"):
-        size = kin.text.value("K")
+        size = model.text.value("K")
         share = Fraction(config.size("attn_rotary_emb"), size)
     else:
         share = Fraction(1, 2)
-    rope = kin.rope(partial=share)
-    attention = kin.biased(Attention(rope=rope))
-    plain = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    attends = config.sizes("attn_layer_indices", most=kin.count - 1)
+    rope = model.rope(partial=share)
+    attention = model.biased(Attention(rope=rope))
+    plain = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    attends = config.sizes("attn_layer_indices", most=model.count - 1)
     layers = [
         [
             ("attention", "attn", attention) if i in attends else ("mamba", "ssm", mamba),
             ("", "ffn", plain),
         ]
-        for i in range(kin.count)
+        for i in range(model.count)
     ]
-    return stacked(kin.text, layers, Decoder(tied=kin.tied()))
+    return stacked(model.text, layers, Decoder(tied=model.tied()))
 
 
 @reads("Granite 4", "granitemoehybrid", features="Mamba-2, attention, experts")
 def read_granite_hybrid(config: Config) -> ModelText:
     """Granite 4: Mamba-2 and attention, experts with a shared block, multipliers."""
-    kin = Kin(config, "Granite 4", Sizes(4096, 11008, 32, 32, 32000, 2048))
-    mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
+    model = DecoderModel(config, "Granite 4", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    mamba = read_mamba2(config, model.text, PREFIXED, heads=128, state=256)
     config.skip("normalization_function")
     positions = ("nope", "rope", "rotary")
     rotary = config.word("position_embedding_type", among=positions, default="nope") != "nope"
     factor = config.ratio("attention_multiplier", default=1)
     if factor <= 0:
         raise config.wrong("attention_multiplier", "a positive number")
-    rope = kin.rope()
-    attention = kin.biased(
+    rope = model.rope()
+    attention = model.biased(
         Attention(rope=rope if rotary else None, mask=f"causal, rsqrt = {1 / factor**2}")
     )
-    kin.size("F_shared", "shared_intermediate_size", default=1024)
-    shared = FeedForward(kin.activation())
-    feed: Block = _Called(shared.write(kin.text).with_("F = F_shared"))
+    model.size("F_shared", "shared_intermediate_size", default=1024)
+    shared = FeedForward(model.activation())
+    feed: Block = _Called(shared.write(model.text).with_("F = F_shared"))
     if config.count("num_local_experts", default=8):
-        feed = replace(kin.experts(count=8, top=2, inner="F"), shared=shared)
+        feed = replace(model.experts(count=8, top=2, inner="F"), shared=shared)
     else:
         config.skip("num_experts_per_tok")
-    types = config.kinds("layer_types", "layers_block_type", names=_KINDS, length=kin.count)
+    types = config.kinds("layer_types", "layers_block_type", names=_KINDS, length=model.count)
     layers = [
         [
             ("attention", "attn", attention) if t == "attention" else ("mamba", "ssm", mamba),
             ("", "ffn", feed),
         ]
-        for t in types or ["mamba"] * kin.count
+        for t in types or ["mamba"] * model.count
     ]
     logits = config.ratio("logits_scaling", default=1)
     if logits <= 0:
         raise config.wrong("logits_scaling", "a positive number")
     decoder = Decoder(
-        tied=kin.tied(True),
+        tied=model.tied(True),
         embed_scale=config.ratio("embedding_multiplier", default=1),
         logit_scale=1 / logits,
     )
     scale = config.ratio("residual_multiplier", default=1)
-    return stacked(kin.text, layers, decoder, scale=scale)
+    return stacked(model.text, layers, decoder, scale=scale)
 
 
 #: What layers of hybrids are called.
@@ -200,9 +200,9 @@ def read_nemotron_h(config: Config) -> ModelText:
     without positions, - for a feed-forward block, E for experts."""
     sizes = Sizes(4096, 21504, 52, 32, 131072, 8192, groups=8, dim=128)
     sizes = replace(sizes, layers=config.length("layers_block_type", default=sizes.layers))
-    kin = Kin(config, "Nemotron-H", sizes, dim_keys=("head_dim", "attention_head_dim"))
-    mamba = read_mamba2(config, kin.text, _NEMOTRON_KEYS, heads=128, groups=8, norm="groups")
-    mamba = replace(mamba, bias=mamba.bias or kin.flag("mamba_proj_bias"))
+    model = DecoderModel(config, "Nemotron-H", sizes, dim_keys=("head_dim", "attention_head_dim"))
+    mamba = read_mamba2(config, model.text, _NEMOTRON_KEYS, heads=128, groups=8, norm="groups")
+    mamba = replace(mamba, bias=mamba.bias or model.flag("mamba_proj_bias"))
     config.only("mamba_hidden_act", "silu")
     config.only("moe_latent_size")
     config.skip(
@@ -214,18 +214,18 @@ def read_nemotron_h(config: Config) -> ModelText:
     )
     config.skip("mamba_ssm_cache_dtype", "sliding_window", "attn_layer_indices")
     act = config.word("mlp_hidden_act", among=("relu2", "silu", "gelu"), default="relu2")
-    plain = FeedForward(act, gated=False, bias=kin.flag("mlp_bias"))
+    plain = FeedForward(act, gated=False, bias=model.flag("mlp_bias"))
     blocks: dict[str, Place] = {
         "M": ("mamba", "ssm", mamba),
-        "*": ("attention", "attn", kin.biased(Attention(rope=None))),
+        "*": ("attention", "attn", model.biased(Attention(rope=None))),
         "-": ("mlp", "ffn", plain),
     }
-    word = _pattern(config, kin.count)
+    word = _pattern(config, model.count)
     if "E" in word:
-        blocks["E"] = ("moe", "ffn", _nemotron_experts(kin, act))
+        blocks["E"] = ("moe", "ffn", _nemotron_experts(model, act))
     else:
         config.skip(*_NEMOTRON_EXPERTS)
-    return stacked(kin.text, [[blocks[c]] for c in word], Decoder(tied=kin.tied()))
+    return stacked(model.text, [[blocks[c]] for c in word], Decoder(tied=model.tied()))
 
 
 _NEMOTRON_EXPERTS = (
@@ -241,15 +241,15 @@ _NEMOTRON_EXPERTS = (
 )
 
 
-def _nemotron_experts(kin: Kin, act: str) -> Block:
+def _nemotron_experts(model: DecoderModel, act: str) -> Block:
     """Experts without a gate, chosen as DeepSeek-V3 does; one shared block with its own width."""
-    config = kin.config
-    mixture = kin.experts(count=8, top=2, inner=7688, activation=act)
-    normalize = ["normalize"] if kin.flag("norm_topk_prob", True) else []
-    route = ("scores = sigmoid", *normalize, *kin.weights(), *kin.groups(1, "N_groups"))
+    config = model.config
+    mixture = model.experts(count=8, top=2, inner=7688, activation=act)
+    normalize = ["normalize"] if model.flag("norm_topk_prob", True) else []
+    route = ("scores = sigmoid", *normalize, *model.weights(), *model.groups(1, "N_groups"))
     shared = None
     if config.count("n_shared_experts", default=1):
-        kin.size("F_shared", "moe_shared_expert_intermediate_size", default=7688)
+        model.size("F_shared", "moe_shared_expert_intermediate_size", default=7688)
         shared = FeedForward(act, gated=False)
     return replace(mixture, route=route, choice_bias="state", gated=False, shared=shared)
 

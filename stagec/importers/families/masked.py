@@ -136,17 +136,17 @@ def read_modernbert(config: Config) -> ModelText:
     expect_head(config, "MaskedLM")
     text = _begin(config, "ModernBERT", 8192, width=768, vocab=50368)
     every = config.size("global_attn_every_n_layers", default=3)
-    near, far = "sliding_attention", "full_attention"
+    sliding, full = "sliding_attention", "full_attention"
     count = text.value("L")
-    types = config.words("layer_types", among=(near, far), length=count) or [
-        near if i % every else far for i in range(count)
+    types = config.words("layer_types", among=(sliding, full), length=count) or [
+        sliding if i % every else full for i in range(count)
     ]
     local = config.size("local_attention", default=128)
     text.symbol("W", local // 2 + 1, "local_attention / 2, and the word itself")
-    ropes = {kind: Rope(symbol) for kind, symbol in ((far, "theta"), (near, "theta_local"))}
-    keys = {far: ("global_rope_theta", 160000), near: ("local_rope_theta", 10000)}
+    ropes = {kind: Rope(symbol) for kind, symbol in ((full, "theta"), (sliding, "theta_local"))}
+    keys = {full: ("global_rope_theta", 160000), sliding: ("local_rope_theta", 10000)}
     if config.has("rope_parameters"):
-        bases = {far: ("theta", 160000), near: ("theta_local", 10000)}
+        bases = {full: ("theta", 160000), sliding: ("theta_local", 10000)}
         ropes = read_bases(config, text, bases, nested="")
     else:
         for kind, (key, base) in keys.items():
@@ -162,13 +162,13 @@ def read_modernbert(config: Config) -> ModelText:
     act = read_activation(config, "hidden_activation")
     mlp = FeedForward(act, bias=config.flag("mlp_bias", default=False)).write(text)
     blocks = {
-        far: MultiHead(biases, name="global_attention", rope=ropes[far]),
-        near: MultiHead(biases, "window = W", name="local_attention", rope=ropes[near]),
+        full: MultiHead(biases, name="global_attention", rope=ropes[full]),
+        sliding: MultiHead(biases, "window = W", name="local_attention", rope=ropes[sliding]),
     }
     body = Body()
     e = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
     x = norm.write(body, "x", e, "embed_norm")
-    names = {far: "global", near: "local"}
+    names = {full: "global", sliding: "local"}
     order = ["first", *(names[kind] for kind in types[1:])]
     kinds = {
         names[kind]: Layer([Part(blocks[kind].write(text), "attn", norm), Part(mlp, "mlp", norm)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
 from stagec.importers.families.llama import skip_hunyuan
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -18,10 +18,12 @@ from stagec.importers.writing.text import ModelText
 @reads("Mixtral", "mixtral", features="renormalised experts, windows")
 def read_mixtral(config: Config) -> ModelText:
     """Mixtral (arXiv 2401.04088)."""
-    kin = Kin(config, "Mixtral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000))
-    mixture = kin.experts(count=8, top=2, inner="F")
-    mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), kin.window())
-    return kin.stack(mixers, mixture)
+    model = DecoderModel(
+        config, "Mixtral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000)
+    )
+    mixture = model.experts(count=8, top=2, inner="F")
+    mixers = model.windowed(Attention(rope=model.rope()))
+    return model.stack(mixers, mixture)
 
 
 @reads("Phi-3.5-MoE", "phimoe", features="experts, LayerNorm, biases")
@@ -29,79 +31,79 @@ def read_phimoe(config: Config) -> ModelText:
     """Phi-3.5-MoE (arXiv 2404.14219): LayerNorm; the weights of the two experts are not divided by
     their sum. The router of the reference masks logits for each choice (arXiv 2310.00811), which
     costs no product."""
-    kin = Kin(
+    model = DecoderModel(
         config, "Phi-3.5-MoE", Sizes(4096, 6400, 32, 32, 32064, 131072, groups=8, base=1000000)
     )
-    mixture = kin.experts(count=16, top=2, inner="F", normalize=False)
-    mixer = kin.biased(Attention(rope=kin.rope()))
-    mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
+    mixture = model.experts(count=16, top=2, inner="F", normalize=False)
+    mixer = model.biased(Attention(rope=model.rope()))
+    mixers = model.windowed(mixer)
     config.skip("original_max_position_embeddings")
-    decoder = Decoder(LAYER, tied=kin.tied(), head_bias=kin.flag("lm_head_bias"))
-    return kin.stack(mixers, mixture, decoder, norm=LAYER)
+    decoder = Decoder(LAYER, tied=model.tied(), head_bias=model.flag("lm_head_bias"))
+    return model.stack(mixers, mixture, decoder, norm=LAYER)
 
 
 @reads("Qwen2-MoE", "qwen2_moe", features="gated shared expert")
 def read_qwen2_moe(config: Config) -> ModelText:
     """Qwen1.5-MoE and Qwen2-MoE: a shared block with a gate beside the experts."""
-    kin = Kin(config, "Qwen2-MoE", Sizes(2048, 5632, 24, 16, 151936, 32768))
-    normalize = kin.flag("norm_topk_prob")
-    mixture = kin.experts(count=60, top=4, inner=1408, normalize=normalize)
-    mixture = kin.beside(mixture, "shared_expert_intermediate_size", default=5632)
-    mixer = Attention(qkv_bias=kin.flag("qkv_bias", True), rope=kin.rope())
-    blocks = _sparse(kin, mixture)
-    return kin.stack(kin.late_windows(mixer), blocks)
+    model = DecoderModel(config, "Qwen2-MoE", Sizes(2048, 5632, 24, 16, 151936, 32768))
+    normalize = model.flag("norm_topk_prob")
+    mixture = model.experts(count=60, top=4, inner=1408, normalize=normalize)
+    mixture = model.beside(mixture, "shared_expert_intermediate_size", default=5632)
+    mixer = Attention(qkv_bias=model.flag("qkv_bias", True), rope=model.rope())
+    blocks = _sparse(model, mixture)
+    return model.stack(model.late_windows(mixer), blocks)
 
 
 @reads("Qwen3-MoE", "qwen3_moe", features="q and k normed, sparse steps")
 def read_qwen3_moe(config: Config) -> ModelText:
     """Qwen3-MoE (arXiv 2505.09388): queries and keys are normed per head."""
-    kin = Kin(config, "Qwen3-MoE", Sizes(2048, 6144, 24, 32, 151936, 32768, groups=4))
-    mixture = kin.experts(count=128, top=8, inner=768, normalize=kin.flag("norm_topk_prob"))
-    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
-    blocks = _sparse(kin, mixture)
-    return kin.stack(kin.late_windows(mixer), blocks)
+    model = DecoderModel(config, "Qwen3-MoE", Sizes(2048, 6144, 24, 32, 151936, 32768, groups=4))
+    mixture = model.experts(count=128, top=8, inner=768, normalize=model.flag("norm_topk_prob"))
+    mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
+    blocks = _sparse(model, mixture)
+    return model.stack(model.late_windows(mixer), blocks)
 
 
-def _sparse(kin: Kin, mixture: Experts) -> list[Named]:
+def _sparse(model: DecoderModel, mixture: Experts) -> list[Named]:
     """Experts in every layer, or in every `decoder_sparse_step`-th; not in `mlp_only_layers`."""
-    step = kin.config.size("decoder_sparse_step", default=1)
-    dense = kin.config.sizes("mlp_only_layers", most=kin.count - 1)
-    plain = FeedForward(kin.activation())
+    step = model.config.size("decoder_sparse_step", default=1)
+    dense = model.config.sizes("mlp_only_layers", most=model.count - 1)
+    plain = FeedForward(model.activation())
     return [
         ("sparse", mixture) if (i + 1) % step == 0 and i not in dense else ("dense", plain)
-        for i in range(kin.count)
+        for i in range(model.count)
     ]
 
 
 @reads("OLMoE", "olmoe", features="q and k normed over all heads")
 def read_olmoe(config: Config) -> ModelText:
     """OLMoE (arXiv 2409.02060): queries and keys are normed over all heads."""
-    kin = Kin(config, "OLMoE", Sizes(2048, 2048, 16, 16, 50304, 4096))
-    normalize = kin.flag("norm_topk_prob")
-    mixture = kin.experts(count=64, top=8, inner="F", normalize=normalize)
-    kin.clip()
-    mixer = kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=kin.rope()))
-    return kin.stack(mixer, mixture)
+    model = DecoderModel(config, "OLMoE", Sizes(2048, 2048, 16, 16, 50304, 4096))
+    normalize = model.flag("norm_topk_prob")
+    mixture = model.experts(count=64, top=8, inner="F", normalize=normalize)
+    model.clip()
+    mixer = model.biased(Attention(qk_norm=RMS, norm_dims="together", rope=model.rope()))
+    return model.stack(mixer, mixture)
 
 
 @reads("DBRX", "dbrx", features="LayerNorm without bias, sections of keys")
 def read_dbrx(config: Config) -> ModelText:
     """DBRX: LayerNorm without a bias; sections of keys for attention and for experts."""
     config.merge("attn_config", "ffn_config")
-    kin = Kin(config, "DBRX", Sizes(2048, 3584, 24, 16, 32000, 2048, groups=1))
+    model = DecoderModel(config, "DBRX", Sizes(2048, 3584, 24, 16, 32000, 2048, groups=1))
     config.skip("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment")
     config.only("moe_normalize_expert_weights", 1)
-    kin.clip()
-    mixture = kin.experts(
+    model.clip()
+    mixture = model.experts(
         count=4,
         top=1,
         inner="F",
         keys=("moe_num_experts", "moe_top_k"),
         activation=_activation_of(config),
     )
-    decoder = Decoder(LAYER_SCALE, tied=kin.tied())
-    mixer = Attention(rope=kin.rope())
-    return kin.stack(mixer, mixture, decoder, norm=LAYER_SCALE)
+    decoder = Decoder(LAYER_SCALE, tied=model.tied())
+    mixer = Attention(rope=model.rope())
+    return model.stack(mixer, mixture, decoder, norm=LAYER_SCALE)
 
 
 def _activation_of(config: Config) -> str:
@@ -116,41 +118,41 @@ def _activation_of(config: Config) -> str:
 @reads("Granite", "granite", features="multipliers")
 def read_granite(config: Config) -> ModelText:
     """Granite 3: Llama with multipliers."""
-    kin = Kin(config, "Granite", Sizes(4096, 11008, 32, 32, 32000, 2048))
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return _granite(kin, block)
+    model = DecoderModel(config, "Granite", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return _granite(model, block)
 
 
 @reads("Granite-MoE", "granitemoe", "granitemoeshared", features="multipliers, shared")
 def read_granitemoe(config: Config) -> ModelText:
     """Granite 3 MoE: a softmax over the chosen experts; a shared block beside them by a key."""
-    kin = Kin(config, "Granite-MoE", Sizes(4096, 11008, 32, 32, 32000, 2048))
-    mixture = kin.experts(count=8, top=2, inner="F")
+    model = DecoderModel(config, "Granite-MoE", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    mixture = model.experts(count=8, top=2, inner="F")
     if config.count("shared_intermediate_size", default=0):
-        kin.size("F_shared", "shared_intermediate_size")
+        model.size("F_shared", "shared_intermediate_size")
         mixture = replace(mixture, shared=FeedForward(mixture.activation))
-    return _granite(kin, mixture)
+    return _granite(model, mixture)
 
 
-def _granite(kin: Kin, blocks: PerLayer) -> ModelText:
-    config = kin.config
+def _granite(model: DecoderModel, blocks: PerLayer) -> ModelText:
+    config = model.config
     scale = config.ratio("attention_multiplier", default=1)
     if scale <= 0:
         raise config.wrong("attention_multiplier", "a positive number")
     mask = f"causal, rsqrt = {1 / scale**2}"
-    mixer = kin.biased(Attention(rope=kin.rope(), mask=mask))
+    mixer = model.biased(Attention(rope=model.rope(), mask=mask))
     if config.word("position_embedding_type", among=("rope", "nope"), default="rope") == "nope":
         mixer = replace(mixer, rope=None)
     logits = config.ratio("logits_scaling", default=1)
     if logits <= 0:
         raise config.wrong("logits_scaling", "a positive number")
     decoder = Decoder(
-        tied=kin.tied(),
+        tied=model.tied(),
         embed_scale=config.ratio("embedding_multiplier", default=1),
         logit_scale=1 / logits,
     )
     residual = config.ratio("residual_multiplier", default=1)
-    return kin.stack(mixer, blocks, decoder, scale=residual)
+    return model.stack(mixer, blocks, decoder, scale=residual)
 
 
 @reads("GLM-4.5", "glm4_moe", features="dense first, sigmoid routing, shared")
@@ -159,128 +161,128 @@ def read_glm4_moe(config: Config) -> ModelText:
     # its class has no size of a head, and rounds down where heads do not divide the width
     dim = config.size("hidden_size", default=4096) // config.size("num_attention_heads", default=96)
     sizes = Sizes(4096, 10944, 46, 96, 151552, 131072, groups=8, dim=dim)
-    kin = Kin(config, "GLM-4.5", sizes)
-    mixture = kin.sigmoid_experts(count=128, top=8, inner=1408, shared=1)
+    model = DecoderModel(config, "GLM-4.5", sizes)
+    mixture = model.sigmoid_experts(count=128, top=8, inner=1408, shared=1)
     dense = config.count("first_k_dense_replace", default=1)
-    blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
+    blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
     mixer = Attention(
-        qkv_bias=kin.flag("attention_bias"),
-        qk_norm=RMS if kin.flag("use_qk_norm") else None,
-        rope=kin.rope(partial=Fraction(1, 2)),
+        qkv_bias=model.flag("attention_bias"),
+        qk_norm=RMS if model.flag("use_qk_norm") else None,
+        rope=model.rope(partial=Fraction(1, 2)),
     )
-    return kin.stack(mixer, blocks)
+    return model.stack(mixer, blocks)
 
 
 @reads("dots.llm1", "dots1", features="dense first, sigmoid routing, shared")
 def read_dots1(config: Config) -> ModelText:
     """dots.llm1 (arXiv 2506.05767): as DeepSeek-V3's experts, over attention with normed heads."""
-    kin = Kin(config, "dots.llm1", Sizes(4608, 10944, 62, 32, 152064, 2048))
-    mixture = kin.sigmoid_experts(count=128, top=6, inner=1408, shared=2, normalize=False)
-    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
+    model = DecoderModel(config, "dots.llm1", Sizes(4608, 10944, 62, 32, 152064, 2048))
+    mixture = model.sigmoid_experts(count=128, top=6, inner=1408, shared=2, normalize=False)
+    mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
     dense = config.count("first_k_dense_replace", default=0)
     config.only("moe_layer_freq", 1)
-    blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
-    return kin.stack(kin.late_windows(mixer), blocks)
+    blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
+    return model.stack(model.late_windows(mixer), blocks)
 
 
 @reads("ERNIE 4.5 MoE", "ernie4_5_moe", features="dense first, shared")
 def read_ernie_moe(config: Config) -> ModelText:
     """ERNIE 4.5 MoE: a softmax with a bias for the choice; shared experts; dense layers first."""
-    kin = Kin(
+    model = DecoderModel(
         config, "ERNIE 4.5 MoE", Sizes(2560, 12288, 28, 20, 103424, 131072, groups=4, base=500000)
     )
     config.only("use_bias", False)
     keys = ("moe_num_experts", "moe_k", "moe_intermediate_size")
-    mixture = kin.experts(count=64, top=6, inner=1536, keys=keys)
-    if kin.flag("moe_use_aux_free", True):
+    mixture = model.experts(count=64, top=6, inner=1536, keys=keys)
+    if model.flag("moe_use_aux_free", True):
         mixture = replace(mixture, choice_bias="frozen")
     shared = config.count("moe_num_shared_experts", default=2)
     if shared:
-        kin.shared(shared, "moe_num_shared_experts")
+        model.shared(shared, "moe_num_shared_experts")
         mixture = replace(mixture, shared=FeedForward(mixture.activation))
     config.skip("moe_norm_min", "moe_capacity", "moe_gate", "moe_layer_interval")
     first = config.count("moe_layer_start_index", default=1)
-    last = config.count("moe_layer_end_index", default=kin.count - 1, least=-1)
-    last = kin.count - 1 if last == -1 else last
+    last = config.count("moe_layer_end_index", default=model.count - 1, least=-1)
+    last = model.count - 1 if last == -1 else last
     every = config.size("moe_layer_interval", default=1)
-    plain = FeedForward(kin.activation())
+    plain = FeedForward(model.activation())
     blocks: list[Named] = [
         ("sparse", mixture) if first <= i <= last and (i + 1) % every == 0 else ("dense", plain)
-        for i in range(kin.count)
+        for i in range(model.count)
     ]
-    mixer = Attention(rope=kin.rope(interleaved=True))
-    return kin.stack(mixer, blocks, Decoder(tied=kin.tied(True)))
+    mixer = Attention(rope=model.rope(interleaved=True))
+    return model.stack(mixer, blocks, Decoder(tied=model.tied(True)))
 
 
 @reads("MiniMax-M2", "minimax_m2", features="sigmoid routing, partial rotation")
 def read_minimax_m2(config: Config) -> ModelText:
     """MiniMax-M2: queries and keys normed over all heads, half of each head rotated."""
-    kin = Kin(
+    model = DecoderModel(
         config,
         "MiniMax-M2",
         Sizes(3072, 1536, 62, 48, 200064, 196608, groups=8, dim=128, base=5000000),
     )
-    every: list[Json] = [1] * kin.count
+    every: list[Json] = [1] * model.count
     config.only("attn_type_list", every)
     config.only("qk_norm_type", "per_layer")
     config.only("shared_intermediate_size", 0)
     config.skip("layernorm_full_attention_beta", "layernorm_linear_attention_beta")
     config.skip("layernorm_mlp_beta", "mlp_intermediate_size", "shared_moe_mode")
-    mixture = kin.experts(count=256, top=8, inner="F")
+    mixture = model.experts(count=256, top=8, inner="F")
     scores = config.word("scoring_func", among=("sigmoid", "softmax"), default="sigmoid")
     route = ("scores = sigmoid", "normalize") if scores == "sigmoid" else ("normalize",)
     mixture = replace(
-        mixture, route=route, choice_bias="state" if kin.flag("use_routing_bias", True) else ""
+        mixture, route=route, choice_bias="state" if model.flag("use_routing_bias", True) else ""
     )
-    rope = kin.rope(partial=Fraction(config.size("rotary_dim", default=64), kin.dim))
-    normed = RMS if kin.flag("use_qk_norm", True) else None
+    rope = model.rope(partial=Fraction(config.size("rotary_dim", default=64), model.dim))
+    normed = RMS if model.flag("use_qk_norm", True) else None
     mixer = Attention(qk_norm=normed, norm_dims="together", rope=rope)
-    return kin.stack(mixer, mixture)
+    return model.stack(mixer, mixture)
 
 
 @reads("Hunyuan-MoE", "hunyuan_v1_moe", "hunyuan", features="shared expert")
 def read_hunyuan_moe(config: Config) -> ModelText:
     """Hunyuan-A13B: a shared block beside the experts; queries and keys normed behind rotation."""
-    kin = Kin(config, "Hunyuan-MoE", Sizes(4096, 11008, 32, 32, 290943, 2048))
+    model = DecoderModel(config, "Hunyuan-MoE", Sizes(4096, 11008, 32, 32, 290943, 2048))
     config.only("use_mixed_mlp_moe", True, False)
     skip_hunyuan(config)
     config.skip("group_limited_greedy", "moe_drop_tokens", "moe_layer_num_skipped")
     config.skip("moe_random_routing_dropped_token", "n_group", "topk_group")
     config.only("norm_topk_prob", True)
     config.only("routed_scaling_factor", 1)
-    inner = kin.same_of("moe_intermediate_size", default=kin.inner)
-    top = kin.same_of("moe_topk", default=1)
-    kin.text.symbol("E", config.size("num_experts", default=1), "num_experts")
-    kin.text.symbol("T", top, "moe_topk")
-    kin.text.symbol("M", inner, "moe_intermediate_size")
-    mixture = Experts(activation=kin.activation())
-    shared = kin.same_of("num_shared_expert", default=1)
-    kin.shared(shared, "num_shared_expert")
+    inner = model.same_of("moe_intermediate_size", default=model.inner)
+    top = model.same_of("moe_topk", default=1)
+    model.text.symbol("E", config.size("num_experts", default=1), "num_experts")
+    model.text.symbol("T", top, "moe_topk")
+    model.text.symbol("M", inner, "moe_intermediate_size")
+    mixture = Experts(activation=model.activation())
+    shared = model.same_of("num_shared_expert", default=1)
+    model.shared(shared, "num_shared_expert")
     mixture = replace(mixture, shared=FeedForward(mixture.activation))
-    normed = RMS if kin.flag("use_qk_norm", True) else None
-    mixer = kin.biased(Attention(qk_norm=normed, after_rope=True, rope=kin.rope()))
-    return kin.stack(mixer, mixture)
+    normed = RMS if model.flag("use_qk_norm", True) else None
+    mixer = model.biased(Attention(qk_norm=normed, after_rope=True, rope=model.rope()))
+    return model.stack(mixer, mixture)
 
 
 @reads("Grok-1", "grok-1", "grok1", "grok", features="GeGLU experts, bounded scores")
 def read_grok(config: Config) -> ModelText:
     """Grok-1: GELU experts, norms before and behind, bounded scores, scaled embeddings."""
     sizes = Sizes(6144, 32768, 64, 48, 131072, 8192, groups=8)
-    kin = Kin(config, "Grok-1", sizes, dim_keys=("head_dim", "key_size"))
+    model = DecoderModel(config, "Grok-1", sizes, dim_keys=("head_dim", "key_size"))
     if config.has("widening_factor"):
-        wide = config.size("widening_factor") * kin.width * 2 // 3
-        if -(-wide // 8) * 8 != kin.inner:
-            raise config.refuse("widening_factor", f"means a width of {wide}, not {kin.inner}")
+        wide = config.size("widening_factor") * model.width * 2 // 3
+        if -(-wide // 8) * 8 != model.inner:
+            raise config.refuse("widening_factor", f"means a width of {wide}, not {model.inner}")
     cap = config.ratio("max_attn_value", "attn_logit_softcapping", default=30)
     scale = config.ratio("attn_output_multiplier", default=0)
     rsqrt = f", rsqrt = {round(1 / scale**2)}" if scale > 0 else ""
-    mixture = kin.experts(
-        count=8, top=2, inner="F", normalize=False, activation=kin.activation("gelu")
+    mixture = model.experts(
+        count=8, top=2, inner="F", normalize=False, activation=model.activation("gelu")
     )
-    mixer = Attention(rope=kin.rope(), mask=f"causal, softcap = {cap}{rsqrt}")
+    mixer = Attention(rope=model.rope(), mask=f"causal, softcap = {cap}{rsqrt}")
     decoder = Decoder(
-        tied=kin.tied(True),
+        tied=model.tied(True),
         embed_scale=config.ratio("embedding_multiplier_scale", default=1),
         logit_scale=config.ratio("output_multiplier_scale", default=1),
     )
-    return kin.stack(mixer, mixture, decoder, post=RMS)
+    return model.stack(mixer, mixture, decoder, post=RMS)

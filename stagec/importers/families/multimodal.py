@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle, tower_of
-from stagec.importers.common.kin import Kin, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.images import read_qwen2_5_vl_images, read_qwen2_vl_images
 from stagec.importers.families.images_llama import read_mllama_images
@@ -123,13 +123,15 @@ def read_mllama(config: Config) -> ModelText:
     vision = tower_of(config)
     config.merge("text_config")
     crossed = config.sizes("cross_attention_layers")
-    kin = Kin(config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8))
-    text, total = kin.text, kin.count
+    model = DecoderModel(
+        config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8)
+    )
+    text, total = model.text, model.count
     if any(layer >= total for layer in crossed) or len(set(crossed)) < len(crossed):
         raise config.refuse("cross_attention_layers", f"are not layers of {total}")
-    kin = _without(kin, total - len(crossed))
-    mixer, block = Attention(rope=kin.rope()), FeedForward(kin.activation())
-    kin.stack(mixer, block)
+    model = _without(model, total - len(crossed))
+    mixer, block = Attention(rope=model.rope()), FeedForward(model.activation())
+    model.stack(mixer, block)
     idle = Idle(text)
     idle.param("image_words", "8, D")
     if crossed:
@@ -139,11 +141,11 @@ def read_mllama(config: Config) -> ModelText:
     return idle.beside()
 
 
-def _without(kin: Kin, count: int) -> Kin:
+def _without(model: DecoderModel, count: int) -> DecoderModel:
     if count < 1:
-        raise kin.config.refuse("cross_attention_layers", "leave no layer of self-attention")
-    kin.count = count
-    return kin
+        raise model.config.refuse("cross_attention_layers", "leave no layer of self-attention")
+    model.count = count
+    return model
 
 
 def _crossed(idle: Idle, text: ModelText, count: int) -> None:
@@ -274,7 +276,7 @@ def read_glm4v_moe(config: Config) -> ModelText:
 
 @reads("GLM-4.6V", "glm46v", features="GLM-4.5V, or the small GLM-4.1V")
 def read_glm46v(config: Config) -> ModelText:
-    """GLM-4.6V: GLM-4.5V, or its small kin GLM-4.1V by the type of the language model."""
+    """GLM-4.6V: GLM-4.5V, or the small GLM-4.1V by the type of the language model."""
     words = config.section("text_config")
     types = ("glm4v_text", "glm4v_moe_text", "glm4", "glm4_moe")
     kind = words.word("model_type", among=types, default=types[0]) if words else types[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
 from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import reads
@@ -20,42 +20,43 @@ _PLAIN = Norm(affine="none")
 @reads("CWM", "cwm", features="windows 3:1")
 def read_cwm(config: Config) -> ModelText:
     """CWM (arXiv 2510.02387): Llama with windows in three layers of four."""
-    kin = Kin(config, "CWM", Sizes(6144, 21504, 64, 48, 128256, 131072, 8, 128, 1000000))
-    local = kin.windows([i % 4 != 0 for i in range(kin.count)])
-    mixers = kin.masked(Attention(rope=kin.rope()), local, kin.window(8192))
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixers, block)
+    model = DecoderModel(config, "CWM", Sizes(6144, 21504, 64, 48, 128256, 131072, 8, 128, 1000000))
+    local = model.windows([i % 4 != 0 for i in range(model.count)])
+    mixers = model.masked(Attention(rope=model.rope()), local, model.window(8192))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixers, block)
 
 
 @reads("Ministral 3", "ministral3", features="queries grow with the position")
 def read_ministral3(config: Config) -> ModelText:
     """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
-    kin = Kin(config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
-    mixer = Attention(rope=kin.rope(), temperature=growing_temperature(config))
-    mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
-    return kin.stack(mixers)
+    model = DecoderModel(
+        config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000)
+    )
+    mixer = Attention(rope=model.rope(), temperature=growing_temperature(config))
+    return model.stack(model.windowed(mixer))
 
 
 @reads("Jais 2", "jais2", features="LayerNorm, biases, squared ReLU")
 def read_jais2(config: Config) -> ModelText:
     """Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
-    kin = Kin(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
-    mixer = kin.biased(Attention(rope=kin.rope()), True)
-    block = FeedForward(kin.activation("relu2"), gated=False, bias=kin.flag("mlp_bias", True))
-    return kin.stack(mixer, block, norm=LAYER)
+    model = DecoderModel(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
+    mixer = model.biased(Attention(rope=model.rope()), True)
+    block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias", True))
+    return model.stack(mixer, block, norm=LAYER)
 
 
 @reads("nanochat", "nanochat", features="norms without scales, bounded logits")
 def read_nanochat(config: Config) -> ModelText:
     """nanochat: norms without scales, one of the embeddings too; a squared ReLU, bounded logits."""
-    kin = Kin(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
+    model = DecoderModel(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
     config.only("attention_bias", False)
-    rope = replace(kin.rope(), inverse=True)
+    rope = replace(model.rope(), inverse=True)
     mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=rope)
-    block = FeedForward(kin.activation("relu2"), gated=False)
+    block = FeedForward(model.activation("relu2"), gated=False)
     cap = config.ratio("final_logit_softcapping", default=15)
-    decoder = Decoder(_PLAIN, tied=kin.tied(), embed_norm=_PLAIN, logit_cap=cap or None)
-    return kin.stack(mixer, block, decoder, norm=_PLAIN)
+    decoder = Decoder(_PLAIN, tied=model.tied(), embed_norm=_PLAIN, logit_cap=cap or None)
+    return model.stack(mixer, block, decoder, norm=_PLAIN)
 
 
 # -- activations of their own ----------------------------------------------------------------------
@@ -74,12 +75,14 @@ class _XIELU:
 @reads("Apertus", "apertus", features="xIELU, q and k normed per head")
 def read_apertus(config: Config) -> ModelText:
     """Apertus (arXiv 2509.14233): xIELU without a gate, queries and keys normed per head."""
-    kin = Kin(config, "Apertus", Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000))
+    model = DecoderModel(
+        config, "Apertus", Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000)
+    )
     config.only("hidden_act", "xielu")
     config.only("qk_norm", True)
     config.only("post_norm", False)
-    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
-    return kin.stack(mixer, _XIELU())
+    mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
+    return model.stack(mixer, _XIELU())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,12 @@ class _NormedGate:
 def read_bitnet(config: Config) -> ModelText:
     """BitNet b1.58 (arXiv 2504.12285): norms before the last product of each block. Weights of 1.58
     bits are what a strategy may say; here they are as others."""
-    kin = Kin(config, "BitNet", Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000))
+    model = DecoderModel(
+        config, "BitNet", Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000)
+    )
     config.only("hidden_act", "relu2")
-    mixer = kin.biased(Attention(rope=kin.rope(), out_norm=RMS))
-    return kin.stack(mixer, _NormedGate())
+    mixer = model.biased(Attention(rope=model.rope(), out_norm=RMS))
+    return model.stack(mixer, _NormedGate())
 
 
 # -- latent attention ------------------------------------------------------------------------------
@@ -107,7 +112,7 @@ def read_bitnet(config: Config) -> ModelText:
 @reads("MiniCPM 3", "minicpm3", features="latent attention, scaled residuals")
 def read_minicpm3(config: Config) -> ModelText:
     """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
-    kin, mixer = latent_of(
+    model, mixer = latent_of(
         config,
         "MiniCPM 3",
         Sizes(2560, 6400, 62, 40, 73448, 32768),
@@ -115,30 +120,30 @@ def read_minicpm3(config: Config) -> ModelText:
     )
     base = config.size("dim_model_base", default=256)
     decoder = Decoder(
-        tied=kin.tied(True),
+        tied=model.tied(True),
         embed_scale=config.ratio("scale_emb", default=12),
-        logit_scale=Fraction(base, kin.width),
+        logit_scale=Fraction(base, model.width),
     )
     depth = config.ratio("scale_depth", default=Fraction("1.4"))
-    block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
-    return kin.stack(mixer, block, decoder, scale=depth / root(kin.count))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixer, block, decoder, scale=depth / root(model.count))
 
 
 @reads("Youtu", "youtu", features="latent attention, dense")
 def read_youtu(config: Config) -> ModelText:
     """Youtu-LLM: latent attention, dense blocks."""
-    kin, mixer = latent_of(config, "Youtu", Sizes(2048, 6144, 32, 16, 128256, 131072))
-    block = FeedForward(kin.activation())
-    return kin.stack(mixer, block, Decoder(tied=kin.tied(True)))
+    model, mixer = latent_of(config, "Youtu", Sizes(2048, 6144, 32, 16, 128256, 131072))
+    block = FeedForward(model.activation())
+    return model.stack(mixer, block, Decoder(tied=model.tied(True)))
 
 
 @reads("GLM-4.7-Flash", "glm4_moe_lite", features="latent attention")
 def read_glm4_moe_lite(config: Config) -> ModelText:
     """GLM-4.7-Flash: GLM-4.5's experts over latent attention."""
     sizes = Sizes(2048, 10240, 47, 20, 154880, 202752)
-    kin, mixer = latent_of(config, "GLM-4.7-Flash", sizes)
+    model, mixer = latent_of(config, "GLM-4.7-Flash", sizes)
     scale = Fraction("1.8")
-    return sigmoid_stack(kin, mixer, count=64, top=4, inner=1536, dense=1, scale=scale)
+    return sigmoid_stack(model, mixer, count=64, top=4, inner=1536, dense=1, scale=scale)
 
 
 # -- experts ---------------------------------------------------------------------------------------
@@ -147,55 +152,55 @@ def read_glm4_moe_lite(config: Config) -> ModelText:
 @reads("FlexOlmo", "flex_olmo", features="experts, norms behind the blocks")
 def read_flex_olmo(config: Config) -> ModelText:
     """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms behind the blocks."""
-    kin = Kin(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
-    mixture = kin.experts(count=7, top=5, inner="F", normalize=kin.flag("norm_topk_prob"))
-    mixer = kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=kin.rope()))
-    return kin.stack(mixer, mixture, norm=None, post=RMS)
+    model = DecoderModel(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
+    mixture = model.experts(count=7, top=5, inner="F", normalize=model.flag("norm_topk_prob"))
+    mixer = model.biased(Attention(qk_norm=RMS, norm_dims="together", rope=model.rope()))
+    return model.stack(mixer, mixture, norm=None, post=RMS)
 
 
 @reads("K-EXAONE", "exaone_moe", features="windows 3:1, sigmoid routing")
 def read_exaone_moe(config: Config) -> ModelText:
     """K-EXAONE (arXiv 2601.01739): windows 3:1, the others without positions; experts as
     DeepSeek-V3 has them."""
-    kin = Kin(config, "K-EXAONE", Sizes(4096, 16384, 32, 32, 102400, 2048))
-    local = kin.windows([])
+    model = DecoderModel(config, "K-EXAONE", Sizes(4096, 16384, 32, 32, 102400, 2048))
+    local = model.windows([])
     if not local:
         every = config.every("sliding_window_pattern", default=4)
-        local = [(i + 1) % every != 0 for i in range(kin.count)]
+        local = [(i + 1) % every != 0 for i in range(model.count)]
     config.skip("sliding_window_pattern")
-    rotary = Attention(qk_norm=RMS, rope=kin.rope())
-    near = kin.masked(rotary, [True] * kin.count, kin.window(4096))[0][1]
+    rotary = Attention(qk_norm=RMS, rope=model.rope())
+    windowed = model.in_window(rotary, model.window(4096))
     still = replace(rotary, rope=None) if any(local) else rotary
-    mixers: list[Named] = [("local", near) if each else ("global", still) for each in local]
-    return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
+    mixers: list[Named] = [("local", windowed) if each else ("global", still) for each in local]
+    return _sparse(model, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
 
 
 @reads("Solar Open", "solar_open", features="sigmoid routing, shared")
 def read_solar_open(config: Config) -> ModelText:
     """Solar Open (arXiv 2601.07022): GLM-4.5's experts in every layer, all of a head rotated."""
     sizes = Sizes(4096, 10240, 48, 64, 196608, 131072, groups=8, dim=128, base=1000000)
-    kin = Kin(config, "Solar Open", sizes)
+    model = DecoderModel(config, "Solar Open", sizes)
     config.only("use_qk_norm", False)
     config.skip("partial_rotary_factor", "intermediate_size")
-    biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, rope=kin.rope())
-    return _sparse(kin, mixer, count=128, top=8, inner=1280, dense=0)
+    biased = model.flag("attention_bias")
+    mixer = Attention(qkv_bias=biased, rope=model.rope())
+    return _sparse(model, mixer, count=128, top=8, inner=1280, dense=0)
 
 
 @reads("Hunyuan 3", "hy_v3", features="sigmoid routing, q and k normed")
 def read_hy_v3(config: Config) -> ModelText:
     """Hunyuan 3: experts by sigmoids, a shared one, queries and keys normed per head."""
     sizes = Sizes(4096, 13312, 80, 64, 120832, 131072, groups=8, dim=128, base=11158840)
-    kin = Kin(config, "Hunyuan 3", sizes)
+    model = DecoderModel(config, "Hunyuan 3", sizes)
     config.only("mlp_bias", False)
     config.skip("enable_moe_fp32_combine")
-    mixer = kin.biased(Attention(qk_norm=RMS, rope=kin.rope()))
+    mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
     scale = Fraction("2.826")
-    return _sparse(kin, mixer, count=192, top=8, inner=1536, dense=1, scale=scale)
+    return _sparse(model, mixer, count=192, top=8, inner=1536, dense=1, scale=scale)
 
 
 def _sparse(
-    kin: Kin,
+    model: DecoderModel,
     mixers: PerLayer,
     *,
     count: int,
@@ -205,34 +210,34 @@ def _sparse(
     scale: Fraction | int = 1,
 ) -> ModelText:
     """Dense layers first, then experts of DeepSeek-V3."""
-    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
-    dense = kin.config.count("first_k_dense_replace", default=dense)
-    blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
-    return kin.stack(mixers, blocks)
+    mixture = model.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
+    dense = model.config.count("first_k_dense_replace", default=dense)
+    blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
+    return model.stack(mixers, blocks)
 
 
 @reads("Trinity", "afmoe", features="gated attention, windows 3:1, experts")
 def read_afmoe(config: Config) -> ModelText:
     """Trinity (Arcee): gated attention, windows 3:1 with positions and the others without them;
     norms before and behind; experts by sigmoids."""
-    kin = Kin(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
+    model = DecoderModel(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
     every = config.size("global_attn_every_n_layers", default=4)
-    local = kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
-    full = kin.biased(Attention(qk_norm=RMS, rope=None, gated=True))
-    rotary = replace(full, rope=kin.rope())
-    near = kin.masked(rotary, [True] * kin.count, kin.window(1024))[0][1]
-    mixers: list[Named] = [("local", near) if each else ("global", full) for each in local]
+    local = model.windows([(i + 1) % every != 0 for i in range(model.count)])
+    full = model.biased(Attention(qk_norm=RMS, rope=None, gated=True))
+    rotary = replace(full, rope=model.rope())
+    windowed = model.in_window(rotary, model.window(1024))
+    mixers: list[Named] = [("local", windowed) if each else ("global", full) for each in local]
     config.only("score_func", "sigmoid")
     config.only("route_norm", True)
     config.skip("load_balance_coeff", "use_grouped_mm", "num_expert_groups", "num_limited_groups")
     config.skip("n_group", "topk_group", "rope_type")
-    mixture = kin.sigmoid_experts(count=64, top=6, inner=1408, shared=2)
+    mixture = model.sigmoid_experts(count=64, top=6, inner=1408, shared=2)
     mixture = replace(mixture, choice_bias="frozen")
     dense = config.count("num_dense_layers", default=1)
-    blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
-    scale = root(kin.width) if kin.flag("mup_enabled") else Fraction(1)
-    decoder = Decoder(tied=kin.tied(), embed_scale=scale)
-    return kin.stack(mixers, blocks, decoder, post=RMS)
+    blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
+    scale = root(model.width) if model.flag("mup_enabled") else Fraction(1)
+    decoder = Decoder(tied=model.tied(), embed_scale=scale)
+    return model.stack(mixers, blocks, decoder, post=RMS)
 
 
 @reads("MiMo-V2", "mimo_v2_flash", features="windows 5:1 with sinks, smaller values")
@@ -240,14 +245,14 @@ def read_mimo_v2(config: Config) -> ModelText:
     """MiMo-V2-Flash (arXiv 2601.02780): windows 5:1 with sinks and twice as many heads of keys;
     smaller heads of values; experts by sigmoids."""
     sizes = Sizes(4096, 16384, 48, 64, 152576, 131072, groups=4, dim=192, base=5000000)
-    kin = Kin(config, "MiMo-V2", sizes)
-    text = kin.text
-    kin.size("W_v", "v_head_dim", default=128)
-    twice = config.size("swa_num_key_value_heads", default=2 * kin.groups_of_heads)
-    if kin.heads % twice:
-        raise config.refuse("swa_num_key_value_heads", f"is {twice}: {kin.heads} heads")
+    model = DecoderModel(config, "MiMo-V2", sizes)
+    text = model.text
+    model.size("W_v", "v_head_dim", default=128)
+    twice = config.size("swa_num_key_value_heads", default=2 * model.groups_of_heads)
+    if model.heads % twice:
+        raise config.refuse("swa_num_key_value_heads", f"is {twice}: {model.heads} heads")
     text.symbol("G_local", twice, "heads of keys of layers with a window")
-    for key, value in (("head_dim", kin.dim), ("num_attention_heads", kin.heads)):
+    for key, value in (("head_dim", model.dim), ("num_attention_heads", model.heads)):
         config.only(f"swa_{key}", value)
     config.only("swa_v_head_dim", text.symbols["W_v"].value)
     config.only("add_swa_attention_sink_bias", True)
@@ -264,33 +269,33 @@ def read_mimo_v2(config: Config) -> ModelText:
         shares[kind] = inner.ratio("partial_rotary_factor", default=share) if inner else share
     if len(set(shares.values())) > 1:
         raise config.refuse("rope_parameters", "rotate different parts of a head by kind of layers")
-    rotated = int(shares["full_attention"] * kin.dim) // 2 * 2
+    rotated = int(shares["full_attention"] * model.dim) // 2 * 2
     scale = config.ratio("attention_value_scale", default=Fraction("0.707"))
     full = Attention(
-        rope=kin.partly(ropes["full_attention"], rotated, "partial_rotary_factor"),
+        rope=model.partly(ropes["full_attention"], rotated, "partial_rotary_factor"),
         value_dim="W_v",
         value_scale=f"by = {scale}" if scale != 1 else "",
     )
-    rope = replace(ropes["sliding_attention"], part="R" if rotated < kin.dim else None)
+    rope = replace(ropes["sliding_attention"], part="R" if rotated < model.dim else None)
     local = replace(full, groups="G_local", rope=rope, sinks=True)
-    flags = config.sizes("hybrid_layer_pattern", length=kin.count, most=1)
-    default = [bool(f) for f in flags] or [i > 0 and (i + 1) % 6 != 0 for i in range(kin.count)]
+    flags = config.sizes("hybrid_layer_pattern", length=model.count, most=1)
+    default = [bool(f) for f in flags] or [i > 0 and (i + 1) % 6 != 0 for i in range(model.count)]
     # a token sees so many before itself by this key, and itself
     before = config.count("sliding_window_size", default=0)
-    window = before + 1 if before else kin.window(129)
+    window = before + 1 if before else model.window(129)
     config.skip("sliding_window")
-    near = kin.masked(local, [True] * kin.count, window)[0][1]
+    windowed = model.in_window(local, window)
     mixers: list[Named] = [
-        ("local", near) if each else ("global", full) for each in kin.windows(default)
+        ("local", windowed) if each else ("global", full) for each in model.windows(default)
     ]
     config.only("n_shared_experts", 0)
-    mixture = kin.sigmoid_experts(count=256, top=8, inner=2048, shared=0)
+    mixture = model.sigmoid_experts(count=256, top=8, inner=2048, shared=0)
     plain = FeedForward(mixture.activation)
-    sparse = config.sizes("moe_layer_freq", length=kin.count, most=1)
-    blocks = kin.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)
+    sparse = config.sizes("moe_layer_freq", length=model.count, most=1)
+    blocks = model.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)
     if sparse:
         blocks = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
-    return kin.stack(mixers, blocks)
+    return model.stack(mixers, blocks)
 
 
 # -- short convolutions ----------------------------------------------------------------------------
@@ -310,56 +315,56 @@ class _ShortConv:
 @reads("LFM2", "lfm2", features="short convolutions")
 def read_lfm2(config: Config) -> ModelText:
     """LFM2 (arXiv 2511.23404): short convolutions, and attention in some layers."""
-    kin = _liquid(config, "LFM2", Sizes(2560, 12288, 32, 32, 65536, 128000, 8, base=1000000))
-    if kin.flag("block_auto_adjust_ff_dim", True):
+    model = _liquid(config, "LFM2", Sizes(2560, 12288, 32, 32, 65536, 128000, 8, base=1000000))
+    if model.flag("block_auto_adjust_ff_dim", True):
         times = config.ratio("block_ffn_dim_multiplier", default=1)
         unit = config.size("block_multiple_of", default=256)
-        inner = int(times * (2 * kin.inner // 3))
-        kin.text.replace("F", -(-inner // unit) * unit, "2/3 of intermediate_size, rounded up")
+        inner = int(times * (2 * model.inner // 3))
+        model.text.replace("F", -(-inner // unit) * unit, "2/3 of intermediate_size, rounded up")
     config.skip("block_ffn_dim_multiplier", "block_multiple_of")
-    return kin.stack(_mixers(kin), FeedForward(), Decoder(tied=_tied(kin)))
+    return model.stack(_mixers(model), FeedForward(), Decoder(tied=_tied(model)))
 
 
 @reads("LFM2-MoE", "lfm2_moe", features="short convolutions, experts")
 def read_lfm2_moe(config: Config) -> ModelText:
     """LFM2 with experts by sigmoids."""
-    kin = _liquid(config, "LFM2-MoE", Sizes(2048, 7168, 32, 32, 65536, 128000, 8, base=1000000))
-    mixture = kin.experts(count=32, top=4, inner=1792, activation="silu")
-    normalize = ["normalize"] if kin.flag("norm_topk_prob", True) else []
+    model = _liquid(config, "LFM2-MoE", Sizes(2048, 7168, 32, 32, 65536, 128000, 8, base=1000000))
+    mixture = model.experts(count=32, top=4, inner=1792, activation="silu")
+    normalize = ["normalize"] if model.flag("norm_topk_prob", True) else []
     mixture = replace(
         mixture,
-        route=("scores = sigmoid", *normalize, *kin.weights()),
-        choice_bias="state" if kin.flag("use_expert_bias", True) else "",
+        route=("scores = sigmoid", *normalize, *model.weights()),
+        choice_bias="state" if model.flag("use_expert_bias", True) else "",
     )
     dense = config.count("num_dense_layers", default=2)
-    blocks = kin.dense_first(dense, mixture, FeedForward())
-    return kin.stack(_mixers(kin), blocks, Decoder(tied=_tied(kin)))
+    blocks = model.dense_first(dense, mixture, FeedForward())
+    return model.stack(_mixers(model), blocks, Decoder(tied=_tied(model)))
 
 
-def _liquid(config: Config, title: str, sizes: Sizes) -> Kin:
-    kin = Kin(config, title, sizes)
-    kin.size("W", "conv_L_cache", default=3)
+def _liquid(config: Config, title: str, sizes: Sizes) -> DecoderModel:
+    model = DecoderModel(config, title, sizes)
+    model.size("W", "conv_L_cache", default=3)
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
-        config.only(key, kin.width)
-    config.only("num_heads", kin.heads)
+        config.only(key, model.width)
+    config.only("num_heads", model.heads)
     config.only("block_use_swiglu", True)
     config.only("use_pos_enc", True)
     config.skip("block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "theta")
     config.skip("block_use_xavier_init", "conv_use_xavier_init")
-    return kin
+    return model
 
 
-def _tied(kin: Kin) -> bool:
-    return kin.config.flag("tie_embedding", "tie_word_embeddings", default=True)
+def _tied(model: DecoderModel) -> bool:
+    return model.config.flag("tie_embedding", "tie_word_embeddings", default=True)
 
 
-def _mixers(kin: Kin) -> list[Named]:
-    config = kin.config
-    kinds = config.words("layer_types", among=("conv", "full_attention"), length=kin.count)
-    full = config.sizes("full_attn_idxs", most=kin.count - 1)
+def _mixers(model: DecoderModel) -> list[Named]:
+    config = model.config
+    kinds = config.words("layer_types", among=("conv", "full_attention"), length=model.count)
+    full = config.sizes("full_attn_idxs", most=model.count - 1)
     if not config.has("full_attn_idxs"):
-        full = tuple(range(kin.count))
-    attends = [k == "full_attention" for k in kinds] or [i in full for i in range(kin.count)]
-    attention = Attention(qk_norm=RMS, rope=kin.rope())
-    conv = _ShortConv(kin.flag("conv_bias"))
+        full = tuple(range(model.count))
+    attends = [k == "full_attention" for k in kinds] or [i in full for i in range(model.count)]
+    attention = Attention(qk_norm=RMS, rope=model.rope())
+    conv = _ShortConv(model.flag("conv_bias"))
     return [("attention", attention) if each else ("conv", conv) for each in attends]

@@ -24,12 +24,12 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 @dataclass(frozen=True, slots=True)
 class _Stages:
     """The stages of a model, by number from 1: patches along a side, and those of a window; `layer`
-    is the block of a layer. `near` says whether biases are made of distances (Swin V2)."""
+    is the block of a layer. With `second_version` biases are made of distances (Swin V2)."""
 
     layer: Callee
     sides: Sequence[int]
     windows: Sequence[int]
-    near: bool
+    second_version: bool
 
     def shifts(self, stage: int) -> bool:
         """Whether every second layer is shifted."""
@@ -42,7 +42,7 @@ class _Stages:
 
     def pairs(self, stage: int) -> str:
         """What the layers of a stage take besides the stream."""
-        names = ["%coords", "%pairs"] if self.near else ["%pairs"]
+        names = ["%coords", "%pairs"] if self.second_version else ["%pairs"]
         return ", ".join(at(name, self.first(stage)) for name in names)
 
 
@@ -50,7 +50,7 @@ class _Stages:
 def read_swin(config: Config) -> ModelText:
     """Swin (arXiv 2103.14030): attention in windows, which every second layer shifts by half a
     window; 2 x 2 elements are merged between stages."""
-    return _swin(config, "Swin", near=False)
+    return _swin(config, "Swin", second_version=False)
 
 
 @reads("Swin V2", "swinv2", features="Swin with cosines, biases made of distances")
@@ -58,10 +58,10 @@ def read_swinv2(config: Config) -> ModelText:
     """Swin V2 (arXiv 2111.09883): norms behind the parts, cosines for scores, biases that a small
     network makes of distances."""
     config.skip("pretrained_window_sizes")
-    return _swin(config, "Swin V2", near=True)
+    return _swin(config, "Swin V2", second_version=True)
 
 
-def _swin(config: Config, title: str, *, near: bool) -> ModelText:
+def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
     depths = config.sizes("depths", least=1) or (2, 2, 6, 2)
     count = len(depths)
     heads = config.sizes("num_heads", length=count, least=1) or (3, 6, 12, 24)
@@ -96,20 +96,24 @@ def _swin(config: Config, title: str, *, near: bool) -> ModelText:
     act = read_activation(config, "hidden_act")
     options = [*activation_options(act), *["bias = no"] * (not biased)]
     used = f"D H K F X W {'U' * any(s > w for s, w in zip(sides, windows, strict=True))}"
-    layer = text.use("swin", used, *options, function="swin2" if near else "swin")
-    stages = _Stages(layer, sides, windows, near)
+    layer = text.use("swin", used, *options, function="swin2" if second_version else "swin")
+    stages = _Stages(layer, sides, windows, second_version)
     body = Body()
     x = stem(text, body)
     for i in range(1, count + 1):
         if i > 1:
-            given = [f"C = {at('D', i - 1)}", f"D = {at('D', i)}", *["norm = behind"] * near]
+            given = [
+                f"C = {at('D', i - 1)}",
+                f"D = {at('D', i)}",
+                *["norm = behind"] * second_version,
+            ]
             merged = text.use("swin", "", *given, f"as = merged_{i}", function="swin_merged")
             x = body.call(f"x_{i}", merged, x)
         x = _stage(stages, body, x, i)
     last = at("D", count)
     c = pooled(text, body, LAYER.write(body, "n", x, "norm", last), side_of(count))
     text.notes.append("%pairs are the rows of the tables of biases, by the places in a window;")
-    if near:
+    if second_version:
         text.notes.append("%coords are the distances of these rows, on a logarithmic scale;")
     text.notes.append("the masks hide pairs that are no neighbours in shifted windows (-100).")
     return finish(config, text, body, c, last, IMAGES + _data(stages))
@@ -122,7 +126,7 @@ def _data(stages: _Stages) -> str:
         w, side = at("W", stages.first(i)), side_of(i)
         if stages.first(i) == i:
             rows = f"(2*{w} - 1)*(2*{w} - 1)"
-            found += f", {at('%coords', i)}: bf16[{rows}, 2]" if stages.near else ""
+            found += f", {at('%coords', i)}: bf16[{rows}, 2]" if stages.second_version else ""
             found += f", {at('%pairs', i)}: i32[{w}*{w}, {w}*{w}]"
         if stages.shifts(i):
             found += f", %mask_{i}: bf16[{side}*{side}/({w}*{w}), {w}*{w}, {w}*{w}]"

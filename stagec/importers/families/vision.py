@@ -19,7 +19,7 @@ from stagec.importers.writing.towers import (
     Tower,
     encoder,
     linear,
-    near_bias,
+    pair_bias,
     patches,
     with_class_token,
     with_positions,
@@ -144,7 +144,7 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     shared = config.flag("use_shared_relative_position_bias", default=False)
     if own and shared:
         raise config.refuse("use_shared_relative_position_bias", "stands beside biases of layers")
-    operands = [near_bias(body, "bias", body.param("bias_table", "N, H"))] if shared else []
+    operands = [pair_bias(body, "bias", body.param("bias_table", "N, H"))] if shared else []
     operands += ["%pairs"] if own else []
     mixer = MultiHead("qvo", bias=shared, pairs=own)
     scaled = config.ratio("layer_scale_init_value", default=Fraction(1, 10)) > 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.common.kin import Kin, Named, PerLayer, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
 from stagec.importers.common.positions import read_bases
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -19,9 +19,9 @@ GEMMA_NORM = Norm("rms", zero_centered=True)
 _GEMMA_GATE = "gelu_pytorch_tanh"
 
 
-def _alternating(kin: Kin, every: int) -> list[bool]:
+def _alternating(model: DecoderModel, every: int) -> list[bool]:
     """Windows by `layer_types`, else in all layers but every so many-th."""
-    return kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
+    return model.windows([(i + 1) % every != 0 for i in range(model.count)])
 
 
 # -- Gemma -----------------------------------------------------------------------------------------
@@ -30,13 +30,13 @@ def _alternating(kin: Kin, every: int) -> list[bool]:
 @reads("Gemma", "gemma", features="norms of 1 + w, GeGLU, scaled embeddings")
 def read_gemma(config: Config) -> ModelText:
     """Gemma (arXiv 2403.08295): heads of 256, a GeLU gate, norms of 1 + w, scaled embeddings."""
-    kin = Kin(config, "Gemma", Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
-    mixer = kin.biased(Attention(rope=kin.rope()))
+    model = DecoderModel(config, "Gemma", Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
+    mixer = model.biased(Attention(rope=model.rope()))
     # `hidden_act` says gelu in files that mean the tanh form, as the reference reads them
     config.skip("hidden_act")
     activation = config.word("hidden_activation", among=(_GEMMA_GATE, "gelu"), default=_GEMMA_GATE)
-    decoder = _gemma_decoder(kin)
-    return kin.stack(mixer, FeedForward(activation), decoder, norm=GEMMA_NORM)
+    decoder = _gemma_decoder(model)
+    return model.stack(mixer, FeedForward(activation), decoder, norm=GEMMA_NORM)
 
 
 @reads("Gemma 2", "gemma2", features="windows 1:1, bounded scores and logits")
@@ -52,7 +52,7 @@ def read_vaultgemma(config: Config) -> ModelText:
 
 
 def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
-    kin = Kin(config, title, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
+    model = DecoderModel(config, title, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
     cap = config.ratio("attn_logit_softcapping", default=0 if _none(config) else 50)
     final = config.ratio("final_logit_softcapping", default=30)
     if config.names("final_logit_softcapping") and not config.has("final_logit_softcapping"):
@@ -60,30 +60,32 @@ def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
     config.only("use_bidirectional_attention", False)
     config.only("attention_bias", False)
     config.skip("sliding_window_size")
-    mixer = Attention(rope=kin.rope(), mask=_scores(kin, cap))
-    mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(4096))
-    return _gemma_stack(kin, mixers, final, post)
+    mixer = Attention(rope=model.rope(), mask=_scores(model, cap))
+    mixers = model.masked(mixer, _alternating(model, 2), model.window(4096))
+    return _gemma_stack(model, mixers, final, post)
 
 
 @reads("Gemma 3", "gemma3_text", features="windows 5:1, two bases, q and k normed")
 def read_gemma3(config: Config) -> ModelText:
     """Gemma 3 (arXiv 2503.19786): five layers with a window to one without, each with a base of its
     own; queries and keys are normed per head."""
-    kin = Kin(config, "Gemma 3", Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256))
-    near, far = "sliding_attention", "full_attention"
-    kinds = {far: ("theta", 1000000), near: ("theta_local", 10000)}
-    ropes = read_bases(config, kin.text, kinds, nested=near)
+    model = DecoderModel(
+        config, "Gemma 3", Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256)
+    )
+    sliding, full = "sliding_attention", "full_attention"
+    kinds = {full: ("theta", 1000000), sliding: ("theta_local", 10000)}
+    ropes = read_bases(config, model.text, kinds, nested=sliding)
     cap = config.ratio("attn_logit_softcapping", default=0)
     final = config.ratio("final_logit_softcapping", default=0)
     config.only("use_bidirectional_attention", False)
-    mixer = kin.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[far], mask=_scores(kin, cap)))
+    mixer = model.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[full], mask=_scores(model, cap)))
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
     # each kind of layers has its base of positions, whether or not the window is shorter than them
     size = config.size("sliding_window", default=4096, most=1 << 30)
-    kin.text.symbol("W", size, "sliding_window")
-    local = replace(mixer, rope=ropes[near], mask=f"{mixer.mask}, window = W")
-    mixers = [("local", local) if w else ("global", mixer) for w in _alternating(kin, every)]
-    return _gemma_stack(kin, mixers, final)
+    model.text.symbol("W", size, "sliding_window")
+    local = replace(mixer, rope=ropes[sliding], mask=f"{mixer.mask}, window = W")
+    mixers = [("local", local) if w else ("global", mixer) for w in _alternating(model, every)]
+    return _gemma_stack(model, mixers, final)
 
 
 def _none(config: Config) -> bool:
@@ -91,11 +93,11 @@ def _none(config: Config) -> bool:
     return config.names(key) and not config.has(key)
 
 
-def _scores(kin: Kin, cap: Fraction) -> str:
+def _scores(model: DecoderModel, cap: Fraction) -> str:
     """The static parameters of attention by `query_pre_attn_scalar` and a bound of the scores."""
-    scalar = kin.config.ratio("query_pre_attn_scalar", default=256)
+    scalar = model.config.ratio("query_pre_attn_scalar", default=256)
     words = ["causal"]
-    if scalar != kin.text.value("K"):
+    if scalar != model.text.value("K"):
         words.append(f"rsqrt = {scalar}")
     if cap:
         words.append(f"softcap = {cap}")
@@ -103,16 +105,16 @@ def _scores(kin: Kin, cap: Fraction) -> str:
 
 
 def _gemma_stack(
-    kin: Kin, mixers: Sequence[Named], final: Fraction, post: Norm | None = GEMMA_NORM
+    model: DecoderModel, mixers: Sequence[Named], final: Fraction, post: Norm | None = GEMMA_NORM
 ) -> ModelText:
-    block = FeedForward(kin.activation(_GEMMA_GATE))
-    decoder = replace(_gemma_decoder(kin), logit_cap=final or None)
-    return kin.stack(mixers, block, decoder, norm=GEMMA_NORM, post=post)
+    block = FeedForward(model.activation(_GEMMA_GATE))
+    decoder = replace(_gemma_decoder(model), logit_cap=final or None)
+    return model.stack(mixers, block, decoder, norm=GEMMA_NORM, post=post)
 
 
-def _gemma_decoder(kin: Kin) -> Decoder:
-    scale = root(kin.width)
-    return Decoder(GEMMA_NORM, tied=kin.tied(True), embed_scale=scale)
+def _gemma_decoder(model: DecoderModel) -> Decoder:
+    scale = root(model.width)
+    return Decoder(GEMMA_NORM, tied=model.tied(True), embed_scale=scale)
 
 
 # -- OLMo, Command R -------------------------------------------------------------------------------
@@ -121,47 +123,47 @@ def _gemma_decoder(kin: Kin) -> Decoder:
 @reads("OLMo 2", "olmo2", features="norms behind the blocks, of all q and all k")
 def read_olmo2(config: Config) -> ModelText:
     """OLMo 2 (arXiv 2501.00656): norms behind the blocks only, of all queries and all keys too."""
-    kin = Kin(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
-    return _olmo(kin, _olmo_mixer(kin, kin.rope()))
+    model = DecoderModel(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    return _olmo(model, _olmo_mixer(model, model.rope()))
 
 
 @reads("OLMo 3", "olmo3", features="OLMo 2 with windows 3:1")
 def read_olmo3(config: Config) -> ModelText:
     """OLMo 3: OLMo 2 with windows in three layers of four."""
-    kin = Kin(config, "OLMo 3", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    model = DecoderModel(config, "OLMo 3", Sizes(4096, 11008, 32, 32, 50304, 2048))
     parameters = config.section("rope_parameters")
-    windows, window = _alternating(kin, 4), kin.window(4096)
+    windows, window = _alternating(model, 4), model.window(4096)
     if parameters is not None and parameters.has("sliding_attention"):
         bases = {"full_attention": ("theta", 10000), "sliding_attention": ("theta_local", 10000)}
-        ropes = read_bases(config, kin.text, bases, nested="")
-        full = _olmo_mixer(kin, ropes["full_attention"])
+        ropes = read_bases(config, model.text, bases, nested="")
+        full = _olmo_mixer(model, ropes["full_attention"])
         local = replace(full, rope=ropes["sliding_attention"])
     else:
-        full = _olmo_mixer(kin, kin.rope())
+        full = _olmo_mixer(model, model.rope())
         # a window is no longer than before: its positions are not stretched
-        local = _olmo_mixer(kin, replace(full.rope or Rope(), scaling=""))
+        local = _olmo_mixer(model, replace(full.rope or Rope(), scaling=""))
     if window is not None:
-        kin.text.symbol("W", window, "sliding_window")
+        model.text.symbol("W", window, "sliding_window")
         local = replace(local, mask="causal, window = W")
     mixers = [("local", local) if each else ("global", full) for each in windows]
-    return _olmo(kin, mixers)
+    return _olmo(model, mixers)
 
 
-def _olmo_mixer(kin: Kin, rope: Rope) -> Attention:
-    return kin.biased(Attention(qk_norm=RMS, norm_dims="together", rope=rope))
+def _olmo_mixer(model: DecoderModel, rope: Rope) -> Attention:
+    return model.biased(Attention(qk_norm=RMS, norm_dims="together", rope=rope))
 
 
-def _olmo(kin: Kin, mixers: PerLayer) -> ModelText:
-    return kin.stack(mixers, norm=None, post=RMS)
+def _olmo(model: DecoderModel, mixers: PerLayer) -> ModelText:
+    return model.stack(mixers, norm=None, post=RMS)
 
 
 @reads("Command R7B", "cohere2", features="parallel blocks, windows 3:1")
 def read_cohere2(config: Config) -> ModelText:
     """Command R7B and Command A: parallel blocks under one LayerNorm; three layers of four see a
     window, and the others have no positions."""
-    kin = Kin(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
-    rope = replace(kin.rope(), interleaved=True)
-    rotary = kin.biased(Attention(rope=rope))
+    model = DecoderModel(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
+    rope = replace(model.rope(), interleaved=True)
+    rotary = model.biased(Attention(rope=rope))
     config.skip("rotary_pct", "order_of_interleaved_layers", "use_embedding_sharing")
     config.only("position_embedding_type", "rope_gptj")
     config.only("use_gated_activation", True)
@@ -169,14 +171,14 @@ def read_cohere2(config: Config) -> ModelText:
     config.only("use_parallel_embedding", False, True)
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=4)
     size = config.size("sliding_window", default=4096, most=1 << 30)
-    kin.text.symbol("W", size, "sliding_window")
+    model.text.symbol("W", size, "sliding_window")
     local = replace(rotary, mask="causal, window = W")
     still = replace(rotary, rope=None)
-    mixers = [("local", local) if w else ("global", still) for w in _alternating(kin, every)]
+    mixers = [("local", local) if w else ("global", still) for w in _alternating(model, every)]
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
-    decoder = Decoder(LAYER_SCALE, tied=kin.tied(True), logit_scale=scale)
-    block = FeedForward(kin.activation())
-    return kin.stack(mixers, block, decoder, norm=None, parallel=True, common_norm=LAYER_SCALE)
+    decoder = Decoder(LAYER_SCALE, tied=model.tied(True), logit_scale=scale)
+    block = FeedForward(model.activation())
+    return model.stack(mixers, block, decoder, norm=None, parallel=True, common_norm=LAYER_SCALE)
 
 
 # -- experts ---------------------------------------------------------------------------------------
@@ -187,19 +189,19 @@ def read_gpt_oss(config: Config) -> ModelText:
     """gpt-oss (arXiv 2508.10925): every other layer sees a window; sinks, biases everywhere, a
     bounded gate."""
     sizes = Sizes(2880, 2880, 36, 64, 201088, 131072, groups=8, dim=64, base=150000)
-    kin = Kin(config, "gpt-oss", sizes)
+    model = DecoderModel(config, "gpt-oss", sizes)
     config.skip("experts_per_token", "initial_context_length")
-    mixer = kin.biased(Attention(rope=kin.rope(), sinks=True), True)
-    mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(128))
+    mixer = model.biased(Attention(rope=model.rope(), sinks=True), True)
+    mixers = model.masked(mixer, _alternating(model, 2), model.window(128))
     limit = config.ratio("swiglu_limit", default=7)
     slope = config.ratio("swiglu_alpha", default=Fraction("1.702"))
     mixture = replace(
-        kin.experts(count=128, top=4, inner="F"),
+        model.experts(count=128, top=4, inner="F"),
         router_bias=True,
         bias=True,
         statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
     )
-    return kin.stack(mixers, mixture)
+    return model.stack(mixers, mixture)
 
 
 @reads("Llama 4", "llama4_text", features="blocks 3:1, no positions, scaled expert inputs")
@@ -208,20 +210,20 @@ def read_llama4(config: Config) -> ModelText:
     positions; a sigmoid times the input of the one expert, beside a shared one."""
     config.skip("for_llm_compressor", "head_dim_kv")
     sizes = Sizes(5120, 16384, 48, 40, 202048, 131072, groups=8, dim=128, base=500000)
-    kin = Kin(config, "Llama 4", replace(sizes, inner=8192))
-    rope = replace(kin.rope(), interleaved=True)
+    model = DecoderModel(config, "Llama 4", replace(sizes, inner=8192))
+    rope = replace(model.rope(), interleaved=True)
     plain = Norm("rms", affine="none")
-    normed = plain if kin.flag("use_qk_norm", True) else None
+    normed = plain if model.flag("use_qk_norm", True) else None
     blocks = config.size("attention_chunk_size", default=8192, most=1 << 30)
-    kin.text.symbol("C_attn", blocks, "attention_chunk_size")
-    rotary = kin.biased(
+    model.text.symbol("C_attn", blocks, "attention_chunk_size")
+    rotary = model.biased(
         Attention(rope=rope, qk_norm=normed, after_rope=True, mask="causal, chunk = C_attn")
     )
     still = replace(
         rotary, rope=None, qk_norm=None, mask="causal", temperature=_temperature(config)
     )
-    mixers = [("local", rotary) if each else ("global", still) for each in _rotated(kin)]
-    return kin.stack(mixers, _llama4_blocks(kin))
+    mixers = [("local", rotary) if each else ("global", still) for each in _rotated(model)]
+    return model.stack(mixers, _llama4_blocks(model))
 
 
 def _temperature(config: Config) -> str:
@@ -232,33 +234,33 @@ def _temperature(config: Config) -> str:
     return f"floor = {floor}, scale = {scale}"
 
 
-def _rotated(kin: Kin) -> list[bool]:
+def _rotated(model: DecoderModel) -> list[bool]:
     """Which layers rotate, and see blocks."""
-    config = kin.config
+    config = model.config
     every = config.size("no_rope_layer_interval", default=4)
     flags = config.sizes("no_rope_layers", most=1)
-    if flags and len(flags) != kin.count:
-        raise config.refuse("no_rope_layers", f"has {len(flags)} elements for {kin.count} layers")
+    if flags and len(flags) != model.count:
+        raise config.refuse("no_rope_layers", f"has {len(flags)} elements for {model.count} layers")
     among = ("full_attention", "chunked_attention")
-    types = config.words("layer_types", among=among, length=kin.count)
-    found = [bool(f) for f in flags] or [(i + 1) % every != 0 for i in range(kin.count)]
+    types = config.words("layer_types", among=among, length=model.count)
+    found = [bool(f) for f in flags] or [(i + 1) % every != 0 for i in range(model.count)]
     if types and [t == "chunked_attention" for t in types] != found:
         raise config.refuse("layer_types", "differs from 'no_rope_layers', which is not modeled")
     return found
 
 
-def _llama4_blocks(kin: Kin) -> list[Named]:
+def _llama4_blocks(model: DecoderModel) -> list[Named]:
     """Experts in every layer, or every so many-th, and dense blocks of their own width."""
-    config = kin.config
+    config = model.config
     step = config.size("interleave_moe_layer_step", default=1)
-    sparse = config.sizes("moe_layers", most=kin.count - 1) or range(step - 1, kin.count, step)
-    mixture = kin.experts(count=16, top=1, inner="F")
-    if kin.text.symbols["T"].value != 1:
+    sparse = config.sizes("moe_layers", most=model.count - 1) or range(step - 1, model.count, step)
+    mixture = model.experts(count=16, top=1, inner="F")
+    if model.text.symbols["T"].value != 1:
         raise config.refuse("num_experts_per_tok", "is not 1: inputs are scaled for one expert")
-    shared = FeedForward(kin.activation())
-    kin.text.symbol("F_shared", kin.inner, "intermediate_size")
+    shared = FeedForward(model.activation())
+    model.text.symbol("F_shared", model.inner, "intermediate_size")
     mixture = replace(mixture, route=("scores = sigmoid",), scaled_inputs=True, shared=shared)
     width = config.size("intermediate_size_mlp", default=16384)
-    kin.text.symbols["F"] = Symbol("F", width, "intermediate_size_mlp")
-    dense = FeedForward(kin.activation())
-    return [("sparse", mixture) if i in sparse else ("dense", dense) for i in range(kin.count)]
+    model.text.symbols["F"] = Symbol("F", width, "intermediate_size_mlp")
+    dense = FeedForward(model.activation())
+    return [("sparse", mixture) if i in sparse else ("dense", dense) for i in range(model.count)]

@@ -356,11 +356,11 @@ class Config:
     def _default(self, keys: Sequence[str], default: T | None) -> T:
         if default is not None:
             return default
-        near = did_you_mean(keys[0], self._members)
+        suggestion = did_you_mean(keys[0], self._members)
         raise error(
             f"the key '{self._where}{keys[0]}' is missing",
             self._text.place(self._at),
-            remedy=near or f'add it: "{keys[0]}": VALUE',
+            remedy=suggestion or f'add it: "{keys[0]}": VALUE',
         )
 
     def finish(self) -> None:
@@ -378,13 +378,13 @@ class Config:
         problems.check()
 
     def _unknown(self, key: str, member: Member) -> Diagnostic:
-        near = did_you_mean(key, self._asked - self._members.keys())
+        suggestion = did_you_mean(key, self._asked - self._members.keys())
         ignore = self._ignore(key)
         return Diagnostic(
             f"the key '{self._where}{key}' is not known, and may change the computation: "
             f"{_shown(member.value)}",
             self.place(key),
-            remedy=f"{near} If {ignore}" if near else f"if {ignore}",
+            remedy=f"{suggestion} If {ignore}" if suggestion else f"if {ignore}",
         )
 
     def _left_out(self, key: str, member: Member) -> Diagnostic:

@@ -158,9 +158,9 @@ class ModelText:
             raise ValueError(f"two functions @{name}")
         return Callee(name)
 
-    def train(self, args: str, body: Body) -> ModelText:
+    def train(self, args: str, body: Body, result: str = "f32[]") -> ModelText:
         """Add the function that is compiled; the text itself."""
-        head = f"stg.func @train ({args}) -> f32[] {{"
+        head = f"stg.func @train ({args}) -> {result} {{"
         self.functions["train"] = [head, *("  " + line for line in body.all()), "}"]
         return self
 

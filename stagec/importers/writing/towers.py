@@ -73,7 +73,7 @@ class MultiHead:
         yield from [f"as = {self.name}"] if self.name != "attention" else []
 
 
-def near_bias(body: Body, out: str, table: str) -> str:
+def pair_bias(body: Body, out: str, table: str) -> str:
     """Append a bias [H, S, T] from a table [N, H], of which `%pairs` [S, T] are rows; its name."""
     steps = [f"stg.embedding({table}, {{}})", 'stg.permute["sth->hst"]({})']
     return body.steps(out, "%pairs", steps)

@@ -112,7 +112,7 @@ def _quotient(ranks: int, axis: str, others: Mapping[str, int]) -> int:
         return ranks // taken
     shown = " x ".join(f"{a} {n}" for a, n in others.items())
     below = ranks // taken * taken
-    near = ", ".join(str(n) for n in (below, below + taken) if n)
+    counts = ", ".join(str(n) for n in (below, below + taken) if n)
     choices = [
         f"{flag(a)} among {nearest(n, divisors(ranks * n // taken))}"
         for a, n in others.items()
@@ -120,7 +120,7 @@ def _quotient(ranks: int, axis: str, others: Mapping[str, int]) -> int:
     ]
     raise error(
         f"--ranks {ranks} does not divide by {shown} = {taken}, so there is no size for '{axis}'",
-        remedy=f"choose {' or '.join([f'--ranks among {near}', *choices])}",
+        remedy=f"choose {' or '.join([f'--ranks among {counts}', *choices])}",
     )
 
 

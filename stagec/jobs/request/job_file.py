@@ -83,8 +83,8 @@ def read_job_file(path: str, session: Session) -> JobFile:
             raise _wrong(source, "", name, f"there is no '{name}' in a job")
     flags |= {name: tables[name] for name in ("sizes", "mesh", "preset") if name in tables}
     plugins: object = flags.get("plugin", [])
-    listed = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
-    flags["plugin"] = [_beside(path, str(each)) for each in listed]
+    files = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
+    flags["plugin"] = [_beside(path, str(each)) for each in files]
     files = [tables.get("model", ""), tables.get("strategy_file", "")]
     names = [_beside(path, str(each)) for each in files]
     if "stack" in tables:

@@ -63,12 +63,12 @@ def _described(device: Machine, mesh: Mapping[str, int] | None) -> str:
         times = f"{_communicators(mesh)} x " if mesh is not None else ""
         each = bytes_text(int(reserve.communicator.value))
         taken.append(f"{times}{each} (communicator of each axis of the mesh)")
-    told = f"{device.name} has {bytes_text(int(device.memory.capacity.value))}"
+    text = f"{device.name} has {bytes_text(int(device.memory.capacity.value))}"
     if taken:
-        told += f"; {', '.join(taken)} are reserved"
+        text += f"; {', '.join(taken)} are reserved"
     if taken and mesh is not None:
-        told += f": {bytes_text(device.left(_communicators(mesh)))} are left"
-    return told + (f"; not known, and not counted: {', '.join(unknown)}" if unknown else "")
+        text += f": {bytes_text(device.left(_communicators(mesh)))} are left"
+    return text + (f"; not known, and not counted: {', '.join(unknown)}" if unknown else "")
 
 
 class LimitType(Kind[Limit]):

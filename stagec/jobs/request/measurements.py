@@ -51,9 +51,9 @@ def remark_unused(found: TimeReport, measured: Measurements | None, session: Ses
     """Remark on measured times of which a step takes none."""
     if measured is None or found.found["modelled"] < sum(found.found.values()):
         return
-    told = "no kernel or collective of this step was measured: all of its times are modelled"
+    text = "no kernel or collective of this step was measured: all of its times are modelled"
     remedy = "compare kinds, types and extents of the table with docs/measured.md"
-    session.report(Diagnostic(told, UNKNOWN, "remark", remedy))
+    session.report(Diagnostic(text, UNKNOWN, "remark", remedy))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

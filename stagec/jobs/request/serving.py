@@ -357,7 +357,7 @@ def mixed_step(options: JobOptions) -> Step:
     return parse_step(f"decode={batch}x{context},prefill=1x{chunk}+{prompt - chunk}")
 
 
-def beyond(serving: Serving) -> Diagnostic | None:
+def over_limit(serving: Serving) -> Diagnostic | None:
     """A warning for positions that the model was not trained for."""
     last = (serving.past or 0) + (serving.new or 0) * serving.steps
     if serving.step is not None:

@@ -40,9 +40,9 @@ def remark_of(options: JobOptions) -> Diagnostic | None:
     """What to say of a job whose activations are settled."""
     if settled(options) is options:
         return None
-    told = (
+    text = (
         f"the machine has no units for products of {FORMATS[options.weight_dtype].units}: "
         f"activations of {options.weight_dtype} weights stay as they are "
         f"(--activation-dtype {_AS_THEY_ARE})"
     )
-    return Diagnostic(told, UNKNOWN, "remark")
+    return Diagnostic(text, UNKNOWN, "remark")

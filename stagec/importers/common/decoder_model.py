@@ -1,6 +1,6 @@
-"""Readers of Llama's kin: decoders of attention and feed-forward blocks by mostly the same keys.
+"""Decoders of attention and feed-forward blocks, as Llama, which are read by mostly the same keys.
 
-A family's reader makes a `Kin`, asks it for sizes and keys, and hands one mixer and one
+A family's reader makes a `DecoderModel`, asks it for sizes and keys, and hands one mixer and one
 feed-forward block for each layer to `stack`.
 """
 
@@ -54,7 +54,7 @@ class Sizes:
     base: int = 10000
 
 
-class Kin:
+class DecoderModel:
     """A model in the making: `text`, the number of layers `count`, and the keys asked for."""
 
     def __init__(
@@ -176,6 +176,15 @@ class Kin:
         self.text.symbol("W", size, "sliding_window")
         local = replace(mixer, mask=f"{mixer.mask}, window = W")
         return [("local", local) if window else ("global", mixer) for window in windows]
+
+    def windowed(self, mixer: Attention, default: int | None = None) -> list[Named]:
+        """The mixer of each layer, in a window in all of them, or where `layer_types` says so; of
+        `default` tokens if no key says how many."""
+        return self.masked(mixer, self.windows([True] * self.count), self.window(default))
+
+    def in_window(self, mixer: Attention, size: int | None) -> Block:
+        """The mixer in a window of `size` tokens, if there is one."""
+        return self.masked(mixer, [True] * self.count, size)[0][1]
 
     # -- experts -----------------------------------------------------------------------------------
 
