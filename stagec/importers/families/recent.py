@@ -11,7 +11,7 @@ from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm
+from stagec.importers.writing.blocks import LAYER, RMS, WIDE_RMS, Attention, FeedForward, Norm
 from stagec.importers.writing.stack import Decoder, root
 from stagec.importers.writing.text import Callee, ModelText
 
@@ -145,10 +145,10 @@ def read_flex_olmo(config: Config) -> ModelText:
     mixture = kin.experts(count=7, top=5, inner="F", normalize=kin.flag("norm_topk_prob"))
     biased = kin.flag("attention_bias")
     mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=kin.rope()
+        qkv_bias=biased, out_bias=biased, qk_norm=WIDE_RMS, norm_dims="together", rope=kin.rope()
     )
-    decoder = Decoder(tied=kin.tied())
-    return kin.stack(kin.all(mixer), kin.all(mixture), decoder, norm=None, post=RMS)
+    decoder = Decoder(WIDE_RMS, tied=kin.tied())
+    return kin.stack(kin.all(mixer), kin.all(mixture), decoder, norm=None, post=WIDE_RMS)
 
 
 def read_exaone_moe(config: Config) -> ModelText:
@@ -214,7 +214,7 @@ def read_afmoe(config: Config) -> ModelText:
     every = config.size("global_attn_every_n_layers", default=4)
     local = kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
     biased = kin.flag("attention_bias")
-    full = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=None, gated=True)
+    full = Attention(qkv_bias=biased, out_bias=biased, qk_norm=WIDE_RMS, rope=None, gated=True)
     rotary = replace(full, rope=kin.rope())
     near = kin.masked(rotary, [True] * kin.count, kin.window(1024))[0][1]
     mixers: list[Named] = [("local", near) if each else ("global", full) for each in local]
@@ -227,8 +227,8 @@ def read_afmoe(config: Config) -> ModelText:
     dense = config.count("num_dense_layers", default=1)
     blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
     scale = root(kin.width) if kin.flag("mup_enabled") else Fraction(1)
-    decoder = Decoder(tied=kin.tied(), embed_scale=scale)
-    return kin.stack(mixers, blocks, decoder, post=RMS)
+    decoder = Decoder(WIDE_RMS, tied=kin.tied(), embed_scale=scale)
+    return kin.stack(mixers, blocks, decoder, norm=WIDE_RMS, post=WIDE_RMS)
 
 
 def read_mimo_v2(config: Config) -> ModelText:

@@ -11,7 +11,14 @@ from stagec.importers.common.kin import Kin, Named, Sizes
 from stagec.importers.common.positions import read_bases
 from stagec.importers.family import ModelFamily
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm, Rope
+from stagec.importers.writing.blocks import (
+    LAYER_SCALE,
+    WIDE_RMS,
+    Attention,
+    FeedForward,
+    Norm,
+    Rope,
+)
 from stagec.importers.writing.stack import Decoder, root
 from stagec.importers.writing.text import ModelText, Symbol
 
@@ -152,12 +159,15 @@ def read_olmo3(config: Config) -> ModelText:
 
 def _olmo_mixer(kin: Kin, rope: Rope) -> Attention:
     biased = kin.flag("attention_bias")
-    return Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=rope)
+    return Attention(
+        qkv_bias=biased, out_bias=biased, qk_norm=WIDE_RMS, norm_dims="together", rope=rope
+    )
 
 
 def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
     block = FeedForward(kin.activation())
-    return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()), norm=None, post=RMS)
+    decoder = Decoder(WIDE_RMS, tied=kin.tied())
+    return kin.stack(mixers, kin.all(block), decoder, norm=None, post=WIDE_RMS)
 
 
 def read_cohere2(config: Config) -> ModelText:
@@ -204,7 +214,8 @@ def read_gpt_oss(config: Config) -> ModelText:
         bias=True,
         statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
     )
-    return kin.stack(mixers, kin.all(mixture), Decoder(tied=kin.tied()))
+    decoder = Decoder(WIDE_RMS, tied=kin.tied())
+    return kin.stack(mixers, kin.all(mixture), decoder, norm=WIDE_RMS)
 
 
 def read_llama4(config: Config) -> ModelText:
